@@ -57,9 +57,17 @@ def write_photographs(sources: list[Path], folder: Path) -> list[Path]:
         image = originals[number % len(originals)]
         width = int(random.uniform(0.45, 0.95) * image.width)
         height = min(width * 3 // 4, image.height)
-        left, top = random.integers(0, [image.width - width + 1, image.height - height + 1]).tolist()
-        part = image.resize((400, 300), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
-        part = part.transpose(Image.Transpose(int(random.integers(0, 2)))) if random.random() < 0.8 else part
+        left, top = random.integers(
+            0, [image.width - width + 1, image.height - height + 1]
+        ).tolist()
+        part = image.resize(
+            (400, 300), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
+        )
+        part = (
+            part.transpose(Image.Transpose(int(random.integers(0, 2))))
+            if random.random() < 0.8
+            else part
+        )
         part.save(folder / "a" / f"{number:05}.jpg", quality=90)
     return sorted((folder / "a").iterdir())
 
@@ -74,9 +82,13 @@ def decode_with_pillow(paths: list[str]) -> int:
     return sum(np.asarray(Image.open(path)).shape[0] for path in paths)
 
 
-def seconds_of_pool(work: Callable[[list[str]], int], paths: list[Path], pool: ProcessPoolExecutor) -> float:
+def seconds_of_pool(
+    work: Callable[[list[str]], int], paths: list[Path], pool: ProcessPoolExecutor
+) -> float:
     """Every core decodes blocks of the files, its processes being there already."""
-    blocks = [[str(path) for path in paths[begin : begin + 128]] for begin in range(0, len(paths), 128)]
+    blocks = [
+        [str(path) for path in paths[begin : begin + 128]] for begin in range(0, len(paths), 128)
+    ]
     begin = time.perf_counter()
     list(pool.map(work, blocks))
     return time.perf_counter() - begin
@@ -116,7 +128,11 @@ def speed(folder: Path) -> list[str]:
     ratios = [turbo / clean for turbo, clean in zip(runs["simplejpeg"], runs["clean"], strict=True)]
     count = len(paths)
     return [
-        *(f"| {name} | {rate(count, seconds)} |" for name, seconds in runs.items() if name != "comparison"),
+        *(
+            f"| {name} | {rate(count, seconds)} |"
+            for name, seconds in runs.items()
+            if name != "comparison"
+        ),
         f"| of clean: comparing all with all | {1e6 * statistics.median(runs['comparison']) / count:.0f} us an image |",
         f"| clean over simplejpeg alone | {spread(ratios, '{:.0%}')} |",
         f"| clean over Pillow alone | {spread([p / c for p, c in zip(runs['Pillow'], runs['clean'], strict=True)], '{:.0%}')} |",
@@ -144,8 +160,13 @@ def variants(image: Image.Image, random: np.random.Generator) -> Iterator[tuple[
         yield f"rescaled by {factor}", image.resize(size, Image.Resampling.BICUBIC)
     for crop in (0.02, 0.05):
         width, height = round(image.width * (1 - crop)), round(image.height * (1 - crop))
-        left, top = random.integers(0, [image.width - width + 1, image.height - height + 1]).tolist()
-        yield f"cropped by {crop:.0%} of each side", image.crop((left, top, left + width, top + height))
+        left, top = random.integers(
+            0, [image.width - width + 1, image.height - height + 1]
+        ).tolist()
+        yield (
+            f"cropped by {crop:.0%} of each side",
+            image.crop((left, top, left + width, top + height)),
+        )
     for factor in (0.7, 0.85, 1.15, 1.3):
         yield f"brightness times {factor}", ImageEnhance.Brightness(image).enhance(factor)
 
@@ -163,12 +184,17 @@ def planted(images: list[Image.Image], hay: NDArray[np.uint8]) -> dict[str, floa
     for image in images:
         for name, changed in variants(image, random):
             made.setdefault(name, []).append(thumbnail(changed))
-    twins = find_twins(np.concatenate([hay, own, *(np.stack(copies) for copies in made.values())]), CLEAN.near_duplicate_bits)
+    twins = find_twins(
+        np.concatenate([hay, own, *(np.stack(copies) for copies in made.values())]),
+        CLEAN.near_duplicate_bits,
+    )
     pairs = set(map(tuple, twins.pairs.tolist()))
     shares = {}
     first = len(hay) + len(own)
     for name, copies in made.items():
-        shares[name] = sum((len(hay) + index, first + index) in pairs for index in range(len(copies))) / len(copies)
+        shares[name] = sum(
+            (len(hay) + index, first + index) in pairs for index in range(len(copies))
+        ) / len(copies)
         first += len(copies)
     return shares
 
@@ -177,7 +203,10 @@ def cifar(folder: Path) -> tuple[list[Image.Image], NDArray[np.int64], int]:
     """The images of both files, train first, their labels, and how many are for training."""
     tables = [pq.read_table(folder / f"{name}.parquet") for name in ("train", "test")]
     payloads = [payload for table in tables for payload in table["image"].to_pylist()]
-    images = [decode_image(payload["bytes"] if isinstance(payload, dict) else payload, 10_000) for payload in payloads]
+    images = [
+        decode_image(payload["bytes"] if isinstance(payload, dict) else payload, 10_000)
+        for payload in payloads
+    ]
     labels = np.array([str(label) for table in tables for label in table["label"].to_pylist()])
     return images, np.unique(labels, return_inverse=True)[1], tables[0].num_rows
 
@@ -191,11 +220,16 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
     strange = pairs[labels[pairs[:, 0]] != labels[pairs[:, 1]]]
     chosen = np.random.default_rng(0).choice(num_train, NUM_PLANTED, replace=False)
     small = planted([images[index] for index in chosen], np.delete(thumbnails, chosen, axis=0))
-    large = planted([Image.open(path).convert("RGB") for path in photographs[:NUM_PLANTED]], thumbnails)
+    large = planted(
+        [Image.open(path).convert("RGB") for path in photographs[:NUM_PLANTED]], thumbnails
+    )
     num_test = len(images) - num_train
     leaked = len(np.unique(crossing[:, 1]))
     return [
-        *(f"| found: {name} | {large[name]:.1%} of 400x300, {small[name]:.1%} of 32x32 |" for name in large),
+        *(
+            f"| found: {name} | {large[name]:.1%} of 400x300, {small[name]:.1%} of 32x32 |"
+            for name in large
+        ),
         f"| found: all of them | {statistics.mean(large.values()):.1%} of 400x300, {statistics.mean(small.values()):.1%} of 32x32 |",
         f"| CIFAR-10: rows in a pair | {len(np.unique(pairs)) / len(images):.2%} of {len(images):,} |",
         f"| CIFAR-10: rows in a pair of two classes | {len(np.unique(strange)) / len(images):.3%} |",
@@ -262,16 +296,23 @@ def _facts(count: int) -> Iterator[pa.RecordBatch]:
             "height": [300] * size,
             "bytes": [35_000] * size,
         }
-        drawn = {"sha256": random.integers(0, 256, (size, 32), dtype=np.uint8), "thumbnail": coarse[:, grid][:, :, grid].reshape(size, -1)}
+        drawn = {
+            "sha256": random.integers(0, 256, (size, 32), dtype=np.uint8),
+            "thumbnail": coarse[:, grid][:, :, grid].reshape(size, -1),
+        }
         columns = [
-            _fixed(drawn[field.name]) if field.name in drawn else pa.array(known.get(field.name, [None] * size), field.type)
+            _fixed(drawn[field.name])
+            if field.name in drawn
+            else pa.array(known.get(field.name, [None] * size), field.type)
             for field in FACTS
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=FACTS)
 
 
 def _fixed(values: NDArray[np.uint8]) -> pa.Array:
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(values.shape[1]), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(values.shape[1]), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
 
 
 def told(lines: list[str]) -> list[str]:

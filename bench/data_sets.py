@@ -47,7 +47,9 @@ class DataSet:
 def fast_precision() -> str:
     """bf16-mixed on a CPU with units for matrices of bf16 (AMX), where it is twice as fast as fp32; else what the project chooses."""
     information = Path("/proc/cpuinfo")
-    return "bf16-mixed" if information.exists() and "amx_bf16" in information.read_text() else "auto"
+    return (
+        "bf16-mixed" if information.exists() and "amx_bf16" in information.read_text() else "auto"
+    )
 
 
 CIFAR10 = DataSet(
@@ -55,7 +57,13 @@ CIFAR10 = DataSet(
     "cifar10/train.parquet",
     {
         "precompute": {"image_size_px": 32, "channels": 3},
-        "augment": {"rotation_deg": 0.0, "scale": [1.0, 1.0], "crop_padding_px": 4, "horizontal_flip": 0.5, "forbid": ["vertical_flip"]},
+        "augment": {
+            "rotation_deg": 0.0,
+            "scale": [1.0, 1.0],
+            "crop_padding_px": 4,
+            "horizontal_flip": 0.5,
+            "forbid": ["vertical_flip"],
+        },
         "train": {
             "epochs": 20,
             "batch_size": 128,
@@ -84,11 +92,23 @@ BLOOD_CELLS = DataSet(
         },
         "train": {"epochs": 40, "batch_size": 32, "learning_rate": 0.002},
         "evaluate": {"gates": {"rmse": {"min": None, "max": 4.3}}},
-        "verify": {"max_metric_loss": {"fp16": 0.01, "int8": 0.05, "int8_dynamic": 0.05, "int8_tensorrt": 0.05}},
+        "verify": {
+            "max_metric_loss": {
+                "fp16": 0.01,
+                "int8": 0.05,
+                "int8_dynamic": 0.05,
+                "int8_tensorrt": 0.05,
+            }
+        },
     },
 )
 
-NO_AUGMENTATION: dict[str, Any] = {"rotation_deg": 0.0, "scale": [1.0, 1.0], "crop_padding_px": 0, "forbid": []}
+NO_AUGMENTATION: dict[str, Any] = {
+    "rotation_deg": 0.0,
+    "scale": [1.0, 1.0],
+    "crop_padding_px": 0,
+    "forbid": [],
+}
 # docs/training.md has this block for tables.
 TABM: dict[str, Any] = {
     "network": "tabm",
@@ -158,12 +178,23 @@ def main() -> None:
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for data_set in (HOUSING, BLOOD_CELLS, CIFAR10):
         there = (SHARED / data_set.path).exists()
-        cells = run(data_set) if there else [data_set.name, "not run: the data is not beside this checkout", *[""] * (len(COLUMNS) - 2)]
+        cells = (
+            run(data_set)
+            if there
+            else [
+                data_set.name,
+                "not run: the data is not beside this checkout",
+                *[""] * (len(COLUMNS) - 2),
+            ]
+        )
         lines.append("| " + " | ".join(cells) + " |")
     text = "\n".join(lines)
     print(text)
     versions = conditions("torch", "pytorch-lightning", "onnxruntime-gpu", "bentoml")
-    files.write_text(RESULT, f"# Real data, from files to a certified service\n\n{text}\n\nOne run each, on the CPU. {versions}\n")
+    files.write_text(
+        RESULT,
+        f"# Real data, from files to a certified service\n\n{text}\n\nOne run each, on the CPU. {versions}\n",
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def seconds(project: Project, scratch: Path, stage: str, fault: str) -> list[flo
     taken = []
     for number in range(NUM_RUNS):
         folder = scratch / f"{stage}-{fault}-{number}"
-        code, elapsed, said, _ = run_on(project, folder, prepare, f"{runner} python -m stages.{stage}")
+        code, elapsed, said, _ = run_on(
+            project, folder, prepare, f"{runner} python -m stages.{stage}"
+        )
         if code != 1 or said.count("error: ") != 1:
             raise RuntimeError(f"{stage} on a disk that is {fault} ended with {code}:\n{said}")
         taken.append(elapsed)
@@ -44,17 +46,32 @@ def main() -> None:
         (scratch / "project").mkdir()
         project = copy_checkout(scratch / "project")
         draw_shapes(project.path / "data/own")
-        train = SMALL["train"] | {"strategy": "single", "devices": 1, "precision": "32-true", "epochs": 5}
-        project.set_params(SMALL | {"train": train, "evaluate": {"gates": {}}})  # it is the disks that are measured, not the network
+        train = SMALL["train"] | {
+            "strategy": "single",
+            "devices": 1,
+            "precision": "32-true",
+            "epochs": 5,
+        }
+        project.set_params(
+            SMALL | {"train": train, "evaluate": {"gates": {}}}
+        )  # it is the disks that are measured, not the network
         project.set_value("clean.rules.near_duplicate", "off")
         project.shell("dvc repro")
         for stage in STAGES:
             cells = [seconds(project, scratch, stage, fault) for fault in TRIED]
-            lines.append(f"| {stage} | " + " | ".join(f"{statistics.median(taken):.1f} (to {max(taken):.1f})" for taken in cells) + " |")
+            lines.append(
+                f"| {stage} | "
+                + " | ".join(
+                    f"{statistics.median(taken):.1f} (to {max(taken):.1f})" for taken in cells
+                )
+                + " |"
+            )
             print(lines[-1], flush=True)
     text = "\n".join(lines)
     note = f"Seconds from the command to exit code 1 and its one line, median of {NUM_RUNS} and the longest; most of it imports."
-    files.write_text(RESULT, f"# A disk that refuses\n\n{note}\n\n{text}\n\n{conditions('torch', 'dvc')}\n")
+    files.write_text(
+        RESULT, f"# A disk that refuses\n\n{note}\n\n{text}\n\n{conditions('torch', 'dvc')}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ CIFAR10 = Path("../shared/data/cifar10/train.parquet")
 NUM_STREAMS, WINDOWS, NUM_FEATURES, NUM_BINS = 1000, 720, 20, 10
 WINDOW_ROWS = 1000
 WINDOW_OF_ESTIMATES, NUM_DIVISIONS = 5000, 10
-NUM_TESTS = 3 * NUM_FEATURES + 2  # three statistics of each feature, of the classes one, of all numbers together one
+NUM_TESTS = (
+    3 * NUM_FEATURES + 2
+)  # three statistics of each feature, of the classes one, of all numbers together one
 STATISTICS = (psi, kolmogorov_smirnov, mann_whitney)
 
 Counts = NDArray[np.int64]
@@ -52,14 +54,18 @@ def table(header: list[str], lines: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def reference_bins(random: np.random.Generator, num_rows: int) -> tuple[Counts, NDArray[np.float64]]:
+def reference_bins(
+    random: np.random.Generator, num_rows: int
+) -> tuple[Counts, NDArray[np.float64]]:
     """Counts of a uniform reference in its own ten bins, and the true share of each bin: the law knows no distribution."""
     ordered = np.sort(random.uniform(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
     return np.diff([0, *starts, num_rows]), np.diff([0, *ordered[starts], 1])
 
 
-def shifted(random: np.random.Generator, num_rows: int, shift: float) -> tuple[Counts, NDArray[np.float64]]:
+def shifted(
+    random: np.random.Generator, num_rows: int, shift: float
+) -> tuple[Counts, NDArray[np.float64]]:
     """The same of a normal reference, and the shares of traffic that is shifted by so many deviations."""
     ordered = np.sort(random.normal(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
@@ -70,29 +76,63 @@ def shifted(random: np.random.Generator, num_rows: int, shift: float) -> tuple[C
 
 def logarithmic_psi(windows: Counts, reference: Counts, level: float) -> Comparison:
     """The index as it is usually computed, half a row added to each bin."""
-    p, q = ((counts + 0.5) / (counts.sum(axis=-1, keepdims=True) + 0.5 * counts.shape[-1]) for counts in (windows, reference))
+    p, q = (
+        (counts + 0.5) / (counts.sum(axis=-1, keepdims=True) + 0.5 * counts.shape[-1])
+        for counts in (windows, reference)
+    )
     values = ((p - q) * np.log(p / q)).sum(axis=-1)
     scale = 1 / windows.sum(axis=-1) + 1 / reference.sum()
-    return Comparison("psi", values, laws.chi_square_threshold(level, NUM_BINS - 1) * scale, lambda: values)
+    return Comparison(
+        "psi", values, laws.chi_square_threshold(level, NUM_BINS - 1) * scale, lambda: values
+    )
 
 
 def tails(share: int) -> str:
     """How many times as often as the level says a statistic is beyond its threshold, without drift."""
     random, lines = np.random.default_rng(1), []
-    for num_reference, num_rows in ((300, 200), (1500, 100), (1500, 1000), (5000, 1000), (20000, 1000), (1500, 10000)):
+    for num_reference, num_rows in (
+        (300, 200),
+        (1500, 100),
+        (1500, 1000),
+        (5000, 1000),
+        (20000, 1000),
+        (1500, 10000),
+    ):
         for level in (1e-2, 1e-3, 1e-4):
-            exceeded = dict.fromkeys(("psi", "logarithmic psi", "kolmogorov_smirnov", "mann_whitney"), 0)
+            exceeded = dict.fromkeys(
+                ("psi", "logarithmic psi", "kolmogorov_smirnov", "mann_whitney"), 0
+            )
             thumb, total = 0, 0
             for _ in range(max(40, 2000 // share)):
                 reference, shares = reference_bins(random, num_reference)
                 windows = random.multinomial(num_rows, shares, size=500)
-                for name, law in zip(exceeded, (psi, logarithmic_psi, kolmogorov_smirnov, mann_whitney), strict=True):
+                for name, law in zip(
+                    exceeded, (psi, logarithmic_psi, kolmogorov_smirnov, mann_whitney), strict=True
+                ):
                     exceeded[name] += int(law(windows, reference, level).exceeded.sum())
                 thumb += int((psi(windows, reference, level).values > 0.1).sum())
                 total += 500
             ratios = [f"{count / total / level:.2f}" for count in exceeded.values()]
-            lines.append([num_reference, num_rows, f"{level:g}", f"{total:,}", *ratios, f"{thumb / total:.1%}"])
-    header = ["reference rows", "window rows", "level", "windows", "psi", "psi with logarithms", "Kolmogorov-Smirnov", "Mann-Whitney"]
+            lines.append(
+                [
+                    num_reference,
+                    num_rows,
+                    f"{level:g}",
+                    f"{total:,}",
+                    *ratios,
+                    f"{thumb / total:.1%}",
+                ]
+            )
+    header = [
+        "reference rows",
+        "window rows",
+        "level",
+        "windows",
+        "psi",
+        "psi with logarithms",
+        "Kolmogorov-Smirnov",
+        "Mann-Whitney",
+    ]
     return table([*header, "psi > 0.1"], lines)
 
 
@@ -100,7 +140,12 @@ def clean_streams(share: int) -> str:
     """Alarms in 30 days of 720 windows, of 20 features and a class mix, from the laws as `judge` has them."""
     random, lines = np.random.default_rng(2), []
     level = Budget().level / NUM_TESTS
-    for num_reference, num_classes_reference, num_rows in ((300, 300, 200), (1500, 260, 1000), (5000, 1000, 1000), (20000, 5000, 1000)):
+    for num_reference, num_classes_reference, num_rows in (
+        (300, 300, 200),
+        (1500, 260, 1000),
+        (5000, 1000, 1000),
+        (20000, 5000, 1000),
+    ):
         alarms = []
         for _ in range(NUM_STREAMS // share):
             alarmed = np.zeros(WINDOWS, np.bool_)
@@ -110,14 +155,30 @@ def clean_streams(share: int) -> str:
                 for statistic in STATISTICS:
                     alarmed |= statistic(windows, reference, level).exceeded
             classes = random.multinomial(num_classes_reference, [0.1] * 10)
-            alarmed |= psi(random.multinomial(num_rows, [0.1] * 10, size=WINDOWS), classes, level).exceeded
+            alarmed |= psi(
+                random.multinomial(num_rows, [0.1] * 10, size=WINDOWS), classes, level
+            ).exceeded
             alarms.append(int(alarmed.sum()))
         found = np.array(alarms)
         more = f"{(found > 1).mean():.1%}"
         lines.append(
-            [num_reference, num_classes_reference, num_rows, len(found), f"{found.mean():.2f}", f"{(found == 0).mean():.1%}", more]
+            [
+                num_reference,
+                num_classes_reference,
+                num_rows,
+                len(found),
+                f"{found.mean():.2f}",
+                f"{(found == 0).mean():.1%}",
+                more,
+            ]
         )
-    header = ["reference rows, input", "reference rows, answer", "window rows", "streams of 30 days", "alarms a stream"]
+    header = [
+        "reference rows, input",
+        "reference rows, answer",
+        "window rows",
+        "streams of 30 days",
+        "alarms a stream",
+    ]
     return table([*header, "streams without", "streams with two or more"], lines)
 
 
@@ -134,8 +195,20 @@ def whole_streams(share: int) -> str:
                 alarms += judge(reference, window).drifted
                 seconds += time.perf_counter() - started
                 windows += 1
-        lines.append([num_reference, num_rows, windows, alarms, f"{windows / WINDOWS:.1f}", f"{seconds / windows * 1000:.1f}"])
-    return table(["reference rows", "window rows", "windows", "alarms", "allowed", "ms to judge a window"], lines)
+        lines.append(
+            [
+                num_reference,
+                num_rows,
+                windows,
+                alarms,
+                f"{windows / WINDOWS:.1f}",
+                f"{seconds / windows * 1000:.1f}",
+            ]
+        )
+    return table(
+        ["reference rows", "window rows", "windows", "alarms", "allowed", "ms to judge a window"],
+        lines,
+    )
 
 
 def found_within(random: np.random.Generator, alarmed: Callable[[int], bool], num_rows: int) -> int:
@@ -159,8 +232,12 @@ def synthetic_shifts(share: int) -> str:
         _, moved = shifted(random, num_reference, 0.25)
 
         def alarmed(before: int) -> bool:
-            window = random.multinomial(before, clean) + random.multinomial(WINDOW_ROWS - before, moved)
-            return any(bool(statistic(window, reference, level).exceeded) for statistic in STATISTICS)
+            window = random.multinomial(before, clean) + random.multinomial(
+                WINDOW_ROWS - before, moved
+            )
+            return any(
+                bool(statistic(window, reference, level).exceeded) for statistic in STATISTICS
+            )
 
         return found_within(random, alarmed, 5000)
 
@@ -169,18 +246,33 @@ def synthetic_shifts(share: int) -> str:
         reference = random.multinomial(num_reference, clean)
 
         def alarmed(before: int) -> bool:
-            window = random.multinomial(before, clean) + random.multinomial(WINDOW_ROWS - before, moved)
+            window = random.multinomial(before, clean) + random.multinomial(
+                WINDOW_ROWS - before, moved
+            )
             return bool(psi(window, reference, level).exceeded)
 
         return found_within(random, alarmed, 5000)
 
-    kinds = (("0.25 deviations in one of 20 features", shift_found), ("ten points more of one of ten classes", classes_found))
+    kinds = (
+        ("0.25 deviations in one of 20 features", shift_found),
+        ("ten points more of one of ten classes", classes_found),
+    )
     for name, simulate in kinds:
         for num_reference in (260, 500, 1000, 1500, 3000, 5000, 20000):
             needed = np.array([simulate(num_reference) for _ in range(streams)])
             within = [f"{(needed <= limit).mean():.1%}" for limit in (2000, 5000)]
             lines.append([name, num_reference, streams, *within, f"{np.median(needed):.0f}"])
-    return table(["shift", "reference rows", "streams", "found within 2,000", "within 5,000", "median requests"], lines)
+    return table(
+        [
+            "shift",
+            "reference rows",
+            "streams",
+            "found within 2,000",
+            "within 5,000",
+            "median requests",
+        ],
+        lines,
+    )
 
 
 def read_images(path: Path, size_px: int, channels: int, num_rows: int) -> tuple[Pixels, list[str]]:
@@ -189,15 +281,24 @@ def read_images(path: Path, size_px: int, channels: int, num_rows: int) -> tuple
     column = content["image"].take(chosen).to_pylist()
     payloads = [cell["bytes"] if isinstance(cell, dict) else cell for cell in column]
     mode = "L" if channels == 1 else "RGB"
-    pictures = [Image.open(io.BytesIO(payload)).convert(mode).resize((size_px, size_px), Image.Resampling.BILINEAR) for payload in payloads]
-    pixels = np.stack([np.asarray(picture, np.uint8).reshape(size_px, size_px, channels) for picture in pictures])
+    pictures = [
+        Image.open(io.BytesIO(payload))
+        .convert(mode)
+        .resize((size_px, size_px), Image.Resampling.BILINEAR)
+        for payload in payloads
+    ]
+    pixels = np.stack(
+        [np.asarray(picture, np.uint8).reshape(size_px, size_px, channels) for picture in pictures]
+    )
     return pixels, content["label"].take(chosen).to_pylist()
 
 
 def blurred(pixels: Pixels, random: np.random.Generator) -> Pixels:
     """By a Gaussian of one pixel."""
     flat = [picture[..., 0] if picture.shape[-1] == 1 else picture for picture in pixels]
-    found = [np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(1))) for picture in flat]
+    found = [
+        np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(1))) for picture in flat
+    ]
     return np.stack(found).reshape(pixels.shape)
 
 
@@ -220,7 +321,9 @@ class Model(NamedTuple):
     def answer(self, pixels: Pixels) -> Answers:
         features = self.components.transform(_flat(pixels))
         scores = np.sqrt(np.square(features).mean(axis=1))  # the components are whitened
-        return Answers(self.classifier.predict_proba(features).astype(np.float32), scores.astype(np.float32))
+        return Answers(
+            self.classifier.predict_proba(features).astype(np.float32), scores.astype(np.float32)
+        )
 
 
 def _flat(pixels: Pixels) -> NDArray[np.float32]:
@@ -229,8 +332,12 @@ def _flat(pixels: Pixels) -> NDArray[np.float32]:
 
 
 def train_model(pixels: Pixels, targets: NDArray[np.int64], held: Pixels) -> Model:
-    components = PCA(n_components=min(48, pixels[0].size // 4), whiten=True, random_state=0).fit(_flat(pixels))
-    classifier = LogisticRegression(C=0.05, max_iter=300).fit(components.transform(_flat(pixels)), targets)
+    components = PCA(n_components=min(48, pixels[0].size // 4), whiten=True, random_state=0).fit(
+        _flat(pixels)
+    )
+    classifier = LogisticRegression(C=0.05, max_iter=300).fit(
+        components.transform(_flat(pixels)), targets
+    )
     model = Model(components, classifier, 0.0)
     return model._replace(threshold=float(np.quantile(model.answer(held).scores, 0.99)))
 
@@ -260,18 +367,42 @@ def divided(pixels: Pixels, labels: Sequence[str], learned: float) -> RealData:
     targets = np.array([names.index(label) for label in labels])
     first, second = int(learned * len(pixels)), int((learned + 0.15) * len(pixels))
     model = train_model(pixels[:first], targets[:first], pixels[first:second])
-    shape = {"kind": "images", "size_px": pixels.shape[1], "channels": pixels.shape[3], "fit": "stretch", "interpolation": "bilinear"}
+    shape = {
+        "kind": "images",
+        "size_px": pixels.shape[1],
+        "channels": pixels.shape[3],
+        "fit": "stretch",
+        "interpolation": "bilinear",
+    }
     contract = ImageContract.model_validate(shape | {"max_pixels": 10**6, "transform": None})
     output = OutputContract(kind="probabilities", labels=names)
-    outlier = Outlier(share=0.01, threshold=model.threshold, rows=second - first, layer="components", statistics_sha256="0" * 64)
+    outlier = Outlier(
+        share=0.01,
+        threshold=model.threshold,
+        rows=second - first,
+        layer="components",
+        statistics_sha256="0" * 64,
+    )
     calibration = CALIBRATION.model_copy(update={"outlier": outlier})
     held, truth = pixels[first:second], targets[first:second].astype(np.float64)
-    reference = build_reference(contract, output, calibration, ReferenceRows(held, *model.answer(held), truth), [pixels[:first]])
-    start = 0 if len(pixels) < 5000 else second  # of few images all are traffic: a window drawn from 270 would be another population
+    reference = build_reference(
+        contract,
+        output,
+        calibration,
+        ReferenceRows(held, *model.answer(held), truth),
+        [pixels[:first]],
+    )
+    start = (
+        0 if len(pixels) < 5000 else second
+    )  # of few images all are traffic: a window drawn from 270 would be another population
     return RealData(contract, output, model, reference, pixels[start:], targets[start:])
 
 
-FAULTS: dict[str, Callable[[Pixels, np.random.Generator], Pixels]] = {"blurred": blurred, "noisy": noisy, "inverted": inverted}
+FAULTS: dict[str, Callable[[Pixels, np.random.Generator], Pixels]] = {
+    "blurred": blurred,
+    "noisy": noisy,
+    "inverted": inverted,
+}
 
 
 def real_shifts(data: RealData, share: int) -> Iterator[list[object]]:
@@ -284,13 +415,20 @@ def real_shifts(data: RealData, share: int) -> Iterator[list[object]]:
 
         def alarmed(before: int, spoiled: NDArray[np.float32] = spoiled) -> bool:
             rows = random.integers(len(clean), size=WINDOW_ROWS)
-            is_spoiled = (random.uniform(size=WINDOW_ROWS) < 0.2) & (np.arange(WINDOW_ROWS) >= before)
+            is_spoiled = (random.uniform(size=WINDOW_ROWS) < 0.2) & (
+                np.arange(WINDOW_ROWS) >= before
+            )
             window = Window(data.reference)
             window.add(np.where(is_spoiled[:, None], spoiled[rows], clean[rows]))
             return judge(data.reference, window).drifted
 
         needed = np.array([found_within(random, alarmed, 5000) for _ in range(streams)])
-        yield [f"20 % {name}", streams, *[f"{(needed <= limit).mean():.1%}" for limit in (2000, 5000)], f"{np.median(needed):.0f}"]
+        yield [
+            f"20 % {name}",
+            streams,
+            *[f"{(needed <= limit).mean():.1%}" for limit in (2000, 5000)],
+            f"{np.median(needed):.0f}",
+        ]
     alarms = 0
     for _ in range(streams):
         window = Window(data.reference)
@@ -301,13 +439,26 @@ def real_shifts(data: RealData, share: int) -> Iterator[list[object]]:
 
 def real_images(share: int) -> str:
     lines: list[list[object]] = []
-    for name, path, size_px, channels, num_rows in (("digits", DIGITS, 16, 1, 1797), ("CIFAR-10", CIFAR10, 32, 3, 50000)):
+    for name, path, size_px, channels, num_rows in (
+        ("digits", DIGITS, 16, 1, 1797),
+        ("CIFAR-10", CIFAR10, 32, 3, 50000),
+    ):
         if not path.exists():
             continue
         data = real_data(path, size_px, channels, num_rows)
         described = f"{name}, {data.reference.inputs.rows:,} and {data.reference.answers.rows:,}"
         lines += [[described, *line] for line in real_shifts(data, share)]
-    return table(["images, reference rows of input and answer", "fault", "streams", "found within 2,000", "within 5,000", "median"], lines)
+    return table(
+        [
+            "images, reference rows of input and answer",
+            "fault",
+            "streams",
+            "found within 2,000",
+            "within 5,000",
+            "median",
+        ],
+        lines,
+    )
 
 
 class Estimates:
@@ -333,7 +484,11 @@ class Estimates:
     def line(self, kind: str) -> list[object]:
         found, count = np.array(self.differences), len(self.differences)
         near = f"{self.num_valid_near / self.num_valid:.0%}" if self.num_valid else "-"
-        shares = [f"{(found <= 0.02).mean():.0%}", f"{np.mean(self.halves):.1%}", f"{self.num_held / count:.0%}"]
+        shares = [
+            f"{(found <= 0.02).mean():.0%}",
+            f"{np.mean(self.halves):.1%}",
+            f"{self.num_held / count:.0%}",
+        ]
         return [kind, count, f"{found.mean():.2%}", *shares, f"{self.num_valid / count:.0%}", near]
 
 
@@ -376,22 +531,39 @@ def estimates_of_images(name: str, path: Path, share: int) -> Iterator[list[obje
         is_right = data.model.answer(data.pixels).outputs.argmax(axis=1) == data.targets
         before.append(float(is_right.mean()))
         for (feature, sign), own in found.items():
-            ranks = features[:, data.reference.names.index(feature)].argsort().argsort() / len(features)
+            ranks = features[:, data.reference.names.index(feature)].argsort().argsort() / len(
+                features
+            )
             weights = np.exp(3 * sign * ranks)
             for _ in range(max(2, 300 // NUM_DIVISIONS // share)):
-                rows = random.choice(len(features), size=WINDOW_OF_ESTIMATES, replace=False, p=weights / weights.sum())
+                rows = random.choice(
+                    len(features),
+                    size=WINDOW_OF_ESTIMATES,
+                    replace=False,
+                    p=weights / weights.sum(),
+                )
                 window = Window(data.reference)
                 window.add(features[rows])
                 own.add(estimate_quality(data.reference, window), float(is_right[rows].mean()))
     for (feature, sign), own in found.items():
-        yield own.line(f"{name}, {'more' if sign > 0 else 'less'} {feature}: {np.mean(before):.1%} -> {np.mean(own.truths):.1%}")
+        yield own.line(
+            f"{name}, {'more' if sign > 0 else 'less'} {feature}: {np.mean(before):.1%} -> {np.mean(own.truths):.1%}"
+        )
 
 
 def estimates(share: int) -> str:
     lines = [*estimates_of_populations(share)]
     if CIFAR10.exists():
         lines += estimates_of_images("CIFAR-10, 7500 labels", CIFAR10, share)
-    header = ["rows", "windows of 5,000", "mean difference", "within 2 points", "half of the interval", "truth inside it", "marked valid"]
+    header = [
+        "rows",
+        "windows of 5,000",
+        "mean difference",
+        "within 2 points",
+        "half of the interval",
+        "truth inside it",
+        "marked valid",
+    ]
     return table([*header, "of these within 2 points"], lines)
 
 
@@ -412,7 +584,9 @@ def main() -> None:
         started = time.monotonic()
         text += f"\n## {title}\n\n{part(share)}\n"
         print(f"{title}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    text += f"\n{conditions('numpy', 'scikit-learn', 'pillow')} A share of 1/{share} of the streams.\n"
+    text += (
+        f"\n{conditions('numpy', 'scikit-learn', 'pillow')} A share of 1/{share} of the streams.\n"
+    )
     print(text)
     if share == 1:
         files.write_text(RESULT, text)

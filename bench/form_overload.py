@@ -21,20 +21,30 @@ from tests.serving.server import running
 
 NUM_IMAGES = 32
 FEW, MANY = 8, 300
-TURN_S = 8.0  # it begins with as many bodies at once as there are callers, which takes a second or two
+TURN_S = (
+    8.0  # it begins with as many bodies at once as there are callers, which takes a second or two
+)
 NUM_ROUNDS = 5
 WORK = 1  # of `slow_classifier`
 RESULT = Path("bench/results/form_overload.md")
-TURNS = {f"{FEW} callers": (FEW, False), f"{MANY} callers": (MANY, False), f"{MANY} that heed Retry-After": (MANY, True)}
+TURNS = {
+    f"{FEW} callers": (FEW, False),
+    f"{MANY} callers": (MANY, False),
+    f"{MANY} that heed Retry-After": (MANY, True),
+}
 
 
 def form(number: int = 0, num_images: int = NUM_IMAGES) -> bytes:
     """A request with one form of so many images."""
-    content_type, body = encode_images([picture(number + position, (64, 64)) for position in range(num_images)])
+    content_type, body = encode_images(
+        [picture(number + position, (64, 64)) for position in range(num_images)]
+    )
     return http_request(body=body, content_type=content_type)
 
 
-async def turn(url: str, num_callers: int, *, heeds: bool, seconds: float = TURN_S) -> tuple[float, Counter[int]]:
+async def turn(
+    url: str, num_callers: int, *, heeds: bool, seconds: float = TURN_S
+) -> tuple[float, Counter[int]]:
     """Forms answered a second, and how many answers of each status there were."""
     callers, forms = Callers(url), [form(number) for number in range(4)]
     ends = time.perf_counter() + seconds
@@ -49,11 +59,15 @@ async def turn(url: str, num_callers: int, *, heeds: bool, seconds: float = TURN
     await asyncio.gather(*(call(number) for number in range(num_callers)))
     callers.close()
     statuses = Counter(answer.status for answer in callers.answers)
-    in_time = sum(answer.status == 200 and answer.due + answer.seconds <= ends for answer in callers.answers)
+    in_time = sum(
+        answer.status == 200 and answer.due + answer.seconds <= ends for answer in callers.answers
+    )
     return in_time / seconds, statuses
 
 
-def measure(url: str, num_rounds: int, seconds: float = TURN_S) -> tuple[dict[str, list[float]], dict[str, Counter[int]]]:
+def measure(
+    url: str, num_rounds: int, seconds: float = TURN_S
+) -> tuple[dict[str, list[float]], dict[str, Counter[int]]]:
     """Goodput of each turn in each round, and its statuses; the first turns are not counted."""
     goodput: dict[str, list[float]] = {name: [] for name in TURNS}
     statuses: dict[str, Counter[int]] = {name: Counter() for name in TURNS}
@@ -69,19 +83,31 @@ def measure(url: str, num_rounds: int, seconds: float = TURN_S) -> tuple[dict[st
 
 def main() -> None:
     num_rounds = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_ROUNDS
-    lines = ["| Model | Callers | forms/s | lowest | of 8 callers | answers |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| Model | Callers | forms/s | lowest | of 8 callers | answers |",
+        "|---|---|---|---|---|---|",
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         for name, work in (("quick", 0), ("slow", WORK)):
             folder = Path(temporary) / name
-            certify(folder / "certificate.json", write_bundle(folder / "bundle", slow_classifier(work) if work else None))
+            certify(
+                folder / "certificate.json",
+                write_bundle(folder / "bundle", slow_classifier(work) if work else None),
+            )
             with running(folder) as server:
                 server.wait()
                 goodput, statuses = measure(server.url, num_rounds)
             few = goodput[f"{FEW} callers"]
             for turn_name, figures in goodput.items():
-                ratio = statistics.median(many / one for many, one in zip(figures, few, strict=True))
-                counts = ", ".join(f"{status}: {number}" for status, number in sorted(statuses[turn_name].items()))
-                lines.append(f"| {name} | {turn_name} | {statistics.median(figures):,.0f} | {min(figures):,.0f} | {ratio:.0%} | {counts} |")
+                ratio = statistics.median(
+                    many / one for many, one in zip(figures, few, strict=True)
+                )
+                counts = ", ".join(
+                    f"{status}: {number}" for status, number in sorted(statuses[turn_name].items())
+                )
+                lines.append(
+                    f"| {name} | {turn_name} | {statistics.median(figures):,.0f} | {min(figures):,.0f} | {ratio:.0%} | {counts} |"
+                )
     notes = (
         f"n = {num_rounds} rounds of interleaved turns of {TURN_S:g} s, medians; forms of {NUM_IMAGES} PNG of 64 x 64 pixels; status 0 "
         f"is a broken connection. Service and callers share the cores. {conditions('bentoml', 'uvicorn', 'uvloop', 'onnxruntime-gpu')}"

@@ -34,7 +34,14 @@ GRID: dict[str, list[Any]] = {
     "max_iter": [300, 1000],
 }
 RESAMPLING = Resampling(seed=7, num_samples=1000, confidence=0.95)
-COLUMNS = ("Model", "Chosen by", "RMSE on the validation rows", "RMSE on the test rows (95 %)", "R2 (95 %)", "Fitting")
+COLUMNS = (
+    "Model",
+    "Chosen by",
+    "RMSE on the validation rows",
+    "RMSE on the test rows (95 %)",
+    "R2 (95 %)",
+    "Fitting",
+)
 
 
 def features(split: PackedSplit, contract: ColumnContract) -> NDArray[np.float64]:
@@ -49,16 +56,27 @@ def features(split: PackedSplit, contract: ColumnContract) -> NDArray[np.float64
 
 
 def fit(
-    settings: dict[str, Any], inputs: NDArray[np.float64], split: PackedSplit, contract: ColumnContract
+    settings: dict[str, Any],
+    inputs: NDArray[np.float64],
+    split: PackedSplit,
+    contract: ColumnContract,
 ) -> HistGradientBoostingRegressor:
     """One model on the training rows."""
     first_code = len(contract.numeric)
-    categorical = [first_code + index for index, column in enumerate(contract.categorical) if len(column.categories) <= 255]  # its limit
-    model = HistGradientBoostingRegressor(categorical_features=categorical, early_stopping=False, random_state=7, **settings)
+    categorical = [
+        first_code + index
+        for index, column in enumerate(contract.categorical)
+        if len(column.categories) <= 255
+    ]  # its limit
+    model = HistGradientBoostingRegressor(
+        categorical_features=categorical, early_stopping=False, random_state=7, **settings
+    )
     return model.fit(inputs, split.targets, sample_weight=split.weights)
 
 
-def rmse(model: HistGradientBoostingRegressor, inputs: NDArray[np.float64], split: PackedSplit) -> float:
+def rmse(
+    model: HistGradientBoostingRegressor, inputs: NDArray[np.float64], split: PackedSplit
+) -> float:
     """Of the model's answers."""
     return float(np.sqrt(np.mean((model.predict(inputs) - split.targets) ** 2)))
 
@@ -70,19 +88,33 @@ def compare(project: Path) -> list[list[str]]:
     contract = manifest.input
     if not isinstance(contract, ColumnContract) or manifest.target_scale is None:
         raise SystemExit(f"{packed} holds {manifest.task}, expected table_regression")
-    splits = {name: open_split(packed, manifest, name, verify=True) for name in ("train", "val", "test")}
+    splits = {
+        name: open_split(packed, manifest, name, verify=True) for name in ("train", "val", "test")
+    }
     inputs = {name: features(split, contract) for name, split in splits.items()}
     rows = [_network(project)]
-    settings = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
+    settings = [
+        dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())
+    ]
     for name, candidates in (("as it comes", [{}]), (f"best of {len(settings)}", settings)):
         begin = time.perf_counter()
-        models = [fit(candidate, inputs["train"], splits["train"], contract) for candidate in candidates]
+        models = [
+            fit(candidate, inputs["train"], splits["train"], contract) for candidate in candidates
+        ]
         seconds = time.perf_counter() - begin
         losses = [rmse(model, inputs["val"], splits["val"]) for model in models]
         best = int(np.argmin(losses))
-        metrics = regression_metrics(splits["test"].targets, models[best].predict(inputs["test"]), RESAMPLING)
+        metrics = regression_metrics(
+            splits["test"].targets, models[best].predict(inputs["test"]), RESAMPLING
+        )
         rows.append(
-            [f"HistGradientBoosting, {name}", _settings(candidates[best]), number(losses[best]), *_shown(metrics), f"{seconds:.0f} s"]
+            [
+                f"HistGradientBoosting, {name}",
+                _settings(candidates[best]),
+                number(losses[best]),
+                *_shown(metrics),
+                f"{seconds:.0f} s",
+            ]
         )
     return rows
 
@@ -90,7 +122,13 @@ def compare(project: Path) -> list[list[str]]:
 def _network(project: Path) -> list[str]:
     model = json.loads((project / "artifacts/checkpoint/model.json").read_text())
     metrics = read_metrics(project / "metrics/evaluate.json")
-    return [model["network"]["name"], "the validation loss", "", *_shown(metrics), "see metrics/train.json"]
+    return [
+        model["network"]["name"],
+        "the validation loss",
+        "",
+        *_shown(metrics),
+        "see metrics/train.json",
+    ]
 
 
 def _shown(metrics: dict[str, Metric]) -> list[str]:
@@ -110,8 +148,12 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     sizes = ", ".join(f"{manifest.splits[name].rows:,} {name}" for name in ("train", "val", "test"))
-    note = f"One split ({sizes} rows), one run of each. {conditions('scikit-learn', 'torch', 'tabm')}"
-    files.write_text(RESULT, f"# A network and gradient boosting on one split\n\n{text}\n\n{note}\n")
+    note = (
+        f"One split ({sizes} rows), one run of each. {conditions('scikit-learn', 'torch', 'tabm')}"
+    )
+    files.write_text(
+        RESULT, f"# A network and gradient boosting on one split\n\n{text}\n\n{note}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,14 @@ COUNTS = (10_000, 100_000, 300_000, 1_000_000)
 _FEWEST = 1_000  # rows, whose time and memory are those of the imports
 _BATCH_ROWS = 1 << 12
 _SECONDS_BETWEEN_LOOKS = 0.02
-_TABM = {"num_submodels": 16, "num_blocks": 2, "width": 128, "dropout": 0.1, "embedding_size": 32, "num_bins": 48}  # not trained here
+_TABM = {
+    "num_submodels": 16,
+    "num_blocks": 2,
+    "width": 128,
+    "dropout": 0.1,
+    "embedding_size": 32,
+    "num_bins": 48,
+}  # not trained here
 
 
 def lines() -> Iterator[str]:
@@ -45,9 +52,7 @@ def line(kind: str, count: int) -> str:
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         few, many = (_run(kind, rows, Path(name) / str(rows)) for rows in (_FEWEST, count))
     cpu, held = many[0] - few[0], many[1] - few[1]
-    return (
-        f"{1e6 * cpu / (count - _FEWEST):.1f} us of a processor a row; {held / 2**20:.0f} MiB held at most, {held / count:.0f} bytes a row"
-    )
+    return f"{1e6 * cpu / (count - _FEWEST):.1f} us of a processor a row; {held / 2**20:.0f} MiB held at most, {held / count:.0f} bytes a row"
 
 
 def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
@@ -55,8 +60,17 @@ def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
     folder.mkdir()
     path = {"images": _write_images, "table": _write_table}[kind](folder, count)
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    task, target = {"images": ("image_classification", "label"), "table": ("table_regression", "price")}[kind]
-    params["data"] |= {"path": path.name, "task": task, "image_column": "image", "target_column": target, "digests": None}
+    task, target = {
+        "images": ("image_classification", "label"),
+        "table": ("table_regression", "price"),
+    }[kind]
+    params["data"] |= {
+        "path": path.name,
+        "task": task,
+        "image_column": "image",
+        "target_column": target,
+        "digests": None,
+    }
     params["clean"] |= {"num_workers": 1, "max_bad_share": 0.5}
     if kind == "table":
         params["train"] |= {"network": "tabm", "network_arguments": _TABM}
@@ -65,7 +79,13 @@ def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
     command = [sys.executable, "-m", "stages.clean"]
     told = folder / "told.txt"
     with told.open("wb") as file:
-        process = subprocess.Popen(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=file, stderr=file)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=file,
+        )
     most = 0
     while True:
         ended, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -75,7 +95,9 @@ def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"clean of {count} rows ({kind}) ended with {process.returncode}:\n{told.read_text()}")
+        raise SystemExit(
+            f"clean of {count} rows ({kind}) ended with {process.returncode}:\n{told.read_text()}"
+        )
     return usage.ru_utime + usage.ru_stime, most
 
 
@@ -93,15 +115,21 @@ def _write_images(folder: Path, count: int) -> Path:
             size = min(_BATCH_ROWS, count - begin)
             coarse = np.random.default_rng(begin).integers(0, 256, (size, 6, 6, 1), dtype=np.uint8)
             pixels = np.ascontiguousarray(coarse[:, grid][:, :, grid])
-            payloads = [simplejpeg.encode_jpeg(each, quality=80, colorspace="GRAY") for each in pixels]
-            writer.write_table(pa.table([payloads, [str(index % 10) for index in range(size)]], schema=schema))
+            payloads = [
+                simplejpeg.encode_jpeg(each, quality=80, colorspace="GRAY") for each in pixels
+            ]
+            writer.write_table(
+                pa.table([payloads, [str(index % 10) for index in range(size)]], schema=schema)
+            )
     return path
 
 
 def _write_table(folder: Path, count: int) -> Path:
     """The table of `bench.tables`, in pieces."""
     path, schema = folder / "table.csv", make_table(10).schema
-    with pyarrow.csv.CSVWriter(path, schema, write_options=pyarrow.csv.WriteOptions(quoting_style="none")) as writer:
+    with pyarrow.csv.CSVWriter(
+        path, schema, write_options=pyarrow.csv.WriteOptions(quoting_style="none")
+    ) as writer:
         for begin in range(0, count, 100_000):
             writer.write_table(make_table(min(100_000, count - begin), seed=begin))
     return path

@@ -59,21 +59,40 @@ def read_rows(name: str, num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.i
     classes = sorted(set(table["label"].to_pylist()))
     chosen = np.sort(np.random.default_rng(7).permutation(table.num_rows)[:num_rows])
     rows = table.take(chosen).to_pylist()
-    images = np.stack([np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB")) for row in rows])
+    images = np.stack(
+        [np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB")) for row in rows]
+    )
     return images, np.array([classes.index(row["label"]) for row in rows]), classes
 
 
 def contract(size_px: int) -> ImageContract:
     """RGB, stretched."""
     return ImageContract(
-        kind="images", transform=None, size_px=size_px, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6
+        kind="images",
+        transform=None,
+        size_px=size_px,
+        channels=3,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
     )
 
 
 def specification(size_px: int, classes: list[str]) -> NetworkSpec:
     """timm's resnet18 for CIFAR-10's classes."""
-    facts: dict[str, Any] = {"mean": [0.49, 0.48, 0.45], "std": [0.25, 0.24, 0.26], "target_scale": None}
-    return NetworkSpec(task="image_classification", name="timm/resnet18", arguments={}, classes=classes, input=contract(size_px), **facts)
+    facts: dict[str, Any] = {
+        "mean": [0.49, 0.48, 0.45],
+        "std": [0.25, 0.24, 0.26],
+        "target_scale": None,
+    }
+    return NetworkSpec(
+        task="image_classification",
+        name="timm/resnet18",
+        arguments={},
+        classes=classes,
+        input=contract(size_px),
+        **facts,
+    )
 
 
 def train(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: list[str]) -> Network:
@@ -100,21 +119,35 @@ def train(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: list[st
 
 def enlarged(images: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:
     """(rows, size_px, size_px, 3)"""
-    return np.stack([np.asarray(Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR)) for image in images])
+    return np.stack(
+        [
+            np.asarray(Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR))
+            for image in images
+        ]
+    )
 
 
 def speed_line(size_px: int, timings: Timings) -> str:
     """One row of the table."""
     speeds = {name: timings.rows_per_second(name) for name in ("fp32", "int8")}
     best = {name: timings.best_batch_size(name) for name in speeds}
-    cells = [f"{size_px} px", f"{best['fp32']}, {best['int8']}", *(f"{speeds[name][best[name]]:,.0f}" for name in speeds)]
-    cells += [times_text(timings.throughput("int8", "fp32", 0.95)), *(f"{timings.p50_ms(name):.2f}" for name in speeds)]
+    cells = [
+        f"{size_px} px",
+        f"{best['fp32']}, {best['int8']}",
+        *(f"{speeds[name][best[name]]:,.0f}" for name in speeds),
+    ]
+    cells += [
+        times_text(timings.throughput("int8", "fp32", 0.95)),
+        *(f"{timings.p50_ms(name):.2f}" for name in speeds),
+    ]
     return f"| {' | '.join([*cells, times_text(timings.latency('int8', 'fp32', 0.95))])} |"
 
 
 def answers(graph: bytes, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(rows, classes) probabilities."""
-    return run_in_batches(open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0), rows, 64).outputs
+    return run_in_batches(
+        open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0), rows, 64
+    ).outputs
 
 
 def exported(network: Network, rows: NDArray[np.uint8], classes: list[str]) -> bytes:
@@ -123,21 +156,33 @@ def exported(network: Network, rows: NDArray[np.uint8], classes: list[str]) -> b
     grown = build_network(specification(size_px, classes)).eval()
     grown.load_state_dict(network.state_dict())
     output = OutputContract(kind="probabilities", labels=classes)
-    return export_graph(calibrated(grown, rows[:64]), contract(size_px), output, opset=18, max_batch_size=256)
+    return export_graph(
+        calibrated(grown, rows[:64]), contract(size_px), output, opset=18, max_batch_size=256
+    )
 
 
 def timed(fp32: bytes, int8: bytes, rows: NDArray[np.uint8]) -> Timings:
     """Both in turns."""
     graphs = {"fp32": fp32, "int8": int8}
-    runners = {name: open_onnx(graph, variant=name, precision=name, provider="cpu", num_threads=0) for name, graph in graphs.items()}
+    runners = {
+        name: open_onnx(graph, variant=name, precision=name, provider="cpu", num_threads=0)
+        for name, graph in graphs.items()
+    }
     return measure_in_turns(runners, rows, LARGEST_BATCH, LIMIT_S, 0.95)
 
 
 def with_section(page: str, heading: str, body: str) -> str:
     """The page with this section in place of the one of that heading; the other is of another machine."""
     title, *sections = page.rstrip("\n").split("\n\n## ")
-    kept = {section.partition("\n\n")[0]: section.partition("\n\n")[2] for section in sections} | {heading: body}
-    return "\n\n".join([title, *(f"## {name}\n\n{kept[name]}" for name in HEADINGS.values() if name in kept)]) + "\n"
+    kept = {section.partition("\n\n")[0]: section.partition("\n\n")[2] for section in sections} | {
+        heading: body
+    }
+    return (
+        "\n\n".join(
+            [title, *(f"## {name}\n\n{kept[name]}" for name in HEADINGS.values() if name in kept)]
+        )
+        + "\n"
+    )
 
 
 def main() -> None:
@@ -145,20 +190,41 @@ def main() -> None:
     images, labels, classes = read_rows("train.parquet", NUM_TRAIN)
     validation, indices, _ = read_rows("test.parquet", NUM_VALIDATION)
     network, budget = train(images, labels, classes), load_params().export.goal.max_metric_loss
-    fp32, targets, resampling = exported(network, images, classes), indices.astype(np.float64), Resampling(7, 1000, 0.95)
+    fp32, targets, resampling = (
+        exported(network, images, classes),
+        indices.astype(np.float64),
+        Resampling(7, 1000, 0.95),
+    )
     reference = answers(fp32, validation)
 
     def loss(graph: bytes) -> Metric:
-        return metric_loss("image_classification", targets, reference, answers(graph, validation), resampling)
+        return metric_loss(
+            "image_classification", targets, reference, answers(graph, validation), resampling
+        )
 
     with tempfile.TemporaryDirectory() as scratch:
         rows = images[:NUM_CALIBRATION]
-        int8, attempts = search(StaticQuantizer(fp32, rows, Path(scratch), CPU), fp32, rows, lambda graph: loss(graph).value, budget)
+        int8, attempts = search(
+            StaticQuantizer(fp32, rows, Path(scratch), CPU),
+            fp32,
+            rows,
+            lambda graph: loss(graph).value,
+            budget,
+        )
     lines = [speed_line(32, timed(fp32, int8, images[:64]))]
     enlarged_rows = enlarged(images[:64], 224)
     large = exported(network, enlarged_rows, classes)
     with tempfile.TemporaryDirectory() as scratch:
-        lines.append(speed_line(224, timed(large, StaticQuantizer(large, enlarged_rows, Path(scratch), CPU).graph(), enlarged_rows)))
+        lines.append(
+            speed_line(
+                224,
+                timed(
+                    large,
+                    StaticQuantizer(large, enlarged_rows, Path(scratch), CPU).graph(),
+                    enlarged_rows,
+                ),
+            )
+        )
 
     found, share = loss(int8), float((reference.argmax(axis=1) == indices).mean())
     told = (
@@ -172,7 +238,12 @@ def main() -> None:
     )
     text = "\n".join([f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}", *lines])
     versions = conditions("torch", "timm", "onnxruntime-gpu", "onnx")
-    files.write_text(RESULT, with_section(RESULT.read_text(), HEADINGS[weight_bits()], f"{text}\n\n{told}\n\n{note}\n{versions}"))
+    files.write_text(
+        RESULT,
+        with_section(
+            RESULT.read_text(), HEADINGS[weight_bits()], f"{text}\n\n{told}\n\n{note}\n{versions}"
+        ),
+    )
     print(f"{text}\n{told}")
 
 

@@ -23,14 +23,35 @@ from slipway.system import files
 from tests.end_to_end.project import Project, copy_checkout
 
 RESULTS = Path("bench/results/kills.md")
-STAGES = ("clean", "split", "precompute", "augment", "train", "evaluate", "export", "compile", "verify")
+STAGES = (
+    "clean",
+    "split",
+    "precompute",
+    "augment",
+    "train",
+    "evaluate",
+    "export",
+    "compile",
+    "verify",
+)
 NUM_STEPS = 8 * (1200 // 32)  # about, of the demo's training rows
 VICTIMS = ("trainer", "dvc", "both")
 SMALL: dict[str, dict[str, Any]] = {
-    "train": {"epochs": 8, "warmup_epochs": 1.0, "batch_size": 32, "checkpoint_every_minutes": 1e-4, "num_workers": 1},
+    "train": {
+        "epochs": 8,
+        "warmup_epochs": 1.0,
+        "batch_size": 32,
+        "checkpoint_every_minutes": 1e-4,
+        "num_workers": 1,
+    },
     "evaluate": {"gates": {"accuracy": {"min": 0.1, "max": None}}},
 }
-EQUAL = ("artifacts/checkpoint/weights.safetensors", "metrics/train.json", "metrics/evaluate.json", "data/split/rows.parquet")
+EQUAL = (
+    "artifacts/checkpoint/weights.safetensors",
+    "metrics/train.json",
+    "metrics/evaluate.json",
+    "data/split/rows.parquet",
+)
 
 
 @dataclass
@@ -54,7 +75,9 @@ def digests(project: Project, names: Sequence[str] = EQUAL) -> dict[str, str]:
     return {name: files.sha256_file(project.path / name) for name in names}
 
 
-def run_killed(project: Project, num_kills: int, stages: tuple[str, ...], targets: str = "", seed: int = 7) -> Kills:
+def run_killed(
+    project: Project, num_kills: int, stages: tuple[str, ...], targets: str = "", seed: int = 7
+) -> Kills:
     """Run `dvc repro TARGETS` until it ends by itself, killed as each stage begins and at random steps of the training."""
     draws, kills = random.Random(seed), Kills()
     steps = sorted(draws.randrange(NUM_STEPS) for _ in range(num_kills))
@@ -76,12 +99,17 @@ def _is_past(project: Project, step: int) -> Callable[[str], bool]:
 
     def is_past(output: str) -> bool:
         saves = (project.path / ".work/train").glob("*/step-????????*")
-        return "runs as " in output and max((int(save.name[5:13]) for save in saves), default=0) >= step
+        return (
+            "runs as " in output
+            and max((int(save.name[5:13]) for save in saves), default=0) >= step
+        )
 
     return is_past
 
 
-def _run_until(project: Project, kills: Kills, targets: str, is_due: Callable[[str], bool] | None, moment: str) -> None:
+def _run_until(
+    project: Project, kills: Kills, targets: str, is_due: Callable[[str], bool] | None, moment: str
+) -> None:
     """Run `dvc repro` and kill the next victim when its output `is_due`; let it end without one."""
     log = project.path / ".work/output"
     with log.open("w") as file:
@@ -96,19 +124,31 @@ def _run_until(project: Project, kills: Kills, targets: str, is_due: Callable[[s
     while process.poll() is None and not (is_due and is_due(log.read_text())):
         time.sleep(0.01)
     if is_due:
-        assert process.poll() is None, f"it ended before it could be killed {moment}:\n{log.read_text()[-4000:]}"
+        assert process.poll() is None, (
+            f"it ended before it could be killed {moment}:\n{log.read_text()[-4000:]}"
+        )
         victim = VICTIMS[len(kills.moments) % len(VICTIMS)]
         _kill(process.pid, victim)
         kills.moments.append(f"{victim}, {moment}")
     code = process.wait()
     assert is_due or code == 0, log.read_text()[-4000:]
     _end_survivors(process.pid)
-    kills.resumed += [line.split(maxsplit=1)[1] for line in log.read_text().splitlines() if line.startswith("resumed ")]
+    kills.resumed += [
+        line.split(maxsplit=1)[1]
+        for line in log.read_text().splitlines()
+        if line.startswith("resumed ")
+    ]
 
 
 def _kill(dvc: int, victim: str) -> None:
     """With SIGKILL: dvc, all that it started, or both."""
-    targets = [dvc] if victim == "dvc" else list(_descendants(dvc)) if victim == "trainer" else [*_descendants(dvc), dvc]
+    targets = (
+        [dvc]
+        if victim == "dvc"
+        else list(_descendants(dvc))
+        if victim == "trainer"
+        else [*_descendants(dvc), dvc]
+    )
     for target in targets:
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)
@@ -128,7 +168,10 @@ def _end_survivors(session: int) -> None:
 
 
 def _report(kills: Kills, whole: dict[str, str], killed: dict[str, str], seconds: float) -> str:
-    rows = [f"| `{name}` | `{whole[name][:16]}` | {'equal' if whole[name] == killed[name] else '**different**'} |" for name in EQUAL]
+    rows = [
+        f"| `{name}` | `{whole[name][:16]}` | {'equal' if whole[name] == killed[name] else '**different**'} |"
+        for name in EQUAL
+    ]
     within = sum("and" in place for place in kills.resumed)
     return "\n".join(
         [

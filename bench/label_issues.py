@@ -20,7 +20,18 @@ import pyarrow.parquet as pq
 
 from bench.conditions import conditions
 from slipway.system import files
-from tests.planted_labels import NO_CHANGES, STAGES, TABM, Found, cancer, count_found, digits, plant, run_stage, write_project
+from tests.planted_labels import (
+    NO_CHANGES,
+    STAGES,
+    TABM,
+    Found,
+    cancer,
+    count_found,
+    digits,
+    plant,
+    run_stage,
+    write_project,
+)
 
 ROOT = Path.cwd()
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10" / "train.parquet"
@@ -55,20 +66,36 @@ class DataSet:
 def cifar10() -> pa.Table:
     """A part of the 50,000 training images, the same each time."""
     table = pq.read_table(CIFAR10)
-    return table.take(np.sort(np.random.default_rng(0).choice(table.num_rows, CIFAR10_ROWS, replace=False)))
+    return table.take(
+        np.sort(np.random.default_rng(0).choice(table.num_rows, CIFAR10_ROWS, replace=False))
+    )
 
 
 IMAGES: dict[str, Any] = {"data": {"task": "image_classification"}}
-CANCER: dict[str, Any] = {"data": {"task": "table_classification", "target_column": "label"}, "augment": NO_CHANGES, "train": TABM}
+CANCER: dict[str, Any] = {
+    "data": {"task": "table_classification", "target_column": "label"},
+    "augment": NO_CHANGES,
+    "train": TABM,
+}
 PHOTOGRAPHS: dict[str, Any] = {
     "precompute": {"image_size_px": 32, "channels": 3},
-    "augment": {**NO_CHANGES, "crop_padding_px": 4, "horizontal_flip": 0.5, "forbid": ["vertical_flip"]},
+    "augment": {
+        **NO_CHANGES,
+        "crop_padding_px": 4,
+        "horizontal_flip": 0.5,
+        "forbid": ["vertical_flip"],
+    },
     "train": {"batch_size": 64},
 }
 SETS = (
     DataSet("digits", digits, {**IMAGES, "audit": {"folds": 5}}, (4, 5, 6)),
     DataSet("breast cancer, a table", cancer, {**CANCER, "audit": {"folds": 5}}, (4, 5, 6)),
-    DataSet(f"CIFAR-10, {CIFAR10_ROWS:,} images", cifar10, {**IMAGES, **PHOTOGRAPHS, "audit": {"folds": 3, "epochs": 15}}, (4,)),
+    DataSet(
+        f"CIFAR-10, {CIFAR10_ROWS:,} images",
+        cifar10,
+        {**IMAGES, **PHOTOGRAPHS, "audit": {"folds": 3, "epochs": 15}},
+        (4,),
+    ),
 )
 
 
@@ -82,7 +109,10 @@ def run(data_set: DataSet, seed: int) -> list[str]:
         begin = time.perf_counter()
         run_stage(folder, stage)
     seconds = time.perf_counter() - begin
-    found, report = count_found(folder, truth), json.loads((folder / "reports/label_issues.json").read_text())
+    found, report = (
+        count_found(folder, truth),
+        json.loads((folder / "reports/label_issues.json").read_text()),
+    )
     network = data_set.params.get("train", {}).get("network", "small_resnet")
     return [
         data_set.name,
@@ -96,7 +126,13 @@ def run(data_set: DataSet, seed: int) -> list[str]:
 
 def _figures(found: Found, accuracy: float) -> list[str]:
     counts = [str(found.planted), str(found.candidates)]
-    return [f"{accuracy:.4f}", *counts, f"{found.precision:.3f}", f"{found.recall:.3f}", f"{found.suggested} of {found.right}"]
+    return [
+        f"{accuracy:.4f}",
+        *counts,
+        f"{found.precision:.3f}",
+        f"{found.recall:.3f}",
+        f"{found.suggested} of {found.right}",
+    ]
 
 
 def main() -> None:
@@ -107,7 +143,15 @@ def main() -> None:
             continue
         if data_set.table is cifar10 and not CIFAR10.exists():
             lines.append(
-                "| " + " | ".join([data_set.name, "not run: the data is not beside this checkout", *[""] * (len(COLUMNS) - 2)]) + " |"
+                "| "
+                + " | ".join(
+                    [
+                        data_set.name,
+                        "not run: the data is not beside this checkout",
+                        *[""] * (len(COLUMNS) - 2),
+                    ]
+                )
+                + " |"
             )
             continue
         for seed in data_set.seeds:

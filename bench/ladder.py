@@ -56,10 +56,24 @@ class Naive:
     """`bench.ladder_naive` in a process group of its own, which is halted while others have their turn: its workers fetch ahead."""
 
     def __init__(self, transform: str) -> None:
-        self._command = [sys.executable, "-m", "bench.ladder_naive", str(SCRATCH / "images"), str(BATCH_SIZE), str(num_cores()), transform]
+        self._command = [
+            sys.executable,
+            "-m",
+            "bench.ladder_naive",
+            str(SCRATCH / "images"),
+            str(BATCH_SIZE),
+            str(num_cores()),
+            transform,
+        ]
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         self._answer("ready")
         self._signal(signal.SIGSTOP)
         return self
@@ -94,7 +108,9 @@ class Ours:
     """The training that `stages.train` would run, on the packed store."""
 
     def __init__(self, name: str, folder: Path, train: dict[str, Any]) -> None:
-        params = PROJECT.model_copy(update={"train": PROJECT.train.model_copy(update={"batch_size": BATCH_SIZE})})
+        params = PROJECT.model_copy(
+            update={"train": PROJECT.train.model_copy(update={"batch_size": BATCH_SIZE})}
+        )
         project = Project(params, folder / "packed", folder / "augmented", ROOT, SCRATCH / "runs")
         self._run = Measured(project, name, **train)
 
@@ -127,7 +143,11 @@ class Row:
         """Not started yet."""
         if self.train is None:
             return Naive("denoise" if self.transform else "none")
-        return Ours(self.key, SCRATCH / ("packed denoised" if self.transform else "packed plain"), self.train)
+        return Ours(
+            self.key,
+            SCRATCH / ("packed denoised" if self.transform else "packed plain"),
+            self.train,
+        )
 
 
 def rows() -> list[Row]:
@@ -139,7 +159,9 @@ def rows() -> list[Row]:
     gpu = {"accelerator": "gpu", "devices": 1, "strategy": "single", "precision": "16-mixed"}
     zero = {"strategy": "deepspeed_stage_2"}
     no_gpu = "" if gpus else NO_GPU
-    several = "" if gpus > 1 else NO_GPU if not gpus else f"not executed: {gpus} GPU, several are needed"
+    several = (
+        "" if gpus > 1 else NO_GPU if not gpus else f"not executed: {gpus} GPU, several are needed"
+    )
     many = max(gpus, 2)
     return [
         Row("naive", f"naive: decode and resize each sample, {num_cores()} workers, fp32, 1 process", None),
@@ -174,7 +196,8 @@ def measure(ladder: list[Row]) -> None:
                 if row.key in runners:
                     row.rates.append(runners[row.key].rate())
             print(
-                f"round {number + 1} of {NUM_ROUNDS}: " + ", ".join(f"{row.key} {row.rates[-1]:,.0f}" for row in ladder if row.rates),
+                f"round {number + 1} of {NUM_ROUNDS}: "
+                + ", ".join(f"{row.key} {row.rates[-1]:,.0f}" for row in ladder if row.rates),
                 flush=True,
             )
 
@@ -182,7 +205,11 @@ def measure(ladder: list[Row]) -> None:
 def gains(row: Row, ladder: list[Row]) -> list[float]:
     """Times as fast as the baseline, round by round; empty where one of them did not run."""
     base = next((other for other in ladder if other.key == row.baseline), None)
-    return [mine / theirs for mine, theirs in zip(row.rates, base.rates, strict=True)] if base and base.rates and row.rates else []
+    return (
+        [mine / theirs for mine, theirs in zip(row.rates, base.rates, strict=True)]
+        if base and base.rates and row.rates
+        else []
+    )
 
 
 def table(ladder: list[Row]) -> str:
@@ -197,8 +224,15 @@ def table(ladder: list[Row]) -> str:
         if not row.rates:
             lines.append(f"{start} {row.missing} | | {places.get(row.baseline or '', '')} | | |")
             continue
-        found, rates = gains(row, ladder), f"{_rate(statistics.median(row.rates))} | {_rate(min(row.rates))} to {_rate(max(row.rates))}"
-        gain = f"{statistics.median(found):.2f} | {min(found):.2f} to {max(found):.2f}" if found else " | "
+        found, rates = (
+            gains(row, ladder),
+            f"{_rate(statistics.median(row.rates))} | {_rate(min(row.rates))} to {_rate(max(row.rates))}",
+        )
+        gain = (
+            f"{statistics.median(found):.2f} | {min(found):.2f} to {max(found):.2f}"
+            if found
+            else " | "
+        )
         lines.append(f"{start} {rates} | {places.get(row.baseline or '', '')} | {gain} |")
     return "\n".join(lines)
 
@@ -224,10 +258,14 @@ def draw(ladder: list[Row]) -> None:
         axes.barh(place, median - floor, left=floor, height=0.62, color=colour)
         axes.plot([min(row.rates), max(row.rates)], [place, place], color="#1b2330", linewidth=1.2)
         found = gains(row, ladder)
-        base = next((number for number, other in enumerate(ladder, 1) if other.key == row.baseline), 0)
+        base = next(
+            (number for number, other in enumerate(ladder, 1) if other.key == row.baseline), 0
+        )
         note = f"  {statistics.median(found):.2f}x row {base}" if found else ""
         axes.text(max(row.rates) * 1.05, place, f"{_rate(median)}{note}", va="center", fontsize=8)
-    axes.set_yticks(range(len(shown)), [f"{number}  {row.name}" for number, row in shown], fontsize=8)
+    axes.set_yticks(
+        range(len(shown)), [f"{number}  {row.name}" for number, row in shown], fontsize=8
+    )
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlim(floor, max(max(row.rates) for row in ladder if row.rates) * 6)
     axes.set_xlabel("rows per second")
@@ -242,7 +280,9 @@ def prepare() -> str:
     for name, transform in {"plain": None, "denoised": EXPENSIVE}.items():
         begin = time.perf_counter()
         pack_images(SCRATCH / "images", SCRATCH / f"packed {name}", transform)
-        texts.append(f"{time.perf_counter() - begin:.1f} s {'with' if transform else 'without'} the function")
+        texts.append(
+            f"{time.perf_counter() - begin:.1f} s {'with' if transform else 'without'} the function"
+        )
     return f"Packing the {sum(NUM_ROWS.values())} images took {' and '.join(texts)}, once."
 
 
@@ -253,7 +293,9 @@ def main() -> None:
     text = table(ladder)
     print(text)
     draw(ladder)
-    versions = conditions("torch", "torchvision", "pytorch-lightning", "deepspeed", "opencv-python-headless")
+    versions = conditions(
+        "torch", "torchvision", "pytorch-lightning", "deepspeed", "opencv-python-headless"
+    )
     notes = " ".join(sys.argv[1:])
     body = f"{text}\n\n![rows per second]({FIGURE.name})\n\n{NOTE}\n\n{packing} {notes}\n\n{describe_machine()}\n\n{versions}"
     files.write_text(RESULT, f"# The ladder: what each step gains\n\n{body}\n")

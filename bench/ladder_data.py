@@ -24,7 +24,9 @@ NUM_ROWS = {"train": 256, "val": 32, "test": 32}
 def denoise(image: Image.Image) -> Image.Image:
     """Non-local means (Buades et al. 2005) over patches of 5 px in a window of 11 px: what stands for expensive preprocessing."""
     cv2.setNumThreads(1)
-    return Image.fromarray(cv2.fastNlMeansDenoisingColored(np.asarray(image.convert("RGB")), None, 5, 5, 5, 11))
+    return Image.fromarray(
+        cv2.fastNlMeansDenoisingColored(np.asarray(image.convert("RGB")), None, 5, 5, 5, 11)
+    )
 
 
 def write_images(folder: Path) -> None:
@@ -52,19 +54,44 @@ def pack_images(images: Path, folder: Path, transform: str | None) -> None:
     for _ in pack(read, rows, form, "image_classification", work, 0):
         pass
     files.move_directory(work / "store", folder / "packed")
-    write_plan(folder / "augmented", plan_from_params(augment_params(crop_padding_px=4, horizontal_flip=0.5), PROJECT.seed))
+    write_plan(
+        folder / "augmented",
+        plan_from_params(augment_params(crop_padding_px=4, horizontal_flip=0.5), PROJECT.seed),
+    )
 
 
 def _samples(images: Path) -> Iterator[RawSample]:
     for path in sorted(images.rglob("*.jpg")):
-        yield RawSample(path.relative_to(images).as_posix(), path.read_bytes(), path.parent.name, None, None, None)
+        yield RawSample(
+            path.relative_to(images).as_posix(),
+            path.read_bytes(),
+            path.parent.name,
+            None,
+            None,
+            None,
+        )
 
 
 def _row(sample: RawSample) -> dict[str, object]:
     sha256 = files.sha256_bytes(sample.payload)
     nothing = dict.fromkeys(SPLIT_ROWS.names)
     split = sample.source.partition("/")[0]
-    facts = {"id": sha256[:32], "source": sample.source, "label": sample.label, "width": 400, "height": 300}
+    facts = {
+        "id": sha256[:32],
+        "source": sample.source,
+        "label": sample.label,
+        "width": 400,
+        "height": 300,
+    }
     return (
-        nothing | facts | {"bytes": len(sample.payload), "sha256": sha256, "flags": [], "corrections": [], "split": split, "leaked": False}
+        nothing
+        | facts
+        | {
+            "bytes": len(sample.payload),
+            "sha256": sha256,
+            "flags": [],
+            "corrections": [],
+            "split": split,
+            "leaked": False,
+        }
     )

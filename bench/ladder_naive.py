@@ -23,7 +23,9 @@ from tests.project_params import PROJECT
 FEWEST_BATCHES, MIN_SECONDS = 3, 1.0
 
 
-def loader(images: str, batch_size: int, num_workers: int, transform: str) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+def loader(
+    images: str, batch_size: int, num_workers: int, transform: str
+) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
     """Every image is read, decoded, put through the expensive function and resized again in each epoch, in worker processes."""
     steps = [transforms.Lambda(_denoised)] if transform == "denoise" else []
     steps += [
@@ -46,12 +48,20 @@ def _denoised(image: Image.Image) -> Image.Image:
 def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[int]:
     """The rows of each step, after it: the network, the optimizer and the clipping of params.yaml, in fp32."""
     torch.manual_seed(PROJECT.seed)
-    network = SmallResnet(SmallResnetArguments.model_validate(PROJECT.train.network_arguments), 3, NUM_CLASSES)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=PROJECT.train.learning_rate, weight_decay=PROJECT.train.weight_decay)
+    network = SmallResnet(
+        SmallResnetArguments.model_validate(PROJECT.train.network_arguments), 3, NUM_CLASSES
+    )
+    optimizer = torch.optim.AdamW(
+        network.parameters(),
+        lr=PROJECT.train.learning_rate,
+        weight_decay=PROJECT.train.weight_decay,
+    )
     while True:
         for images, targets in batches:
             optimizer.zero_grad()
-            loss = F.cross_entropy(network(images), targets, label_smoothing=PROJECT.train.label_smoothing)
+            loss = F.cross_entropy(
+                network(images), targets, label_smoothing=PROJECT.train.label_smoothing
+            )
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), PROJECT.train.gradient_clip_norm)
             optimizer.step()
@@ -60,12 +70,19 @@ def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[in
 
 def main() -> None:
     """Serve rounds."""
-    images, batch_size, num_workers, transform = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    images, batch_size, num_workers, transform = (
+        sys.argv[1],
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        sys.argv[4],
+    )
     training = steps(loader(images, batch_size, num_workers, transform))
     next(training)
     print("ready", flush=True)
     for _ in sys.stdin:
-        for _ in range(2 * num_workers + 1):  # of batches that were made while others had their turn
+        for _ in range(
+            2 * num_workers + 1
+        ):  # of batches that were made while others had their turn
             next(training)
         begin, rows, count = time.perf_counter(), 0, 0
         while count < FEWEST_BATCHES or time.perf_counter() - begin < MIN_SECONDS:

@@ -39,4 +39,10 @@ class Api(litserve.LitAPI):  # type: ignore[misc]  # the package is not installe
 if __name__ == "__main__":
     api = Api(max_batch_size=MAX_BATCH_SIZE, batch_timeout=0.005, api_path="/predict")
     server = litserve.LitServer(api, accelerator="cpu")
-    server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False, log_level="warning", num_api_servers=1)
+    server.run(
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        generate_client_file=False,
+        log_level="warning",
+        num_api_servers=1,
+    )

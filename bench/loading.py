@@ -32,13 +32,29 @@ NUM_ROUNDS = 5
 NUM_IMAGES = {"P1": 2048, "P2": 10240}
 SETUPS = {"Slipway, in the trainer": 0, "Slipway, 2 loader processes": 2}
 PACKAGES = (
-    ("torch==2.14.1", "torchvision==0.29.2", "opencv-python-headless", "pillow", "setuptools", "wheel"),
+    (
+        "torch==2.14.1",
+        "torchvision==0.29.2",
+        "opencv-python-headless",
+        "pillow",
+        "setuptools",
+        "wheel",
+    ),
     ("datasets",),
     ("webdataset",),
     ("litdata",),
     ("mosaicml-streaming",),
     ("nvidia-dali-cuda120",),
-    ("numba", "pytorch-pfn-extras", "assertpy", "fastargs", "terminaltables", "psutil", "tqdm", "pandas"),
+    (
+        "numba",
+        "pytorch-pfn-extras",
+        "assertpy",
+        "fastargs",
+        "terminaltables",
+        "psutil",
+        "tqdm",
+        "pandas",
+    ),
     ("--no-deps", "--no-build-isolation", "ffcv"),  # as declared it would ask for a second OpenCV
 )
 
@@ -83,9 +99,13 @@ def install() -> Path:
     """The peers' interpreter. What does not install shows later, when it is imported."""
     python = SCRATCH / "venv" / "bin" / "python"
     if not python.exists():
-        subprocess.run(["uv", "venv", "--python", sys.executable, str(SCRATCH / "venv")], check=True)
+        subprocess.run(
+            ["uv", "venv", "--python", sys.executable, str(SCRATCH / "venv")], check=True
+        )
         for packages in PACKAGES:
-            subprocess.run(["uv", "pip", "install", "--python", str(python), *packages], check=False)
+            subprocess.run(
+                ["uv", "pip", "install", "--python", str(python), *packages], check=False
+            )
     return python
 
 
@@ -103,31 +123,47 @@ def write_images(case: Case, folder: Path) -> None:
 
 
 def _crops() -> Iterator[Image.Image]:
-    photographs = [Image.open(path).convert("RGB") for path in sorted((SHARED / "bccd" / "images").glob("*.jpg"))]
+    photographs = [
+        Image.open(path).convert("RGB")
+        for path in sorted((SHARED / "bccd" / "images").glob("*.jpg"))
+    ]
     generator = np.random.default_rng(0)
     while True:
         photograph = photographs[generator.integers(len(photographs))]
-        left, top = int(generator.integers(photograph.width - 400 + 1)), int(generator.integers(photograph.height - 300 + 1))
+        left, top = (
+            int(generator.integers(photograph.width - 400 + 1)),
+            int(generator.integers(photograph.height - 300 + 1)),
+        )
         yield photograph.crop((left, top, left + 400, top + 300))
 
 
 def _small() -> Iterator[Image.Image]:
     column = pq.read_table(SHARED / "cifar10" / "train.parquet").slice(0, NUM_IMAGES["P2"])["image"]
     for value in column.to_pylist():
-        yield Image.open(io.BytesIO(value["bytes"] if isinstance(value, dict) else value)).convert("RGB").resize((28, 28))
+        yield (
+            Image.open(io.BytesIO(value["bytes"] if isinstance(value, dict) else value))
+            .convert("RGB")
+            .resize((28, 28))
+        )
 
 
 def start_all(case: Case, folder: Path, python: Path) -> list[Loader]:
     """Every loader, when all are ready."""
     commands = {
-        name: [sys.executable, "-m", "bench.loading_slipway", case.name, str(folder), str(workers)] for name, workers in SETUPS.items()
+        name: [sys.executable, "-m", "bench.loading_slipway", case.name, str(folder), str(workers)]
+        for name, workers in SETUPS.items()
     }
-    commands |= {name: [str(python), "bench/loading_peers.py", name, case.name, str(folder)] for name in PEERS}
+    commands |= {
+        name: [str(python), "bench/loading_peers.py", name, case.name, str(folder)]
+        for name in PEERS
+    }
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     loaders = []
     for name, command in commands.items():
         with (SCRATCH / "errors.log").open("a") as errors:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=-1, stdout=-1, stderr=errors, text=True)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=-1, stdout=-1, stderr=errors, text=True
+            )
         loaders.append(Loader(name, process))
     for loader in loaders:
         loader.start()
@@ -145,7 +181,9 @@ def measure(case: Case, python: Path) -> list[str]:
         for loader in loaders:
             if not loader.failure:
                 loader.round()
-        rates = ", ".join(f"{loader.name} {loader.rates[-1]:,.0f}" for loader in loaders if loader.rates)
+        rates = ", ".join(
+            f"{loader.name} {loader.rates[-1]:,.0f}" for loader in loaders if loader.rates
+        )
         print(f"{case.name} round {number + 1} of {NUM_ROUNDS}: {rates}", flush=True)
     for loader in loaders:
         loader.process.kill()
@@ -154,13 +192,21 @@ def measure(case: Case, python: Path) -> list[str]:
 
 
 def _table(loaders: list[Loader]) -> list[str]:
-    base = next((loader.median for loader in loaders if loader.name == "ImageFolder" and loader.rates), float("nan"))
-    lines = ["| Loader | images/s, median | lowest | highest | x ImageFolder |", "|---|---|---|---|---|"]
+    base = next(
+        (loader.median for loader in loaders if loader.name == "ImageFolder" and loader.rates),
+        float("nan"),
+    )
+    lines = [
+        "| Loader | images/s, median | lowest | highest | x ImageFolder |",
+        "|---|---|---|---|---|",
+    ]
     for loader in sorted(loaders, key=lambda one: -one.median if one.rates else 0.0):
         if loader.failure or not loader.rates:
             lines.append(f"| {loader.name} | not run: {loader.failure} | | | |")
         else:
-            figures = " | ".join(f"{value:,.0f}" for value in (loader.median, min(loader.rates), max(loader.rates)))
+            figures = " | ".join(
+                f"{value:,.0f}" for value in (loader.median, min(loader.rates), max(loader.rates))
+            )
             lines.append(f"| {loader.name} | {figures} | {loader.median / base:.1f} |")
     return lines
 
@@ -179,9 +225,15 @@ def main() -> None:
     python = install()
     for name in sys.argv[1:] or CASES:
         there = (SHARED / ("bccd" if name == "P1" else "cifar10")).exists()
-        table = measure(CASES[name], python) if there else ["Not run: the data is not beside this checkout, under ../shared/data."]
+        table = (
+            measure(CASES[name], python)
+            if there
+            else ["Not run: the data is not beside this checkout, under ../shared/data."]
+        )
         versions = conditions("torch", "numpy", "opencv-python-headless")
-        files.write_text(SCRATCH / f"{name}.md", "\n".join([TITLES[name], "", *table, "", versions, ""]))
+        files.write_text(
+            SCRATCH / f"{name}.md", "\n".join([TITLES[name], "", *table, "", versions, ""])
+        )
     parts = [path.read_text() for name in CASES if (path := SCRATCH / f"{name}.md").exists()]
     files.write_text(RESULT, "\n".join(["# Loading training batches\n", *parts, f"{NOTE}\n"]))
     print(RESULT.read_text())

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script of an environment that knows nothing of this project
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a script of an environment that knows nothing of this project
 
 from bench.loading_rounds import CASES, Case, serve
 
@@ -21,7 +23,11 @@ def transform_of(case: Case) -> Any:
     """torchvision's, from a PIL image to a float tensor."""
     from torchvision import transforms
 
-    crop = transforms.RandomCrop(case.size_px, case.padding_px) if case.padding_px else transforms.RandomResizedCrop(case.size_px)
+    crop = (
+        transforms.RandomCrop(case.size_px, case.padding_px)
+        if case.padding_px
+        else transforms.RandomResizedCrop(case.size_px)
+    )
     return transforms.Compose([crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()])
 
 
@@ -44,7 +50,11 @@ def image_folder(case: Case, folder: Path) -> Any:
     from torchvision.datasets import ImageFolder
 
     images = ImageFolder(str(folder / "images"), transform_of(case))
-    return counted(DataLoader(images, case.batch_size, shuffle=True, num_workers=NUM_WORKERS, persistent_workers=True))
+    return counted(
+        DataLoader(
+            images, case.batch_size, shuffle=True, num_workers=NUM_WORKERS, persistent_workers=True
+        )
+    )
 
 
 def hf_parquet(case: Case, folder: Path) -> Any:
@@ -52,15 +62,29 @@ def hf_parquet(case: Case, folder: Path) -> Any:
     from torch.utils.data import DataLoader
 
     if not (folder / "images.parquet").exists():
-        rows = [{"image": {"bytes": path.read_bytes(), "path": None}, "label": label} for path, label in pictures(folder)]
+        rows = [
+            {"image": {"bytes": path.read_bytes(), "path": None}, "label": label}
+            for path, label in pictures(folder)
+        ]
         Dataset.from_list(rows).cast_column("image", Image()).to_parquet(folder / "images.parquet")
-    stored = Dataset.from_parquet(str(folder / "images.parquet"), cache_dir=str(folder / "hf_cache"))
+    stored = Dataset.from_parquet(
+        str(folder / "images.parquet"), cache_dir=str(folder / "hf_cache")
+    )
     transform = transform_of(case)
 
     def change(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"image": [transform(image.convert("RGB")) for image in batch["image"]], "label": batch["label"]}
+        return {
+            "image": [transform(image.convert("RGB")) for image in batch["image"]],
+            "label": batch["label"],
+        }
 
-    loader = DataLoader(stored.with_transform(change), case.batch_size, shuffle=True, num_workers=NUM_WORKERS, persistent_workers=True)
+    loader = DataLoader(
+        stored.with_transform(change),
+        case.batch_size,
+        shuffle=True,
+        num_workers=NUM_WORKERS,
+        persistent_workers=True,
+    )
     return lambda: (len(batch["image"]) for batch in loader)
 
 
@@ -68,13 +92,26 @@ def web_dataset(case: Case, folder: Path) -> Any:
     import webdataset
 
     if not (folder / "web-000000.tar").exists():
-        with webdataset.ShardWriter(str(folder / "web-%06d.tar"), maxcount=-(-len(pictures(folder)) // 4), verbose=0) as writer:
+        with webdataset.ShardWriter(
+            str(folder / "web-%06d.tar"), maxcount=-(-len(pictures(folder)) // 4), verbose=0
+        ) as writer:
             for path, label in pictures(folder):
                 writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
     shards = sorted(str(path) for path in folder.glob("web-*.tar"))
-    stored = webdataset.WebDataset(shards, shardshuffle=len(shards), nodesplitter=webdataset.split_by_node).shuffle(1000)
-    stored = stored.decode("pil").to_tuple("jpg", "cls").map_tuple(transform_of(case), int).batched(case.batch_size)
-    return counted(webdataset.WebLoader(stored, batch_size=None, num_workers=NUM_WORKERS, persistent_workers=True))
+    stored = webdataset.WebDataset(
+        shards, shardshuffle=len(shards), nodesplitter=webdataset.split_by_node
+    ).shuffle(1000)
+    stored = (
+        stored.decode("pil")
+        .to_tuple("jpg", "cls")
+        .map_tuple(transform_of(case), int)
+        .batched(case.batch_size)
+    )
+    return counted(
+        webdataset.WebLoader(
+            stored, batch_size=None, num_workers=NUM_WORKERS, persistent_workers=True
+        )
+    )
 
 
 class _LitDecode:
@@ -100,9 +137,15 @@ def lit_data(case: Case, folder: Path) -> Any:
     stored = folder / "litdata"
     if not (stored / "index.json").exists():
         items = [(str(path), label) for path, label in pictures(folder)]
-        litdata.optimize(_LitSample(), items, output_dir=str(stored), chunk_bytes="64MB", num_workers=1)
+        litdata.optimize(
+            _LitSample(), items, output_dir=str(stored), chunk_bytes="64MB", num_workers=1
+        )
     images = litdata.StreamingDataset(str(stored), shuffle=True, transform=_LitDecode(case))
-    return counted(litdata.StreamingDataLoader(images, batch_size=case.batch_size, num_workers=NUM_WORKERS, persistent_workers=True))
+    return counted(
+        litdata.StreamingDataLoader(
+            images, batch_size=case.batch_size, num_workers=NUM_WORKERS, persistent_workers=True
+        )
+    )
 
 
 def mosaic_streaming(case: Case, folder: Path) -> Any:
@@ -124,7 +167,9 @@ def mosaic_streaming(case: Case, folder: Path) -> Any:
             return transform(decoded(sample["image"])), sample["label"]
 
     images = Images(local=str(stored), shuffle=True, batch_size=case.batch_size)
-    return counted(DataLoader(images, case.batch_size, num_workers=NUM_WORKERS, persistent_workers=True))
+    return counted(
+        DataLoader(images, case.batch_size, num_workers=NUM_WORKERS, persistent_workers=True)
+    )
 
 
 def dali(case: Case, folder: Path) -> Any:
@@ -133,37 +178,68 @@ def dali(case: Case, folder: Path) -> Any:
 
     @pipeline_def(batch_size=case.batch_size, num_threads=NUM_WORKERS, device_id=None)
     def pipeline() -> Any:
-        files, labels = fn.readers.file(file_root=str(folder / "images"), random_shuffle=True, initial_fill=1024, name="files")
+        files, labels = fn.readers.file(
+            file_root=str(folder / "images"), random_shuffle=True, initial_fill=1024, name="files"
+        )
         if case.padding_px:
             images = fn.decoders.image(files, device="cpu")
-            starts = fn.random.uniform(values=list(range(-case.padding_px, case.padding_px + 1)), shape=2, dtype=types.INT32)
-            images = fn.slice(images, starts, [case.size_px] * 2, axes=(0, 1), out_of_bounds_policy="pad")
+            starts = fn.random.uniform(
+                values=list(range(-case.padding_px, case.padding_px + 1)),
+                shape=2,
+                dtype=types.INT32,
+            )
+            images = fn.slice(
+                images, starts, [case.size_px] * 2, axes=(0, 1), out_of_bounds_policy="pad"
+            )
         else:
             images = fn.decoders.image_random_crop(files, device="cpu", random_area=[0.08, 1.0])
             images = fn.resize(images, size=[case.size_px] * 2)
         flipped = fn.random.coin_flip()
-        return fn.crop_mirror_normalize(images, mirror=flipped, dtype=types.FLOAT, std=[255.0] * 3), labels
+        return fn.crop_mirror_normalize(
+            images, mirror=flipped, dtype=types.FLOAT, std=[255.0] * 3
+        ), labels
 
     built = pipeline()
     built.build()
-    loader = DALIClassificationIterator(built, reader_name="files", last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True)
+    loader = DALIClassificationIterator(
+        built, reader_name="files", last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True
+    )
     return lambda: (len(batch[0]["data"]) for batch in loader)
 
 
 def ffcv_loader(case: Case, folder: Path, write_mode: str, max_resolution: int) -> Any:
     from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
+    from ffcv.fields.decoders import (
+        IntDecoder,
+        RandomResizedCropRGBImageDecoder,
+        SimpleRGBImageDecoder,
+    )
     from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import RandomHorizontalFlip, RandomTranslate, Squeeze, ToTensor, ToTorchImage
+    from ffcv.transforms import (
+        RandomHorizontalFlip,
+        RandomTranslate,
+        Squeeze,
+        ToTensor,
+        ToTorchImage,
+    )
     from ffcv.writer import DatasetWriter
     from torchvision.datasets import ImageFolder
 
     path = str(folder / f"{write_mode}-{max_resolution}.beton")
-    fields = {"image": RGBImageField(write_mode=write_mode, max_resolution=max_resolution), "label": IntField()}
+    fields = {
+        "image": RGBImageField(write_mode=write_mode, max_resolution=max_resolution),
+        "label": IntField(),
+    }
     if not Path(path).exists():
-        DatasetWriter(path, fields, num_workers=NUM_WORKERS).from_indexed_dataset(ImageFolder(str(folder / "images")))
+        DatasetWriter(path, fields, num_workers=NUM_WORKERS).from_indexed_dataset(
+            ImageFolder(str(folder / "images"))
+        )
     if case.padding_px:
-        crop = [SimpleRGBImageDecoder(), RandomHorizontalFlip(), RandomTranslate(padding=case.padding_px)]
+        crop = [
+            SimpleRGBImageDecoder(),
+            RandomHorizontalFlip(),
+            RandomTranslate(padding=case.padding_px),
+        ]
     else:
         crop = [RandomResizedCropRGBImageDecoder((case.size_px,) * 2), RandomHorizontalFlip()]
     loader = Loader(
@@ -173,7 +249,10 @@ def ffcv_loader(case: Case, folder: Path, write_mode: str, max_resolution: int) 
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=False,
-        pipelines={"image": [*crop, ToTensor(), ToTorchImage()], "label": [IntDecoder(), ToTensor(), Squeeze()]},
+        pipelines={
+            "image": [*crop, ToTensor(), ToTorchImage()],
+            "label": [IntDecoder(), ToTensor(), Squeeze()],
+        },
     )
     return counted(loader)
 

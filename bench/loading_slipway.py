@@ -14,7 +14,12 @@ from slipway.data.store.packed import PackedSplit
 from slipway.inputs.images import ImageContract, array_from_bytes
 from slipway.system.files import sha256_bytes
 from slipway.system.malloc import keep_freed_memory
-from slipway.training.batches.batches import ImageChanges, TrainingBatches, cut_step, training_loader
+from slipway.training.batches.batches import (
+    ImageChanges,
+    TrainingBatches,
+    cut_step,
+    training_loader,
+)
 from tests.project_params import augment_params
 
 
@@ -22,22 +27,40 @@ def pack(case: Case, folder: Path) -> PackedSplit:
     """The images below `folder`, decoded and resized as `precompute` does, mapped into memory."""
     path, pictures = folder / "inputs.npy", sorted((folder / "images").rglob("*.jpg"))
     contract = ImageContract(
-        kind="images", transform=None, size_px=case.stored_px, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6
+        kind="images",
+        transform=None,
+        size_px=case.stored_px,
+        channels=3,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
     )
     if not path.exists():
         unfinished = folder / f"inputs-{os.getpid()}.npy"  # two processes may do this at once
-        np.save(unfinished, np.stack([array_from_bytes(picture.read_bytes(), contract) for picture in pictures]))
+        np.save(
+            unfinished,
+            np.stack([array_from_bytes(picture.read_bytes(), contract) for picture in pictures]),
+        )
         unfinished.replace(path)
     names = [picture.name for picture in pictures]
     ids = [sha256_bytes(name.encode())[:32] for name in names]
     targets = np.array([float(picture.parent.name) for picture in pictures])
-    return PackedSplit(np.load(path, mmap_mode="r"), targets, ids, names, np.ones(len(ids)), np.zeros(len(ids), dtype=bool))
+    return PackedSplit(
+        np.load(path, mmap_mode="r"),
+        targets,
+        ids,
+        names,
+        np.ones(len(ids)),
+        np.zeros(len(ids), dtype=bool),
+    )
 
 
 def plan_of(case: Case) -> AugmentPlan:
     """Flips, and the crop of the case."""
     if case.padding_px:
-        return plan_from_params(augment_params(horizontal_flip=0.5, crop_padding_px=case.padding_px), 7)
+        return plan_from_params(
+            augment_params(horizontal_flip=0.5, crop_padding_px=case.padding_px), 7
+        )
     return plan_from_params(augment_params(horizontal_flip=0.5, random_resized_crop=[0.08, 1.0]), 7)
 
 

@@ -15,8 +15,21 @@ from slipway.planning.planning import CPU_SLACK
 from slipway.system import files
 
 RESULT = Path("bench/results/memory_plan.md")
-RESNET = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
-TABM = {"num_submodels": 16, "num_blocks": 2, "width": 256, "dropout": 0.1, "embedding_size": 32, "num_bins": 24}
+RESNET = {
+    "width": 64,
+    "blocks": [1, 1, 1],
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "normalisation": "batch",
+}
+TABM = {
+    "num_submodels": 16,
+    "num_blocks": 2,
+    "width": 256,
+    "dropout": 0.1,
+    "embedding_size": 32,
+    "num_bins": 24,
+}
 SETUPS: list[tuple[str, dict[str, Any], int, str]] = [
     ("small_resnet", RESNET, 128, "32-true"),
     ("small_resnet", RESNET, 128, "bf16-mixed"),
@@ -27,10 +40,20 @@ SETUPS: list[tuple[str, dict[str, Any], int, str]] = [
 
 def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> str:
     """One row of the table."""
-    command = [sys.executable, "-m", "tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.planning.measured_step",
+        network,
+        json.dumps(arguments),
+        str(rows),
+        precision,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    predicted, allocated, grown = (found[name] / 1e6 for name in ("predicted", "allocated", "grown"))
+    predicted, allocated, grown = (
+        found[name] / 1e6 for name in ("predicted", "allocated", "grown")
+    )
     process = CPU_SLACK * predicted
     return (
         f"| {network} | {precision} | {rows} | {predicted:.0f} | {allocated:.0f} | {predicted / allocated - 1:+.0%} "
@@ -49,7 +72,10 @@ def main() -> None:
         print(lines[-1], flush=True)
     text = "\n".join(lines)
     note = f"Images of 32 px in colour, a table of five columns. The process's slack is {CPU_SLACK} times the tensors."
-    files.write_text(RESULT, f"# Predicted and real memory of a step, on the CPU\n\n{text}\n\n{note}\n{conditions('torch', 'timm')}\n")
+    files.write_text(
+        RESULT,
+        f"# Predicted and real memory of a step, on the CPU\n\n{text}\n\n{note}\n{conditions('torch', 'timm')}\n",
+    )
 
 
 if __name__ == "__main__":

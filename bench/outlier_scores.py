@@ -59,7 +59,9 @@ class DataSet:
 def wine() -> pa.Table:
     """The embedded table."""
     table = pyarrow.csv.read_csv(ROOT / "data/demo/wine.csv")
-    return table.set_column(table.column_names.index("cultivar"), "cultivar", table["cultivar"].cast(pa.string()))
+    return table.set_column(
+        table.column_names.index("cultivar"), "cultivar", table["cultivar"].cast(pa.string())
+    )
 
 
 def housing() -> pa.Table:
@@ -70,8 +72,16 @@ def housing() -> pa.Table:
 TABLE: dict[str, Any] = {"augment": NO_CHANGES, "train": TABM}
 SETS = (
     DataSet("digits, small_resnet", digits, {"data": {"task": "image_classification"}}),
-    DataSet("wine, tabm", wine, {**TABLE, "data": {"task": "table_classification", "target_column": "cultivar"}}),
-    DataSet("breast cancer, tabm", cancer, {**TABLE, "data": {"task": "table_classification", "target_column": "label"}}),
+    DataSet(
+        "wine, tabm",
+        wine,
+        {**TABLE, "data": {"task": "table_classification", "target_column": "cultivar"}},
+    ),
+    DataSet(
+        "breast cancer, tabm",
+        cancer,
+        {**TABLE, "data": {"task": "table_classification", "target_column": "label"}},
+    ),
     DataSet(
         "housing (a number), tabm",
         housing,
@@ -95,7 +105,12 @@ def strangers_of_images(rows: Rows) -> Iterator[tuple[str, Rows]]:
     yield "noise", generator.integers(0, 256, rows.shape, dtype=np.uint8)
     yield "inverted", 255 - rows
     yield "blurred", np.stack([_blurred(row) for row in rows])
-    yield "blank", np.broadcast_to(generator.integers(0, 256, (len(rows), 1, 1, 1), dtype=np.uint8), rows.shape).copy()
+    yield (
+        "blank",
+        np.broadcast_to(
+            generator.integers(0, 256, (len(rows), 1, 1, 1), dtype=np.uint8), rows.shape
+        ).copy(),
+    )
     yield "upside down", rows[:, ::-1].copy()
     if CIFAR10.exists():
         yield "CIFAR-10", _cifar10(rows.shape[1], rows.shape[3])
@@ -110,7 +125,13 @@ def _cifar10(size_px: int, channels: int) -> Rows:
     from slipway.inputs.images import ImageContract
 
     contract = ImageContract(
-        kind="images", transform=None, size_px=size_px, channels=channels, fit="stretch", interpolation="bilinear", max_pixels=10**6
+        kind="images",
+        transform=None,
+        size_px=size_px,
+        channels=channels,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
     )
     images = pq.read_table(CIFAR10, columns=["image"])["image"].to_pylist()[:500]
     return np.stack([array_from_bytes(image["bytes"], contract) for image in images])
@@ -142,7 +163,9 @@ class Known:
     raw: RawAnswers
     row: Rows  # (N, D) the row itself: its pixels, or its numbers and a slot for each category
     targets: Float
-    head: tuple[Float, Float] | None  # weight (K, D) and bias (K,) of the last layer, where it is one matrix
+    head: (
+        tuple[Float, Float] | None
+    )  # weight (K, D) and bias (K,) of the last layer, where it is one matrix
 
 
 Score = Callable[[RawAnswers, Rows], Float]
@@ -176,10 +199,17 @@ def mahalanobis_of_both(known: Known, rows: Rows) -> Score:
 
 def mahalanobis_by_class(known: Known, _rows: Rows) -> Score:
     """Lee et al. 2018: the nearest of the classes' centres, deviations within the classes."""
-    centres = np.stack([known.raw.features[known.targets == label].mean(axis=0) for label in np.unique(known.targets)])
+    centres = np.stack(
+        [
+            known.raw.features[known.targets == label].mean(axis=0)
+            for label in np.unique(known.targets)
+        ]
+    )
     within = known.raw.features - centres[np.searchsorted(np.unique(known.targets), known.targets)]
     score = fit_outlier_score("", within.astype(np.float32))
-    return lambda raw, rows: np.min([_apply(score, raw.features - centre) for centre in centres], axis=0)
+    return lambda raw, rows: np.min(
+        [_apply(score, raw.features - centre) for centre in centres], axis=0
+    )
 
 
 def relative_mahalanobis(known: Known, rows: Rows) -> Score:
@@ -196,7 +226,10 @@ def vim(known: Known, _rows: Rows) -> Score:
     outside = directions[:, : features.shape[1] // 2]
     residual = np.linalg.norm((features - origin) @ outside, axis=1)
     alpha = known.raw.answers.max(axis=1).mean() / residual.mean()
-    return lambda raw, rows: alpha * np.linalg.norm((raw.features - origin) @ outside, axis=1) - _log_sum_exp(raw.answers)
+    return lambda raw, rows: (
+        alpha * np.linalg.norm((raw.features - origin) @ outside, axis=1)
+        - _log_sum_exp(raw.answers)
+    )
 
 
 OF_CLASSES = (max_probability, energy, mahalanobis_by_class, relative_mahalanobis, vim)
@@ -217,7 +250,11 @@ def _apply(score: torch.nn.Module, features: Rows) -> Float:
 def _as_it_is(network: Network, rows: Rows) -> Rows:
     if not isinstance(network, TableNetwork):
         return rows.reshape(len(rows), -1).astype(np.float32)
-    return answer_and_features(network, "encoding", torch.from_numpy(np.array(rows)))[1].detach().numpy()
+    return (
+        answer_and_features(network, "encoding", torch.from_numpy(np.array(rows)))[1]
+        .detach()
+        .numpy()
+    )
 
 
 def _shares(logits: Rows) -> Float:
@@ -248,19 +285,47 @@ def run(data_set: DataSet) -> Iterator[list[str]]:
         write_project(folder, data_set.table(), data_set.params)
         for stage in STAGES:
             run_stage(folder, stage)
-    manifest, network = read_manifest(folder / "data/packed"), load_network(folder / "artifacts/checkpoint")
-    train, test = (open_split(folder / "data/packed", manifest, split) for split in ("train", "test"))
+    manifest, network = (
+        read_manifest(folder / "data/packed"),
+        load_network(folder / "artifacts/checkpoint"),
+    )
+    train, test = (
+        open_split(folder / "data/packed", manifest, split) for split in ("train", "test")
+    )
     rows, test_rows = train.inputs[: 2 * MOST_ROWS], test.inputs[:MOST_ROWS]
-    layer = last_layer(network, torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype)))
-    known = Known(_ask(network, layer, rows), _as_it_is(network, rows), train.targets[: len(rows)], _head(network, layer))
-    scores = {make.__name__: make(known, rows) for make in ((*OF_CLASSES, *OF_ALL) if network.spec.classes else OF_ALL)}
+    layer = last_layer(
+        network,
+        torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype)),
+    )
+    known = Known(
+        _ask(network, layer, rows),
+        _as_it_is(network, rows),
+        train.targets[: len(rows)],
+        _head(network, layer),
+    )
+    scores = {
+        make.__name__: make(known, rows)
+        for make in ((*OF_CLASSES, *OF_ALL) if network.spec.classes else OF_ALL)
+    }
     ordinary, ordinary_rows = _ask(network, layer, test_rows), _as_it_is(network, test_rows)
     contract = manifest.input
-    kinds = strangers_of_tables(test_rows, contract) if isinstance(contract, ColumnContract) else strangers_of_images(test_rows)
+    kinds = (
+        strangers_of_tables(test_rows, contract)
+        if isinstance(contract, ColumnContract)
+        else strangers_of_images(test_rows)
+    )
     for name, strange in kinds:
         found, found_rows = _ask(network, layer, strange), _as_it_is(network, strange)
-        cells = {key: f"{area_under_curve(score(ordinary, ordinary_rows), score(found, found_rows)):.3f}" for key, score in scores.items()}
-        yield [data_set.name, name, f"{_rows(test):,}", *(cells.get(make.__name__, "") for make in (*OF_CLASSES, *OF_ALL))]
+        cells = {
+            key: f"{area_under_curve(score(ordinary, ordinary_rows), score(found, found_rows)):.3f}"
+            for key, score in scores.items()
+        }
+        yield [
+            data_set.name,
+            name,
+            f"{_rows(test):,}",
+            *(cells.get(make.__name__, "") for make in (*OF_CLASSES, *OF_ALL)),
+        ]
 
 
 def _rows(test: PackedSplit) -> int:
@@ -275,22 +340,35 @@ def _head(network: Network, layer: str) -> tuple[Float, Float] | None:
     module = network.get_submodule(layer)
     if not isinstance(module, torch.nn.Linear):
         return None
-    return module.weight.detach().numpy().astype(np.float64), module.bias.detach().numpy().astype(np.float64)
+    return module.weight.detach().numpy().astype(np.float64), module.bias.detach().numpy().astype(
+        np.float64
+    )
 
 
 def main() -> None:
     """Every data set, one after the other."""
-    columns = ["Data, network", "Strangers", "Test rows", *(make.__name__.replace("_", " ") for make in (*OF_CLASSES, *OF_ALL))]
+    columns = [
+        "Data, network",
+        "Strangers",
+        "Test rows",
+        *(make.__name__.replace("_", " ") for make in (*OF_CLASSES, *OF_ALL)),
+    ]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for data_set in SETS:
         if data_set.needs and not data_set.needs.exists():
-            lines.append(f"| {data_set.name} | not run: the data is not beside this checkout " + "| " * (len(columns) - 2) + "|")
+            lines.append(
+                f"| {data_set.name} | not run: the data is not beside this checkout "
+                + "| " * (len(columns) - 2)
+                + "|"
+            )
             continue
         for cells in run(data_set):
             lines.append("| " + " | ".join(cells) + " |")
             print(lines[-1], flush=True)
     text = "\n".join(lines)
-    files.write_text(RESULT, f"# Outlier scores\n\n{text}\n\n{NOTE} {conditions('torch', 'numpy')}\n")
+    files.write_text(
+        RESULT, f"# Outlier scores\n\n{text}\n\n{NOTE} {conditions('torch', 'numpy')}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,16 @@ import httpx
 
 from bench.conditions import conditions
 from bench.serving_overhead import started
-from serving.load_test.load import REFUSED, Answer, by_status, closed_loop, http_request, latency, open_loop, run
+from serving.load_test.load import (
+    REFUSED,
+    Answer,
+    by_status,
+    closed_loop,
+    http_request,
+    latency,
+    open_loop,
+    run,
+)
 from slipway.system import files
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import running
@@ -30,7 +39,9 @@ FACTOR = 4
 RESULT = Path("bench/results/overload.md")
 LIVEZ = http_request("/livez", method="GET")
 PART = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
-FORM = http_request(body=PART + picture() + b"\r\n--b--\r\n", content_type="multipart/form-data; boundary=b")
+FORM = http_request(
+    body=PART + picture() + b"\r\n--b--\r\n", content_type="multipart/form-data; boundary=b"
+)
 
 
 @dataclass
@@ -40,24 +51,43 @@ class Measured:
     name: str
     peak: list[float] = field(default_factory=list)  # answers a second
     normal_ms: list[float] = field(default_factory=list)  # p99 at 80 % of the peak
-    overload_ms: list[float] = field(default_factory=list)  # p99 of the accepted after the first second
+    overload_ms: list[float] = field(
+        default_factory=list
+    )  # p99 of the accepted after the first second
     onset_ms: list[float] = field(default_factory=list)  # of all that were accepted
     goodput: list[float] = field(default_factory=list)  # share of the peak
     livez_ms: list[float] = field(default_factory=list)  # p99
-    after_ms: list[float] = field(default_factory=list)  # p99 at 80 % of the peak, some seconds later
+    after_ms: list[float] = field(
+        default_factory=list
+    )  # p99 at 80 % of the peak, some seconds later
     other: set[str] = field(default_factory=set)  # what was answered during the overload beside 200
 
     def row(self) -> str:
-        middle = [statistics.median(figures) for figures in (self.peak, self.normal_ms, self.overload_ms, self.onset_ms)]
-        ratio = statistics.median(over / normal for over, normal in zip(self.overload_ms, self.normal_ms, strict=True))
-        cells = [f"{value:,.0f}" for value in middle] + [f"{ratio:.1f}", f"{statistics.median(self.goodput):.0%}"]
-        cells += [f"{min(self.goodput):.0%}", f"{statistics.median(self.livez_ms):.0f}", f"{statistics.median(self.after_ms):.0f}"]
+        middle = [
+            statistics.median(figures)
+            for figures in (self.peak, self.normal_ms, self.overload_ms, self.onset_ms)
+        ]
+        ratio = statistics.median(
+            over / normal for over, normal in zip(self.overload_ms, self.normal_ms, strict=True)
+        )
+        cells = [f"{value:,.0f}" for value in middle] + [
+            f"{ratio:.1f}",
+            f"{statistics.median(self.goodput):.0%}",
+        ]
+        cells += [
+            f"{min(self.goodput):.0%}",
+            f"{statistics.median(self.livez_ms):.0f}",
+            f"{statistics.median(self.after_ms):.0f}",
+        ]
         return f"| {self.name} | {' | '.join(cells)} | {', '.join(sorted(self.other))} |"
 
 
-async def _load(url: str, rate: float, seconds: float, seed: int) -> tuple[list[Answer], list[Answer]]:
+async def _load(
+    url: str, rate: float, seconds: float, seed: int
+) -> tuple[list[Answer], list[Answer]]:
     return await asyncio.gather(
-        open_loop(url, lambda number: FORM, rate, seconds, seed), open_loop(url, lambda number: LIVEZ, 20, seconds, seed + 1)
+        open_loop(url, lambda number: FORM, rate, seconds, seed),
+        open_loop(url, lambda number: LIVEZ, 20, seconds, seed + 1),
     )
 
 
@@ -79,7 +109,11 @@ def measure(measured: Measured, url: str, seed: int) -> None:
     measured.goodput.append(by_status(overload)[200] / OVERLOAD_SECONDS / peak)
     measured.livez_ms.append(1000 * latency(livez))
     measured.after_ms.append(1000 * latency(after))
-    measured.other |= {"broken connections" if status == REFUSED else str(status) for status in by_status(overload) if status != 200}
+    measured.other |= {
+        "broken connections" if status == REFUSED else str(status)
+        for status in by_status(overload)
+        if status != 200
+    }
 
 
 @contextmanager

@@ -41,9 +41,15 @@ JPEG = StoreForm(network=NETWORK, train_size_px=224, encoding="jpeg", jpeg_quali
 def photograph(seed: int) -> bytes:
     """A JPEG of 400x300 with the smooth areas, edges and noise of a photograph."""
     generator = np.random.default_rng(seed)
-    coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((400, 300), Image.Resampling.BICUBIC)
-    fine = Image.fromarray(generator.integers(0, 256, (75, 100, 3), dtype=np.uint8)).resize((400, 300), Image.Resampling.BICUBIC)
-    noise = Image.fromarray(generator.integers(0, 256, (300, 400, 3), dtype=np.uint8)).filter(ImageFilter.GaussianBlur(1))
+    coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize(
+        (400, 300), Image.Resampling.BICUBIC
+    )
+    fine = Image.fromarray(generator.integers(0, 256, (75, 100, 3), dtype=np.uint8)).resize(
+        (400, 300), Image.Resampling.BICUBIC
+    )
+    noise = Image.fromarray(generator.integers(0, 256, (300, 400, 3), dtype=np.uint8)).filter(
+        ImageFilter.GaussianBlur(1)
+    )
     image = Image.blend(Image.blend(coarse, fine, 0.15), noise, 0.08)
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=90)
@@ -53,16 +59,37 @@ def photograph(seed: int) -> bytes:
 def data_set() -> tuple[list[RawSample], pa.Table]:
     """Every sample is a file of its own: a number after the end of the JPEG gives it its own digest."""
     distinct = [photograph(seed) for seed in range(NUM_DISTINCT)]
-    payloads = [distinct[index % NUM_DISTINCT] + index.to_bytes(4, "big") for index in range(NUM_IMAGES)]
-    samples = [RawSample(str(index), payload, str(index % 10), None, None, None) for index, payload in enumerate(payloads)]
-    return samples, pa.Table.from_pylist([_row(sample, index) for index, sample in enumerate(samples)], schema=SPLIT_ROWS)
+    payloads = [
+        distinct[index % NUM_DISTINCT] + index.to_bytes(4, "big") for index in range(NUM_IMAGES)
+    ]
+    samples = [
+        RawSample(str(index), payload, str(index % 10), None, None, None)
+        for index, payload in enumerate(payloads)
+    ]
+    return samples, pa.Table.from_pylist(
+        [_row(sample, index) for index, sample in enumerate(samples)], schema=SPLIT_ROWS
+    )
 
 
 def _row(sample: RawSample, index: int) -> dict[str, object]:
     sha256 = files.sha256_bytes(sample.payload)
-    facts = {"width": 400, "height": 300, "bytes": len(sample.payload), "sha256": sha256, "flags": [], "corrections": [], "leaked": False}
+    facts = {
+        "width": 400,
+        "height": 300,
+        "bytes": len(sample.payload),
+        "sha256": sha256,
+        "flags": [],
+        "corrections": [],
+        "leaked": False,
+    }
     split = ("train",) * 7 + ("val", "test", "train")
-    return {"id": sha256[:32], "source": sample.source, "label": sample.label, **facts, "split": split[index % 10]}
+    return {
+        "id": sha256[:32],
+        "source": sample.source,
+        "label": sample.label,
+        **facts,
+        "split": split[index % 10],
+    }
 
 
 def decode(sample: RawSample) -> int:
@@ -81,7 +108,9 @@ def map_all(function: Callable[[RawSample], int], samples: list[RawSample]) -> N
         pass
 
 
-def pack_all(samples: list[RawSample], rows: pa.Table, form: StoreForm, stop_after: int | None = None) -> None:
+def pack_all(
+    samples: list[RawSample], rows: pa.Table, form: StoreForm, stop_after: int | None = None
+) -> None:
     """On all cores, into SCRATCH/FORM; `stop_after` images it stops, as if it were killed."""
 
     def read(sources: Collection[str]) -> Iterator[RawSample]:
@@ -96,7 +125,10 @@ def pack_all(samples: list[RawSample], rows: pa.Table, form: StoreForm, stop_aft
 
 def look_through(rows: pa.Table) -> None:
     """What a second run does first."""
-    num_rows = sum(len(shard.numbers) for _, shard in finished_shards(SCRATCH / "raw", places_of(rows.sort_by("id")), RAW))
+    num_rows = sum(
+        len(shard.numbers)
+        for _, shard in finished_shards(SCRATCH / "raw", places_of(rows.sort_by("id")), RAW)
+    )
     assert num_rows == NUM_IMAGES
 
 
@@ -116,7 +148,9 @@ def measure_once(samples: list[RawSample], rows: pa.Table) -> dict[str, float]:
     found["looking through the finished shards, raw"] = seconds(lambda: look_through(rows))
     shutil.rmtree(SCRATCH)
     first = seconds(lambda: pack_all(samples, rows, RAW, NUM_IMAGES // 2))
-    found["precompute, raw, stopped halfway and run again"] = first + seconds(lambda: pack_all(samples, rows, RAW))
+    found["precompute, raw, stopped halfway and run again"] = first + seconds(
+        lambda: pack_all(samples, rows, RAW)
+    )
     shutil.rmtree(SCRATCH)
     found["precompute, jpeg 95"] = seconds(lambda: pack_all(samples, rows, JPEG))
     return found
@@ -130,7 +164,10 @@ def speed_table(rounds: list[dict[str, float]]) -> str:
     ]
     for name in rounds[0]:
         speeds = [NUM_IMAGES / entry[name] for entry in rounds]
-        ratios = [statistics.median(entry[base] / entry[name] for entry in rounds) for base in list(rounds[0])[:2]]
+        ratios = [
+            statistics.median(entry[base] / entry[name] for entry in rounds)
+            for base in list(rounds[0])[:2]
+        ]
         lines.append(
             f"| {name} | {statistics.median(speeds):,.0f} | {min(speeds):,.0f} | {max(speeds):,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |"
         )
@@ -146,9 +183,15 @@ def loss_table(samples: list[RawSample]) -> str:
     ]
     for quality in (75, 90, 95, 100):
         jpegs = [encode_jpeg(image, quality) for image in images]
-        errors = [np.abs(decode_jpeg(jpeg, NETWORK.shape).astype(int) - image) for jpeg, image in zip(jpegs, images, strict=True)]
+        errors = [
+            np.abs(decode_jpeg(jpeg, NETWORK.shape).astype(int) - image)
+            for jpeg, image in zip(jpegs, images, strict=True)
+        ]
         size = sum(map(len, jpegs)) / len(jpegs) / 224**2
-        mean, largest = (statistics.fmean(float(function(error)) for error in errors) for function in (np.mean, np.max))
+        mean, largest = (
+            statistics.fmean(float(function(error)) for error in errors)
+            for function in (np.mean, np.max)
+        )
         lines.append(f"| {quality} | {size:.2f} | {size / 3:.2f} | {mean:.2f} | {largest:.1f} |")
     return "\n".join(lines)
 
@@ -163,9 +206,7 @@ def main() -> None:
     shutil.rmtree(SCRATCH)
     text = f"{speed_table(rounds)}\n\n{loss_table(samples)}"
     print(text)
-    note = (
-        f"{NUM_IMAGES:,} JPEGs of 400x300 to 224 px, n = {NUM_ROUNDS} rounds in turns, starting the workers included. Synthetic pictures."
-    )
+    note = f"{NUM_IMAGES:,} JPEGs of 400x300 to 224 px, n = {NUM_ROUNDS} rounds in turns, starting the workers included. Synthetic pictures."
     versions = conditions("pillow", "simplejpeg", "numpy")
     files.write_text(RESULT, f"# Precompute\n\n{text}\n\n{note}\n{versions}\n")
 

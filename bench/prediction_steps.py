@@ -75,11 +75,21 @@ class Worker:
         config = uvicorn.Config(behind, log_level="critical", access_log=False)
         config.load()
         front, state = Front(behind, inference), ServerState()
-        state.default_headers = [(b"date", b"Sun, 22 Nov 2026 20:00:00 GMT"), (b"server", b"uvicorn")]
+        state.default_headers = [
+            (b"date", b"Sun, 22 Nov 2026 20:00:00 GMT"),
+            (b"server", b"uvicorn"),
+        ]
         self._request = request
         self._connections: list[tuple[Connection, Silent]] = []
         for _ in range(NUM_CONNECTIONS):
-            connection = Connection(inference, front, config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop())
+            connection = Connection(
+                inference,
+                front,
+                config=config,
+                server_state=state,
+                app_state={},
+                _loop=asyncio.get_running_loop(),
+            )
             transport = Silent()
             connection.connection_made(transport)
             self._connections.append((connection, transport))
@@ -89,7 +99,10 @@ class Worker:
         wanted = [transport.num_written + 1 for _, transport in self._connections]
         for connection, _ in self._connections:
             connection.data_received(self._request)
-        while any(transport.num_written < number for (_, transport), number in zip(self._connections, wanted, strict=True)):
+        while any(
+            transport.num_written < number
+            for (_, transport), number in zip(self._connections, wanted, strict=True)
+        ):
             await asyncio.sleep(0)
         if b"200 OK" not in self._connections[-1][1].last:
             raise RuntimeError(f"no prediction: {self._connections[-1][1].last!r}")
@@ -98,13 +111,18 @@ class Worker:
 class Times(NamedTuple):
     """Of the turns."""
 
-    us: dict[bool, list[float]]  # of the event loop's thread for a prediction, in each turn; by whether it was watched
+    us: dict[
+        bool, list[float]
+    ]  # of the event loop's thread for a prediction, in each turn; by whether it was watched
     thread_share: float  # processor time of the watching's thread, of the event loop's
 
 
 async def measure_times(worker: Worker, inference: Inference, watcher: Watcher) -> Times:
     """Turns with and without, in the order on, off, off, on."""
-    everyone, clock = inference.observers.all, time.pthread_getcpuclockid(cast(int, watcher._thread.ident))
+    everyone, clock = (
+        inference.observers.all,
+        time.pthread_getcpuclockid(cast(int, watcher._thread.ident)),
+    )
     us: dict[bool, list[float]] = {True: [], False: []}
     watching_before, all_before = time.clock_gettime(clock), time.thread_time()
     for turn in range(NUM_TURNS):
@@ -116,7 +134,9 @@ async def measure_times(worker: Worker, inference: Inference, watcher: Watcher) 
         seconds = time.thread_time() - began
         us[is_watched].append(seconds / ROUNDS_A_TURN / NUM_CONNECTIONS * 1e6)
     inference.observers.all = everyone
-    return Times(us, (time.clock_gettime(clock) - watching_before) / (time.thread_time() - all_before))
+    return Times(
+        us, (time.clock_gettime(clock) - watching_before) / (time.thread_time() - all_before)
+    )
 
 
 async def count_steps(worker: Worker) -> Counter[str]:
@@ -130,7 +150,9 @@ async def count_steps(worker: Worker) -> Counter[str]:
             if event == "opcode":
                 name = frame.f_code.co_filename.removeprefix(os.getcwd() + "/")
                 if not name.startswith("bench"):
-                    steps[f"{frame.f_code.co_qualname} ({name.rpartition('site-packages/')[2].rpartition('/python3')[2]})"] += 1
+                    steps[
+                        f"{frame.f_code.co_qualname} ({name.rpartition('site-packages/')[2].rpartition('/python3')[2]})"
+                    ] += 1
             return count
 
         return count
@@ -147,10 +169,16 @@ def described(steps: dict[bool, Counter[str]], times: Times) -> str:
     num_predictions = NUM_COUNTED * NUM_CONNECTIONS
     lines = ["| | without watching | with watching | ratio |", "|---|---|---|---|"]
     totals = [steps[is_watched].total() / num_predictions for is_watched in (False, True)]
-    lines.append(f"| steps of the interpreter | {totals[0]:,.0f} | {totals[1]:,.0f} | {totals[1] / totals[0]:.3f} |")
+    lines.append(
+        f"| steps of the interpreter | {totals[0]:,.0f} | {totals[1]:,.0f} | {totals[1] / totals[0]:.3f} |"
+    )
     for name, share in (("lowest tenth", 10), ("lowest quarter", 4), ("median", 2)):
-        off, on = (statistics.quantiles(times.us[is_watched], n=share)[0] for is_watched in (False, True))
-        lines.append(f"| microseconds of the event loop's thread, {name} of the turns | {off:.1f} | {on:.1f} | {on / off:.3f} |")
+        off, on = (
+            statistics.quantiles(times.us[is_watched], n=share)[0] for is_watched in (False, True)
+        )
+        lines.append(
+            f"| microseconds of the event loop's thread, {name} of the turns | {off:.1f} | {on:.1f} | {on / off:.3f} |"
+        )
     ratios = [on / off for on, off in zip(times.us[True], times.us[False], strict=True)]
     lines += [
         "",
@@ -158,7 +186,10 @@ def described(steps: dict[bool, Counter[str]], times: Times) -> str:
         f"thread takes {times.thread_share:.2%} of the time of the event loop's; half of the requests are watched.",
         "",
     ]
-    most = [f"| {name} | {count / num_predictions:.0f} |" for name, count in steps[True].most_common(MOST_LISTED)]
+    most = [
+        f"| {name} | {count / num_predictions:.0f} |"
+        for name, count in steps[True].most_common(MOST_LISTED)
+    ]
     return "\n".join([*lines, "| most steps, watched | for each prediction |", "|---|---|", *most])
 
 
@@ -166,7 +197,9 @@ async def run(folder: Path) -> str:
     """Everything."""
     case = CASES["small"]
     case.write(folder)
-    inference = Inference(read_settings(environment(folder, state=folder / "state")), settle=put_aside_what_stays)
+    inference = Inference(
+        read_settings(environment(folder, state=folder / "state")), settle=put_aside_what_stays
+    )
     inference.start()
     await inference.loaded()
     take_short_turns()

@@ -25,7 +25,11 @@ class SmallCnn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()
+            nn.Conv2d(1, 8, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
         )
         self.head = nn.Linear(16 * 7 * 7, len(CLASSES))
 
@@ -38,7 +42,13 @@ class SmallCnn(nn.Module):
 def contract(size_px: int, channels: Any) -> ImageContract:
     """Images that fit are taken as they are."""
     return ImageContract(
-        kind="images", transform=None, size_px=size_px, channels=channels, fit="stretch", interpolation="bilinear", max_pixels=10**6
+        kind="images",
+        transform=None,
+        size_px=size_px,
+        channels=channels,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
     )
 
 
@@ -52,17 +62,32 @@ def write_large(folder: Path) -> LoadedBundle:
     """`folder`/bundle and its certificate, of resnet18 for ten classes."""
     torch.manual_seed(7)
     taken = contract(224, 3)
-    facts: dict[str, Any] = {"mean": [0.49, 0.48, 0.45], "std": [0.25, 0.24, 0.26], "target_scale": None}
-    spec = NetworkSpec(task="image_classification", name="timm/resnet18", arguments={}, classes=CLASSES, input=taken, **facts)
+    facts: dict[str, Any] = {
+        "mean": [0.49, 0.48, 0.45],
+        "std": [0.25, 0.24, 0.26],
+        "target_scale": None,
+    }
+    spec = NetworkSpec(
+        task="image_classification",
+        name="timm/resnet18",
+        arguments={},
+        classes=CLASSES,
+        input=taken,
+        **facts,
+    )
     return _write(folder, build_network(spec), taken)
 
 
 def _write(folder: Path, network: nn.Module, taken: ImageContract) -> LoadedBundle:
     output = OutputContract(kind="probabilities", labels=CLASSES)
     pixels = np.random.default_rng(7).integers(0, 256, (64, *taken.shape), dtype=np.uint8)
-    graph = export_graph(calibrated(network.eval(), pixels), taken, output, opset=18, max_batch_size=LARGEST_BATCH)
+    graph = export_graph(
+        calibrated(network.eval(), pixels), taken, output, opset=18, max_batch_size=LARGEST_BATCH
+    )
     model = onnx.load_model_from_string(graph)
     names = {"input_name": model.graph.input[0].name, "output_name": model.graph.output[0].name}
-    bundle = write_bundle(folder / "bundle", model, input=taken, output=output, max_batch_size=LARGEST_BATCH, **names)
+    bundle = write_bundle(
+        folder / "bundle", model, input=taken, output=output, max_batch_size=LARGEST_BATCH, **names
+    )
     certify(folder / "certificate.json", bundle)
     return bundle

@@ -58,7 +58,9 @@ class Caller(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         head, separator, body = self._received.partition(b"\r\n\r\n")
-        if separator and len(body) >= int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]):
+        if separator and len(body) >= int(
+            head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+        ):
             assert head.startswith(b"HTTP/1.1 200"), self._received
             self._latencies.append(time.perf_counter() - self._asked)
             self._received = b""
@@ -76,7 +78,11 @@ async def one_round(measured: Measured, num_connections: int, seconds: float) ->
     loop = asyncio.get_running_loop()
     connections = []
     for _ in range(num_connections):
-        connections.append(await loop.create_connection(lambda: Caller(measured.request, latencies), url.host, url.port or 80))
+        connections.append(
+            await loop.create_connection(
+                lambda: Caller(measured.request, latencies), url.host, url.port or 80
+            )
+        )
     await asyncio.sleep(seconds)
     for transport, _ in connections:
         transport.abort()
@@ -102,7 +108,10 @@ def started(target: str, folder: Path) -> Iterator[str]:
     """The address of a service that is ready."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "bentoml", "serve", target, "--port", url.rpartition(":")[2]]
-    variables = environment(folder) | {"STOCK_BUNDLE": str(folder / "bundle"), "BENTOML_HOME": str(folder / target.partition(":")[0])}
+    variables = environment(folder) | {
+        "STOCK_BUNDLE": str(folder / "bundle"),
+        "BENTOML_HOME": str(folder / target.partition(":")[0]),
+    }
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
     try:
@@ -118,7 +127,15 @@ def started_service(folder: Path, home: str, **settings: object) -> Iterator[Ser
     """Our service of the bundle in `folder` with these settings, once it is ready; `home` is its own folder of BentoML's."""
     url = f"http://127.0.0.1:{free_port()}"
     variables = environment(folder, **settings) | {"BENTOML_HOME": str(folder / home)}
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", url.rpartition(":")[2]]
+    command = [
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        "serving.service:Slipway",
+        "--port",
+        url.rpartition(":")[2],
+    ]
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
     try:
@@ -141,11 +158,16 @@ def wait_until_ready(url: str) -> None:
 
 
 def table(all_measured: list[Measured]) -> str:
-    lines = ["| Served by | requests/s, median | lowest | highest | p50 ms | p99 ms |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| Served by | requests/s, median | lowest | highest | p50 ms | p99 ms |",
+        "|---|---|---|---|---|---|",
+    ]
     for one in all_measured:
         rates = one.requests_per_second
         figures = f"{statistics.median(rates):,.0f} | {min(rates):,.0f} | {max(rates):,.0f}"
-        lines.append(f"| {one.name} | {figures} | {statistics.median(one.p50_ms):.2f} | {statistics.median(one.p99_ms):.2f} |")
+        lines.append(
+            f"| {one.name} | {figures} | {statistics.median(one.p50_ms):.2f} | {statistics.median(one.p99_ms):.2f} |"
+        )
     return "\n".join(lines)
 
 
@@ -179,7 +201,9 @@ def main() -> None:
         stock = services.enter_context(started("bench.stock_service:Stock", folder))
         raw = http_request("/predict", "image/png", picture())
         part = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
-        form = http_request("/predict", "multipart/form-data; boundary=b", part + picture() + b"\r\n--b--\r\n")
+        form = http_request(
+            "/predict", "multipart/form-data; boundary=b", part + picture() + b"\r\n--b--\r\n"
+        )
         empty = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
         all_measured = [
             Measured("the front, nothing to do (`/livez`)", front, empty),

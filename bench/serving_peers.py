@@ -28,14 +28,18 @@ class Model:
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         path = Path(os.environ["PEER_BUNDLE"]) / "model_fp32.onnx"
-        self.session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            path.read_bytes(), options, providers=["CPUExecutionProvider"]
+        )
         self.contract = ImageContract.model_validate_json(os.environ["PEER_CONTRACT"])
 
     def decode(self, payload: bytes) -> NDArray[np.uint8]:
         return array_from_bytes(payload, self.contract)
 
     def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        outputs: NDArray[np.float32] = self.session.run([os.environ["PEER_OUTPUT"]], {os.environ["PEER_INPUT"]: batch})[0]
+        outputs: NDArray[np.float32] = self.session.run(
+            [os.environ["PEER_OUTPUT"]], {os.environ["PEER_INPUT"]: batch}
+        )[0]
         return outputs
 
     @staticmethod
@@ -58,7 +62,15 @@ def serve_empty(port: int) -> None:
     """uvicorn with httptools and uvloop, without its access log."""
     import uvicorn
 
-    uvicorn.run(empty, port=port, http="httptools", loop="uvloop", lifespan="off", access_log=False, log_level="warning")
+    uvicorn.run(
+        empty,
+        port=port,
+        http="httptools",
+        loop="uvloop",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+    )
 
 
 def serve_fastapi(port: int) -> None:
@@ -78,7 +90,14 @@ def serve_fastapi(port: int) -> None:
 
     predict.__annotations__["image"] = fastapi.UploadFile
     application.post("/predict")(predict)
-    uvicorn.run(application, port=port, http="httptools", loop="uvloop", access_log=False, log_level="warning")
+    uvicorn.run(
+        application,
+        port=port,
+        http="httptools",
+        loop="uvloop",
+        access_log=False,
+        log_level="warning",
+    )
 
 
 if __name__ == "__main__":

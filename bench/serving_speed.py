@@ -41,7 +41,16 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 LONGEST_START_S = 60.0
 LONGEST_WAIT_S = 10.0  # 32 callers of a large model wait for more than a second; by default that is a lasting overload
 PEERS = os.environ.get("BENCH_PEERS", "")
-PACKAGES = ("bentoml", "uvicorn", "uvloop", "httptools", "onnxruntime-gpu", "starlette", "pillow", "simplejpeg")
+PACKAGES = (
+    "bentoml",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "onnxruntime-gpu",
+    "starlette",
+    "pillow",
+    "simplejpeg",
+)
 PEER_PACKAGES = ("litserve", "fastapi", "starlette", "uvicorn", "onnxruntime")
 
 
@@ -54,7 +63,9 @@ class Case:
     image: Callable[[], bytes]
     media_type: str
     round_seconds: float
-    num_rounds: int  # many short ones where a machine that others use too changes its speed within seconds
+    num_rounds: (
+        int  # many short ones where a machine that others use too changes its speed within seconds
+    )
 
 
 @dataclass
@@ -72,13 +83,17 @@ class Bare:
 
     runner: OnnxRunner
     contract: ImageContract
-    rows_per_second: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in BATCH_SIZES})
+    rows_per_second: dict[int, list[float]] = field(
+        default_factory=lambda: {size: [] for size in BATCH_SIZES}
+    )
     one_row_ms: list[float] = field(default_factory=list)
 
     def measure(self, seconds: float) -> None:
         """One more round over all batch sizes."""
         for size, found in self.rows_per_second.items():
-            batch = np.random.default_rng(size).integers(0, 256, (size, *self.contract.shape), dtype=np.uint8)
+            batch = np.random.default_rng(size).integers(
+                0, 256, (size, *self.contract.shape), dtype=np.uint8
+            )
             times = self._times(batch, seconds / len(BATCH_SIZES))
             found.append(size * len(times) / sum(times))
             if size == 1:
@@ -127,7 +142,9 @@ CASES = {
 def started(command: list[str], variables: dict[str, str], url: str, log: Path) -> Iterator[None]:
     """A server that answers, with all of its processes in a session of their own, which is ended."""
     with log.open("ab") as output:
-        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=variables, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + LONGEST_START_S
         while not _answers(url):
@@ -154,7 +171,9 @@ def _answers(url: str) -> bool:
 def form(field_name: str, image: bytes, media_type: str) -> bytes:
     """A request with the image as a file."""
     head = f'--b\r\nContent-Disposition: form-data; name="{field_name}"; filename="x"\r\nContent-Type: {media_type}\r\n\r\n'
-    return http_request("/predict", "multipart/form-data; boundary=b", head.encode() + image + b"\r\n--b--\r\n")
+    return http_request(
+        "/predict", "multipart/form-data; boundary=b", head.encode() + image + b"\r\n--b--\r\n"
+    )
 
 
 def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStack) -> list[Served]:
@@ -168,9 +187,15 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
         "PYTHONPATH": str(Path.cwd()),
     }
 
-    def start(name: str, command: list[str], request: bytes, ready: str = "/readyz", **settings: object) -> Served:
+    def start(
+        name: str, command: list[str], request: bytes, ready: str = "/readyz", **settings: object
+    ) -> Served:
         url = f"http://127.0.0.1:{free_port()}"
-        variables = environment(folder, **settings) | peer | {"BENTOML_HOME": str(folder / name.replace(" ", "_").replace("/", "_"))}
+        variables = (
+            environment(folder, **settings)
+            | peer
+            | {"BENTOML_HOME": str(folder / name.replace(" ", "_").replace("/", "_"))}
+        )
         filled = [url.rpartition(":")[2] if part == "PORT" else part for part in command]
         services.enter_context(started(filled, variables, url + ready, folder / "log"))
         return Served(name, Measured(name, url, request), Measured(name, url, request))
@@ -181,7 +206,12 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
     found = [
         start("Slipway, one worker", ours, body, max_wait_s=LONGEST_WAIT_S),
         start("Slipway, two workers", ours, body, workers=2, max_wait_s=LONGEST_WAIT_S),
-        start("an empty ASGI application", [sys.executable, "-m", "bench.serving_peers", "empty", "PORT"], body, "/"),
+        start(
+            "an empty ASGI application",
+            [sys.executable, "-m", "bench.serving_peers", "empty", "PORT"],
+            body,
+            "/",
+        ),
         start(
             "BentoML, a batchable API",
             [*bentoml, "bench.batchable_service:Batchable", "--port", "PORT"],
@@ -190,8 +220,14 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
     ]
     if PEERS:
         asked = form("image", image, case.media_type)
-        found.append(start("LitServe, batches", [PEERS, "-m", "bench.litserve_peer", "PORT"], asked, "/health"))
-        found.append(start("FastAPI", [PEERS, "-m", "bench.serving_peers", "fastapi", "PORT"], asked))
+        found.append(
+            start(
+                "LitServe, batches", [PEERS, "-m", "bench.litserve_peer", "PORT"], asked, "/health"
+            )
+        )
+        found.append(
+            start("FastAPI", [PEERS, "-m", "bench.serving_peers", "fastapi", "PORT"], asked)
+        )
     return found
 
 
@@ -202,14 +238,18 @@ def measure(measured: Measured, num_connections: int, seconds: float) -> None:
     if not latencies:
         raise RuntimeError(f"{measured.name} answered nothing in {seconds:g} s")
     measured.requests_per_second.append(len(latencies) / seconds)
-    percentiles = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [float("nan")] * 99
+    percentiles = (
+        statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [float("nan")] * 99
+    )
     measured.p50_ms.append(percentiles[49] * 1000)
     measured.p99_ms.append(percentiles[98] * 1000)
 
 
 def ratio(served: Served, other: list[float]) -> str:
     """Of requests a second in the same round: median and quartiles."""
-    low, middle, high = statistics.quantiles([mine / its for mine, its in zip(served.many.requests_per_second, other, strict=True)])
+    low, middle, high = statistics.quantiles(
+        [mine / its for mine, its in zip(served.many.requests_per_second, other, strict=True)]
+    )
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
@@ -227,7 +267,9 @@ def table(all_served: list[Served], bare: Bare) -> str:
         p50, p99 = statistics.median(served.many.p50_ms), statistics.median(served.many.p99_ms)
         one = statistics.median(served.one.p50_ms)
         shares = f"{ratio(served, best)} | {ratio(served, empty)}"
-        lines.append(f"| {served.name} | {_spread(served.many.requests_per_second)} | {shares} | {p50:.2f} | {p99:.2f} | {one:.2f} |")
+        lines.append(
+            f"| {served.name} | {_spread(served.many.requests_per_second)} | {shares} | {p50:.2f} | {p99:.2f} | {one:.2f} |"
+        )
     return "\n".join(lines)
 
 
@@ -245,9 +287,14 @@ def told(all_served: list[Served], bare: Bare) -> str:
     for name, other in by_name.items():
         if not name.startswith(("Slipway", "an empty")):
             lines.append(f"* {ratio(ours, other.many.requests_per_second)} times {name}")
-    bare_ms, empty_ms = statistics.median(bare.one_row_ms), statistics.median(by_name["an empty ASGI application"].one.p50_ms)
+    bare_ms, empty_ms = (
+        statistics.median(bare.one_row_ms),
+        statistics.median(by_name["an empty ASGI application"].one.p50_ms),
+    )
     extra = statistics.median(ours.one.p50_ms) - bare_ms - empty_ms
-    lines.append(f"* one connection: {extra:.2f} ms above the bare call ({bare_ms:.2f} ms) and the empty request ({empty_ms:.2f} ms)")
+    lines.append(
+        f"* one connection: {extra:.2f} ms above the bare call ({bare_ms:.2f} ms) and the empty request ({empty_ms:.2f} ms)"
+    )
     return "Slipway with one worker, each ratio of the same round:\n\n" + "\n".join(lines)
 
 
@@ -258,7 +305,16 @@ def run_case(case: Case) -> str:
         bundle = case.write(folder)
         taken = bundle.manifest.input
         assert isinstance(taken, ImageContract)
-        bare = Bare(open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=0), taken)
+        bare = Bare(
+            open_onnx(
+                bundle.model_bytes("fp32"),
+                variant="fp32",
+                precision="fp32",
+                provider="cpu",
+                num_threads=0,
+            ),
+            taken,
+        )
         all_served = start_all(case, folder, bundle, services)
         num_rounds = NUM_ROUNDS or case.num_rounds
         for number in range(num_rounds):
@@ -292,7 +348,16 @@ def main() -> None:
         case = CASES[name]
         part = run_case(case)
         length = f"{NUM_ROUNDS or case.num_rounds} rounds, {case.round_seconds:g} s for each way of serving."
-        text = "\n".join([f"# Speed of the service\n\n{part}", note, length, conditions(*PACKAGES), peer_versions(), ""])
+        text = "\n".join(
+            [
+                f"# Speed of the service\n\n{part}",
+                note,
+                length,
+                conditions(*PACKAGES),
+                peer_versions(),
+                "",
+            ]
+        )
         files.write_text(Path(f"bench/results/serving_speed_{name}.md"), text)
 
 

@@ -31,7 +31,11 @@ ARTIFACTS = ROOT / "artifacts"
 def seconds_to_import(module: str) -> float:
     """Seconds that a fresh interpreter takes for one import, its own start not counted."""
     code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
-    return float(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()[-1])
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split()[-1]
+    )
 
 
 def started(folder: Path, payload: bytes) -> dict[str, float]:
@@ -47,7 +51,12 @@ def started(folder: Path, payload: bytes) -> dict[str, float]:
             for _ in range(NUM_PREDICTIONS):
                 client.post("/predict", content=payload).raise_for_status()
         assert "/torch/" not in Path(f"/proc/{server.worker()}/maps").read_text()
-        return {"alive": alive, "ready": ready, "worker": resident_mb(server.worker()), "server": resident_mb(server.process.pid)}
+        return {
+            "alive": alive,
+            "ready": ready,
+            "worker": resident_mb(server.worker()),
+            "server": resident_mb(server.process.pid),
+        }
 
 
 def resident_mb(process: int) -> float:
@@ -63,8 +72,12 @@ def line(name: str, values: list[float], form: Callable[[float], str]) -> str:
 
 def main() -> None:
     if not (ARTIFACTS / "certificate.json").is_file():
-        sys.exit(f"error: {ARTIFACTS}/certificate.json is not there, expected the certified digits bundle. Run `dvc repro` first.")
-    payload = pq.read_table("data/demo/digits.parquet", columns=["image"])["image"][0].as_py()["bytes"]
+        sys.exit(
+            f"error: {ARTIFACTS}/certificate.json is not there, expected the certified digits bundle. Run `dvc repro` first."
+        )
+    payload = pq.read_table("data/demo/digits.parquet", columns=["image"])["image"][0].as_py()[
+        "bytes"
+    ]
     imports, starts = [], []
     with tempfile.TemporaryDirectory() as temporary:
         for _ in range(NUM_ROUNDS):
@@ -82,11 +95,21 @@ def main() -> None:
         line("`import serving.service`", imports, seconds),
         line("command to `/livez`", [start["alive"] for start in starts], seconds),
         line("command to `/readyz`", [start["ready"] for start in starts], seconds),
-        line(f"resident, worker, after {NUM_PREDICTIONS} predictions", [start["worker"] for start in starts], megabytes),
-        line("resident, BentoML's server process", [start["server"] for start in starts], megabytes),
+        line(
+            f"resident, worker, after {NUM_PREDICTIONS} predictions",
+            [start["worker"] for start in starts],
+            megabytes,
+        ),
+        line(
+            "resident, BentoML's server process", [start["server"] for start in starts], megabytes
+        ),
     ]
     about = f"n = {NUM_ROUNDS}; load average at the end {os.getloadavg()[0]:.1f}. Digits bundle {load_bundle(ARTIFACTS / 'bundle').version}"
-    text = "# Serving start\n\n" + "\n".join(rows) + f"\n\n{machine()}.\n{about}, one worker, fp32 on the CPU; no torch in its process.\n"
+    text = (
+        "# Serving start\n\n"
+        + "\n".join(rows)
+        + f"\n\n{machine()}.\n{about}, one worker, fp32 on the CPU; no torch in its process.\n"
+    )
     print(text)
     files.write_text(RESULT, text)
 

@@ -25,7 +25,18 @@ from slipway.training.recipe.nonfinite import StepGuard
 RESULT = Path("bench/results/step_guard.md")
 NUM_ROUNDS, STEPS_PER_ROUND = 15, 2
 NETWORKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
-    ("small_resnet", {"width": 32, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}, 8, 128),
+    (
+        "small_resnet",
+        {
+            "width": 32,
+            "blocks": [1, 1, 1],
+            "dropout": 0.0,
+            "stochastic_depth": 0.0,
+            "normalisation": "batch",
+        },
+        8,
+        128,
+    ),
     ("timm/resnet18", {}, 32, 32),
 )
 
@@ -39,24 +50,49 @@ class Step:
     device: torch.device
 
     def losses(self) -> Tensor:
-        return nn.functional.cross_entropy(self.network(self.batch.inputs).float(), self.batch.targets, reduction="none")
+        return nn.functional.cross_entropy(
+            self.network(self.batch.inputs).float(), self.batch.targets, reduction="none"
+        )
 
 
 def main() -> None:
     """Measure every network and write the table."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    lines = ["| network | pixels | rows | ms without | ms with | ratio |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| network | pixels | rows | ms without | ms with | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, arguments, size_px, num_rows in NETWORKS:
         without, with_guard = _measure(_step(name, arguments, size_px, num_rows, device))
-        ratio = statistics.median(more / less for less, more in zip(without, with_guard, strict=True))
+        ratio = statistics.median(
+            more / less for less, more in zip(without, with_guard, strict=True)
+        )
         times = f"{statistics.median(without):.2f} | {statistics.median(with_guard):.2f}"
-        lines.append(f"| {name} {arguments.get('width', '')} | {size_px} | {num_rows} | {times} | {ratio:.3f} |")
+        lines.append(
+            f"| {name} {arguments.get('width', '')} | {size_px} | {num_rows} | {times} | {ratio:.3f} |"
+        )
         print(lines[-1], flush=True)
     rounds = f"Medians of {NUM_ROUNDS} rounds of {STEPS_PER_ROUND} steps each way, in turns, on the {device.type}."
-    files.write_text(RESULT, "\n".join(["# What the guard of a step costs", "", *lines, "", rounds, "", conditions("torch"), ""]))
+    files.write_text(
+        RESULT,
+        "\n".join(
+            [
+                "# What the guard of a step costs",
+                "",
+                *lines,
+                "",
+                rounds,
+                "",
+                conditions("torch"),
+                "",
+            ]
+        ),
+    )
 
 
-def _step(name: str, arguments: dict[str, Any], size_px: int, num_rows: int, device: torch.device) -> Step:
+def _step(
+    name: str, arguments: dict[str, Any], size_px: int, num_rows: int, device: torch.device
+) -> Step:
     contract = ImageContract(
         kind="images", transform=None, size_px=size_px, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6
     )  # fmt: skip
@@ -66,7 +102,10 @@ def _step(name: str, arguments: dict[str, Any], size_px: int, num_rows: int, dev
     )  # fmt: skip
     images = torch.randint(0, 256, (num_rows, size_px, size_px, 3), dtype=torch.uint8)
     ones = torch.ones(num_rows, device=device)
-    targets, rows = torch.randint(0, 10, (num_rows,), device=device), torch.arange(num_rows, device=device)
+    targets, rows = (
+        torch.randint(0, 10, (num_rows,), device=device),
+        torch.arange(num_rows, device=device),
+    )
     batch = Batch(images.to(device), targets, ones, ones.bool(), rows, None, None)
     return Step(build_network(spec).to(device), batch, device)
 
@@ -95,7 +134,10 @@ def _measure(step: Step) -> tuple[list[float], list[float]]:
 
     for warm_up in (plain, guarded):
         _milliseconds(warm_up, step.device)
-    rounds = [(_milliseconds(plain, step.device), _milliseconds(guarded, step.device)) for _ in range(NUM_ROUNDS)]
+    rounds = [
+        (_milliseconds(plain, step.device), _milliseconds(guarded, step.device))
+        for _ in range(NUM_ROUNDS)
+    ]
     return [without for without, _ in rounds], [with_guard for _, with_guard in rounds]
 
 

@@ -20,12 +20,24 @@ class Stock:
         self.bundle = load_bundle(Path(os.environ["STOCK_BUNDLE"]))
         assert isinstance(self.bundle.manifest.input, ImageContract), "the bench is about images"
         self.contract = self.bundle.manifest.input
-        self.runner = open_onnx(self.bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=0)
+        self.runner = open_onnx(
+            self.bundle.model_bytes("fp32"),
+            variant="fp32",
+            precision="fp32",
+            provider="cpu",
+            num_threads=0,
+        )
 
     @bentoml.api  # type: ignore[untyped-decorator]
     def predict(self, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
         """`label` and `probabilities` of one image."""
-        outputs = self.runner.run(array_from_bytes(image.read_bytes(), self.contract)[None]).outputs[0]
+        outputs = self.runner.run(
+            array_from_bytes(image.read_bytes(), self.contract)[None]
+        ).outputs[0]
         labels = self.bundle.manifest.output.labels
         probabilities = dict(zip(labels, outputs.tolist(), strict=True))
-        return {"label": labels[int(outputs.argmax())], "probabilities": probabilities, "model_version": self.bundle.version}
+        return {
+            "label": labels[int(outputs.argmax())],
+            "probabilities": probabilities,
+            "model_version": self.bundle.version,
+        }

@@ -66,7 +66,12 @@ def prepare(runs: Runs, seed: int) -> Path:
         (folder / "data" / name).symlink_to(ROOT / "data" / name)
     params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["seed"] = seed
-    params["train"] |= {"strategy": runs.strategy, "precision": runs.precision, "offload": runs.offload, "devices": runs.processes}
+    params["train"] |= {
+        "strategy": runs.strategy,
+        "precision": runs.precision,
+        "offload": runs.offload,
+        "devices": runs.processes,
+    }
     params["train"]["accelerator"] = "cpu"
     params["evaluate"]["gates"] = {}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
@@ -79,7 +84,13 @@ def run(runs: Runs, seed: int) -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     for stage in ("train", "evaluate"):
         begin = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=variables, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", f"stages.{stage}"],
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise RuntimeError(f"{stage} in {folder} failed:\n{done.stdout}\n{done.stderr}")
         if stage == "train":
@@ -106,7 +117,9 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     versions = conditions("torch", "pytorch-lightning", "deepspeed")
-    files.write_text(ROOT / RESULT, f"# Strategies on two CPU processes\n\n{text}\n\n{note}\n{versions}\n")
+    files.write_text(
+        ROOT / RESULT, f"# Strategies on two CPU processes\n\n{text}\n\n{note}\n{versions}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ from tests.serving.server import Server, environment, running
 from tests.serving.test_rollout_processes import resident_mib
 
 NUM_CONNECTIONS = 8
-PAUSE_S = 0.01  # of a caller between an answer and its next question: the load of a day, not an overload
+PAUSE_S = (
+    0.01  # of a caller between an answer and its next question: the load of a day, not an overload
+)
 NUM_ROUNDS = 7
 NUM_SWAPS = 9  # in a round: 63 in all
 HIDDEN = 2048
@@ -68,7 +70,9 @@ class CheckingCaller(Caller):
     def data_received(self, data: bytes) -> None:
         self._received += data
         head, separator, body = self._received.partition(b"\r\n\r\n")
-        if not separator or len(body) < int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]):
+        if not separator or len(body) < int(
+            head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+        ):
             return
         self._latencies.append(time.perf_counter() - self._asked)
         self._received = b""
@@ -79,9 +83,14 @@ class CheckingCaller(Caller):
         self._seen.wrong += not self.is_over
 
     def _check(self, answer: dict[str, Any]) -> None:
-        version, found = answer.get("model_version", "none"), list(answer.get("probabilities", {}).values())
+        version, found = (
+            answer.get("model_version", "none"),
+            list(answer.get("probabilities", {}).values()),
+        )
         self._seen.versions.add(version)
-        self._seen.wrong += not (version in self._expected and np.allclose(found, self._expected[version], atol=1e-5))
+        self._seen.wrong += not (
+            version in self._expected and np.allclose(found, self._expected[version], atol=1e-5)
+        )
 
     def _ask(self) -> None:
         if not self.is_over:
@@ -92,7 +101,12 @@ def large_classifier(seed: int) -> onnx.ModelProto:
     """`classifier` with two hidden layers of HIDDEN units: about as many bytes as a ResNet-18 has, and 2 ms a row."""
     graph = classifier()
     draws = np.random.default_rng(seed)
-    shapes = [(WEIGHTS.shape[0], HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, WEIGHTS.shape[1])]
+    shapes = [
+        (WEIGHTS.shape[0], HIDDEN),
+        (HIDDEN, HIDDEN),
+        (HIDDEN, HIDDEN),
+        (HIDDEN, WEIGHTS.shape[1]),
+    ]
     layers = [(draws.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32) for shape in shapes]
     layers[0] /= np.float32(128)
     matmul = next(node for node in graph.graph.node if node.op_type == "MatMul")
@@ -113,19 +127,29 @@ def large_classifier(seed: int) -> onnx.ModelProto:
 
 def expected_answer(bundle: Path) -> list[float]:
     """To ROW, by the bare runtime."""
-    runner = open_onnx(load_bundle(bundle).model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    runner = open_onnx(
+        load_bundle(bundle).model_bytes("fp32"),
+        variant="fp32",
+        precision="fp32",
+        provider="cpu",
+        num_threads=1,
+    )
     pixels: NDArray[np.uint8] = array_from_bytes(ROW, CONTRACT)
     answers: Answers = runner.run(pixels[np.newaxis])
     probabilities: list[float] = answers.outputs[0].tolist()
     return probabilities
 
 
-async def _asked(server: Server, expected: dict[str, list[float]], is_over: threading.Event) -> Round:
+async def _asked(
+    server: Server, expected: dict[str, list[float]], is_over: threading.Event
+) -> Round:
     seen, url = Round(), httpx.URL(server.url)
     request = http_request("/predict", "image/png", ROW)
     loop = asyncio.get_running_loop()
     made = [
-        await loop.create_connection(lambda: CheckingCaller(request, seen, expected), url.host, url.port or 80)
+        await loop.create_connection(
+            lambda: CheckingCaller(request, seen, expected), url.host, url.port or 80
+        )
         for _ in range(NUM_CONNECTIONS)
     ]
     await asyncio.to_thread(is_over.wait)
@@ -148,7 +172,9 @@ def swap_to(work: list[Path], settings: Settings, worker: int) -> tuple[list[flo
     return seconds, memory
 
 
-def measured(server: Server, expected: dict[str, list[float]], swapping: Future[Any] | None) -> Round:
+def measured(
+    server: Server, expected: dict[str, list[float]], swapping: Future[Any] | None
+) -> Round:
     """One round: as long as `swapping` takes, or as much time without any."""
     is_over = threading.Event()
     if swapping:
@@ -164,8 +190,17 @@ def main(num_rounds: int, num_swaps: int) -> str:
         folder = Path(temporary)
         bundles = [write_candidate(folder / f"{seed}", large_classifier(seed)) for seed in (1, 2)]
         write_candidate(folder, large_classifier(0))
-        expected = {load_bundle(bundle).version: expected_answer(bundle) for bundle in (*bundles, folder / "bundle")}
-        settings = read_settings({name: value for name, value in environment(folder).items() if name.startswith("SLIPWAY_")})
+        expected = {
+            load_bundle(bundle).version: expected_answer(bundle)
+            for bundle in (*bundles, folder / "bundle")
+        }
+        settings = read_settings(
+            {
+                name: value
+                for name, value in environment(folder).items()
+                if name.startswith("SLIPWAY_")
+            }
+        )
         # The commands have a process of their own, as they do in earnest: in this one they would hold up the callers.
         with running(folder) as server, ProcessPoolExecutor(1, get_context("spawn")) as commanding:
             server.wait()
@@ -175,7 +210,9 @@ def main(num_rounds: int, num_swaps: int) -> str:
             memory: list[float] = []
             for _ in range(num_rounds):
                 quiet.append(measured(server, expected, None))
-                work = [bundles[number % 2] for number in range(len(memory), len(memory) + num_swaps)]
+                work = [
+                    bundles[number % 2] for number in range(len(memory), len(memory) + num_swaps)
+                ]
                 commanding.submit(time.sleep, 0).result()  # it has started
                 swaps = commanding.submit(swap_to, work, settings, server.worker())
                 swapping.append(measured(server, expected, swaps))
@@ -188,16 +225,24 @@ def listed(figures: list[float]) -> str:
     return ", ".join(f"{figure:.0f}" for figure in figures)
 
 
-def report(quiet: list[Round], swapping: list[Round], durations: list[float], memory: list[float]) -> str:
+def report(
+    quiet: list[Round], swapping: list[Round], durations: list[float], memory: list[float]
+) -> str:
     lines = [
         "| | requests | wrong or failed | p50 ms | p99 ms, median of the rounds | lowest | highest | longest ms |",
         "|---|---|---|---|---|---|---|---|",
     ]
     p99s = {}
     for name, rounds in (("no swap", quiet), ("swaps one after the other", swapping)):
-        p50, p99 = ([float(np.percentile(one.latencies, share)) * 1e3 for one in rounds] for share in (50, 99))
+        p50, p99 = (
+            [float(np.percentile(one.latencies, share)) * 1e3 for one in rounds]
+            for share in (50, 99)
+        )
         p99s[name] = p99
-        num_requests, wrong = sum(len(one.latencies) for one in rounds), sum(one.wrong for one in rounds)
+        num_requests, wrong = (
+            sum(len(one.latencies) for one in rounds),
+            sum(one.wrong for one in rounds),
+        )
         longest = max(max(one.latencies) for one in rounds) * 1e3
         figures = f"{statistics.median(p50):.1f} | {statistics.median(p99):.1f} | {min(p99):.1f} | {max(p99):.1f} | {longest:.0f}"
         lines.append(f"| {name} | {num_requests:,} | {wrong} | {figures} |")

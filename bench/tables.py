@@ -46,7 +46,10 @@ COLUMNS = (
 def make_table(num_rows: int, seed: int = 3) -> pa.Table:
     """Nine inputs (five numbers, a count, a category, a boolean, a date) and a numeric target, all as text, with planted faults."""
     generator = np.random.default_rng(seed)
-    numbers = {f"number_{index}": generator.normal(50, 10, num_rows).round(4).astype(str).astype(object) for index in range(5)}
+    numbers = {
+        f"number_{index}": generator.normal(50, 10, num_rows).round(4).astype(str).astype(object)
+        for index in range(5)
+    }
     numbers["number_0"][::PLANTED] = "unknown"
     numbers["number_1"][1::PLANTED] = ""
     days = np.datetime64("2020-01-01") + generator.integers(0, 2000, num_rows)
@@ -57,7 +60,9 @@ def make_table(num_rows: int, seed: int = 3) -> pa.Table:
         "built": days.astype(str),
         "price": generator.normal(2e5, 5e4, num_rows).round(2).astype(str),
     }
-    return pa.table({name: pa.array(values.tolist(), pa.string()) for name, values in columns.items()})
+    return pa.table(
+        {name: pa.array(values.tolist(), pa.string()) for name, values in columns.items()}
+    )
 
 
 def clean(path: Path, data: DataParams, params: CleanParams) -> int:
@@ -66,7 +71,12 @@ def clean(path: Path, data: DataParams, params: CleanParams) -> int:
     with files.new_directory(SCRATCH / "clean") as folder:
         write_table(folder / "rows.parquet", table.cleaned.rows, ROWS)
         write_table(folder / "quarantine.parquet", table.cleaned.quarantine, QUARANTINE)
-        write_cells(folder, table.cells, TableColumns(inputs=table.types, ignored=table.ignored), table.ledger.bad_cell_table())
+        write_cells(
+            folder,
+            table.cells,
+            TableColumns(inputs=table.types, ignored=table.ignored),
+            table.ledger.bad_cell_table(),
+        )
     table_report(table, data, params)
     return sum(cell.rule == "type_violation" for cell, _ in table.ledger.bad_cells)
 
@@ -79,9 +89,13 @@ def main() -> None:
     paths: dict[Path, int] = {}
     for size in SIZES:
         table = make_table(size)
-        pyarrow.csv.write_csv(table, SCRATCH / f"{size}.csv", pyarrow.csv.WriteOptions(quoting_style="none"))
+        pyarrow.csv.write_csv(
+            table, SCRATCH / f"{size}.csv", pyarrow.csv.WriteOptions(quoting_style="none")
+        )
         paths[SCRATCH / f"{size}.csv"] = size
-    pq.write_table(pyarrow.csv.read_csv(SCRATCH / f"{PARQUET_ROWS}.csv"), SCRATCH / f"{PARQUET_ROWS}.parquet")
+    pq.write_table(
+        pyarrow.csv.read_csv(SCRATCH / f"{PARQUET_ROWS}.csv"), SCRATCH / f"{PARQUET_ROWS}.parquet"
+    )
     paths[SCRATCH / f"{PARQUET_ROWS}.parquet"] = PARQUET_ROWS
     seconds: dict[Path, list[float]] = {path: [] for path in paths}
     busy: dict[Path, list[float]] = {path: [] for path in paths}
@@ -98,7 +112,10 @@ def main() -> None:
             read(path)
             reading[path].append(time.perf_counter() - begin)
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += [_line(path, size, seconds[path], busy[path], reading[path], named[path]) for path, size in paths.items()]
+    lines += [
+        _line(path, size, seconds[path], busy[path], reading[path], named[path])
+        for path, size in paths.items()
+    ]
     text = "\n".join(lines)
     print(text)
     note = f"n = {ROUNDS} interleaved rounds in one process, which writes everything that `clean` writes. {conditions('pyarrow', 'numpy')}"
@@ -106,7 +123,9 @@ def main() -> None:
     shutil.rmtree(SCRATCH)
 
 
-def _line(path: Path, size: int, seconds: list[float], busy: list[float], reading: list[float], named: int) -> str:
+def _line(
+    path: Path, size: int, seconds: list[float], busy: list[float], reading: list[float], named: int
+) -> str:
     median = statistics.median(seconds)
     cells = [
         f"{size:,} x 10",

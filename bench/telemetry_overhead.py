@@ -23,7 +23,12 @@ from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.inputs.images import ImageContract
 from slipway.system import files
-from slipway.training.batches.batches import ImageChanges, TrainingBatches, cut_step, training_loader
+from slipway.training.batches.batches import (
+    ImageChanges,
+    TrainingBatches,
+    cut_step,
+    training_loader,
+)
 from slipway.training.job import network_spec
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import build_network
@@ -40,14 +45,29 @@ ROUNDS, STEPS, SIZE_PX = 7, 40, 16
 def _split(params: TrainParams) -> tuple[PackedManifest, PackedSplit]:
     generator, num_rows = np.random.default_rng(0), params.batch_size * STEPS
     contract = ImageContract(
-        kind="images", transform=None, size_px=SIZE_PX, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000
+        kind="images",
+        transform=None,
+        size_px=SIZE_PX,
+        channels=1,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10_000,
     )
-    facts: dict[str, Any] = {"format_version": 2, "classes": list("0123456789"), "target_scale": None, "splits": {}}
-    manifest = PackedManifest(task="image_classification", input=contract, mean=[0.5], std=[0.25], **facts)
+    facts: dict[str, Any] = {
+        "format_version": 2,
+        "classes": list("0123456789"),
+        "target_scale": None,
+        "splits": {},
+    }
+    manifest = PackedManifest(
+        task="image_classification", input=contract, mean=[0.5], std=[0.25], **facts
+    )
     images = generator.integers(0, 256, (num_rows, SIZE_PX, SIZE_PX, 1), dtype=np.uint8)
     ids = [f"{row:032x}" for row in range(num_rows)]
     targets = generator.integers(0, 10, num_rows).astype(np.float64)
-    return manifest, PackedSplit(images, targets, ids, ids, np.ones(num_rows), np.zeros(num_rows, dtype=bool))
+    return manifest, PackedSplit(
+        images, targets, ids, ids, np.ones(num_rows), np.zeros(num_rows, dtype=bool)
+    )
 
 
 class _Stopwatch:
@@ -81,22 +101,33 @@ class _Epochs(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._began, self._seen = time.perf_counter(), self._watch.seconds
-        pl_module.epoch_metrics = {"train/loss": 0.0, "val/loss": 0.0, "val/accuracy": 0.0, "learning_rate": 0.0}
+        pl_module.epoch_metrics = {
+            "train/loss": 0.0,
+            "val/loss": 0.0,
+            "val/accuracy": 0.0,
+            "learning_rate": 0.0,
+        }
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.rounds.append((time.perf_counter() - self._began, self._watch.seconds - self._seen))
 
 
-def measure(params: TrainParams, manifest: PackedManifest, split: PackedSplit) -> list[tuple[float, float]]:
+def measure(
+    params: TrainParams, manifest: PackedManifest, split: PackedSplit
+) -> list[tuple[float, float]]:
     """(seconds, those of the telemetry) of each epoch."""
     torch.manual_seed(params.batch_size)
     shape = cut_step(params.batch_size, 1, params.max_batch_per_device)
     plan = plan_from_params(load_params().augment, 7)
-    batches = TrainingBatches([split], shape, 0, 7, ImageChanges(plan, SIZE_PX, on_device=False), classes=True)
+    batches = TrainingBatches(
+        [split], shape, 0, 7, ImageChanges(plan, SIZE_PX, on_device=False), classes=True
+    )
     shutil.rmtree(SCRATCH, ignore_errors=True)
     log, clock, watch = RunLog(SCRATCH / "log", 0), StepClock(), _Stopwatch()
     log.name_run("bench")
-    telemetry = StepTelemetry(params, Where(SCRATCH / "board", shape.batch_size, 1, batches.num_steps, []), log, clock)
+    telemetry = StepTelemetry(
+        params, Where(SCRATCH / "board", shape.batch_size, 1, batches.num_steps, []), log, clock
+    )
     watch.watch(clock, ["start", "stop"])
     watch.watch(telemetry, [name for name in vars(StepTelemetry) if name.startswith("on_")])
     epochs = _Epochs(watch)
@@ -114,7 +145,10 @@ def measure(params: TrainParams, manifest: PackedManifest, split: PackedSplit) -
         default_root_dir=SCRATCH,
     )
     network = build_network(network_spec(params, manifest))
-    trainer.fit(TrainingModule(network, params, 7, batches.num_steps, batches.ids), training_loader(batches, 0))
+    trainer.fit(
+        TrainingModule(network, params, 7, batches.num_steps, batches.ids),
+        training_loader(batches, 0),
+    )
     return epochs.rounds
 
 
@@ -123,19 +157,24 @@ def main() -> None:
     silence_chatter()
     params = load_params().train
     manifest, split = _split(params)
-    lines = ["| log_every_steps | ms per step | telemetry, ms per step | share, median | of each epoch |", "|---|---|---|---|---|"]
+    lines = [
+        "| log_every_steps | ms per step | telemetry, ms per step | share, median | of each epoch |",
+        "|---|---|---|---|---|",
+    ]
     for every in (params.log_every_steps, 1):
         rounds = measure(params.model_copy(update={"log_every_steps": every}), manifest, split)[1:]
-        whole, told = (statistics.median(values) / STEPS * 1000 for values in zip(*rounds, strict=True))
+        whole, told = (
+            statistics.median(values) / STEPS * 1000 for values in zip(*rounds, strict=True)
+        )
         shares = [inside / seconds for seconds, inside in rounds]
         spread = f"{min(shares):.2%} to {max(shares):.2%}"
-        lines.append(f"| {every} | {whole:.2f} | {told:.3f} | {statistics.median(shares):.2%} | {spread} |")
+        lines.append(
+            f"| {every} | {whole:.2f} | {told:.3f} | {statistics.median(shares):.2%} | {spread} |"
+        )
         print(lines[-1], flush=True)
     text = "\n".join(lines)
     print(text)
-    note = (
-        f"The demo's network, {params.batch_size} images of {SIZE_PX} px a step, {ROUNDS} epochs of {STEPS} steps after one that warms up."
-    )
+    note = f"The demo's network, {params.batch_size} images of {SIZE_PX} px a step, {ROUNDS} epochs of {STEPS} steps after one that warms up."
     versions = conditions("torch", "pytorch-lightning", "tensorboard")
     files.write_text(RESULT, f"# What telemetry costs\n\n{text}\n\n{note}\n{versions}\n")
 

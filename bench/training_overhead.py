@@ -22,7 +22,12 @@ from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.data.store import packed
 from slipway.inputs.images import ImageContract
 from slipway.system import files
-from slipway.training.assembly import prepare_process, step_arguments, training_batches, training_module
+from slipway.training.assembly import (
+    prepare_process,
+    step_arguments,
+    training_batches,
+    training_module,
+)
 from slipway.training.batches.batches import Batch, TrainingBatches, training_loader
 from slipway.training.distributed.execution import arrange
 from slipway.training.job import Job, Paths, prepare
@@ -50,7 +55,10 @@ class Case:
     batch_size: int
 
 
-CASES = (Case("demo: 16 px, grey, batches of 128", 16, 1, 10, 128), Case("CIFAR-10: 32 px, RGB, batches of 128", 32, 3, 10, 128))
+CASES = (
+    Case("demo: 16 px, grey, batches of 128", 16, 1, 10, 128),
+    Case("CIFAR-10: 32 px, RGB, batches of 128", 32, 3, 10, 128),
+)
 
 
 def write_store(case: Case, folder: Path) -> None:
@@ -60,7 +68,10 @@ def write_store(case: Case, folder: Path) -> None:
     splits: dict[str, packed.PackedSplitManifest] = {}
     for split, num_rows in {"train": 16 * case.batch_size, "val": case.batch_size}.items():
         (folder / "packed" / split).mkdir(parents=True, exist_ok=True)
-        np.save(folder / "packed" / split / "inputs.npy", generator.integers(0, 256, (num_rows, *shape), dtype=np.uint8))
+        np.save(
+            folder / "packed" / split / "inputs.npy",
+            generator.integers(0, 256, (num_rows, *shape), dtype=np.uint8),
+        )
         ids = [files.sha256_bytes(f"{split}{row}".encode())[:32] for row in range(num_rows)]
         rows = packed_rows(ids, ids, np.arange(num_rows) % case.num_classes)
         splits[split] = packed.write_split(folder / "packed" / split, rows, shape)
@@ -92,8 +103,21 @@ def prepare_case(case: Case) -> tuple[Job, Network]:
     folder = SCRATCH / f"{case.size_px}px"
     write_store(case, folder)
     nothing = folder / "nothing"
-    paths = Paths(folder / "packed", folder / "augmented", nothing, nothing, nothing, folder / "work", nothing, nothing, nothing, Path())
-    params = PROJECT.train.model_copy(update={"batch_size": case.batch_size, "strategy": "single", "devices": 1})
+    paths = Paths(
+        folder / "packed",
+        folder / "augmented",
+        nothing,
+        nothing,
+        nothing,
+        folder / "work",
+        nothing,
+        nothing,
+        nothing,
+        Path(),
+    )
+    params = PROJECT.train.model_copy(
+        update={"batch_size": case.batch_size, "strategy": "single", "devices": 1}
+    )
     return prepare(7, params, paths)
 
 
@@ -113,7 +137,11 @@ def hand_written(job: Job, network: Network, batches: TrainingBatches) -> Iterat
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, half, enabled=half is not None):
                 answers = network(_inputs(batch, device))
-            loss = F.cross_entropy(answers.float(), batch.targets.to(device, non_blocking=True), label_smoothing=job.params.label_smoothing)
+            loss = F.cross_entropy(
+                answers.float(),
+                batch.targets.to(device, non_blocking=True),
+                label_smoothing=job.params.label_smoothing,
+            )
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(network.parameters(), job.params.gradient_clip_norm)
@@ -130,7 +158,9 @@ def _inputs(batch: Batch, device: torch.device) -> torch.Tensor:
     inputs = batch.inputs.to(device, non_blocking=True)
     if batch.changes is None:
         return inputs
-    moved: Any = (value if value is None else value.to(device, non_blocking=True) for value in batch.changes)
+    moved: Any = (
+        value if value is None else value.to(device, non_blocking=True) for value in batch.changes
+    )
     return augment_batch(inputs, Changes(*moved))
 
 
@@ -162,7 +192,9 @@ class Turns(pl.Callback):
             next(self.other)
         self.wait()
         self.theirs.append((time.perf_counter() - begin) / self.num_steps)
-        self.processor_ratios.append((time.process_time() - processor) / (processor - self._processor))
+        self.processor_ratios.append(
+            (time.process_time() - processor) / (processor - self._processor)
+        )
         self.num_steps = max(2, round(ROUND_SECONDS / self.theirs[-1]))
         trainer.should_stop = len(self.ours) == NUM_WARM_UP + NUM_ROUNDS
         self._count, self._begin, self._processor = 0, time.perf_counter(), time.process_time()
@@ -175,9 +207,13 @@ def measure(case: Case) -> Turns:
     torch.manual_seed(job.seed)
     own = build_network(job.spec)
     arrange(own, job.params, job.placement, job.spec.task)
-    batches = training_batches(job.data, job.shape, 0, job.seed, on_gpu=job.placement.accelerator == "gpu")
+    batches = training_batches(
+        job.data, job.shape, 0, job.seed, on_gpu=job.placement.accelerator == "gpu"
+    )
     on_gpu = job.placement.accelerator == "gpu"
-    turns = Turns(hand_written(job, own, batches), torch.cuda.synchronize if on_gpu else lambda: None)
+    turns = Turns(
+        hand_written(job, own, batches), torch.cuda.synchronize if on_gpu else lambda: None
+    )
     trainer = pl.Trainer(
         **step_arguments(job.params, job.placement, job.shape, job.paths.work),
         max_epochs=-1,
@@ -186,7 +222,10 @@ def measure(case: Case) -> Turns:
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    trainer.fit(training_module(network, job.params, job.seed, job.data, batches), training_loader(batches, 0, pin_memory=on_gpu))
+    trainer.fit(
+        training_module(network, job.params, job.seed, job.data, batches),
+        training_loader(batches, 0, pin_memory=on_gpu),
+    )
     return turns
 
 
@@ -204,7 +243,13 @@ def line(case: Case, turns: Turns) -> str:
 def main() -> None:
     """Every case, one after the other."""
     silence_chatter()
-    columns = ["Images", "Lightning and our module, ms", "by hand, ms", "speed reached, median of rounds", "lowest and highest"]
+    columns = [
+        "Images",
+        "Lightning and our module, ms",
+        "by hand, ms",
+        "speed reached, median of rounds",
+        "lowest and highest",
+    ]
     columns += ["by processor time", "lowest and highest"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for case in CASES:
@@ -213,7 +258,10 @@ def main() -> None:
     text, versions = "\n".join(lines), conditions("torch", "pytorch-lightning")
     note = f"n = {NUM_ROUNDS} rounds of {ROUND_SECONDS:g} s each, in turns, in one process with {torch.get_num_threads()} threads."
     notes = " ".join(sys.argv[1:])
-    files.write_text(RESULT, f"# A training step beside a hand-written loop\n\n{text}\n\n{NOTE}\n{note} {notes}\n{versions}\n")
+    files.write_text(
+        RESULT,
+        f"# A training step beside a hand-written loop\n\n{text}\n\n{NOTE}\n{note} {notes}\n{versions}\n",
+    )
     print(RESULT.read_text())
 
 

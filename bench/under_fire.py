@@ -23,7 +23,9 @@ NUM_REQUESTS = 10_000
 NUM_UNKNOWN = 10_000
 RESULT = Path("bench/results/under_fire.md")
 PART = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
-GOOD = http_request(body=PART + picture() + b"\r\n--b--\r\n", content_type="multipart/form-data; boundary=b")
+GOOD = http_request(
+    body=PART + picture() + b"\r\n--b--\r\n", content_type="multipart/form-data; boundary=b"
+)
 
 
 @dataclass
@@ -42,23 +44,35 @@ class Outcome:
 
     def row(self) -> str:
         server_faults = sum(count for status, count in self.generated.items() if status >= 500)
-        cells = [server_faults, self.generated[REFUSED], self.forms[200], self.not_one_shape, self.invalid_json]
+        cells = [
+            server_faults,
+            self.generated[REFUSED],
+            self.forms[200],
+            self.not_one_shape,
+            self.invalid_json,
+        ]
         cells += [sum(count for status, count in self.unknown.items() if status != 404)]
-        return (
-            f"| {self.name} | {' | '.join(map(str, cells))} | {self.growth_mb:.0f} | {self.good_afterwards} | {1000 * self.scrape_s:,.0f} |"
-        )
+        return f"| {self.name} | {' | '.join(map(str, cells))} | {self.growth_mb:.0f} | {self.good_afterwards} | {1000 * self.scrape_s:,.0f} |"
 
 
 def has_one_shape(answer: Answer) -> bool:
     try:
-        return list(answer.content) == ["error"] and set(answer.content["error"]) == {"code", "message", "field", "request_id"}
+        return list(answer.content) == ["error"] and set(answer.content["error"]) == {
+            "code",
+            "message",
+            "field",
+            "request_id",
+        }
     except (ValueError, KeyError, TypeError):
         return False
 
 
 def is_invalid(answer: Answer) -> bool:
     """Whether it says that it is JSON, and is not."""
-    if not answer.headers.get(b"content-type", b"").startswith(b"application/json") or not answer.body:
+    if (
+        not answer.headers.get(b"content-type", b"").startswith(b"application/json")
+        or not answer.body
+    ):
         return False
     try:
         return answer.content is NotImplemented
@@ -68,10 +82,18 @@ def is_invalid(answer: Answer) -> bool:
 
 def memory_mb(port: int) -> float:
     """Of the server that listens there, with its workers."""
-    listening = next(one.pid for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.laddr.port == port)
+    listening = next(
+        one.pid
+        for one in psutil.net_connections("tcp")
+        if one.status == "LISTEN" and one.laddr.port == port
+    )
     process = psutil.Process(listening)
     parents = [parent for parent in process.parents() if "bentoml" in " ".join(parent.cmdline())]
-    family = {one.pid: one for root in [process, *parents[:1]] for one in [root, *root.children(recursive=True)]}
+    family = {
+        one.pid: one
+        for root in [process, *parents[:1]]
+        for one in [root, *root.children(recursive=True)]
+    }
     return float(sum(one.memory_info().rss for one in family.values()) / 1e6)
 
 
@@ -87,15 +109,23 @@ def measure(name: str, target: str, folder: Path, num_requests: int, num_unknown
         paths = [http_request(f"/scan/{number}", method="GET") for number in range(num_unknown)]
         unknown = by_status(ask_each(url, paths, 16))
         growth = memory_mb(port) - before
-        right = [answer for answer in answers if cases[answer.number].right is not None and answer.status == 200]
+        right = [
+            answer
+            for answer in answers
+            if cases[answer.number].right is not None and answer.status == 200
+        ]
         forms = [answer for answer in right if cases[answer.number].kind == "right form"]
-        assert name != "the service" or all(is_right(cases[answer.number], answer.content) for answer in right)
+        assert name != "the service" or all(
+            is_right(cases[answer.number], answer.content) for answer in right
+        )
         (scrape,) = ask_each(url, [http_request("/metrics", method="GET")], 1)
         return Outcome(
             name=name,
             generated=by_status(answers),
             forms=by_status(forms),
-            not_one_shape=sum(400 <= answer.status < 500 and not has_one_shape(answer) for answer in answers),
+            not_one_shape=sum(
+                400 <= answer.status < 500 and not has_one_shape(answer) for answer in answers
+            ),
             invalid_json=sum(map(is_invalid, answers)),
             unknown=unknown,
             growth_mb=growth,
@@ -110,14 +140,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-        services = [("the service", "serving.service:Slipway"), ("an ordinary BentoML API", "bench.stock_service:Stock")]
-        outcomes = [measure(name, target, folder, num_requests, num_unknown) for name, target in services]
+        services = [
+            ("the service", "serving.service:Slipway"),
+            ("an ordinary BentoML API", "bench.stock_service:Stock"),
+        ]
+        outcomes = [
+            measure(name, target, folder, num_requests, num_unknown) for name, target in services
+        ]
     head = (
         "| Served by | 5xx | broken connections | right forms answered | 4xx in another shape | invalid JSON | unknown paths not 404 "
         "| memory grown, MB | right requests answered afterwards, of 100 | `/metrics` afterwards, ms |"
     )
     statuses = "\n".join(
-        f"* {one.name}: " + ", ".join(f"{code}: {count:,}" for code, count in sorted(one.generated.items())) for one in outcomes
+        f"* {one.name}: "
+        + ", ".join(f"{code}: {count:,}" for code, count in sorted(one.generated.items()))
+        for one in outcomes
     )
     notes = (
         f"{num_requests:,} generated requests (images, forms, other bodies, methods, headers, paths; the same to both), "
@@ -125,7 +162,11 @@ def main() -> None:
         f"only, so a refusal of an image as the body is right of it. {conditions('bentoml', 'uvicorn', 'starlette')}"
     )
     lines = [head, "|" + "---|" * 10, *(one.row() for one in outcomes)]
-    text = "# Under fire\n\n" + "\n".join(lines) + f"\n\nAnswers to the generated requests, by status (0: none):\n\n{statuses}\n\n{notes}\n"
+    text = (
+        "# Under fire\n\n"
+        + "\n".join(lines)
+        + f"\n\nAnswers to the generated requests, by status (0: none):\n\n{statuses}\n\n{notes}\n"
+    )
     print(text)
     files.write_text(RESULT, text)
 

@@ -23,7 +23,15 @@ import numpy as np
 from bench.conditions import conditions
 from bench.serving_models import write_large, write_small
 from bench.serving_overhead import Measured, http_request
-from bench.serving_speed import LONGEST_WAIT_S, NUM_CONNECTIONS, PACKAGES, WARM_UP_S, digit, measure, photograph
+from bench.serving_speed import (
+    LONGEST_WAIT_S,
+    NUM_CONNECTIONS,
+    PACKAGES,
+    WARM_UP_S,
+    digit,
+    measure,
+    photograph,
+)
 from bench.watching_turns import FILE, ORDER, SECONDS, Turn
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.drift.reference import ReferenceRows
@@ -59,9 +67,20 @@ def watched(write: Callable[[Path], LoadedBundle], image: bytes) -> Callable[[Pa
         assert isinstance(taken, ImageContract)
         random = np.random.default_rng(7)
         noise = random.integers(-20, 21, (NUM_REFERENCE, *taken.shape))
-        rows = np.clip(array_from_bytes(image, taken).astype(np.int64) + noise, 0, 255).astype(np.uint8)
-        runner = open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=0)
-        answers = [runner.run(rows[begin : begin + LARGEST_BATCH]) for begin in range(0, NUM_REFERENCE, LARGEST_BATCH)]
+        rows = np.clip(array_from_bytes(image, taken).astype(np.int64) + noise, 0, 255).astype(
+            np.uint8
+        )
+        runner = open_onnx(
+            bundle.model_bytes("fp32"),
+            variant="fp32",
+            precision="fp32",
+            provider="cpu",
+            num_threads=0,
+        )
+        answers = [
+            runner.run(rows[begin : begin + LARGEST_BATCH])
+            for begin in range(0, NUM_REFERENCE, LARGEST_BATCH)
+        ]
         outputs, scores = (np.concatenate(parts) for parts in zip(*answers, strict=True))
         targets = random.integers(0, outputs.shape[1], NUM_REFERENCE).astype(np.float64)
         return with_reference(folder, bundle, ReferenceRows(rows, outputs, scores, targets))
@@ -70,39 +89,67 @@ def watched(write: Callable[[Path], LoadedBundle], image: bytes) -> Callable[[Pa
 
 
 CASES = {
-    "small": Case("A small CNN, PNGs of 28 px", watched(write_small, digit()), digit, "image/png", 0.05, 1600),
-    "large": Case("resnet18, JPEGs of 224 px", watched(write_large, photograph()), photograph, "image/jpeg", 2.0, 72),
+    "small": Case(
+        "A small CNN, PNGs of 28 px", watched(write_small, digit()), digit, "image/png", 0.05, 1600
+    ),
+    "large": Case(
+        "resnet18, JPEGs of 224 px",
+        watched(write_large, photograph()),
+        photograph,
+        "image/jpeg",
+        2.0,
+        72,
+    ),
 }
 
 
 def turns_of(case: Case, folder: Path, order: str, seconds: float) -> tuple[list[Turn], str]:
     """What the service did for so many seconds of questions, and what became of the rows."""
     os.environ |= {FILE: str(folder / "turns.json"), ORDER: order, SECONDS: str(case.turn_seconds)}
-    with running(folder, "bench.watching_service:Slipway", state=folder / "state", max_wait_s=LONGEST_WAIT_S) as server:
+    with running(
+        folder, "bench.watching_service:Slipway", state=folder / "state", max_wait_s=LONGEST_WAIT_S
+    ) as server:
         server.wait()
-        asked = Measured("watching", server.url, http_request("/predict", case.media_type, case.image()))
+        asked = Measured(
+            "watching", server.url, http_request("/predict", case.media_type, case.image())
+        )
         measure(asked, NUM_CONNECTIONS, SETTLE_S + seconds)
         rows = looked_at(server.url)
     turns = [Turn(*one) for one in json.loads((folder / "turns.json").read_text())]
     asked_in = [place for place, turn in enumerate(turns) if turn.answered]
     begin = asked_in[0] + math.ceil((WARM_UP_S + SETTLE_S) / case.turn_seconds)
-    whole = len(IN_TURNS)  # from the beginning of an order, and before the last turn, which ended with the questions
+    whole = len(
+        IN_TURNS
+    )  # from the beginning of an order, and before the last turn, which ended with the questions
     return turns[-(-begin // whole) * whole : asked_in[-1] // whole * whole], rows
 
 
 def looked_at(url: str) -> str:
     """What became of the rows."""
-    lines = [line for line in httpx.get(url + "/metrics").text.splitlines() if line.startswith("slipway_watched_rows_total{")]
+    lines = [
+        line
+        for line in httpx.get(url + "/metrics").text.splitlines()
+        if line.startswith("slipway_watched_rows_total{")
+    ]
     return ", ".join(f"{float(line.split()[-1]):,.0f} {line.split(chr(34))[1]}" for line in lines)
 
 
-def values_of(turns: list[Turn], value: Callable[[float, float, float], float]) -> dict[bool, list[float]]:
+def values_of(
+    turns: list[Turn], value: Callable[[float, float, float], float]
+) -> dict[bool, list[float]]:
     """For each four turns in their order, of those with the watching and of those without: a value of answers, seconds, processor time."""
     found: dict[bool, list[float]] = {True: [], False: []}
     for begin in range(0, len(turns), len(IN_TURNS)):
         for is_watched, values in found.items():
-            own = [turn for turn in turns[begin : begin + len(IN_TURNS)] if turn.is_watched == is_watched]
-            sums = (sum(getattr(turn, name) for turn in own) for name in ("answered", "seconds", "loop_seconds"))
+            own = [
+                turn
+                for turn in turns[begin : begin + len(IN_TURNS)]
+                if turn.is_watched == is_watched
+            ]
+            sums = (
+                sum(getattr(turn, name) for turn in own)
+                for name in ("answered", "seconds", "loop_seconds")
+            )
             values.append(value(*sums))
     return found
 
@@ -111,7 +158,10 @@ def compared(what: str, values: dict[bool, list[float]]) -> str:
     """A line of the table: medians, and the median of the ratios of neighbours with its 95 % interval, by order statistics."""
     ratios = sorted(on / off for on, off in zip(values[True], values[False], strict=True))
     around, reach = len(ratios) / 2, 0.98 * math.sqrt(len(ratios))
-    low, high = ratios[max(0, math.floor(around - reach))], ratios[min(len(ratios) - 1, math.ceil(around + reach))]
+    low, high = (
+        ratios[max(0, math.floor(around - reach))],
+        ratios[min(len(ratios) - 1, math.ceil(around + reach))],
+    )
     return f"| {what} | {median(values[False]):,.1f} | {median(values[True]):,.1f} | {median(ratios):.3f} ({low:.3f} to {high:.3f}) |"
 
 
@@ -123,8 +173,13 @@ def run_case(case: Case) -> str:
         always, rows = turns_of(case, folder, "1", ALWAYS_S)
         in_turns, _ = turns_of(case, folder, IN_TURNS, case.turn_seconds * case.num_turns)
     rates = values_of(in_turns, lambda answered, seconds, loop_seconds: answered / seconds)
-    costs = values_of(in_turns, lambda answered, seconds, loop_seconds: loop_seconds / max(answered, 1) * 1e6)
-    thread, seconds, answered = (sum(getattr(one, name) for one in always) for name in ("watching_seconds", "seconds", "answered"))
+    costs = values_of(
+        in_turns, lambda answered, seconds, loop_seconds: loop_seconds / max(answered, 1) * 1e6
+    )
+    thread, seconds, answered = (
+        sum(getattr(one, name) for one in always)
+        for name in ("watching_seconds", "seconds", "answered")
+    )
     lines = [
         f"# Overhead of watching\n\n{case.title}",
         "\n".join(

@@ -33,7 +33,10 @@ async def take_turns(inference: Inference) -> None:
     """Switch the watching on and off until this is cancelled, and write the turns."""
     await inference.loaded()
     (watcher,) = (one for one in inference.observers.all if isinstance(one, Watcher))
-    everyone, clock = inference.observers.all, time.pthread_getcpuclockid(cast(int, watcher._thread.ident))
+    everyone, clock = (
+        inference.observers.all,
+        time.pthread_getcpuclockid(cast(int, watcher._thread.ident)),
+    )
     answers = inference.monitoring._answers["stable"]
 
     def now() -> tuple[float, int, float, float]:
@@ -45,7 +48,9 @@ async def take_turns(inference: Inference) -> None:
             inference.observers.all = everyone if is_watched else ()
             before = now()
             await asyncio.sleep(float(os.environ[SECONDS]))
-            wall, answered, loop, watching = (after - earlier for after, earlier in zip(now(), before, strict=True))
+            wall, answered, loop, watching = (
+                after - earlier for after, earlier in zip(now(), before, strict=True)
+            )
             turns.append(Turn(is_watched, wall, int(answered), loop, watching))
     finally:
         inference.observers.all = everyone  # each is closed at the end

@@ -18,7 +18,15 @@ from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
 from serving.http.incoming import DRAIN_S, Incoming, Turns
 from serving.http.request_ids import request_id_of
-from serving.http.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
+from serving.http.responses import (
+    ClientGoneError,
+    Refusal,
+    Response,
+    error_response,
+    guarded_headers,
+    open_inference_error,
+    send_response,
+)
 from serving.http.routes import Headers, Request, Route, find_route
 from serving.worker import Inference
 
@@ -32,14 +40,24 @@ Port = Literal["only", "main", "operators"]
 class Front:
     """An ASGI application in front of BentoML's; where operators have a port of their own, one for each port."""
 
-    def __init__(self, behind: ASGIApp, inference: Inference, gate: Gate | None = None, port: Port | None = None) -> None:
+    def __init__(
+        self,
+        behind: ASGIApp,
+        inference: Inference,
+        gate: Gate | None = None,
+        port: Port | None = None,
+    ) -> None:
         self._behind = behind
         self._inference = inference
         self._gate = gate or Gate(inference.settings, inference.monitoring)
         port = port or ("main" if inference.settings.admin_port else "only")
         self._most_drain_s = min(DRAIN_S, inference.settings.request_timeout_s / 4)
         self._turns = Turns(inference.settings.max_connections, 2 * self._most_drain_s)
-        self._routes = {path: route for path, route in all_routes(inference).items() if _is_answered_at(port, path, route)}
+        self._routes = {
+            path: route
+            for path, route in all_routes(inference).items()
+            if _is_answered_at(port, path, route)
+        }
 
     def for_operators(self) -> "Front":
         """The same for the port of operators: one gate counts for both."""
@@ -57,7 +75,9 @@ class Front:
         route = self._routes.get(path)
         return route is None or route.handler is not None
 
-    async def respond(self, request: Request, pass_on: Callable[[str], Awaitable[None]] | None = None) -> Response | None:
+    async def respond(
+        self, request: Request, pass_on: Callable[[str], Awaitable[None]] | None = None
+    ) -> Response | None:
         """The answer to a request; None where its caller is gone, or `pass_on`, which is given the route, has seen to it."""
         incoming = None
         if request.body is None:
@@ -75,7 +95,11 @@ class Front:
         except Refusal as refusal:
             _let_go_of_frames(refusal)
             response = self._refuse(refusal, request)
-            if refusal.code in _PASSING and _has_body(request.headers) and not await self._let_in(incoming, request):
+            if (
+                refusal.code in _PASSING
+                and _has_body(request.headers)
+                and not await self._let_in(incoming, request)
+            ):
                 response = replace(response, headers=(*response.headers, _CLOSE))
         except ClientGoneError:
             self._inference.monitoring.client_gone()
@@ -83,7 +107,9 @@ class Front:
         except Exception as error:
             logger.exception("request %s failed", request.id)
             _let_go_of_frames(error)
-            response = self._refuse(Refusal("internal", "the service failed; its log has the details"), request)
+            response = self._refuse(
+                Refusal("internal", "the service failed; its log has the details"), request
+            )
         # A caller that waits to be asked for its body may send it all the same, or not: nobody could tell it from the next request.
         if incoming and not incoming.is_asked_for and b"expect" in request.headers:
             response = replace(response, headers=(*response.headers, _CLOSE))
@@ -93,7 +119,15 @@ class Front:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
         method, path = scope["method"], scope["path"]
-        request = Request(request_id_of(headers), method, path, scope["query_string"], headers, receive, perf_counter())
+        request = Request(
+            request_id_of(headers),
+            method,
+            path,
+            scope["query_string"],
+            headers,
+            receive,
+            perf_counter(),
+        )
 
         async def pass_on(label: str) -> None:
             await self._behind(scope, request.receive, self._passing_on(label, request.id, send))
@@ -108,8 +142,12 @@ class Front:
             and _has_body(headers)
             and b"expect" not in headers
         )
-        await send_response(response, request.id, send, with_body=method != "HEAD", is_last=not is_owed)
-        if is_owed:  # the caller has its answer, but to end the connection now would take it away again
+        await send_response(
+            response, request.id, send, with_body=method != "HEAD", is_last=not is_owed
+        )
+        if (
+            is_owed
+        ):  # the caller has its answer, but to end the connection now would take it away again
             assert isinstance(incoming, Incoming)
             # Twice the limit, so that a body that is too large is read as well, unless it is far too large.
             await incoming.drain(2 * self._inference.settings.max_body_bytes, self._most_drain_s)
@@ -128,7 +166,12 @@ class Front:
         if turn is not None:
             try:
                 await asyncio.sleep(turn.wait_s)
-                if turn.is_read and incoming and not incoming.is_whole and b"expect" not in request.headers:
+                if (
+                    turn.is_read
+                    and incoming
+                    and not incoming.is_whole
+                    and b"expect" not in request.headers
+                ):
                     await incoming.drain(max_bytes, self._most_drain_s)
             finally:
                 self._turns.end(turn, incoming.num_bytes if incoming else num_bytes)
@@ -138,7 +181,9 @@ class Front:
 
     def _require_route(self, found: str | None, request: Request) -> Route:
         if found is None:
-            raise Refusal("not_found", f"there is nothing at this path; known: {', '.join(self._routes)}")
+            raise Refusal(
+                "not_found", f"there is nothing at this path; known: {', '.join(self._routes)}"
+            )
         route = self._routes[found]
         request.caller = self._gate.admit(request.headers, route.access)
         if request.method not in route.methods:
@@ -149,7 +194,9 @@ class Front:
 
     def _refuse(self, refusal: Refusal, request: Request) -> Response:
         self._inference.monitoring.refused(refusal.code)
-        return (open_inference_error if request.path.startswith("/v2/") else error_response)(refusal, request.id)
+        return (open_inference_error if request.path.startswith("/v2/") else error_response)(
+            refusal, request.id
+        )
 
     def _passing_on(self, label: str, request_id: str, send: Send) -> Send:
         """Sends on what BentoML answers, counted and with our headers."""
@@ -157,7 +204,10 @@ class Front:
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._inference.monitoring.answered(label, message["status"])
-                message = {**message, "headers": guarded_headers(list(message["headers"]), request_id)}
+                message = {
+                    **message,
+                    "headers": guarded_headers(list(message["headers"]), request_id),
+                }
             await send(message)
 
         return guarded_send

@@ -38,7 +38,9 @@ do_not_track.cache_clear()  # `bentoml` has read and cached the variable before 
 try:
     SETTINGS = read_settings()
 except SettingsError as error:
-    raise BentoMLConfigException(str(error)) from None  # BentoML's commands print this one without a traceback
+    raise BentoMLConfigException(
+        str(error)
+    ) from None  # BentoML's commands print this one without a traceback
 COLUMNS = read_columns(served_bundle(SETTINGS))
 
 
@@ -73,7 +75,9 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         try:
             return bento_labels()
         except SlipwayError as error:
-            raise BentoMLConfigException(f"no bento is built of what is not certified: {error}") from None
+            raise BentoMLConfigException(
+                f"no bento is built of what is not certified: {error}"
+            ) from None
 
     @labels.setter
     def labels(self, _: dict[str, str]) -> None:
@@ -102,7 +106,9 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
-        from serving.process.supervising import supervise  # the process manager, which no worker needs
+        from serving.process.supervising import (
+            supervise,
+        )  # the process manager, which no worker needs
 
         supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
@@ -110,7 +116,9 @@ class Slipway:
         if context is not None:
             host = context.params.get("host") or BentoMLContainer.http.host.get()
             try:
-                require_safe_start(SETTINGS, host, context.params.get("port") or BentoMLContainer.http.port.get())
+                require_safe_start(
+                    SETTINGS, host, context.params.get("port") or BentoMLContainer.http.port.get()
+                )
             except SlipwayError as error:
                 raise BentoMLConfigException(str(error)) from None
 
@@ -121,7 +129,9 @@ class Slipway:
         take_short_turns()
         keep_little_freed_memory()
         drain_on_sigterm(inference())
-        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
+        logging.getLogger("python_multipart").setLevel(
+            logging.ERROR
+        )  # it warns of every malformed form
         inference().start()
         await operator_port().open()
         if SETTINGS.workers > 1:
@@ -137,4 +147,6 @@ class Slipway:
     async def __is_ready__(self) -> bool:
         return inference().model is not None and not inference().is_draining
 
-    predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))
+    predict = predict_method(
+        COLUMNS, lambda payload, request_id: inference().predict(payload, request_id)
+    )

@@ -39,9 +39,17 @@ class Status:
 
     def _compose(self) -> dict[str, Any]:
         model = self._inference.model
-        about = {"version": model.version, "task": model.bundle.manifest.task} if model else {"version": None, "task": None}
+        about = (
+            {"version": model.version, "task": model.bundle.manifest.task}
+            if model
+            else {"version": None, "task": None}
+        )
         return {
-            "model": {"ready": model is not None, "reason": None if model else self._inference.reason} | about,
+            "model": {
+                "ready": model is not None,
+                "reason": None if model else self._inference.reason,
+            }
+            | about,
             "traffic": self._inference.monitoring.summary(self._asking),
             **{part: self._part(part) for part in PARTS},
         }

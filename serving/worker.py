@@ -41,7 +41,9 @@ from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import EngineError, SlipwayError
 
-logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
+logger = logging.getLogger(
+    "bentoml.slipway"
+)  # below "bentoml", which is the logger that BentoML configures
 LOADING = "the model is being loaded and warmed up"  # why it is not ready at first
 
 
@@ -52,7 +54,12 @@ class Inference:
     and no request goes to it yet.
     """
 
-    def __init__(self, settings: Settings, rebuild_command: Sequence[str] = COMMAND, settle: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rebuild_command: Sequence[str] = COMMAND,
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
         self.settings = settings
         self.monitoring = Monitoring()
         self.reason = LOADING  # why it is not ready
@@ -64,9 +71,13 @@ class Inference:
         self._rebuilding: asyncio.Task[None] | None = None
         self.observers = Observers()  # of what is answered
         self.is_draining = False  # it still answers, but is not ready: no more should be sent here
-        self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
+        self._admission = Admission(
+            settings.max_queue, settings.max_wait_s, num_cores(), self._shed
+        )
         self.monitoring.queue_depth(lambda: self._admission.num_requests)
-        self._decoded, self._queued, self._inferred = (self.monitoring.stage(stage) for stage in ("decode", "queue", "infer"))
+        self._decoded, self._queued, self._inferred = (
+            self.monitoring.stage(stage) for stage in ("decode", "queue", "infer")
+        )
         self.canary: Canary | None = None  # the candidate that gets a share of the requests
         self.rollout = Follower(self)
         self._explainer = Explainer(settings.request_timeout_s / 2)
@@ -75,7 +86,9 @@ class Inference:
         self._process = ProcessMetrics(self.monitoring.registry, settings.workers, server_started())
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
-        self.translating = OwnThread("slipway-translate", settings.max_queue)  # large messages between another form and `/predict`'s
+        self.translating = OwnThread(
+            "slipway-translate", settings.max_queue
+        )  # large messages between another form and `/predict`'s
 
     @property
     def model(self) -> ServedModel | None:
@@ -91,10 +104,17 @@ class Inference:
         keeper = open_keeper(self.settings, self.monitoring.kept)
         if keeper:
             self.observers.add(keeper)
-        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model, self.rollout.note_wrong)
+        watcher = open_watcher(
+            self.settings, self.monitoring.watching, lambda: self.model, self.rollout.note_wrong
+        )
         if watcher:
             self.observers.add(watcher)
-            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)
+            self.feedback = Feedback(
+                self.settings,
+                limits_of(self.settings),
+                self.monitoring.watching,
+                self.rollout.note_wrong,
+            )
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
         gpus = open_gpu_metrics(self.monitoring.registry)
         sources: list[Source] = [self._process]
@@ -175,7 +195,11 @@ class Inference:
         """The model; Refusal with the reason if no more requests should be sent here."""
         model = self.require_model()
         if self.is_draining:
-            raise Refusal("not_ready", "the service is shutting down; requests are still answered", headers=(RETRY_AFTER,))
+            raise Refusal(
+                "not_ready",
+                "the service is shutting down; requests are still answered",
+                headers=(RETRY_AFTER,),
+            )
         return model
 
     def card(self) -> dict[str, Any]:
@@ -196,15 +220,23 @@ class Inference:
         with self.admit() as place:
             return await self.predict_inside(place, payload, request_id)
 
-    def predict_inside(self, place: Place, payload: Payload, request_id: str) -> Coroutine[Any, Any, dict[str, Any]]:
+    def predict_inside(
+        self, place: Place, payload: Payload, request_id: str
+    ) -> Coroutine[Any, Any, dict[str, Any]]:
         """The answer to one image or to what came in a list; Refusal if it gets none."""
         if payload.kind == "images":  # the rows in a text are known once it is decoded
             place.has(len(payload.items))
         if self.canary is None:
             return self._predict_with(self._require_live(), place, payload, request_id)
-        return self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, place, payload, request_id))
+        return self.canary.predict(
+            request_id,
+            self._require_live,
+            lambda live: self._predict_with(live, place, payload, request_id),
+        )
 
-    async def _predict_with(self, live: LiveModel, place: Place, payload: Payload, request_id: str) -> dict[str, Any]:
+    async def _predict_with(
+        self, live: LiveModel, place: Place, payload: Payload, request_id: str
+    ) -> dict[str, Any]:
         """The answer of one model, which the request may not outlive.
 
         One that is cancelled before the model took any of it is counted as expired.
@@ -230,18 +262,28 @@ class Inference:
             logger.error("request %s: model %s: %s", request_id, model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         except Exception as error:
-            if submission is None or not submission.num_taken:  # it could not be decoded, or was sent out of the queue again
+            if (
+                submission is None or not submission.num_taken
+            ):  # it could not be decoded, or was sent out of the queue again
                 raise
             logger.exception("request %s: model %s failed", request_id, model.version)
-            raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
+            raise Refusal(
+                "model_failed",
+                "the model failed on this batch; the log of the service has the details",
+            ) from error
         if reader:
             self._decoded(submission.read_seconds)
         self._queued(submission.queue_seconds)
         self._inferred(submission.infer_seconds)
         self.monitoring.answer(live.slot)
         if self.observers.all:
-            self.observers.note((request_id, payload, is_list, submission.inputs, model, rows, answers))
-        return ({"predictions": answers} if is_list else answers[0]) | {"model_version": model.version, "request_id": request_id}
+            self.observers.note(
+                (request_id, payload, is_list, submission.inputs, model, rows, answers)
+            )
+        return ({"predictions": answers} if is_list else answers[0]) | {
+            "model_version": model.version,
+            "request_id": request_id,
+        }
 
     async def _decode(self, live: LiveModel, payload: Payload) -> Decoded:
         started = perf_counter()
@@ -261,14 +303,22 @@ class Inference:
         self.require_leisure()
         if self.canary is None:
             return await self._explain_with(stable, payload, request_id)
-        return await self.canary.explain(request_id, self._require_live, lambda live: self._explain_with(live, payload, request_id))
+        return await self.canary.explain(
+            request_id,
+            self._require_live,
+            lambda live: self._explain_with(live, payload, request_id),
+        )
 
-    async def _explain_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
+    async def _explain_with(
+        self, live: LiveModel, payload: Payload, request_id: str
+    ) -> dict[str, Any]:
         try:
             return await self._explainer.explain(live, payload)
         except Refusal as refusal:
             if refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                logger.error("request %s: model %s: %s", request_id, live.model.version, refusal.message)
+                logger.error(
+                    "request %s: model %s: %s", request_id, live.model.version, refusal.message
+                )
             raise
 
     def status_of(self, part: str) -> dict[str, Any] | None:
@@ -306,7 +356,9 @@ class Inference:
             self.reason = without_server_paths(str(error), self.settings)
             logger.error("not ready: %s", error)
         except Exception as error:
-            self.reason = without_server_paths(f"the model could not be loaded: {type(error).__name__}: {error}", self.settings)
+            self.reason = without_server_paths(
+                f"the model could not be loaded: {type(error).__name__}: {error}", self.settings
+            )
             logger.exception("not ready")
         else:
             self._settle()
@@ -322,7 +374,9 @@ class Inference:
     def _require_stable(self, settings: Settings) -> None:
         """EngineError if these are no longer the settings of the stable model."""
         if settings != self.rollout.stable_settings:
-            raise EngineError("another model was rolled out meanwhile; its engine is built at the next start")
+            raise EngineError(
+                "another model was rolled out meanwhile; its engine is built at the next start"
+            )
 
     async def _rebuild(self) -> None:
         """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
@@ -342,4 +396,6 @@ class Inference:
             self.rebuild = RebuildState("failed", f"{type(error).__name__}: {error}")
             logger.exception("the engine for this machine is not served")
         else:
-            self.rebuild = RebuildState("swapped", f"the engine in {self.settings.rebuilt_engine} is served")
+            self.rebuild = RebuildState(
+                "swapped", f"the engine in {self.settings.rebuilt_engine} is served"
+            )

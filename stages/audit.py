@@ -33,14 +33,33 @@ def _audit(params: Params) -> None:
     from slipway.training.uncertainty.out_of_fold import FoldPaths, plan_folds, predict_out_of_fold
 
     rows = audited_rows(read_table(SPLIT / "rows.parquet", SPLIT_ROWS))
-    training = plan_folds(params.seed, params.train, params.audit, rows, FoldPaths(PACKED, AUGMENTED, Path()))
+    training = plan_folds(
+        params.seed, params.train, params.audit, rows, FoldPaths(PACKED, AUGMENTED, Path())
+    )
     with work_folder(WORK, training.key, "an audit") as folder:
-        probabilities, packed, manifest = predict_out_of_fold(training, folder), training.rows(), training.data.manifest
+        probabilities, packed, manifest = (
+            predict_out_of_fold(training, folder),
+            training.rows(),
+            training.data.manifest,
+        )
         given = packed.targets.astype("int64")
         judgement, splits = judge(given, probabilities), rows["split"].to_pylist()
-        issues = LabelIssues(manifest.classes, packed.ids, packed.sources, splits, training.folds, given, probabilities, judgement)
+        issues = LabelIssues(
+            manifest.classes,
+            packed.ids,
+            packed.sources,
+            splits,
+            training.folds,
+            given,
+            probabilities,
+            judgement,
+        )
         about = f"{params.train.network}, {params.audit.folds} folds, {params.audit.epochs} epochs each; test rows are left out"
-        _write(issues, training.settings(), label_issues_page(issues, packed.inputs, manifest.input, about))
+        _write(
+            issues,
+            training.settings(),
+            label_issues_page(issues, packed.inputs, manifest.input, about),
+        )
     print(
         f"{len(issues.candidates):,} of {len(issues.ids):,} labels are probably wrong (out-of-fold accuracy {issues.accuracy:.4f}); "
         f"none was changed; see {PAGE}"

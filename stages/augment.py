@@ -4,7 +4,13 @@ from pathlib import Path
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
-from slipway.data.augmentation.plan import AugmentPlan, operations, plan_from_params, without_operations, write_plan
+from slipway.data.augmentation.plan import (
+    AugmentPlan,
+    operations,
+    plan_from_params,
+    without_operations,
+    write_plan,
+)
 from slipway.data.store.packed import PackedSplit, open_split, read_manifest
 from slipway.inputs.images import ImageContract
 from slipway.system import files
@@ -25,31 +31,42 @@ def run(params: Params) -> None:
     plan = without_operations(asked_for) if is_table(manifest.task) else asked_for
     with files.new_directory(AUGMENTED) as folder:
         if params.augment.offline_copies and isinstance(manifest.input, ImageContract):
-            copies = write_copies(train, plan, params.augment.offline_copies, manifest.input.size_px, folder / "train")
+            copies = write_copies(
+                train, plan, params.augment.offline_copies, manifest.input.size_px, folder / "train"
+            )
             plan = plan.model_copy(update={"offline": copies})
         write_plan(folder, plan)
     files.write_bytes(SHEET, contact_sheet(train, plan, manifest))
     print("\n".join(_notes(params, asked_for, manifest.input, train)) + f"; see {SHEET}")
 
 
-def _notes(params: Params, asked_for: AugmentPlan, contract: object, train: PackedSplit) -> list[str]:
+def _notes(
+    params: Params, asked_for: AugmentPlan, contract: object, train: PackedSplit
+) -> list[str]:
     """What will happen, and which parameters have no effect."""
     names, copies = operations(asked_for), params.augment.offline_copies
     if not isinstance(contract, ImageContract):
         without = [*names, *["offline_copies"] * bool(copies)]
-        return [f"tables are not augmented{': without effect here are ' if without else ''}{', '.join(without)}"]
+        return [
+            f"tables are not augmented{': without effect here are ' if without else ''}{', '.join(without)}"
+        ]
     lines = []
     grey = [name for name in names if name in ("saturation", "hue")]
     if contract.channels == 1 and grey:
         lines.append(f"without effect on grey images: {', '.join(grey)}")
     if copies and asked_for.mixes:
-        lines.append("offline copies are not mixed: mixup_alpha and cutmix_alpha act while training")
+        lines.append(
+            "offline copies are not mixed: mixup_alpha and cutmix_alpha act while training"
+        )
     if train.inputs.shape[1] > contract.size_px and "random_resized_crop" not in names:
         lines.append(
             f"training images are stored with {train.inputs.shape[1]} px and only ever shrunk to {contract.size_px} px: ask for "
             "augment.random_resized_crop, or set precompute.train_size_px to null"
         )
-    return [*lines, f"operations: {', '.join(names) or 'none'}; offline copies of each training row: {copies}"]
+    return [
+        *lines,
+        f"operations: {', '.join(names) or 'none'}; offline copies of each training row: {copies}",
+    ]
 
 
 if __name__ == "__main__":

@@ -50,10 +50,17 @@ def _run_table(params: Params, data: DataParams, layout: sources.Layout) -> None
         _check(table.cleaned, params)
     except DataError as error:
         files.write_text(TRIED_COLUMNS, table.columns_yaml)
-        raise DataError(f"{error}{conflict_hint(table)}{column_notes(table, TRIED_COLUMNS.as_posix())}") from error
+        raise DataError(
+            f"{error}{conflict_hint(table)}{column_notes(table, TRIED_COLUMNS.as_posix())}"
+        ) from error
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)
-        write_cells(folder, table.cells, TableColumns(inputs=table.types, ignored=table.ignored), table.ledger.bad_cell_table())
+        write_cells(
+            folder,
+            table.cells,
+            TableColumns(inputs=table.types, ignored=table.ignored),
+            table.ledger.bad_cell_table(),
+        )
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
     print(table.cleaned.summary(REPORT, PAGE) + column_notes(table, COLUMNS.as_posix()))
 
@@ -61,11 +68,19 @@ def _run_table(params: Params, data: DataParams, layout: sources.Layout) -> None
 def _run_images(params: Params, data: DataParams, layout: sources.Layout) -> None:
     digests = read_digests(Path(data.digests), Path(data.path)) if data.digests else None
     num_workers, engine = params.clean.num_workers, data.engine
-    read = partial(sources.read_samples, data, read_files=engine == "ray")  # a worker elsewhere has no files
+    read = partial(
+        sources.read_samples, data, read_files=engine == "ray"
+    )  # a worker elsewhere has no files
     batches = cleaning.clean_samples(read(), params.clean, num_workers, data.classes, engine)
-    inspected = progress(batches, "clean", sources.count_samples(data), lambda batch: batch.num_rows)
+    inspected = progress(
+        batches, "clean", sources.count_samples(data), lambda batch: batch.num_rows
+    )
     cleaned = cleaning.collect(
-        inspected, params.clean, data.task, lambda wanted: cleaning.digest_pixels(read(wanted), params.clean, num_workers, engine), digests
+        inspected,
+        params.clean,
+        data.task,
+        lambda wanted: cleaning.digest_pixels(read(wanted), params.clean, num_workers, engine),
+        digests,
     )
     print(layout.described(cleaned.rows), end="")
     _check(cleaned, params)

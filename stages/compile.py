@@ -27,7 +27,9 @@ TIMING_CACHE = Path(".work/compile/timing.cache")
 def run(params: "Params") -> None:
     """Compile `compile.variant`, or leave a receipt unless `compile.require`."""
     bundle = load_bundle(BUNDLE)
-    bundle.model_bytes(params.compile.variant)  # there and unaltered, also where nothing is built from it
+    bundle.model_bytes(
+        params.compile.variant
+    )  # there and unaltered, also where nothing is built from it
     request = _request(params, bundle)
     reason = why_no_engine(require=params.compile.require)
     with files.new_directory(ENGINE) as folder:
@@ -35,22 +37,33 @@ def run(params: "Params") -> None:
             write_receipt(folder, request, reason)
         else:
             compile_engine(folder, bundle, request, TIMING_CACHE)
-    print(f"tensorrt/{params.compile.variant}: " + (f"not executed, {reason}" if reason else f"compiled into {ENGINE}"))
+    print(
+        f"tensorrt/{params.compile.variant}: "
+        + (f"not executed, {reason}" if reason else f"compiled into {ENGINE}")
+    )
 
 
 def _request(params: "Params", bundle: LoadedBundle) -> EngineRequest:
     variant = params.compile.variant
     precision = bundle.manifest.models[variant].precision
     return EngineRequest(
-        requested=Execution(backend="tensorrt", provider="tensorrt", precision=precision, variant=variant),
-        profile=Profile(smallest=1, optimal=params.compile.optimal_batch_size, largest=bundle.manifest.max_batch_size),
+        requested=Execution(
+            backend="tensorrt", provider="tensorrt", precision=precision, variant=variant
+        ),
+        profile=Profile(
+            smallest=1,
+            optimal=params.compile.optimal_batch_size,
+            largest=bundle.manifest.max_batch_size,
+        ),
         workspace_mib=params.compile.workspace_mib,
     )
 
 
 def _rebuild() -> None:
     certificate = rebuild_engine(BUNDLE, ENGINE, REBUILT)
-    print(f"tensorrt/{certificate.execution.variant}: compiled and certified on {certificate.canary.rows} canary rows, into {REBUILT}")
+    print(
+        f"tensorrt/{certificate.execution.variant}: compiled and certified on {certificate.canary.rows} canary rows, into {REBUILT}"
+    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def run(params: Params) -> None:
     """Write the predictions, the metrics, the slices, the results of the gates and the page."""
     wanted, device = params.evaluate, default_device()
     manifest = read_manifest(PACKED)
-    train, val, test = (open_split(PACKED, manifest, split, verify=True) for split in ("train", "val", "test"))
+    train, val, test = (
+        open_split(PACKED, manifest, split, verify=True) for split in ("train", "val", "test")
+    )
     network = load_network(CHECKPOINT)
     _check_fit(network.spec, manifest.classes)
     dimensions, released = _dimensions(params, test, manifest), _released(params, test, manifest)
@@ -57,7 +59,13 @@ def run(params: Params) -> None:
     fitted = calibrator.fit(train, val)
     raw = calibrator.predict(test.inputs, fitted.score)
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
-    worth = Worth(fitted.calibration, test.targets, fitted.apply(network, raw), uncalibrated(raw.outputs, manifest.task), resampling)
+    worth = Worth(
+        fitted.calibration,
+        test.targets,
+        fitted.apply(network, raw),
+        uncalibrated(raw.outputs, manifest.task),
+        resampling,
+    )
     evaluation = measure_rows(test, manifest, train.targets, worth, dimensions, released, wanted)
     gates = judge(evaluation, wanted, resampling)
     write_calibration(CALIBRATION, fitted.calibration)
@@ -67,32 +75,51 @@ def run(params: Params) -> None:
     write_evaluation(METRICS, evaluation)
     write_gates(GATES, gates, METRICS)
     about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
-    files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about))
-    print(f"evaluate: {about}\n{evaluation_text(evaluation, wanted.top_k)}\n{gates_text(gates)}\n  the worst errors: {PAGE}")
+    files.write_text(
+        PAGE,
+        evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about),
+    )
+    print(
+        f"evaluate: {about}\n{evaluation_text(evaluation, wanted.top_k)}\n{gates_text(gates)}\n  the worst errors: {PAGE}"
+    )
 
 
 def _dimensions(params: Params, test: PackedSplit, manifest: PackedManifest) -> list[Dimension]:
     """Before the network answers: a name that is wrong is told at once."""
     named = params.evaluate.slices
     data = _raw_data(params) if named else params.data
-    columns = read_raw_columns(data, named, test.ids, test.sources, PACKED / "test" / TRANSFORM_TABLE)
+    columns = read_raw_columns(
+        data, named, test.ids, test.sources, PACKED / "test" / TRANSFORM_TABLE
+    )
     built_in = built_in_dimensions(test, manifest, read_table(SPLIT / "rows.parquet", SPLIT_ROWS))
     return [*built_in, *map(of_column, columns)]
 
 
-def _released(params: Params, test: PackedSplit, manifest: PackedManifest) -> ReleasedAnswers | None:
+def _released(
+    params: Params, test: PackedSplit, manifest: PackedManifest
+) -> ReleasedAnswers | None:
     if params.evaluate.released is None:
         return None
-    return ask_released(open_released(Path(params.evaluate.released), manifest), test, PACKED, manifest, partial(_raw_data, params))
+    return ask_released(
+        open_released(Path(params.evaluate.released), manifest),
+        test,
+        PACKED,
+        manifest,
+        partial(_raw_data, params),
+    )
 
 
 def _raw_data(params: Params) -> DataParams:
-    return unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+    return unpacked(
+        params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    )
 
 
 def _check_fit(spec: NetworkSpec, classes: list[str]) -> None:
     if spec.classes != classes:
-        raise SchemaError(f"{CHECKPOINT} was trained on the classes {spec.classes}, {PACKED} has {classes}. Run `dvc repro train`.")
+        raise SchemaError(
+            f"{CHECKPOINT} was trained on the classes {spec.classes}, {PACKED} has {classes}. Run `dvc repro train`."
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,11 @@ def run(params: Params) -> None:
         metrics=read_metrics(METRICS),
         coverage=read_coverage(METRICS),
         baseline=read_baseline(METRICS),
-        pruned=Pruned(smaller.kind, load_pruned(PRUNED, smaller), smaller.weights_sha256, smaller.calibration) if smaller else None,
+        pruned=Pruned(
+            smaller.kind, load_pruned(PRUNED, smaller), smaller.weights_sha256, smaller.calibration
+        )
+        if smaller
+        else None,
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
@@ -57,17 +61,35 @@ def run(params: Params) -> None:
         train=train,
         test=open_split(PACKED, manifest, "test", verify=True),
     )
-    read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
+    read = [
+        CHECKPOINT / "weights.safetensors",
+        CHECKPOINT / "model.json",
+        PACKED / "manifest.json",
+        METRICS,
+        CALIBRATION,
+    ]
     read += [PRUNED / "model.json"]
     sealed = sealed_params(params.model_dump(mode="json", exclude={"compile", "verify"}))
     judging = ("gates", "slice_gates", "released_max_loss")  # the release, not the weights
     shaping = {key: value for key, value in sealed["evaluate"].items() if key not in judging}
     lineage = trace_lineage(sealed | {"evaluate": shaping}, read)
-    resampling = Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
+    resampling = Resampling(
+        params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence
+    )
     clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
-    facts = CardFacts(card, calibration, trained.metrics, trained.baseline, lineage, clean, split, evaluation)
+    facts = CardFacts(
+        card, calibration, trained.metrics, trained.baseline, lineage, clean, split, evaluation
+    )
     with files.new_directory(BUNDLE) as folder:
-        board = write_bundle(folder, trained, rows, params.export, resampling, lineage, card=partial(model_card, facts))
+        board = write_bundle(
+            folder,
+            trained,
+            rows,
+            params.export,
+            resampling,
+            lineage,
+            card=partial(model_card, facts),
+        )
     files.write_json(LEADERBOARD, board.model_dump(mode="json"))
     files.write_text(PAGE, leaderboard_page(board))
     print(leaderboard_text(board))

@@ -38,9 +38,14 @@ def run(params: Params) -> None:
 def _run_table(params: Params) -> None:
     rows = read_table(SPLIT / "rows.parquet", SPLIT_ROWS)
     cells, columns = read_cells(CLEAN)
-    in_vain = {"encoding jpeg": params.precompute.encoding == "jpeg", "train_size_px": params.precompute.train_size_px is not None}
+    in_vain = {
+        "encoding jpeg": params.precompute.encoding == "jpeg",
+        "train_size_px": params.precompute.train_size_px is not None,
+    }
     if any(in_vain.values()):
-        print(f"tables have no pixels: without effect here are {', '.join(key for key, asked in in_vain.items() if asked)}")
+        print(
+            f"tables have no pixels: without effect here are {', '.join(key for key, asked in in_vain.items() if asked)}"
+        )
     with files.new_directory(PACKED) as folder:
         contract = pack_table(rows, cells, columns, params.precompute, params.data.task, folder)
     notes = rare_categories(cells, contract, params.precompute.max_categories)
@@ -51,7 +56,9 @@ def _run_table(params: Params) -> None:
 def _run_images(params: Params) -> None:
     rows = read_table(SPLIT / "rows.parquet", SPLIT_ROWS)
     wanted, task = params.precompute, params.data.task
-    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+    data = unpacked(
+        params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    )
     form = store_form(wanted, params.clean.max_pixels)
     counts = {split: rows["split"].to_pylist().count(split) for split in SPLITS}
     with work_folder(WORK, packing.packing_key(rows, form, task), "precompute") as work:
@@ -65,11 +72,22 @@ def _run_images(params: Params) -> None:
         check_inputs()  # before DVC could remove what was packed
         files.move_directory(work / "store", PACKED)
     if form.is_jpeg("train"):
-        found, raw = (PACKED / "train" / JPEG).stat().st_size, counts["train"] * math.prod(form.stored("train").shape)
-        smaller = "" if found < raw else "; precompute.encoding raw is smaller here, lossless and faster"
-        print(f"training images as JPEG take {found / 2**20:,.1f} MiB, as pixels they would take {raw / 2**20:,.1f} MiB{smaller}")
+        found, raw = (
+            (PACKED / "train" / JPEG).stat().st_size,
+            counts["train"] * math.prod(form.stored("train").shape),
+        )
+        smaller = (
+            "" if found < raw else "; precompute.encoding raw is smaller here, lossless and faster"
+        )
+        print(
+            f"training images as JPEG take {found / 2**20:,.1f} MiB, as pixels they would take {raw / 2**20:,.1f} MiB{smaller}"
+        )
     network = "x".join(map(str, form.network.shape))
-    larger = f", training images stored with {form.train_size_px} px" if form.train_size_px != form.network.size_px else ""
+    larger = (
+        f", training images stored with {form.train_size_px} px"
+        if form.train_size_px != form.network.size_px
+        else ""
+    )
     print(f"packed {rows.num_rows} images of {network} into {PACKED}, {form.encoding}{larger}")
 
 

@@ -37,7 +37,13 @@ def _prune(params: Params) -> None:
         coverage=params.evaluate.coverage,
         outlier_share=params.evaluate.outlier_share,
     )
-    found = prune(params.seed, params.train, params.prune, measuring, PrunePaths(CHECKPOINT, PACKED, AUGMENTED))
+    found = prune(
+        params.seed,
+        params.train,
+        params.prune,
+        measuring,
+        PrunePaths(CHECKPOINT, PACKED, AUGMENTED),
+    )
     save_pruned(PRUNED, found.card, found.weights, found.fitted.score)
     files.write_json(REPORT, found.report())
     print(found.text())

@@ -23,7 +23,9 @@ def run(params: Params) -> None:
     check_columns(rows, params.data.split_column, params.data.time_column)
     split = split_rows(rows, params.split, params.seed)
     copies = find_target_copies(split.rows, CLEAN)
-    described = report(split, params.seed) | {"target_copies": target_copy_report(copies, of_classes=split.has_classes)}
+    described = report(split, params.seed) | {
+        "target_copies": target_copy_report(copies, of_classes=split.has_classes)
+    }
     with files.new_directory(SPLIT) as folder:
         write_table(folder / "rows.parquet", split.rows, SPLIT_ROWS)
         write_table(folder / "purged.parquet", split.purged, PURGED)

@@ -30,7 +30,9 @@ METRICS = Path("metrics/verify.json")
 GATES = Path("metrics/gates.json")
 PAGE = Path("reports/verify.html")
 DRAFT = Path(".work/verify/certificate.json")
-NO_ENGINE = Path(".work/verify/no_engine")  # what was built on one machine is not what the certificate is for
+NO_ENGINE = Path(
+    ".work/verify/no_engine"
+)  # what was built on one machine is not what the certificate is for
 SERVICE_LOG = Path(".work/verify/service.log")
 
 
@@ -45,10 +47,19 @@ def run(params: Params) -> None:
 
     bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()
-    network = calibrated(trained, read_calibration(CALIBRATION, bundle.manifest.calibration), OUTLIER_SCORE)
+    network = calibrated(
+        trained, read_calibration(CALIBRATION, bundle.manifest.calibration), OUTLIER_SCORE
+    )
     rows = read_test_rows(PACKED, trained.spec.classes)
-    comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
-    read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
+    comparison = Comparison(
+        rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
+    )
+    read = [
+        BUNDLE / "bundle.json",
+        CHECKPOINT / "model.json",
+        CHECKPOINT / "weights.safetensors",
+        PACKED / "manifest.json",
+    ]
     read += [CALIBRATION, OUTLIER_SCORE, GATES]
     digests = verdict.digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     gates = read_gates(GATES)
@@ -56,26 +67,42 @@ def run(params: Params) -> None:
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
-    through_tensorrt = [*runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE), runner.run_engine(ENGINE, engine_digest)]
+    through_tensorrt = [
+        *runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE),
+        runner.run_engine(ENGINE, engine_digest),
+    ]
     measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
-    draft = verdict.make_certificate(bundle, [hop for hop, _ in measured], digests, gates.results, engine_digest=engine_digest, draft=True)
+    draft = verdict.make_certificate(
+        bundle,
+        [hop for hop, _ in measured],
+        digests,
+        gates.results,
+        engine_digest=engine_digest,
+        draft=True,
+    )
     write_certificate(DRAFT, draft)
     measured.append(_run_service(params, comparison, bundle, measured))
 
     hops = [hop for hop, _ in measured]
     if first_fault(hops) is None:  # else the guilty hop is told
         verdict.refuse_changed(digests, bundle)
-    certificate = verdict.make_certificate(bundle, hops, digests, gates.results, engine_digest=engine_digest, draft=False)
+    certificate = verdict.make_certificate(
+        bundle, hops, digests, gates.results, engine_digest=engine_digest, draft=False
+    )
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, verdict.summarise(certificate))
     answers = {hop.name: answered.outputs for hop, answered in measured if answered}
-    shown = Answered(rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers)
+    shown = Answered(
+        rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers
+    )
     files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
     print(verdict.hop_table(hops, rows.task), gates_text(gates.results), sep="\n")
     verdict.raise_if_refused(certificate, CERTIFICATE)
 
 
-def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> "Measured":
+def _run_service(
+    params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]"
+) -> "Measured":
     from slipway.export.certification.http_hop import raw_payloads
     from slipway.export.certification.service_hop import ServiceHop, not_tried
     from slipway.export.certification.service_process import serve_command
@@ -83,10 +110,19 @@ def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle,
     fault = first_fault([hop for hop, _ in measured])
     if fault:
         return not_tried(fault), None
-    files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT, "SLIPWAY_REBUILT_ENGINE": NO_ENGINE}
-    settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
+    files_to_serve = {
+        "SLIPWAY_BUNDLE": BUNDLE,
+        "SLIPWAY_ENGINE": ENGINE,
+        "SLIPWAY_CERTIFICATE": DRAFT,
+        "SLIPWAY_REBUILT_ENGINE": NO_ENGINE,
+    }
+    settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {
+        "SLIPWAY_ACCEPT_DRAFT": "true"
+    }
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
-    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+    data = unpacked(
+        params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    )
     payloads = raw_payloads(data, bundle.manifest.input, comparison.rows)
     return service.run(comparison, bundle, measured, payloads, params.verify)
 

@@ -19,7 +19,9 @@ CALIBRATION = Calibration(
 )
 
 
-def calibrated(network: nn.Module, rows: NDArray[Any], temperature: float | None = 1.0) -> CalibratedNetwork:
+def calibrated(
+    network: nn.Module, rows: NDArray[Any], temperature: float | None = 1.0
+) -> CalibratedNetwork:
     """The network with an outlier score that was fitted on (N, ...) `rows`."""
     taken = torch.from_numpy(np.array(rows))
     layer = telling_layer(network.eval(), taken[:1])
@@ -28,11 +30,27 @@ def calibrated(network: nn.Module, rows: NDArray[Any], temperature: float | None
     return CalibratedNetwork(network, temperature, fit_outlier_score(layer, features)).eval()
 
 
-def described(answer: dict[str, Any], score: float = 0.5, calibration: Calibration = CALIBRATION) -> dict[str, Any]:
+def described(
+    answer: dict[str, Any], score: float = 0.5, calibration: Calibration = CALIBRATION
+) -> dict[str, Any]:
     """An answer with label and probabilities, or a value, as the service completes it."""
-    strangeness = {"outlier_score": score, "is_outlier": bool(calibration.is_outlier(np.float32(score)))}
+    strangeness = {
+        "outlier_score": score,
+        "is_outlier": bool(calibration.is_outlier(np.float32(score))),
+    }
     if "value" in answer:
         interval = calibration.interval(answer["value"])
         return answer | {"interval": interval and list(interval)} | strangeness
-    least, ordered = calibration.conformal.threshold or 0.0, sorted(answer["probabilities"].items(), key=lambda item: -item[1])
-    return answer | {"prediction_set": [name for name, share in ordered if share >= least or share == ordered[0][1]]} | strangeness
+    least, ordered = (
+        calibration.conformal.threshold or 0.0,
+        sorted(answer["probabilities"].items(), key=lambda item: -item[1]),
+    )
+    return (
+        answer
+        | {
+            "prediction_set": [
+                name for name, share in ordered if share >= least or share == ordered[0][1]
+            ]
+        }
+        | strangeness
+    )

@@ -36,7 +36,11 @@ def pretend(change: Callable[[Any, str, Any], None]) -> None:
     """Make this process believe in a GPU with TensorRT, by `change(object, name, value)`: `setattr`, or pytest's."""
 
     def why_unavailable(provider: str) -> str | None:
-        return None if provider in ("cpu", "tensorrt") else f"no {provider} beside the pretended TensorRT"
+        return (
+            None
+            if provider in ("cpu", "tensorrt")
+            else f"no {provider} beside the pretended TensorRT"
+        )
 
     change(runtime, "why_unavailable", why_unavailable)
     change(rebuild, "why_unavailable", why_unavailable)
@@ -209,7 +213,11 @@ class Builder:
             time.sleep(60)  # ended with its parent long before
         if mood == "slow":
             time.sleep(1)
-        header = {"profile": config.profile.shapes, "mood": mood, "dtypes": [kind.name for kind in network.dtypes]}
+        header = {
+            "profile": config.profile.shapes,
+            "mood": mood,
+            "dtypes": [kind.name for kind in network.dtypes],
+        }
         return json.dumps(header).encode() + b"\0" + network.model
 
 
@@ -226,7 +234,10 @@ class Engine:
     def __init__(self, header: dict[str, Any], model: bytes) -> None:
         self.header = header
         self.session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        self.tensors = {tensor.name: tensor for tensor in [*self.session.get_inputs(), *self.session.get_outputs()]}
+        self.tensors = {
+            tensor.name: tensor
+            for tensor in [*self.session.get_inputs(), *self.session.get_outputs()]
+        }
         self.num_io_tensors = len(self.tensors)
 
     def get_tensor_name(self, index: int) -> str:
@@ -234,7 +245,9 @@ class Engine:
         return names[index]
 
     def get_tensor_dtype(self, name: str) -> DataType:
-        return {"tensor(uint8)": DataType.UINT8, "tensor(float)": DataType.FLOAT}[self.tensors[name].type]
+        return {"tensor(uint8)": DataType.UINT8, "tensor(float)": DataType.FLOAT}[
+            self.tensors[name].type
+        ]
 
     def get_tensor_profile_shape(self, name: str, index: int) -> list[Any]:
         return list(self.header["profile"])
@@ -244,8 +257,13 @@ class Engine:
 
     def get_engine_information(self, form: Any) -> str:
         names = {"FLOAT": "Row major linear FP32", "HALF": "Half", "INT8": "Int8", "UINT8": "UInt8"}
-        outputs = [{"Name": "x", "Format/Datatype": names.get(kind, kind)} for kind in self.header["dtypes"]]
-        return json.dumps({"Layers": [{"Name": "all", "Outputs": outputs}], "Bindings": list(self.tensors)})
+        outputs = [
+            {"Name": "x", "Format/Datatype": names.get(kind, kind)}
+            for kind in self.header["dtypes"]
+        ]
+        return json.dumps(
+            {"Layers": [{"Name": "all", "Outputs": outputs}], "Bindings": list(self.tensors)}
+        )
 
     def create_execution_context(self) -> "Context":
         return Context(self)
@@ -272,7 +290,9 @@ class Context:
         answers = self._engine.session.run(None, {taken.name: batch})
         for output, answer in zip(self._engine.session.get_outputs(), answers, strict=True):
             spoiled = np.ascontiguousarray(_spoil(answer, self._engine.header["mood"]))
-            MEMORY[self._addresses[output.name]][: spoiled.nbytes] = spoiled.reshape(-1).view(np.uint8)
+            MEMORY[self._addresses[output.name]][: spoiled.nbytes] = spoiled.reshape(-1).view(
+                np.uint8
+            )
         return stream == STREAM
 
 

@@ -75,6 +75,11 @@ def _be_watched(libc: ctypes.CDLL, action: Callable[[], None]) -> None:
 
 
 def _ptrace(libc: ctypes.CDLL, request: int, process: int, address: int, data: int) -> None:
-    answer = libc.ptrace(ctypes.c_long(request), ctypes.c_long(process), ctypes.c_void_p(address), ctypes.c_void_p(data))
+    answer = libc.ptrace(
+        ctypes.c_long(request),
+        ctypes.c_long(process),
+        ctypes.c_void_p(address),
+        ctypes.c_void_p(data),
+    )
     if answer < 0:
         raise OSError(ctypes.get_errno(), f"ptrace {request}")

@@ -5,7 +5,9 @@ from numpy.typing import NDArray
 
 from slipway.metrics.scores import Resampling
 
-FEW = Resampling(seed=1, num_samples=40, confidence=0.95)  # with so many one has rows of two classes
+FEW = Resampling(
+    seed=1, num_samples=40, confidence=0.95
+)  # with so many one has rows of two classes
 TWO = Resampling(seed=1, num_samples=2, confidence=0.95)
 THOUSAND = Resampling(seed=1, num_samples=1000, confidence=0.95)
 
@@ -17,8 +19,12 @@ def one_hot(labels: list[int], num_classes: int) -> NDArray[np.float64]:
 def random_case(generator: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Between 1 and 60 rows of 1 to 12 classes, often with classes that nobody has or predicts, and with equal probabilities."""
     num_rows, num_classes = int(generator.integers(1, 60)), int(generator.integers(1, 13))
-    present = generator.choice(num_classes, size=int(generator.integers(1, num_classes + 1)), replace=False)
+    present = generator.choice(
+        num_classes, size=int(generator.integers(1, num_classes + 1)), replace=False
+    )
     targets = generator.choice(present, size=num_rows)
     if generator.random() < 0.3:
-        return targets, generator.multinomial(4, np.full(num_classes, 1 / num_classes), size=num_rows) / 4
+        return targets, generator.multinomial(
+            4, np.full(num_classes, 1 / num_classes), size=num_rows
+        ) / 4
     return targets, generator.dirichlet(np.full(num_classes, 0.3), size=num_rows)

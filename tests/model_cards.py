@@ -3,7 +3,13 @@
 from slipway.training.networks.networks import ModelCard, NetworkSpec, TrainingSetup
 
 SETUP = TrainingSetup(
-    strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, offload="none", parameter_dtype="float32"
+    strategy="single",
+    precision="32-true",
+    accelerator="cpu",
+    world_size=1,
+    zero_stage=None,
+    offload="none",
+    parameter_dtype="float32",
 )
 
 

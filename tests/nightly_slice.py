@@ -51,7 +51,9 @@ class _Slice:
         self.ends = time.monotonic() + LIMIT_S
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         by_name = {item.nodeid: item for item in items}
         seconds = {name: declared_seconds(item) for name, item in by_name.items()}
         chosen = choose(seconds, self.key, PLANNED_S)
@@ -73,7 +75,9 @@ class _Slice:
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed and "from pytest-timeout" in str(report.longrepr):
             report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {_OVER}")

@@ -24,13 +24,31 @@ def fit_column(name: str, cells: Sequence[Cell], num_quantiles: int = 48) -> Col
     """From training rows: text is a category, `b_...` a boolean, everything else a number."""
     has_missing = any(cell is None for cell in cells)
     present = [cell for cell in cells if cell is not None]
-    facts: dict[str, Any] = {"name": name, "required": False, "min": None, "max": None, "has_missing": has_missing}
+    facts: dict[str, Any] = {
+        "name": name,
+        "required": False,
+        "min": None,
+        "max": None,
+        "has_missing": has_missing,
+    }
     if isinstance(present[0], str):
         categories = sorted({str(cell) for cell in present})
-        return Column(**facts, kind="category", categories=categories, mean=0.0, std=1.0, fill=0.0, quantiles=[])
+        return Column(
+            **facts,
+            kind="category",
+            categories=categories,
+            mean=0.0,
+            std=1.0,
+            fill=0.0,
+            quantiles=[],
+        )
     numbers = np.array(present, dtype=np.float64)
     is_boolean = name.startswith("b_")
-    quantiles = [] if is_boolean else np.unique(np.quantile(numbers, np.linspace(0, 1, num_quantiles + 1))).tolist()
+    quantiles = (
+        []
+        if is_boolean
+        else np.unique(np.quantile(numbers, np.linspace(0, 1, num_quantiles + 1))).tolist()
+    )
     return Column(
         **facts,
         kind="boolean" if is_boolean else "number",
@@ -43,19 +61,36 @@ def fit_column(name: str, cells: Sequence[Cell], num_quantiles: int = 48) -> Col
 
 
 def fit_contract(columns: Cells, num_quantiles: int = 48) -> ColumnContract:
-    return ColumnContract(kind="columns", columns=[fit_column(name, cells, num_quantiles) for name, cells in columns.items()])
+    return ColumnContract(
+        kind="columns",
+        columns=[fit_column(name, cells, num_quantiles) for name, cells in columns.items()],
+    )
 
 
 def table(num_rows: int, seed: int = 0) -> tuple[dict[str, list[Cell]], NDArray[np.float64]]:
     """Numbers (one with gaps, one with a long tail), a category with gaps, a boolean; and a target around 100,000."""
     generator = np.random.default_rng(seed)
-    size, age, tail = generator.normal(3, 1, num_rows), generator.uniform(0, 50, num_rows), np.exp(generator.normal(0, 2, num_rows))
+    size, age, tail = (
+        generator.normal(3, 1, num_rows),
+        generator.uniform(0, 50, num_rows),
+        np.exp(generator.normal(0, 2, num_rows)),
+    )
     place = generator.integers(0, 4, num_rows)
     garden = generator.random(num_rows) < 0.3
-    value = 100_000 + 30_000 * (size - 3) - 800 * age + 15_000 * place + 10_000 * garden + 4_000 * np.log(tail)
+    value = (
+        100_000
+        + 30_000 * (size - 3)
+        - 800 * age
+        + 15_000 * place
+        + 10_000 * garden
+        + 4_000 * np.log(tail)
+    )
     columns: dict[str, list[Cell]] = {
         "size": size.tolist(),
-        "age": [None if gap else float(number) for number, gap in zip(age, generator.random(num_rows) < 0.1, strict=True)],
+        "age": [
+            None if gap else float(number)
+            for number, gap in zip(age, generator.random(num_rows) < 0.1, strict=True)
+        ],
         "tail": tail.tolist(),
         "place": [None if index == 3 else f"place {index}" for index in place],
         "b_garden": garden.astype(float).tolist(),
@@ -63,12 +98,18 @@ def table(num_rows: int, seed: int = 0) -> tuple[dict[str, list[Cell]], NDArray[
     return columns, value
 
 
-def write_packed_table(root: Path, task: Task, num_rows: Mapping[str, int], weight: float = 1.0) -> PackedManifest:
+def write_packed_table(
+    root: Path, task: Task, num_rows: Mapping[str, int], weight: float = 1.0
+) -> PackedManifest:
     """A packed store of `table`; a class is whether the value is above the training rows' median."""
     columns, values = table(sum(num_rows.values()))
     num_train = num_rows["train"]
     contract = fit_contract({name: cells[:num_train] for name, cells in columns.items()})
-    targets = (values < np.median(values[:num_train])).astype(np.float64) if is_classification(task) else values
+    targets = (
+        (values < np.median(values[:num_train])).astype(np.float64)
+        if is_classification(task)
+        else values
+    )
     return write_packed(root, task, contract, encode(columns, contract), targets, num_rows, weight)
 
 
@@ -89,7 +130,9 @@ def write_packed(
         ids = [files.sha256_bytes(str(row).encode())[:32] for row in range(start, start + size)]
         sources = [str(row) for row in range(start, start + size)]
         written = packed_rows(ids, sources, targets[rows])
-        written = written.set_column(3, PACKED_ROWS.field("weight"), pa.array(np.full(size, weight)))
+        written = written.set_column(
+            3, PACKED_ROWS.field("weight"), pa.array(np.full(size, weight))
+        )
         splits[name] = packed.write_split(root / name, written, inputs.shape[1:])
         start += size
     train = targets[: num_rows["train"]]
@@ -100,7 +143,9 @@ def write_packed(
         classes=CLASSES if is_classification(task) else [],
         mean=[],
         std=[],
-        target_scale=None if is_classification(task) else TargetScale(mean=float(train.mean()), std=float(train.std())),
+        target_scale=None
+        if is_classification(task)
+        else TargetScale(mean=float(train.mean()), std=float(train.std())),
         splits=splits,
     )
     packed.write_manifest(root, manifest)

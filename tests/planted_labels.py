@@ -21,10 +21,22 @@ from tests.conftest import ROOT
 
 STAGES = ("clean", "split", "precompute", "augment", "audit")
 SHARE = 0.05  # of the labels that are planted wrong
-NO_CHANGES: dict[str, Any] = {"rotation_deg": 0.0, "scale": [1.0, 1.0], "crop_padding_px": 0, "forbid": []}
+NO_CHANGES: dict[str, Any] = {
+    "rotation_deg": 0.0,
+    "scale": [1.0, 1.0],
+    "crop_padding_px": 0,
+    "forbid": [],
+}
 TABM: dict[str, Any] = {
     "network": "tabm",
-    "network_arguments": {"num_submodels": 8, "num_blocks": 2, "width": 64, "dropout": 0.1, "embedding_size": 16, "num_bins": 24},
+    "network_arguments": {
+        "num_submodels": 8,
+        "num_blocks": 2,
+        "width": 64,
+        "dropout": 0.1,
+        "embedding_size": 16,
+        "num_bins": 24,
+    },
     "batch_size": 32,
     "learning_rate": 0.006,
 }
@@ -59,7 +71,9 @@ def cancer() -> pa.Table:
     data = load_breast_cancer()
     names = [name.replace(" ", "_") for name in data.feature_names]
     labels = [str(data.target_names[target]) for target in data.target]
-    return pa.table({**{name: data.data[:, index] for index, name in enumerate(names)}, "label": labels})
+    return pa.table(
+        {**{name: data.data[:, index] for index, name in enumerate(names)}, "label": labels}
+    )
 
 
 def plant(table: pa.Table, seed: int) -> tuple[pa.Table, dict[int, str]]:
@@ -70,7 +84,9 @@ def plant(table: pa.Table, seed: int) -> tuple[pa.Table, dict[int, str]]:
     truth = {row: labels[row] for row in rows.tolist()}
     for row in rows.tolist():
         labels[row] = generator.choice([name for name in classes if name != labels[row]])
-    return table.set_column(table.column_names.index("label"), "label", pa.array(labels, pa.string())), truth
+    return table.set_column(
+        table.column_names.index("label"), "label", pa.array(labels, pa.string())
+    ), truth
 
 
 def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any]]) -> None:
@@ -92,7 +108,9 @@ def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any
 
 def run_stage(folder: Path, stage: str) -> str:
     """What the stage printed; its error if it fails."""
-    done = warm_starts.run([f"stages.{stage}"], folder, {**os.environ, "PYTHONPATH": str(ROOT)}, timeout=600)
+    done = warm_starts.run(
+        [f"stages.{stage}"], folder, {**os.environ, "PYTHONPATH": str(ROOT)}, timeout=600
+    )
     if done.returncode:
         raise RuntimeError(f"{stage} in {folder} failed:\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -113,7 +131,9 @@ def count_found(folder: Path, truth: dict[int, str]) -> Found:
         planted=sum(row_number(issue["source"]) in truth for issue in issues),
         candidates=len(candidates),
         right=len(right),
-        suggested=sum(issue["suggested_label"] == truth[row_number(issue["source"])] for issue in right),
+        suggested=sum(
+            issue["suggested_label"] == truth[row_number(issue["source"])] for issue in right
+        ),
     )
 
 

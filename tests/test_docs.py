@@ -73,7 +73,10 @@ def test_every_key_is_documented_and_nothing_else() -> None:
 
 def test_a_missing_and_an_invented_key_would_be_seen() -> None:
     without = PAGE.replace("| `learning_rate` |", "| learning_rate |")
-    assert declared_keys() - documented_keys(without) == {"prune.learning_rate", "train.learning_rate"}
+    assert declared_keys() - documented_keys(without) == {
+        "prune.learning_rate",
+        "train.learning_rate",
+    }
     invented = PAGE.replace("| `learning_rate` |", "| `learning_rate` |\n| `epoch_size` |")
     assert "train.epoch_size" in documented_keys(invented) - declared_keys()
 
@@ -83,7 +86,10 @@ def test_the_stages_that_read_a_section_are_those_of_dvc_yaml() -> None:
 
 
 def test_a_wrong_reader_would_be_seen() -> None:
-    assert documented_readers(PAGE.replace("Read by: `split`\n", "Read by: `train`\n")) != actual_readers()
+    assert (
+        documented_readers(PAGE.replace("Read by: `split`\n", "Read by: `train`\n"))
+        != actual_readers()
+    )
 
 
 def missing_outputs(page: str) -> set[str]:
@@ -91,8 +97,15 @@ def missing_outputs(page: str) -> set[str]:
     rows = dict(re.findall(r"^\| `(\w+)`(.+)$", page, flags=re.MULTILINE))
     found = set()
     for stage, content in STAGES.items():
-        outputs = [out if isinstance(out, str) else next(iter(out)) for out in (*content.get("outs", []), *content.get("metrics", []))]
-        found |= {output for output in outputs if f"`{output}" not in rows[stage] and output != f"artifacts/seals/{stage}.json"}
+        outputs = [
+            out if isinstance(out, str) else next(iter(out))
+            for out in (*content.get("outs", []), *content.get("metrics", []))
+        ]
+        found |= {
+            output
+            for output in outputs
+            if f"`{output}" not in rows[stage] and output != f"artifacts/seals/{stage}.json"
+        }
     return found
 
 
@@ -101,7 +114,9 @@ def test_the_pipeline_page_names_every_output() -> None:
 
 
 def test_a_missing_output_would_be_seen() -> None:
-    assert missing_outputs(PIPELINE.replace("`reports/clean.html`", "a page")) == {"reports/clean.html"}
+    assert missing_outputs(PIPELINE.replace("`reports/clean.html`", "a page")) == {
+        "reports/clean.html"
+    }
 
 
 def anchors(text: str) -> set[str]:
@@ -126,7 +141,10 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_a_broken_link_would_be_seen() -> None:
     text = "[a](pipeline.md) [b](gone.md) [c](training.md#tables) [d](training.md#chairs) [e](https://example.org)"
-    assert broken_links(ROOT / "docs/params.md", text) == ["params.md: gone.md#", "params.md: training.md#chairs"]
+    assert broken_links(ROOT / "docs/params.md", text) == [
+        "params.md: gone.md#",
+        "params.md: training.md#chairs",
+    ]
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -134,15 +152,25 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     while coming:
         page = coming.pop()
         reached.add(page)
-        linked = {(page.parent / name).resolve() for name, _ in LINK.findall(page.read_text()) if name.endswith(".md")}
+        linked = {
+            (page.parent / name).resolve()
+            for name, _ in LINK.findall(page.read_text())
+            if name.endswith(".md")
+        }
         coming += linked - reached - set(coming)
-    assert [page.name for page in PAGES if page not in reached and page.parent.name != "decisions"] == ["CONTRIBUTING.md"]
+    assert [
+        page.name for page in PAGES if page not in reached and page.parent.name != "decisions"
+    ] == ["CONTRIBUTING.md"]
 
 
 def test_decisions_are_numbered_without_a_gap() -> None:
     pages = sorted((ROOT / "docs/decisions").glob("*.md"))
-    assert [page.name[:4] for page in pages] == [f"{number:04d}" for number in range(1, len(pages) + 1)]
-    assert [page.read_text().split(".")[0] for page in pages] == [f"# {number}" for number in range(1, len(pages) + 1)]
+    assert [page.name[:4] for page in pages] == [
+        f"{number:04d}" for number in range(1, len(pages) + 1)
+    ]
+    assert [page.read_text().split(".")[0] for page in pages] == [
+        f"# {number}" for number in range(1, len(pages) + 1)
+    ]
 
 
 def unnamed_rules(page: str, rules: Iterable[str]) -> set[str]:
@@ -169,11 +197,15 @@ def test_the_page_about_scaling_names_every_file_of_launch() -> None:
 
 
 def test_an_unnamed_script_would_be_seen() -> None:
-    assert unnamed_scripts((ROOT / "docs/scaling.md").read_text().replace("launch/mpirun.sh", "a script")) == {"mpirun.sh"}
+    assert unnamed_scripts(
+        (ROOT / "docs/scaling.md").read_text().replace("launch/mpirun.sh", "a script")
+    ) == {"mpirun.sh"}
 
 
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    version = re.search(
+        r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE
+    )
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert version
     assert newest
@@ -181,7 +213,10 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
 
 
 def test_the_block_for_tables_is_all_that_has_to_change() -> None:
-    content, block = (yaml.safe_load(text) for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/tables.md")))
+    content, block = (
+        yaml.safe_load(text)
+        for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/tables.md"))
+    )
     for section, changes in block.items():
         content[section] |= changes
     assert parse_params(content).data.path == "data/demo/wine.csv"

@@ -18,7 +18,9 @@ def settle_tiers(items: Iterable[pytest.Item]) -> None:
     tiers = {item: tier_of(item) for item in items}
     for item, tier in tiers.items():
         if tier.name == "unit" and item.get_closest_marker("gpu"):
-            raise pytest.UsageError(f"{item.nodeid}: a gpu test needs `process` or `nightly` as well")
+            raise pytest.UsageError(
+                f"{item.nodeid}: a gpu test needs `process` or `nightly` as well"
+            )
     for item in tiers:
         for node in item.listchain():
             node.own_markers[:] = [mark for mark in node.own_markers if mark.name not in TIERS]

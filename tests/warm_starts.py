@@ -56,7 +56,9 @@ _PRELOADED = (
     "torch.utils.serialization",
     "torch.utils.tensorboard",
 )
-_MAX_BYTES = 1 << 20  # of a job; the socket has room for less than that only where the variables are absurdly many
+_MAX_BYTES = (
+    1 << 20
+)  # of a job; the socket has room for less than that only where the variables are absurdly many
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,15 @@ class Job:
 class Process:
     """A process that was forked by another one than this, with the members of `subprocess.Popen` that the tests use."""
 
-    def __init__(self, command: list[str], folder: Path, variables: dict[str, str], stdout: int, stderr: int, new_session: bool) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        folder: Path,
+        variables: dict[str, str],
+        stdout: int,
+        stderr: int,
+        new_session: bool,
+    ) -> None:
         self.args = command
         self.stdout: IO[str] | None = None
         self.returncode: int | None = None
@@ -125,25 +135,47 @@ class Process:
         self.wait()
 
 
-def start(command: list[str], folder: Path, variables: dict[str, str], stderr: int = subprocess.DEVNULL) -> Process:
+def start(
+    command: list[str], folder: Path, variables: dict[str, str], stderr: int = subprocess.DEVNULL
+) -> Process:
     """Run a module and its arguments in a session of its own, with an output that can be read."""
     with open(os.devnull, "wb") as nothing:
-        return Process(command, folder, variables, subprocess.PIPE, nothing.fileno() if stderr == subprocess.DEVNULL else stderr, True)
+        return Process(
+            command,
+            folder,
+            variables,
+            subprocess.PIPE,
+            nothing.fileno() if stderr == subprocess.DEVNULL else stderr,
+            True,
+        )
 
 
 def run(
-    command: list[str], folder: Path, variables: dict[str, str], timeout: float, stderr: int = subprocess.PIPE
+    command: list[str],
+    folder: Path,
+    variables: dict[str, str],
+    timeout: float,
+    stderr: int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     """Run a module and its arguments to the end."""
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
         both = stderr == subprocess.STDOUT
-        process = Process(command, folder, variables, said.fileno(), stderr if both else complained.fileno(), False)
+        process = Process(
+            command,
+            folder,
+            variables,
+            said.fileno(),
+            stderr if both else complained.fileno(),
+            False,
+        )
         try:
             code = process.wait(timeout)
         finally:
             process.kill()
         said.seek(0), complained.seek(0)
-        return subprocess.CompletedProcess(command, code, said.read().decode(), complained.read().decode())
+        return subprocess.CompletedProcess(
+            command, code, said.read().decode(), complained.read().decode()
+        )
 
 
 class _Server:
@@ -154,8 +186,19 @@ class _Server:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
             command = [sys.executable, "-m", "tests.warm_starts", str(theirs.fileno())]
             # DeepSpeed asks for GPUs when it is imported; asked through NVML, CUDA stays usable in what is forked.
-            variables = {**os.environ, "PYTHONPATH": str(ROOT), "DS_BUILD_OPS": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-            self._process = subprocess.Popen(command, cwd=ROOT, env=variables, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL)
+            variables = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "DS_BUILD_OPS": "0",
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            }
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=variables,
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,
+            )
         atexit.register(self.end)
 
     def send(self, job: Job, descriptors: list[int]) -> None:

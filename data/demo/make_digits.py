@@ -14,13 +14,17 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 TARGET = Path(__file__).with_name("digits.parquet")
-SCHEMA = pa.schema([("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.string())])
+SCHEMA = pa.schema(
+    [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.string())]
+)
 
 
 def png(digit: NDArray[np.float64]) -> bytes:
     """(8, 8) values 0..16 to an 8-bit grey PNG, 16 becoming 255."""
     buffer = io.BytesIO()
-    Image.fromarray(np.rint(digit * (255 / 16)).astype(np.uint8)).save(buffer, format="PNG", optimize=True)
+    Image.fromarray(np.rint(digit * (255 / 16)).astype(np.uint8)).save(
+        buffer, format="PNG", optimize=True
+    )
     return buffer.getvalue()
 
 

@@ -16,9 +16,14 @@ def main() -> None:
     """Write all 178 wines in scikit-learn's order, numbers as they are, the cultivar from 1 as in the source."""
     wine = load_wine()
     lines = [",".join(["cultivar", *wine.feature_names])]
-    lines += [",".join([str(label + 1), *(f"{value:.12g}" for value in row)]) for row, label in zip(wine.data, wine.target, strict=True)]
+    lines += [
+        ",".join([str(label + 1), *(f"{value:.12g}" for value in row)])
+        for row, label in zip(wine.data, wine.target, strict=True)
+    ]
     TARGET.write_text("\n".join(lines) + "\n")
-    REQUEST.write_text(json.dumps(dict(zip(wine.feature_names, wine.data[0].tolist(), strict=True))) + "\n")
+    REQUEST.write_text(
+        json.dumps(dict(zip(wine.feature_names, wine.data[0].tolist(), strict=True))) + "\n"
+    )
     print(f"{TARGET}: {len(lines) - 1} rows, {TARGET.stat().st_size} bytes")
 
 

@@ -44,10 +44,15 @@ def summary(columns: ColumnContract | None) -> str:
     """The text above the description of the API."""
     if columns:
         what = 'Send one row to /predict as a JSON object, or several as {"rows": [...]}, which are answered by {"predictions": [...]}.'
-        what += f" Columns that are ignored: {', '.join(columns.ignored)}." if columns.ignored else ""
+        what += (
+            f" Columns that are ignored: {', '.join(columns.ignored)}." if columns.ignored else ""
+        )
     else:
         what = 'Send one image to /predict, or several as files of a form, which are answered by {"predictions": [...]}.'
-    return what + " Errors have one shape: {error: {code, message, field, request_id}}. See docs/serving.md."
+    return (
+        what
+        + " Errors have one shape: {error: {code, message, field, request_id}}. See docs/serving.md."
+    )
 
 
 def _of_image(predict_payload: Predict) -> Any:
@@ -63,7 +68,9 @@ def _of_rows(columns: ColumnContract, predict_payload: Predict) -> Any:
 
     async def predict(self: Any, rows: Annotated[list[dict[str, Any]], schema]) -> dict[str, Any]:
         """For each row: `label`, `probabilities`, `prediction_set`, or `value`, `interval`; and `outlier_score`, `is_outlier`."""
-        return await _answer(predict_payload, Payload("columns", (json.dumps({"rows": rows}).encode(),)))
+        return await _answer(
+            predict_payload, Payload("columns", (json.dumps({"rows": rows}).encode(),))
+        )
 
     return predict
 

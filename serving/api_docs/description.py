@@ -22,14 +22,22 @@ def describe_input(contract: InputContract) -> dict[str, Any]:
     if isinstance(contract, ImageContract):
         return contract.model_dump(mode="json")
     columns = [describe_column(column) for column in contract.columns]
-    return {"kind": contract.kind, "columns": columns, "ignored": contract.ignored, "example": example_row(contract)}
+    return {
+        "kind": contract.kind,
+        "columns": columns,
+        "ignored": contract.ignored,
+        "example": example_row(contract),
+    }
 
 
 def describe_column(column: Column) -> dict[str, Any]:
     """One column: what it takes, whether it may be missing, and for categories what happens to others."""
     described = {"name": column.name, "kind": column.kind, "required": is_required(column)}
     if column.kind == "category":
-        return described | {"categories": column.categories, "other_categories": "missing" if column.takes_missing else "refused"}
+        return described | {
+            "categories": column.categories,
+            "other_categories": "missing" if column.takes_missing else "refused",
+        }
     if column.kind == "number":
         return described | {"min": column.min, "max": column.max}
     return described
@@ -60,7 +68,8 @@ def row_schema(contract: ColumnContract) -> dict[str, Any]:
     """JSON Schema of one row."""
     return {
         "type": "object",
-        "properties": {column.name: _schema(column) for column in contract.columns} | dict.fromkeys(contract.ignored, _IGNORED),
+        "properties": {column.name: _schema(column) for column in contract.columns}
+        | dict.fromkeys(contract.ignored, _IGNORED),
         "required": [column.name for column in contract.columns if is_required(column)],
         "additionalProperties": False,
         "example": example_row(contract),
@@ -73,14 +82,24 @@ def _example(column: Column) -> Any:
     if column.kind == "boolean":
         return column.fill >= 0.5
     if column.kind == "date":
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=round(column.fill))).date().isoformat()
-    return int(column.fill) if column.fill.is_integer() and abs(column.fill) < _MANY_DIGITS else _short(column)
+        return (
+            (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=round(column.fill)))
+            .date()
+            .isoformat()
+        )
+    return (
+        int(column.fill)
+        if column.fill.is_integer() and abs(column.fill) < _MANY_DIGITS
+        else _short(column)
+    )
 
 
 def _short(column: Column) -> float:
     """The median in the digits that people write, unless that is out of bounds."""
     short = float(f"{column.fill:.6g}")
-    is_within = (column.min is None or short >= column.min) and (column.max is None or short <= column.max)
+    is_within = (column.min is None or short >= column.min) and (
+        column.max is None or short <= column.max
+    )
     return short if is_within else column.fill
 
 
@@ -91,7 +110,11 @@ def _schema(column: Column) -> dict[str, Any]:
     if column.kind == "date":
         schema["description"] = "ISO 8601, a date or a date with time; UTC where no zone is given"
     if column.kind == "number":
-        schema |= {name: bound for name, bound in (("minimum", column.min), ("maximum", column.max)) if bound is not None}
+        schema |= {
+            name: bound
+            for name, bound in (("minimum", column.min), ("maximum", column.max))
+            if bound is not None
+        }
     if not is_required(column):
         schema["nullable"] = True
     return schema

@@ -16,20 +16,37 @@ _DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-def render_docs(document: dict[str, Any], address: str, callers_address: str | None = None) -> bytes:
+def render_docs(
+    document: dict[str, Any], address: str, callers_address: str | None = None
+) -> bytes:
     """The page for an OpenAPI document, with examples for `address` (host and port), those of callers for `callers_address` if given."""
-    found = [(path, method, item[method]) for path, item in document["paths"].items() for method in item if method != "parameters"]
+    found = [
+        (path, method, item[method])
+        for path, item in document["paths"].items()
+        for method in item
+        if method != "parameters"
+    ]
     sections = "\n".join(
-        _section(path, method.upper(), operation, _address(operation, address, callers_address)) for path, method, operation in found
+        _section(path, method.upper(), operation, _address(operation, address, callers_address))
+        for path, method, operation in found
     )
-    contents = "\n".join(f'<li><a href="#{escape(o["operationId"])}">{_title(path, method.upper())}</a></li>' for path, method, o in found)
+    contents = "\n".join(
+        f'<li><a href="#{escape(o["operationId"])}">{_title(path, method.upper())}</a></li>'
+        for path, method, o in found
+    )
     error = _json(document["components"]["schemas"]["Error"])
     version = escape(document["info"]["version"])
-    return _TEMPLATE.substitute(version=version, contents=contents, sections=sections, error=error).encode()
+    return _TEMPLATE.substitute(
+        version=version, contents=contents, sections=sections, error=error
+    ).encode()
 
 
 def _address(operation: dict[str, Any], address: str, callers_address: str | None) -> str:
-    return callers_address if callers_address and operation["description"] == ACCESS["caller"] else address
+    return (
+        callers_address
+        if callers_address and operation["description"] == ACCESS["caller"]
+        else address
+    )
 
 
 def _section(path: str, method: str, operation: dict[str, Any], address: str) -> str:
@@ -41,13 +58,17 @@ def _section(path: str, method: str, operation: dict[str, Any], address: str) ->
     taken = operation.get("requestBody", {}).get("content", {})
     answered = operation["responses"]["200"].get("content", {})
     parts += [_schema("Takes", media_type, part["schema"]) for media_type, part in taken.items()]
-    parts += [_schema("Answers", media_type, part["schema"]) for media_type, part in answered.items()]
+    parts += [
+        _schema("Answers", media_type, part["schema"]) for media_type, part in answered.items()
+    ]
     rows = "".join(
         f"<tr><td>{status}</td><td>{escape(answer['description'])}</td></tr>"
         for status, answer in operation["responses"].items()
         if status != "200"
     )
-    return "\n".join([*parts, f"<details><summary>Errors</summary><table>{rows}</table></details>", "</section>"])
+    return "\n".join(
+        [*parts, f"<details><summary>Errors</summary><table>{rows}</table></details>", "</section>"]
+    )
 
 
 def _title(path: str, method: str) -> str:
@@ -57,7 +78,9 @@ def _title(path: str, method: str) -> str:
 def _command(path: str, method: str, operation: dict[str, Any], address: str) -> str:
     key = ["-H", '"authorization: Bearer $KEY"'] if operation["security"] else []
     verb = ["-X", method] if method != "GET" and "x-curl" not in operation else []
-    return " ".join(["curl", *verb, *key, *filter(None, [operation.get("x-curl")]), f"http://{address}{path}"])
+    return " ".join(
+        ["curl", *verb, *key, *filter(None, [operation.get("x-curl")]), f"http://{address}{path}"]
+    )
 
 
 def _schema(word: str, media_type: str, schema: dict[str, Any]) -> str:

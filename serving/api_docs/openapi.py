@@ -26,7 +26,9 @@ _SCHEMES = {
 ACCESS = {"open": "For anybody.", "caller": "For callers.", "operator": "For operators."}
 
 
-def openapi(routes: Routes, bundle: Bundle | None, model_version: str | None, has_keys: bool) -> dict[str, Any]:
+def openapi(
+    routes: Routes, bundle: Bundle | None, model_version: str | None, has_keys: bool
+) -> dict[str, Any]:
     """The document for these routes; `bundle` is the manifest of the model that is served, or None while there is none."""
     return {
         "openapi": VERSION,
@@ -35,8 +37,13 @@ def openapi(routes: Routes, bundle: Bundle | None, model_version: str | None, ha
             "version": model_version or "no model",
             "description": f"{_about(routes, bundle)} Errors have one shape, and a code that docs/serving.md lists.",
         },
-        "paths": dict(_path(path, route, bundle, has_keys) for path, route in sorted(routes.items())),
-        "components": {"schemas": {"Error": ERROR, "ProtocolError": PROTOCOL_ERROR}, "securitySchemes": _SCHEMES},
+        "paths": dict(
+            _path(path, route, bundle, has_keys) for path, route in sorted(routes.items())
+        ),
+        "components": {
+            "schemas": {"Error": ERROR, "ProtocolError": PROTOCOL_ERROR},
+            "securitySchemes": _SCHEMES,
+        },
     }
 
 
@@ -46,27 +53,36 @@ def _about(routes: Routes, bundle: Bundle | None) -> str:
     return predict.describe(bundle).summary if predict and predict.describe else ""
 
 
-def _path(path: str, route: Route, bundle: Bundle | None, has_keys: bool) -> tuple[str, dict[str, Any]]:
+def _path(
+    path: str, route: Route, bundle: Bundle | None, has_keys: bool
+) -> tuple[str, dict[str, Any]]:
     operation = route.describe(bundle) if route.describe else Operation("")
     item: dict[str, Any] = {}
     for part, name in (("/*/", "name"), ("/*", "below")):
         if part in path:
             path = path.replace(part, part.replace("*", f"{{{name}}}"))
-            item.setdefault("parameters", []).append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+            item.setdefault("parameters", []).append(
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            )
     for method in route.methods:
         if method != "HEAD":  # goes without saying beside GET
             item[method.lower()] = _operation(method, path, route, operation, has_keys)
     return path, item
 
 
-def _operation(method: str, path: str, route: Route, operation: Operation, has_keys: bool) -> dict[str, Any]:
+def _operation(
+    method: str, path: str, route: Route, operation: Operation, has_keys: bool
+) -> dict[str, Any]:
     is_guarded = route.access != "open"
     described: dict[str, Any] = {
         "operationId": "_".join([method.lower(), *filter(None, path.translate(_PLAIN).split("/"))]),
         "summary": operation.summary,
         "description": ACCESS[route.access],
         "security": [{name: []} for name in _SCHEMES] if has_keys and is_guarded else [],
-        "responses": {"200": _answer(operation), **_errors(path, _codes(operation, is_guarded, has_keys))},
+        "responses": {
+            "200": _answer(operation),
+            **_errors(path, _codes(operation, is_guarded, has_keys)),
+        },
     }
     if operation.takes and method not in READING:
         described["requestBody"] = {"required": True, "content": _content(operation.takes)}
@@ -79,7 +95,12 @@ _PLAIN = str.maketrans({".": "_", "{": "", "}": "", "-": "_"})
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
-    header = {"x-request-id": {"description": "the caller's, or one that was made", "schema": {"type": "string"}}}
+    header = {
+        "x-request-id": {
+            "description": "the caller's, or one that was made",
+            "schema": {"type": "string"},
+        }
+    }
     answer: dict[str, Any] = {"description": "the answer", "headers": header}
     return answer | ({"content": _content(operation.answers)} if operation.answers else {})
 
@@ -100,4 +121,7 @@ def _errors(path: str, codes: Iterable[str]) -> dict[str, Any]:
         by_status[ERRORS[code]].append(code)
     name = "ProtocolError" if path.startswith("/v2/") else "Error"
     shape = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-    return {str(status): {"description": ", ".join(by_status[status]), "content": shape} for status in sorted(by_status)}
+    return {
+        str(status): {"description": ", ".join(by_status[status]), "content": shape}
+        for status in sorted(by_status)
+    }

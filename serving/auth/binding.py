@@ -35,7 +35,9 @@ def require_safe_start(settings: Settings, host: str, port: int) -> None:
     if not settings.admin_port:
         return
     if settings.admin_port == port:
-        raise SettingsError(f"SLIPWAY_ADMIN_PORT is {port}, the main port. Choose another, or 0 to have all on one port")
+        raise SettingsError(
+            f"SLIPWAY_ADMIN_PORT is {port}, the main port. Choose another, or 0 to have all on one port"
+        )
     require_guarded(settings, settings.admin_host)
     require_free(settings.admin_host, settings.admin_port, "Choose another with SLIPWAY_ADMIN_PORT")
 
@@ -56,5 +58,9 @@ def require_free(host: str, port: int, hint: str) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise SettingsError(f"cannot listen on {host}:{port}: {reason}. {hint}, or end the process that has it") from None
+        reason = (
+            error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        )
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {reason}. {hint}, or end the process that has it"
+        ) from None

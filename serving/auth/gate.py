@@ -25,7 +25,11 @@ class Gate:
 
     def __init__(self, settings: Settings, monitoring: Monitoring) -> None:
         self._monitoring = monitoring
-        self._keys = KeyRing(settings.keys, settings.workers, monitoring.keys_unreadable) if settings.keys else None
+        self._keys = (
+            KeyRing(settings.keys, settings.workers, monitoring.keys_unreadable)
+            if settings.keys
+            else None
+        )
         self._trusts_this_machine = self._keys is None and not settings.allow_anyone
         self._hosts = settings.host_names()
 
@@ -47,19 +51,28 @@ class Gate:
         key = keys.find(presented)
         if key is None:
             self._monitoring.key_refused("unknown")
-            raise Refusal("key_unknown", "the service does not know this key, or no longer", headers=(_INVALID,))
+            raise Refusal(
+                "key_unknown",
+                "the service does not know this key, or no longer",
+                headers=(_INVALID,),
+            )
         self._require_role(key, access)
         seconds = keys.take(key)
         if seconds:
             self._monitoring.key_refused("rate")
             message = f"the key of {key.name} may ask {key.rate:g} times a second, over all workers; try again later"
-            raise Refusal("rate_limited", message, headers=(("retry-after", str(max(1, math.ceil(seconds)))),))
+            raise Refusal(
+                "rate_limited", message, headers=(("retry-after", str(max(1, math.ceil(seconds)))),)
+            )
         return key.name
 
     def _require_role(self, key: Key, access: Access) -> None:
         if access == "operator" and key.role != "operator":
             self._monitoring.key_refused("role")
-            raise Refusal("not_allowed", f"this is for operators; the key of {key.name} has the role {key.role}")
+            raise Refusal(
+                "not_allowed",
+                f"this is for operators; the key of {key.name} has the role {key.role}",
+            )
 
     def _require_own_site(self, headers: Headers) -> None:
         host, origin = headers.get(b"host"), headers.get(b"origin")
@@ -67,7 +80,9 @@ class Gate:
             message = "without keys only requests to an address, localhost or a name in SLIPWAY_HOSTS are answered"
             raise Refusal("unknown_host", message, field="host")
         if origin is not None and origin.partition(b"://")[2] != (host or b""):
-            raise Refusal("foreign_origin", "without keys no page of another site may ask", field="origin")
+            raise Refusal(
+                "foreign_origin", "without keys no page of another site may ask", field="origin"
+            )
 
 
 def presented_key(headers: Headers) -> bytes | None:

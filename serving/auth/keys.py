@@ -74,14 +74,18 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise KeysError(f"the keys in {path} cannot be read: {os.strerror(error.errno or 0)}") from None
+        raise KeysError(
+            f"the keys in {path} cannot be read: {os.strerror(error.errno or 0)}"
+        ) from None
     if len(content) > MAX_FILE_BYTES:
         raise KeysError(f"{path} has more than {MAX_FILE_BYTES} bytes, which is no file of keys")
     keys, problems = _parse(content.decode("utf-8", "replace"))
     if len(keys) > MAX_KEYS:
         problems.append(f"there are {len(keys)} keys, the limit is {MAX_KEYS}")
     if problems:
-        raise KeysError(f"the keys in {path} are not taken: {'; '.join(problems)}. `python -m serving.auth.keys NAME` writes right lines")
+        raise KeysError(
+            f"the keys in {path} are not taken: {'; '.join(problems)}. `python -m serving.auth.keys NAME` writes right lines"
+        )
     return tuple(keys)
 
 
@@ -154,7 +158,13 @@ class KeyRing:
     Each worker grants its share of a rate. `on_fault` is called whenever the file turns out to be wrong.
     """
 
-    def __init__(self, path: Path, num_workers: int, on_fault: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        num_workers: int,
+        on_fault: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path = path
         self._num_workers = num_workers
         self._on_fault = on_fault
@@ -204,7 +214,9 @@ class KeyRing:
         before = self._buckets
         self._keys = keys
         self._buckets = {
-            key: before.get(key) or Bucket(key.rate / self._num_workers, now) for key in keys if key.rate is not None
+            key: before.get(key) or Bucket(key.rate / self._num_workers, now)
+            for key in keys
+            if key.rate is not None
         }  # what a key has used up stays used up
         roles = Counter(key.role for key in keys)
         logger.info("keys: %s", ", ".join(f"{roles[role]} of role {role}" for role in ROLES))
@@ -252,7 +264,9 @@ def add_key(path: Path, name: str, role: Role, rate: float | None) -> str:
     if isinstance(problem, str):
         raise KeysError(f"no key was made: {problem}")
     try:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
+        with open(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0
+        ) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
             is_whole = size == 0 or file.read(1) == b"\n"
@@ -264,12 +278,22 @@ def add_key(path: Path, name: str, role: Role, rate: float | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m serving.auth.keys", description="Make a key, print it once, and add its digest to the file."
+        prog="python -m serving.auth.keys",
+        description="Make a key, print it once, and add its digest to the file.",
     )
     parser.add_argument("name", help="whose key it is; several keys may have one name")
-    parser.add_argument("--role", choices=ROLES, default="caller", help="operators may also read /metrics and change what is served")
-    parser.add_argument("--rate", type=float, help="most requests a second, over all workers (default: no limit)")
-    parser.add_argument("--file", type=Path, help="the file of keys (default: SLIPWAY_KEYS, as for the service)")
+    parser.add_argument(
+        "--role",
+        choices=ROLES,
+        default="caller",
+        help="operators may also read /metrics and change what is served",
+    )
+    parser.add_argument(
+        "--rate", type=float, help="most requests a second, over all workers (default: no limit)"
+    )
+    parser.add_argument(
+        "--file", type=Path, help="the file of keys (default: SLIPWAY_KEYS, as for the service)"
+    )
     return parser
 
 
@@ -284,7 +308,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     path = given.file or _named_file()
     if path is None:
-        print("no file of keys: give --file, or set SLIPWAY_KEYS as for the service", file=sys.stderr)
+        print(
+            "no file of keys: give --file, or set SLIPWAY_KEYS as for the service", file=sys.stderr
+        )
         return 1
     try:
         key = add_key(path, given.name, given.role, given.rate)
@@ -292,7 +318,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     print(key)
-    print(f"{given.name} ({given.role}) is in {path} with the digest of this key. It is not shown again.", file=sys.stderr)
+    print(
+        f"{given.name} ({given.role}) is in {path} with the digest of this key. It is not shown again.",
+        file=sys.stderr,
+    )
     return 0
 
 

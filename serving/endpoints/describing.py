@@ -7,8 +7,21 @@ from serving.http.server_paths import without_server_paths
 from serving.worker import Inference
 
 # What says why; the rest of the card is the model's own: labels, columns and categories may look like paths.
-_REASONS = ("execution", "choice", "left_out", "certificate", "target_certificate", "lineage", "rebuild", "rolled_out")
-_MODEL = Operation("The model card, with the certificate.", answers={"application/json": ANYTHING}, errors=("not_ready",))
+_REASONS = (
+    "execution",
+    "choice",
+    "left_out",
+    "certificate",
+    "target_certificate",
+    "lineage",
+    "rebuild",
+    "rolled_out",
+)
+_MODEL = Operation(
+    "The model card, with the certificate.",
+    answers={"application/json": ANYTHING},
+    errors=("not_ready",),
+)
 
 
 def routes(inference: Inference) -> Routes:
@@ -16,6 +29,8 @@ def routes(inference: Inference) -> Routes:
 
     async def model(request: Request) -> Response:
         card = inference.card()
-        return json_response(card | {part: without_server_paths(card[part], inference.settings) for part in _REASONS})
+        return json_response(
+            card | {part: without_server_paths(card[part], inference.settings) for part in _REASONS}
+        )
 
     return {"/model": Route(READING, model, "caller", always(_MODEL))}

@@ -12,14 +12,20 @@ from serving.worker import Inference
 PASSED_ON = ("/schema.json",)  # BentoML answers: what bentoml.SyncHTTPClient asks for
 _SANE_HOST = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")
 _DOCS = Operation("This page.", answers={"text/html": TEXT})
-_DOCUMENT = Operation("The description of the API, OpenAPI 3.0.", answers={"application/json": ANYTHING})
-_SCHEMA = Operation("BentoML's description, for its own client.", answers={"application/json": ANYTHING})
+_DOCUMENT = Operation(
+    "The description of the API, OpenAPI 3.0.", answers={"application/json": ANYTHING}
+)
+_SCHEMA = Operation(
+    "BentoML's description, for its own client.", answers={"application/json": ANYTHING}
+)
 
 
 def routes(inference: Inference, others: Routes) -> Routes:
     """`/docs`, `/docs.json` and `/schema.json`, which describe themselves and all `others`."""
 
-    described: dict[str | None, tuple[dict[str, object], Response]] = {}  # of the last version alone: it takes some milliseconds
+    described: dict[
+        str | None, tuple[dict[str, object], Response]
+    ] = {}  # of the last version alone: it takes some milliseconds
 
     async def document(request: Request) -> Response:
         return describe()[1]
@@ -27,16 +33,23 @@ def routes(inference: Inference, others: Routes) -> Routes:
     async def docs(request: Request) -> Response:
         host = request.headers.get(b"host", b"")
         address = host.decode() if _SANE_HOST.fullmatch(host) else "127.0.0.1:3000"
-        callers = "HOST:PORT" if inference.settings.admin_port else None  # a worker does not know its server's port
+        callers = (
+            "HOST:PORT" if inference.settings.admin_port else None
+        )  # a worker does not know its server's port
         return Response(
-            200, render_docs(describe()[0], address, callers), "text/html; charset=utf-8", (("content-security-policy", POLICY),)
+            200,
+            render_docs(describe()[0], address, callers),
+            "text/html; charset=utf-8",
+            (("content-security-policy", POLICY),),
         )
 
     def describe() -> tuple[dict[str, object], Response]:
         model = inference.model
         bundle, version = (model.bundle.manifest, model.version) if model else (None, None)
         if version not in described:
-            content = openapi(others | own, bundle, version, has_keys=inference.settings.keys is not None)
+            content = openapi(
+                others | own, bundle, version, has_keys=inference.settings.keys is not None
+            )
             described.clear()
             described[version] = (content, json_response(content))
         return described[version]

@@ -20,12 +20,23 @@ def routes(inference: Inference) -> Routes:
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
-                parse = await receive_payload(request, settings.max_body_bytes, settings.max_items, kind, inference.require_leisure)
-                code, message = "deadline_exceeded", "live requests go first, and there was no explanation within"
+                parse = await receive_payload(
+                    request,
+                    settings.max_body_bytes,
+                    settings.max_items,
+                    kind,
+                    inference.require_leisure,
+                )
+                code, message = (
+                    "deadline_exceeded",
+                    "live requests go first, and there was no explanation within",
+                )
                 inference.require_leisure()
                 answer = await inference.explain(parse(), request.id)
         except TimeoutError:
-            raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+            raise Refusal(
+                code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"
+            ) from None
         return json_response(answer | {"request_id": request.id})
 
     return {"/explain": Route(("POST",), explain, "caller", _describe)}
@@ -33,6 +44,12 @@ def routes(inference: Inference) -> Routes:
 
 def _describe(bundle: Bundle | None) -> Operation:
     predict = describe_predict(bundle)
-    summary = "What the model says of one image or row, and which places or columns its answer rests on."
-    errors = (*(code for code in predict.errors if code != "queue_full"), "not_one_item", "explain_busy")
+    summary = (
+        "What the model says of one image or row, and which places or columns its answer rests on."
+    )
+    errors = (
+        *(code for code in predict.errors if code != "queue_full"),
+        "not_one_item",
+        "explain_busy",
+    )
     return replace(predict, summary=summary, answers={"application/json": ANYTHING}, errors=errors)

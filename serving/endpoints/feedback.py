@@ -13,8 +13,16 @@ from serving.requests.reading import read_json
 from serving.worker import Inference
 from slipway.artifacts.bundle import Bundle
 
-_TRUTH = {"type": "object", "required": ["request_id", "truth"], "properties": {"request_id": TEXT, "truth": {}}}
-_SEVERAL = {"type": "object", "required": ["feedback"], "properties": {"feedback": {"type": "array", "items": _TRUTH}}}
+_TRUTH = {
+    "type": "object",
+    "required": ["request_id", "truth"],
+    "properties": {"request_id": TEXT, "truth": {}},
+}
+_SEVERAL = {
+    "type": "object",
+    "required": ["feedback"],
+    "properties": {"feedback": {"type": "array", "items": _TRUTH}},
+}
 _ERRORS = (
     "malformed_json", "unsupported_media_type", "body_too_large", "body_timeout", "deadline_exceeded", "feedback_full",
     "feedback_unavailable",
@@ -34,7 +42,9 @@ def routes(inference: Inference) -> Routes:
         manifest = inference.require_model().bundle.manifest
         settings = inference.settings
         if inference.feedback is None:
-            raise Refusal("feedback_unavailable", "this service takes no feedback: SLIPWAY_WATCH is false")
+            raise Refusal(
+                "feedback_unavailable", "this service takes no feedback: SLIPWAY_WATCH is false"
+            )
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
@@ -42,7 +52,9 @@ def routes(inference: Inference) -> Routes:
                 code, message = "deadline_exceeded", "the feedback was not written down within"
                 status, answer = await inference.feedback.tell(body, manifest)
         except TimeoutError:
-            raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+            raise Refusal(
+                code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"
+            ) from None
         return json_response(answer | {"request_id": request.id}, status)
 
     return {"/feedback": Route(("POST",), feedback, "caller", _describe)}
@@ -50,5 +62,10 @@ def routes(inference: Inference) -> Routes:
 
 def _describe(bundle: Bundle | None) -> Operation:
     labels = bundle.output.labels if bundle else ["7"]
-    truth = json.dumps({"request_id": "9b2f6c1d8e7a4053", "truth": labels[0] if labels else 3.25}, ensure_ascii=False)
-    return replace(_OPERATION, example=f"-H 'content-type: application/json' -d {shlex.quote(truth)}")
+    truth = json.dumps(
+        {"request_id": "9b2f6c1d8e7a4053", "truth": labels[0] if labels else 3.25},
+        ensure_ascii=False,
+    )
+    return replace(
+        _OPERATION, example=f"-H 'content-type: application/json' -d {shlex.quote(truth)}"
+    )

@@ -8,10 +8,20 @@ from serving.http.routes import READING, Operation, Request, Route, Routes, alwa
 from serving.worker import Inference
 
 PROBES = ("/livez", "/healthz", "/readyz")
-_STATUS = {"type": "object", "required": ["status"], "properties": {"status": TEXT, "model_version": TEXT}}
+_STATUS = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {"status": TEXT, "model_version": TEXT},
+}
 _ALIVE = Operation("Whether the process can answer at all.", answers={"application/json": _STATUS})
-_READY = Operation("Whether a model is ready; if not, why.", answers={"application/json": _STATUS}, errors=("not_ready",))
-_METRICS = Operation("The metrics of all workers, in Prometheus' text format.", answers={"text/plain": TEXT})
+_READY = Operation(
+    "Whether a model is ready; if not, why.",
+    answers={"application/json": _STATUS},
+    errors=("not_ready",),
+)
+_METRICS = Operation(
+    "The metrics of all workers, in Prometheus' text format.", answers={"text/plain": TEXT}
+)
 
 
 def routes(inference: Inference) -> Routes:
@@ -21,7 +31,9 @@ def routes(inference: Inference) -> Routes:
         return json_response({"status": "alive"})
 
     async def ready(request: Request) -> Response:
-        return json_response({"status": "ready", "model_version": inference.require_ready().version})
+        return json_response(
+            {"status": "ready", "model_version": inference.require_ready().version}
+        )
 
     async def metrics(request: Request) -> Response:
         body = await asyncio.to_thread(inference.exposition)

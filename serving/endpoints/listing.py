@@ -1,6 +1,17 @@
 """All of them together."""
 
-from serving.endpoints import describing, documenting, explaining, feedback, health, page, predicting, rollout, status, v2
+from serving.endpoints import (
+    describing,
+    documenting,
+    explaining,
+    feedback,
+    health,
+    page,
+    predicting,
+    rollout,
+    status,
+    v2,
+)
 from serving.http.routes import Routes
 from serving.worker import Inference
 
@@ -10,6 +21,10 @@ def all_routes(inference: Inference) -> Routes:
     routes: Routes = {}
     for module in (page, predicting, explaining, feedback, v2, describing, health, rollout):
         routes |= module.routes(inference)
-    asking = {path for path, route in routes.items() if "POST" in route.methods and route.access == "caller"} | {"other"}
+    asking = {
+        path
+        for path, route in routes.items()
+        if "POST" in route.methods and route.access == "caller"
+    } | {"other"}
     routes |= status.routes(inference, asking)
     return routes | documenting.routes(inference, routes)

@@ -5,11 +5,23 @@ from pathlib import PurePosixPath
 from serving.api_docs.schemas import TEXT
 from serving.http.responses import Refusal, Response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
-from serving.page.site import CONTENT_TYPES, POLICY, STATIC, File, choose_language, read_site, takes_gzip
+from serving.page.site import (
+    CONTENT_TYPES,
+    POLICY,
+    STATIC,
+    File,
+    choose_language,
+    read_site,
+    takes_gzip,
+)
 from serving.worker import Inference
 
 _PAGE = Operation("The page for people.", answers={"text/html": TEXT})
-_FILE = Operation("A file of the page.", answers={"text/javascript": TEXT, "text/css": TEXT}, errors=("not_found",))
+_FILE = Operation(
+    "A file of the page.",
+    answers={"text/javascript": TEXT, "text/css": TEXT},
+    errors=("not_found",),
+)
 _FOR_GOOD = ("cache-control", "public, max-age=31536000, immutable")
 
 
@@ -19,20 +31,32 @@ def routes(inference: Inference) -> Routes:
 
     async def index(request: Request) -> Response:
         language = choose_language(_header(request, b"accept-language"))
-        headers = (("content-security-policy", POLICY), ("content-language", language), ("vary", "accept-language, accept-encoding"))
+        headers = (
+            ("content-security-policy", POLICY),
+            ("content-language", language),
+            ("vary", "accept-language, accept-encoding"),
+        )
         return _response(request, site.pages[language], "text/html; charset=utf-8", headers)
 
     async def static(request: Request) -> Response:
         file = site.file(request.path)
         if file is None:
             raise Refusal("not_found", f"the page has no such file; it has {', '.join(site.files)}")
-        headers = (("vary", "accept-encoding"), *((_FOR_GOOD,) if site.is_current(request.path) else ()))
+        headers = (
+            ("vary", "accept-encoding"),
+            *((_FOR_GOOD,) if site.is_current(request.path) else ()),
+        )
         return _response(request, file, CONTENT_TYPES[PurePosixPath(request.path).suffix], headers)
 
-    return {"/": Route(READING, index, "open", always(_PAGE)), f"/{STATIC}/*": Route(READING, static, "open", always(_FILE))}
+    return {
+        "/": Route(READING, index, "open", always(_PAGE)),
+        f"/{STATIC}/*": Route(READING, static, "open", always(_FILE)),
+    }
 
 
-def _response(request: Request, file: File, content_type: str, headers: tuple[tuple[str, str], ...]) -> Response:
+def _response(
+    request: Request, file: File, content_type: str, headers: tuple[tuple[str, str], ...]
+) -> Response:
     if takes_gzip(_header(request, b"accept-encoding")):
         return Response(200, file.gzipped, content_type, (*headers, ("content-encoding", "gzip")))
     return Response(200, file.plain, content_type, headers)

@@ -57,7 +57,11 @@ def describe_predict(bundle: Bundle | None) -> Operation:
         summary, errors = "What the model says of one row, or of several.", _OF_ROWS
         example = f"-H 'content-type: application/json' -d {shlex.quote(row)}"
     else:
-        summary, errors, example = "What the model says of one image, or of several.", _OF_IMAGES, "-F image=@picture.png"
+        summary, errors, example = (
+            "What the model says of one image, or of several.",
+            _OF_IMAGES,
+            "-F image=@picture.png",
+        )
     return Operation(summary, takes, prediction_content(bundle), (*_OF_ANY_INPUT, *errors), example)
 
 
@@ -90,7 +94,12 @@ async def predict_within_deadline(
             if not isinstance(response, Response):
                 response = await response
     except TimeoutError:
-        raise Refusal(code, f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+        raise Refusal(
+            code,
+            f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)",
+        ) from None
     ended = perf_counter()
-    inference.monitoring.predicted(ended - request.started, read_s=has_read - request.started, encode_s=ended - encoding)
+    inference.monitoring.predicted(
+        ended - request.started, read_s=has_read - request.started, encode_s=ended - encoding
+    )
     return response

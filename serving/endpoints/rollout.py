@@ -30,10 +30,19 @@ _OPERATION = Operation(
     "What is rolled out; sent as JSON, what is to be.",
     takes={
         "application/json": ANYTHING
-        | {"required": ["command"], "properties": {"command": {"type": "string", "enum": [*_PROPOSING, *_ORDERS]}}}
+        | {
+            "required": ["command"],
+            "properties": {"command": {"type": "string", "enum": [*_PROPOSING, *_ORDERS]}},
+        }
     },
     answers={"application/json": ANYTHING},
-    errors=("rollout_invalid", "rollout_refused", "malformed_json", "unsupported_media_type", "body_too_large"),
+    errors=(
+        "rollout_invalid",
+        "rollout_refused",
+        "malformed_json",
+        "unsupported_media_type",
+        "body_too_large",
+    ),
     example="""-H 'content-type: application/json' -d '{"command": "abort"}'""",
 )
 
@@ -82,7 +91,9 @@ class _Orders:
     async def carry_out(self, wanted: Proposal | Order | Rollback) -> None:
         """SlipwayError or OSError with the reason if it is refused; LockedError at once while another one is carried out."""
         if self._last is not None and not self._last.done():
-            raise LockedError("this worker is carrying out another order; GET says what came of it. Wait for it, then try again.")
+            raise LockedError(
+                "this worker is carrying out another order; GET says what came of it. Wait for it, then try again."
+            )
         self._last = self._thread.submit(_order, self._inference, wanted)
         await asyncio.wrap_future(self._last)
 
@@ -107,28 +118,54 @@ def routes(inference: Inference) -> Routes:
 
 def _wanted(body: bytes) -> Proposal | Order | Rollback:
     if may_exceed(body, _MAX_VALUES):
-        raise Refusal("rollout_invalid", f"the JSON holds more than {_MAX_VALUES} values; see docs/rollout.md for what is expected")
+        raise Refusal(
+            "rollout_invalid",
+            f"the JSON holds more than {_MAX_VALUES} values; see docs/rollout.md for what is expected",
+        )
     content: Any = parse(body)
     command = content.get("command") if isinstance(content, dict) else None
-    wanted: type[Proposal | Order | Rollback] = Proposal if command in _PROPOSING else Rollback if command == "rollback" else Order
+    wanted: type[Proposal | Order | Rollback] = (
+        Proposal if command in _PROPOSING else Rollback if command == "rollback" else Order
+    )
     if command not in (*_PROPOSING, *_ORDERS):
         known = ", ".join((*_PROPOSING, *_ORDERS))
-        raise Refusal("rollout_invalid", f'expected {{"command": ...}} with one of {known}; see docs/rollout.md', field="command")
+        raise Refusal(
+            "rollout_invalid",
+            f'expected {{"command": ...}} with one of {known}; see docs/rollout.md',
+            field="command",
+        )
     try:
         return wanted.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise Refusal("rollout_invalid", f"{where}: {first['msg']}; see docs/rollout.md for what {command} takes", field=where) from None
+        raise Refusal(
+            "rollout_invalid",
+            f"{where}: {first['msg']}; see docs/rollout.md for what {command} takes",
+            field=where,
+        ) from None
 
 
 def _order(inference: Inference, wanted: Proposal | Order | Rollback) -> None:
     settings = inference.settings
     if isinstance(wanted, Order):
-        {"promote": commands.promote, "abort": commands.abort, "reset": commands.reset}[wanted.command](settings)
+        {"promote": commands.promote, "abort": commands.abort, "reset": commands.reset}[
+            wanted.command
+        ](settings)
         return
     if isinstance(wanted, Rollback):
         commands.rollback(settings, wanted.version)
         return
-    paths = {name: ROOT / path for name in ("certificate", "engine") if (path := getattr(wanted, name)) is not None}
-    commands.propose(settings, wanted.command, ROOT / wanted.bundle, allowed=wanted.allowed, plan=wanted.plan, **paths)
+    paths = {
+        name: ROOT / path
+        for name in ("certificate", "engine")
+        if (path := getattr(wanted, name)) is not None
+    }
+    commands.propose(
+        settings,
+        wanted.command,
+        ROOT / wanted.bundle,
+        allowed=wanted.allowed,
+        plan=wanted.plan,
+        **paths,
+    )

@@ -8,7 +8,10 @@ from serving.http.routes import READING, Operation, Request, Route, Routes, alwa
 from serving.status import Status
 from serving.worker import Inference
 
-_STATUS = Operation("How the service fares: model, traffic, drift, feedback, rollout, GPUs.", answers={"application/json": ANYTHING})
+_STATUS = Operation(
+    "How the service fares: model, traffic, drift, feedback, rollout, GPUs.",
+    answers={"application/json": ANYTHING},
+)
 
 
 def routes(inference: Inference, asking: Collection[str]) -> Routes:

@@ -13,7 +13,13 @@ from serving.endpoints.predicting import predict_within_deadline
 from serving.http.responses import Refusal, Response, json_response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
 from serving.models.model import ServedModel
-from serving.open_inference.adapting import as_outputs, as_payload, describe, is_quickly_read, is_quickly_written
+from serving.open_inference.adapting import (
+    as_outputs,
+    as_payload,
+    describe,
+    is_quickly_read,
+    is_quickly_written,
+)
 from serving.open_inference.messages import HEAD_LENGTH, InferRequest, parse_request, response
 from serving.requests.payload import Payload
 from serving.requests.reading import read_body
@@ -25,10 +31,20 @@ _JSON = {"application/json": ANYTHING}
 _SERVER = Operation("The Open Inference Protocol: which server this is.", answers=_JSON)
 _LIVE = Operation("Whether the process can answer at all.", answers=_JSON)
 _READY = Operation("Whether the model is ready.", answers=_JSON, errors=("not_ready",))
-_METADATA = Operation("The tensors that the model takes and answers.", answers=_JSON, errors=("not_ready",))
-_INFER = Operation("What `/predict` answers, as tensors.", _JSON, _JSON, ("tensor_mismatch", "not_ready"), "-d @request.json")
+_METADATA = Operation(
+    "The tensors that the model takes and answers.", answers=_JSON, errors=("not_ready",)
+)
+_INFER = Operation(
+    "What `/predict` answers, as tensors.",
+    _JSON,
+    _JSON,
+    ("tensor_mismatch", "not_ready"),
+    "-d @request.json",
+)
 _VERSIONED = replace(
-    _INFER, summary="What `/predict` answers, as tensors, by the model in one version.", errors=(*_INFER.errors, "unknown_model")
+    _INFER,
+    summary="What `/predict` answers, as tensors, by the model in one version.",
+    errors=(*_INFER.errors, "unknown_model"),
 )
 _BELOW = Operation(
     "The metadata or the readiness of the model in one version; of anything else, that it is not there.",
@@ -63,8 +79,12 @@ def routes(inference: Inference) -> Routes:
         f"/v2/models/{MODEL}": Route(READING, below, "caller", always(_METADATA)),
         f"/v2/models/{MODEL}/ready": Route(READING, below, "caller", always(_READY)),
         f"/v2/models/{MODEL}/infer": Route(("POST",), below, "caller", always(_INFER)),
-        f"/v2/models/{MODEL}/versions/*/infer": Route(("POST",), below, "caller", always(_VERSIONED)),
-        "/v2/*": Route((*READING, "POST"), below, "caller", always(_BELOW)),  # POST: of another model is said that it is not there
+        f"/v2/models/{MODEL}/versions/*/infer": Route(
+            ("POST",), below, "caller", always(_VERSIONED)
+        ),
+        "/v2/*": Route(
+            (*READING, "POST"), below, "caller", always(_BELOW)
+        ),  # POST: of another model is said that it is not there
     }
 
 
@@ -73,7 +93,9 @@ class _Protocol:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._known: dict[str, tuple[str, Callable[[Request, ServedModel], Awaitable[Response]]]] = {
+        self._known: dict[
+            str, tuple[str, Callable[[Request, ServedModel], Awaitable[Response]]]
+        ] = {
             "": ("GET", self._metadata),
             "ready": ("GET", self._ready),
             "infer": ("POST", self._infer),
@@ -83,9 +105,14 @@ class _Protocol:
         """Find what the path names."""
         parts = request.path.strip("/").split("/")[1:]
         if len(parts) < _MODEL_PARTS or parts[0] != "models":
-            raise Refusal("not_found", f"there is nothing at this path; known: /v2/health/live, /v2/health/ready, /v2/models/{MODEL}")
+            raise Refusal(
+                "not_found",
+                f"there is nothing at this path; known: /v2/health/live, /v2/health/ready, /v2/models/{MODEL}",
+            )
         if parts[1] != MODEL:
-            raise Refusal("unknown_model", f"there is no model {parts[1][:80]!r}, this service has {MODEL!r}")
+            raise Refusal(
+                "unknown_model", f"there is no model {parts[1][:80]!r}, this service has {MODEL!r}"
+            )
         model = self._inference.require_model()
         rest = parts[_MODEL_PARTS:]
         if rest[:1] == ["versions"]:
@@ -93,18 +120,32 @@ class _Protocol:
             rest = rest[2:]
         found = self._known.get("/".join(rest))
         if found is None:
-            raise Refusal("not_found", f"there is nothing at this path; below /v2/models/{MODEL} there are ready and infer")
+            raise Refusal(
+                "not_found",
+                f"there is nothing at this path; below /v2/models/{MODEL} there are ready and infer",
+            )
         method, handler = found
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise Refusal("method_not_allowed", f"this path takes {method}, found {request.method[:20]}", headers=(("allow", method),))
+            raise Refusal(
+                "method_not_allowed",
+                f"this path takes {method}, found {request.method[:20]}",
+                headers=(("allow", method),),
+            )
         return await handler(request, model)
 
     def _require_version(self, version: str, model: ServedModel) -> None:
         if version != model.version:
-            raise Refusal("unknown_model", f"there is no version {version[:80]!r} of {MODEL}, this service has {model.version}")
+            raise Refusal(
+                "unknown_model",
+                f"there is no version {version[:80]!r} of {MODEL}, this service has {model.version}",
+            )
 
     async def _metadata(self, request: Request, model: ServedModel) -> Response:
-        content: dict[str, Any] = {"name": MODEL, "versions": [model.version], "platform": model.selection.actual.backend}
+        content: dict[str, Any] = {
+            "name": MODEL,
+            "versions": [model.version],
+            "platform": model.selection.actual.backend,
+        }
         return json_response(content | describe(model.bundle.manifest))
 
     async def _ready(self, request: Request, model: ServedModel) -> Response:
@@ -112,7 +153,11 @@ class _Protocol:
         return json_response({"name": MODEL, "ready": True})
 
     async def _infer(self, request: Request, model: ServedModel) -> Response:
-        settings, manifest, translating = self._inference.settings, model.bundle.manifest, self._inference.translating
+        settings, manifest, translating = (
+            self._inference.settings,
+            model.bundle.manifest,
+            self._inference.translating,
+        )
         asked: list[InferRequest] = []  # without its tensors, which no answer needs
 
         async def read() -> Callable[[], Payload | Awaitable[Payload]]:
@@ -131,7 +176,9 @@ class _Protocol:
 
         def encode(answer: dict[str, Any]) -> Response | Awaitable[Response]:
             def write() -> Response:
-                return response(MODEL, answer["model_version"], asked[0], as_outputs(answer, asked[0], manifest))
+                return response(
+                    MODEL, answer["model_version"], asked[0], as_outputs(answer, asked[0], manifest)
+                )
 
             return write() if is_quickly_written(answer, manifest) else translating.run(write)
 

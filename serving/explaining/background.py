@@ -18,7 +18,9 @@ from serving.models.model import AnsweredRow
 
 logger = logging.getLogger("bentoml.slipway")
 
-BATCH_SECONDS = 0.02  # what a batch of these rows may take: about as long as one picture takes a small network
+BATCH_SECONDS = (
+    0.02  # what a batch of these rows may take: about as long as one picture takes a small network
+)
 _LOOK_AGAIN_SECONDS = 0.002
 
 
@@ -42,7 +44,9 @@ class BackgroundRows:
         while len(outputs) < len(rows):
             while self._batcher.num_waiting:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-            answers, seconds = await self.submit(rows[len(outputs) : len(outputs) + self._batch_size])
+            answers, seconds = await self.submit(
+                rows[len(outputs) : len(outputs) + self._batch_size]
+            )
             outputs += [row.outputs for row in answers]
             self._adapt(seconds)
         return np.stack(outputs)
@@ -56,7 +60,10 @@ class BackgroundRows:
             raise predictions_first(*refusal.headers) from None
         except Exception as error:
             logger.exception("the model failed on rows of an explanation")
-            raise Refusal("model_failed", "the model failed on what is to be explained; the log of the service has the details") from error
+            raise Refusal(
+                "model_failed",
+                "the model failed on what is to be explained; the log of the service has the details",
+            ) from error
 
     def _adapt(self, seconds: float) -> None:
         if seconds > BATCH_SECONDS:

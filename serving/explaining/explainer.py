@@ -40,23 +40,31 @@ class Explainer:
             decoded = await live.decoder.decode(*payload.items)
             _require_one(decoded)
             try:
-                return await self._explain(live, decoded.inputs[0]) | {"model_version": live.model.version}
+                return await self._explain(live, decoded.inputs[0]) | {
+                    "model_version": live.model.version
+                }
             except InvalidAnswerError as error:
-                raise Refusal("invalid_answer", f"{error}; this request has no explanation") from None
+                raise Refusal(
+                    "invalid_answer", f"{error}; this request has no explanation"
+                ) from None
 
     async def _explain(self, live: LiveModel, item: NDArray[Any]) -> dict[str, Any]:
         rows = BackgroundRows(live.batcher, live.model.max_batch_size)
         own, most_rows = await self._own(rows, item)
         answer = live.model.answer(own.outputs, own.score)
         contract, output = live.model.bundle.manifest.input, live.model.bundle.manifest.output
-        asked = _Asked(rows, 0 if output.kind == "value" else int(np.argmax(own.outputs)), own.outputs)
+        asked = _Asked(
+            rows, 0 if output.kind == "value" else int(np.argmax(own.outputs)), own.outputs
+        )
         if isinstance(contract, ColumnContract):
             explanation = await _of_row(asked, item, contract, most_rows)
         else:
             explanation = await _of_image(asked, item, most_rows)
         of = "value" if output.kind == "value" else answer["label"]
         return answer | {
-            "explanation": {"kind": explanation.pop("kind"), "of": of, "answer": asked.own} | explanation | {"rows": asked.num_rows}
+            "explanation": {"kind": explanation.pop("kind"), "of": of, "answer": asked.own}
+            | explanation
+            | {"rows": asked.num_rows}
         }
 
     async def _own(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[AnsweredRow, int]:
@@ -67,7 +75,9 @@ class Explainer:
             seconds = min(seconds, taken)
             if seconds * ROWS[0] <= self._budget_s:
                 break
-        return answers[0], next((num_rows for num_rows in ROWS if num_rows * seconds <= self._budget_s), ROWS[-1])
+        return answers[0], next(
+            (num_rows for num_rows in ROWS if num_rows * seconds <= self._budget_s), ROWS[-1]
+        )
 
     def require_idle(self) -> None:
         """Refusal while another request is explained."""
@@ -99,7 +109,9 @@ class _Asked:
         self.num_rows += len(inputs)
         outputs = (await self._rows.run(inputs))[:, self._output].astype(np.float64)
         if not np.isfinite(outputs).all():
-            raise InvalidAnswerError("the model answered NaN or an infinity to a changed copy of this request")
+            raise InvalidAnswerError(
+                "the model answered NaN or an infinity to a changed copy of this request"
+            )
         return outputs
 
 
@@ -116,7 +128,9 @@ async def _of_image(asked: _Asked, pixels: NDArray[np.uint8], most_rows: int) ->
     }
 
 
-async def _of_row(asked: _Asked, vector: NDArray[np.float32], contract: ColumnContract, most_rows: int) -> dict[str, Any]:
+async def _of_row(
+    asked: _Asked, vector: NDArray[np.float32], contract: ColumnContract, most_rows: int
+) -> dict[str, Any]:
     usual, positions = columns.usual_vector(contract), columns.positions_of(contract)
     distances = columns.distances(vector, usual, positions)
     furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]
@@ -138,7 +152,9 @@ async def _of_row(asked: _Asked, vector: NDArray[np.float32], contract: ColumnCo
         described[player] |= {
             "change": float(changes[number]),
             "contribution": float(contributions.values[number]) if contributions else None,
-            "standard_error": float(contributions.standard_errors[number]) if contributions else None,
+            "standard_error": float(contributions.standard_errors[number])
+            if contributions
+            else None,
         }
     return {
         "kind": "columns",
@@ -162,4 +178,7 @@ def _seed(vector: NDArray[np.float32]) -> int:
 
 def _require_one(decoded: Decoded) -> None:
     if len(decoded.inputs) != 1:
-        raise Refusal("not_one_item", f"the request has {len(decoded.inputs)} items, expected one: send one request for each")
+        raise Refusal(
+            "not_one_item",
+            f"the request has {len(decoded.inputs)} items, expected one: send one request for each",
+        )

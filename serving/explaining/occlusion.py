@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 SIDES = (8, 4, 2)  # places along one side, the first that the time allows
-_BLUR_SHARE = 1 / 8  # of the side: standard deviation of the Gaussian; a place's own shapes are gone, its colour is not
+_BLUR_SHARE = (
+    1 / 8
+)  # of the side: standard deviation of the Gaussian; a place's own shapes are gone, its colour is not
 
 
 def side_for(most_rows: int, size_px: int) -> int:
@@ -35,7 +37,9 @@ def covered(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 def _edges(position: int, side: int, size_px: int) -> tuple[int, int]:
     """First and last + 1 pixel that is covered at a place: half a place more on both of its sides."""
     place_px = size_px / side
-    return max(0, int(np.floor((position - 0.5) * place_px))), min(size_px, int(np.ceil((position + 1.5) * place_px)))
+    return max(0, int(np.floor((position - 0.5) * place_px))), min(
+        size_px, int(np.ceil((position + 1.5) * place_px))
+    )
 
 
 def _blurred(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 OVERLAY_PX = 256  # smaller pictures are enlarged to about this, larger ones stay
-_FOR, _AGAINST = (224, 72, 24), (37, 99, 235)  # vermilion and blue are told apart with any kind of colour vision
+_FOR, _AGAINST = (
+    (224, 72, 24),
+    (37, 99, 235),
+)  # vermilion and blue are told apart with any kind of colour vision
 _OPACITY = 0.8  # at the place that changes the answer most
 
 
@@ -31,8 +34,16 @@ def overlay(pixels: NDArray[np.uint8], changes: NDArray[np.float64]) -> NDArray[
         .resize((size_px, size_px), Image.Resampling.NEAREST)
     )
     grey = np.repeat(np.asarray(image, dtype=np.float32)[..., np.newaxis], 3, axis=2)
-    heat = np.asarray(Image.fromarray(changes.astype(np.float32)).resize((size_px, size_px), Image.Resampling.BILINEAR))
+    heat = np.asarray(
+        Image.fromarray(changes.astype(np.float32)).resize(
+            (size_px, size_px), Image.Resampling.BILINEAR
+        )
+    )
     strongest = float(np.abs(changes).max())
-    opacity = _OPACITY * np.abs(heat)[..., np.newaxis] / strongest if strongest else np.zeros_like(grey)
-    colour = np.where(heat[..., np.newaxis] > 0, np.array(_FOR, np.float32), np.array(_AGAINST, np.float32))
+    opacity = (
+        _OPACITY * np.abs(heat)[..., np.newaxis] / strongest if strongest else np.zeros_like(grey)
+    )
+    colour = np.where(
+        heat[..., np.newaxis] > 0, np.array(_FOR, np.float32), np.array(_AGAINST, np.float32)
+    )
     return (grey * (1 - opacity) + colour * opacity).round().clip(0, 255).astype(np.uint8)

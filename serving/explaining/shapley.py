@@ -42,11 +42,18 @@ class Exact:
     def contributions(self, worths: NDArray[np.float64]) -> Contributions:
         """From the worth of each coalition."""
         num_players, sizes = self.num_players, self.coalitions.sum(axis=1)
-        weights = np.array([factorial(size) * factorial(num_players - size - 1) / factorial(num_players) for size in range(num_players)])
+        weights = np.array(
+            [
+                factorial(size) * factorial(num_players - size - 1) / factorial(num_players)
+                for size in range(num_players)
+            ]
+        )
         values = np.zeros(num_players)
         for player in range(num_players):
             without = np.flatnonzero(~self.coalitions[:, player])
-            values[player] = weights[sizes[without]] @ (worths[without | (1 << player)] - worths[without])
+            values[player] = weights[sizes[without]] @ (
+                worths[without | (1 << player)] - worths[without]
+            )
         return Contributions(values, np.zeros(num_players))
 
 
@@ -80,7 +87,9 @@ class Sampled:
     def _distinct(self) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
         """The coalitions, and for each step along each order, from nobody to all, which one it is."""
         num_players = self.orders.shape[2]
-        ranks = np.argsort(self.orders, axis=2)[:, :, np.newaxis]  # (pairs, 2, 1, players): when each player joins
+        ranks = np.argsort(self.orders, axis=2)[
+            :, :, np.newaxis
+        ]  # (pairs, 2, 1, players): when each player joins
         steps = np.arange(num_players + 1)[:, np.newaxis]
         chains = (ranks < steps).reshape(-1, num_players)
         packed, steps_of = np.unique(np.packbits(chains, axis=1), axis=0, return_inverse=True)
@@ -91,7 +100,9 @@ def plan(num_players: int, most_coalitions: int, seed: int) -> Exact | Sampled |
     """Which coalitions to ask for, at most `most_coalitions`; None where these are too few to say anything."""
     if 1 << min(num_players, 62) <= most_coalitions:
         return Exact(num_players)
-    num_pairs = (most_coalitions - 2) // (2 * (num_players - 1))  # nobody and all are in each order, and asked for once
+    num_pairs = (most_coalitions - 2) // (
+        2 * (num_players - 1)
+    )  # nobody and all are in each order, and asked for once
     if num_pairs < _FEWEST_PAIRS:
         return None
     players = np.tile(np.arange(num_players), (num_pairs, 1))

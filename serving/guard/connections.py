@@ -15,7 +15,11 @@ from urllib.parse import unquote
 
 import httptools
 from uvicorn.config import HTTP_PROTOCOLS
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from serving.app import Front
 from serving.auth.binding import is_guarded, is_loopback
@@ -33,7 +37,9 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 64 << 10  # of one request, with its path; as uvicorn's other protocol has it
 LINGER_S = 1.0  # for a refused caller to read why: a few round trips of a slow line
-MOST_LINGERING = 64  # of a worker: a flood of connections is not to take more descriptors than these
+MOST_LINGERING = (
+    64  # of a worker: a flood of connections is not to take more descriptors than these
+)
 LAST_LOOK_S = 0.01  # not 0: the event loop would look before it reads
 
 
@@ -71,10 +77,14 @@ class Connection(HttpToolsProtocol):
         self._answering: asyncio.Task[None] | None = None  # answers one after the other
         self._idle: asyncio.Future[None] | None = None  # is waited for where none is due
         self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
-        self._is_deaf = False  # what comes is read, so that the kernel resets nothing, and forgotten
+        self._is_deaf = (
+            False  # what comes is read, so that the kernel resets nothing, and forgotten
+        )
         self._timeout_s = inference.settings.request_timeout_s
         self._look_s = min(self._timeout_s, self.timeout_keep_alive)
-        self._deadline: float | None = None  # the event loop's seconds; None while nothing is waited for
+        self._deadline: float | None = (
+            None  # the event loop's seconds; None while nothing is waited for
+        )
         self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline or before
         self._is_last_look = False
         self._is_between = True  # nothing of the next request has been received
@@ -82,7 +92,9 @@ class Connection(HttpToolsProtocol):
         self._head_has_ended = False  # with what was received last
         self._new_bytes = 0  # received last
         self._head_bytes = 0  # received since the data in which this request began, and with it
-        self._pending_bytes = 0  # received since the last piece of a body, or the last whole request
+        self._pending_bytes = (
+            0  # received since the last piece of a body, or the last whole request
+        )
         self._went_on = False
         self._logs_requests = self.access_logger.isEnabledFor(logging.INFO)
 
@@ -91,7 +103,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = Flow(transport, self.pipeline, self._timeout_s)
         most = self._inference.settings.max_connections
-        if not is_guarded(self._inference.settings) and self.server and not is_loopback(self.server[0]):
+        if (
+            not is_guarded(self._inference.settings)
+            and self.server
+            and not is_loopback(self.server[0])
+        ):
             message = "this address can be reached from other machines, and there are no keys (SLIPWAY_KEYS, SLIPWAY_ALLOW_ANYONE)"
             self._refuse(Refusal("not_allowed", message))
         elif len(self.connections) > most:
@@ -138,11 +154,19 @@ class Connection(HttpToolsProtocol):
             if is_new:
                 self._repeated = self._repeated_head(data)
             return
-        if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and not self._is_deaf:
+        if (
+            self._pending_bytes > MAX_HEADER_BYTES
+            and not self.transport.is_closing()
+            and not self._is_deaf
+        ):
             self._refuse(_headers_too_large())
         elif self._head_has_ended and not self._is_in_head:
             self._wait_for_body()
-        elif self._pending_bytes == len(data) and self._is_in_head and (self.cycle is None or self.cycle.response_complete):
+        elif (
+            self._pending_bytes == len(data)
+            and self._is_in_head
+            and (self.cycle is None or self.cycle.response_complete)
+        ):
             self._wait(self._timeout_s)  # for the rest of a head that has begun
 
     def _begin_repeated(self, data: bytes, repeated: RepeatedHead) -> bool:
@@ -164,11 +188,16 @@ class Connection(HttpToolsProtocol):
         while True:
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:  # not spoken here: what follows is HTTP as before (RFC 9110, section 7.8)
+            except (
+                httptools.HttpParserUpgrade
+            ) as upgrade:  # not spoken here: what follows is HTTP as before (RFC 9110, section 7.8)
                 data = memoryview(data)[upgrade.args[0] :]
             except httptools.HttpParserError:
                 self.logger.warning("Invalid HTTP request received.")
-                self._refuse(self._fault or Refusal("malformed_request", "these bytes are no HTTP/1.1 request"))
+                self._refuse(
+                    self._fault
+                    or Refusal("malformed_request", "these bytes are no HTTP/1.1 request")
+                )
                 return
             else:
                 return
@@ -182,13 +211,21 @@ class Connection(HttpToolsProtocol):
         """Count it."""
         self.url += url
         if len(self.url) > MAX_URL_BYTES:
-            self._stop_parsing(Refusal("url_too_long", f"the URL is longer than the limit of {MAX_URL_BYTES} bytes"))
+            self._stop_parsing(
+                Refusal(
+                    "url_too_long", f"the URL is longer than the limit of {MAX_URL_BYTES} bytes"
+                )
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count it; also those behind a chunked body, which come through here as well."""
         self.headers.append((name.lower(), value))
         if len(self.headers) > MAX_HEADERS:
-            self._stop_parsing(Refusal("headers_too_large", f"there are more headers than the limit of {MAX_HEADERS}"))
+            self._stop_parsing(
+                Refusal(
+                    "headers_too_large", f"there are more headers than the limit of {MAX_HEADERS}"
+                )
+            )
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
@@ -209,15 +246,34 @@ class Connection(HttpToolsProtocol):
             # Of HTTP/1.0 neither is known here; of expectations only this one passes.
             is_1_1 = version == "1.1"
             self._begin(
-                self._head, keep_alive=is_1_1 and self.parser.should_keep_alive(), expects_100_continue=is_1_1 and b"expect" in headers
+                self._head,
+                keep_alive=is_1_1 and self.parser.should_keep_alive(),
+                expects_100_continue=is_1_1 and b"expect" in headers,
             )
 
-    def _begin(self, head: Head, *, keep_alive: bool, expects_100_continue: bool = False, body: bytes | None = None) -> None:
+    def _begin(
+        self,
+        head: Head,
+        *,
+        keep_alive: bool,
+        expects_100_continue: bool = False,
+        body: bytes | None = None,
+    ) -> None:
         if self._inference.is_draining:
             keep_alive = False  # so that the caller's next connection goes elsewhere
-        exchange = Exchange(self, keep_alive=keep_alive, expects_100_continue=expects_100_continue, body=body)
+        exchange = Exchange(
+            self, keep_alive=keep_alive, expects_100_continue=expects_100_continue, body=body
+        )
         method, path, query, headers = head
-        exchange.request = Request(request_id_of(headers), method, path, query, headers, exchange.receive, perf_counter())  # type: ignore[arg-type]  # uvicorn's messages are ASGI's
+        exchange.request = Request(
+            request_id_of(headers),
+            method,
+            path,
+            query,
+            headers,
+            exchange.receive,  # type: ignore[arg-type]  # uvicorn's messages are ASGI's
+            perf_counter(),
+        )
         before, self.cycle = self.cycle, exchange
         if before is None or before.response_complete:
             self._start_asgi_task(exchange, self.app)
@@ -255,7 +311,9 @@ class Connection(HttpToolsProtocol):
         elif self._idle is not None:
             idle, self._idle = self._idle, None
             idle.set_result(None)
-        self.tasks.add(self._answering)  # while there is something to answer: the service does not end before
+        self.tasks.add(
+            self._answering
+        )  # while there is something to answer: the service does not end before
 
     async def _answer(self) -> None:
         """One request after the other: to make and register a task for each takes longer than to wake this one."""
@@ -269,16 +327,24 @@ class Connection(HttpToolsProtocol):
                     response = await self._front.respond(request)
                     if response is not None:
                         if self.flow.write_paused and not exchange.disconnected:
-                            await self.flow.drain()  # the caller has not read what was written before
+                            await (
+                                self.flow.drain()
+                            )  # the caller has not read what was written before
                         exchange.answer(response)
                 finally:
                     exchange.let_go()
-                    if not exchange.response_complete and not exchange.disconnected:  # the task was cancelled: the service ends
+                    if (
+                        not exchange.response_complete and not exchange.disconnected
+                    ):  # the task was cancelled: the service ends
                         self.transport.close()
                 if self._due:  # it was sent at once with this one; other callers have their turn
                     await asyncio.sleep(0)
                 elif not self.transport.is_closing():
-                    del exchange, request, response  # they are not to be held until the next one comes
+                    del (
+                        exchange,
+                        request,
+                        response,
+                    )  # they are not to be held until the next one comes
                     self.tasks.discard(own)
                     self._idle = self.loop.create_future()
                     await self._idle
@@ -302,7 +368,9 @@ class Connection(HttpToolsProtocol):
         else:
             super().on_message_complete()
         self._went_on, self._is_in_head, self._is_between, self._deadline = True, True, True, None
-        if cycle is not None and cycle.response_complete:  # it was answered before its body had ended
+        if (
+            cycle is not None and cycle.response_complete
+        ):  # it was answered before its body had ended
             self._wait(self.timeout_keep_alive)
 
     def _exact_head_bytes(self) -> int:
@@ -327,7 +395,9 @@ class Connection(HttpToolsProtocol):
     def end(self, exchange: Exchange) -> None:
         """With the answer to it, which has just been written."""
         self.server_state.total_requests += 1
-        if exchange.more_body or self.flow.read_paused:  # there is more that the caller has sent, or sends
+        if (
+            exchange.more_body or self.flow.read_paused
+        ):  # there is more that the caller has sent, or sends
             self._close_when_read()
         else:
             self._close()
@@ -342,7 +412,9 @@ class Connection(HttpToolsProtocol):
         now = self.loop.time()
         self._deadline, self._is_last_look = now + seconds, False
         if self._timer is None:
-            self._timer = self.loop.call_at(now + self._look_s, self._look)  # no deadline that is set later will be before this
+            self._timer = self.loop.call_at(
+                now + self._look_s, self._look
+            )  # no deadline that is set later will be before this
 
     def _wait_for_body(self) -> None:
         """The front answers for it within half of that. Behind other requests it is not read before they are answered."""
@@ -356,7 +428,9 @@ class Connection(HttpToolsProtocol):
         now = self.loop.time()
         if now < self._deadline:
             self._timer = self.loop.call_at(min(self._deadline, now + self._look_s), self._look)
-        elif not self._is_last_look:  # the loop itself may be late: what has arrived meanwhile is read first
+        elif (
+            not self._is_last_look
+        ):  # the loop itself may be late: what has arrived meanwhile is read first
             self._is_last_look = True
             self._timer = self.loop.call_later(LAST_LOOK_S, self._look)
         else:
@@ -377,7 +451,9 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, refusal: Refusal) -> None:
         """What was received last, in the one shape of every error, and end the connection; behind the answers that are still to come."""
         before = self.cycle is not None and not self.cycle.response_complete
-        if not self._is_in_head:  # it was in the body of the last request, which is to be answered by this
+        if (
+            not self._is_in_head
+        ):  # it was in the body of the last request, which is to be answered by this
             before = bool(self.pipeline)
             if before:
                 _let_go(self.pipeline.popleft())
@@ -390,8 +466,13 @@ class Connection(HttpToolsProtocol):
         response = error_response(refusal, request_id)
         self._inference.monitoring.refused(refusal.code)
         self._inference.monitoring.answered("other", response.status)
-        lines = [b"%s: %s\r\n" % header for header in [*encoded_headers(response, request_id), (b"connection", b"close")]]
-        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
+        lines = [
+            b"%s: %s\r\n" % header
+            for header in [*encoded_headers(response, request_id), (b"connection", b"close")]
+        ]
+        self.transport.write(
+            b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body])
+        )
         self._close_when_read()
 
     def _close_when_read(self) -> None:
@@ -408,7 +489,9 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = True
         self._lingering.add(self)
         self.connections.discard(self)  # it holds no place of those that are served
-        if self.cycle is not None and not self.cycle.response_complete:  # its answer comes too late, too
+        if (
+            self.cycle is not None and not self.cycle.response_complete
+        ):  # its answer comes too late, too
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.flow.resume_reading()
@@ -441,4 +524,7 @@ def _path_and_query(url: bytes) -> tuple[str, bytes]:
 
 
 def _headers_too_large() -> Refusal:
-    return Refusal("headers_too_large", f"path and headers are larger than the limit of {MAX_HEADER_BYTES} bytes")
+    return Refusal(
+        "headers_too_large",
+        f"path and headers are larger than the limit of {MAX_HEADER_BYTES} bytes",
+    )

@@ -8,7 +8,12 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    RequestResponseCycle,
+)
 
 from serving.http.responses import Response, encoded_headers, head_lines
 from serving.http.routes import Request
@@ -20,10 +25,20 @@ if TYPE_CHECKING:
 class Exchange(RequestResponseCycle):
     """Has what uvicorn's connection looks at and sets in one of its own, but is asked and answered without ASGI."""
 
-    _default_lines: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = [], b""  # of headers that uvicorn makes once a second
+    _default_lines: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = (
+        [],
+        b"",
+    )  # of headers that uvicorn makes once a second
     request: Request  # set by whoever makes it
 
-    def __init__(self, connection: "Connection", *, keep_alive: bool, expects_100_continue: bool, body: bytes | None = None) -> None:
+    def __init__(
+        self,
+        connection: "Connection",
+        *,
+        keep_alive: bool,
+        expects_100_continue: bool,
+        body: bytes | None = None,
+    ) -> None:
         """`body` is the whole of it, where it has come."""
         # Not uvicorn's, which asks for a scope.
         self.transport, self.flow = connection.transport, connection.flow
@@ -68,7 +83,9 @@ class Exchange(RequestResponseCycle):
         whole, self._whole = self._whole, None
         if whole is not None:
             return whole
-        if self.flow.read_paused:  # it was too much at once; a caller that hangs up is to be noticed
+        if (
+            self.flow.read_paused
+        ):  # it was too much at once; a caller that hangs up is to be noticed
             self.flow.resume_reading()
         body, self.body = bytes(self.body), bytearray()
         return body
@@ -82,7 +99,9 @@ class Exchange(RequestResponseCycle):
         lines = self._own_lines(response) if response.headers else head_lines(response, request.id)
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         body = b"" if request.method == "HEAD" else response.body
-        self.transport.write(b"".join((STATUS_LINE[response.status], self._servers_lines(), lines, end, body)))
+        self.transport.write(
+            b"".join((STATUS_LINE[response.status], self._servers_lines(), lines, end, body))
+        )
         self.response_started = self.response_complete = True
         if self.keep_alive:
             self.connection.on_response_complete()
@@ -105,7 +124,9 @@ class Exchange(RequestResponseCycle):
         for name, value in headers:
             if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
                 raise RuntimeError(f"no header can be {name!r}: {value!r}")
-        return b"".join([b"%s: %s\r\n" % header for header in headers if header != (b"connection", b"close")])
+        return b"".join(
+            [b"%s: %s\r\n" % header for header in headers if header != (b"connection", b"close")]
+        )
 
     def let_go(self) -> None:
         """It is over. What is held here holds the exchange: memory that only Python's search for such rings would find."""

@@ -12,13 +12,24 @@ from serving.http.responses import Refusal
 MAX_HEADERS = 100  # of one request, with those behind a chunked body
 MAX_URL_BYTES = 8 << 10
 _ONCE = frozenset(
-    (b"content-length", b"transfer-encoding", b"host", b"expect", b"content-encoding", b"content-type", b"authorization", b"x-api-key")
+    (
+        b"content-length",
+        b"transfer-encoding",
+        b"host",
+        b"expect",
+        b"content-encoding",
+        b"content-type",
+        b"authorization",
+        b"x-api-key",
+    )
 )
 _VERSIONS = ("1.0", "1.1")
 _CONTINUE = b"100-continue"
 
 
-def clearly_framed(headers: Sequence[tuple[bytes, bytes]], version: str, asks_for_upgrade: bool) -> Mapping[bytes, bytes]:
+def clearly_framed(
+    headers: Sequence[tuple[bytes, bytes]], version: str, asks_for_upgrade: bool
+) -> Mapping[bytes, bytes]:
     """The headers by name, the last of each; Refusal if the request could be read in two ways.
 
     `headers` with lower-case names; `version` is of HTTP, as "1.1".
@@ -29,8 +40,12 @@ def clearly_framed(headers: Sequence[tuple[bytes, bytes]], version: str, asks_fo
     if len(values) < len(headers):
         _require_once(headers)
     coding, length = values.get(b"transfer-encoding"), values.get(b"content-length")
-    if coding is not None and (coding.strip().lower() != b"chunked" or length is not None or version != "1.1"):
-        raise _malformed("expected one content-length, or chunked as the only transfer-encoding of HTTP/1.1")
+    if coding is not None and (
+        coding.strip().lower() != b"chunked" or length is not None or version != "1.1"
+    ):
+        raise _malformed(
+            "expected one content-length, or chunked as the only transfer-encoding of HTTP/1.1"
+        )
     if length is not None and not length.strip().isdigit():
         raise _malformed("the content-length is not a number")
     if asks_for_upgrade and (coding is not None or length is not None):

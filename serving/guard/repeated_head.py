@@ -65,11 +65,20 @@ def repeated_head(head: Head, data: bytes) -> RepeatedHead | None:
     length = head.headers.get(b"content-length", b"")
     text = data[: data.find(_END, 0, _MAX_HEAD_BYTES) + len(_END)]
     # That many bytes behind the first empty line: so there was one request, and this is its head.
-    if not length.isdigit() or len(length) > _MAX_DIGITS or len(text) <= len(_END) or len(data) != len(text) + int(length):
+    if (
+        not length.isdigit()
+        or len(length) > _MAX_DIGITS
+        or len(text) <= len(_END)
+        or len(data) != len(text) + int(length)
+    ):
         return None
     begin = text.lower().find(_LENGTH) + len(_LENGTH)
     after = text[begin + len(length) :]
-    is_plain = text[begin : begin + len(length)] == length and after.startswith(b"\r\n") and text.count(b"\n") == text.count(b"\r\n")
+    is_plain = (
+        text[begin : begin + len(length)] == length
+        and after.startswith(b"\r\n")
+        and text.count(b"\n") == text.count(b"\r\n")
+    )
     if begin < len(_LENGTH) or not is_plain or b"expect" in head.headers:
         return None
     return RepeatedHead(head, text[:begin], length, after)

@@ -12,7 +12,9 @@ class Deadlines:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.running: dict[Deadline, float] = {}  # when each ends, the first first: event loop's seconds
+        self.running: dict[
+            Deadline, float
+        ] = {}  # when each ends, the first first: event loop's seconds
         self.is_armed = False
 
     def deadline(self) -> "Deadline":
@@ -53,7 +55,12 @@ class Deadline:
         if not all_of_them.is_armed:
             all_of_them.arm(end)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if not self._is_expired:
             del self._all.running[self]
         # Another that cancelled the task as well has to find it cancelled: then its requests are more than ours.

@@ -23,5 +23,8 @@ def new_request_id() -> str:
     """16 hex digits that nobody can foresee. Belongs to the event loop's thread."""
     if not _unused:
         digits = secrets.token_hex(_NUM_BYTES * _AT_ONCE)
-        _unused.extend(digits[begin : begin + 2 * _NUM_BYTES] for begin in range(0, len(digits), 2 * _NUM_BYTES))
+        _unused.extend(
+            digits[begin : begin + 2 * _NUM_BYTES]
+            for begin in range(0, len(digits), 2 * _NUM_BYTES)
+        )
     return _unused.pop()

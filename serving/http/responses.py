@@ -66,7 +66,9 @@ ERRORS = {
     "too_many_connections": 503,
     "deadline_exceeded": 504,
 }
-_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode  # json.dumps would make one each time
+_encode = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=False, separators=(",", ":")
+).encode  # json.dumps would make one each time
 RETRY_AFTER = ("retry-after", "1")  # seconds
 # In every answer that does not say otherwise: it is for its caller alone, is what it says it is, and runs and embeds nothing.
 GUARDING: tuple[tuple[str, str], ...] = (
@@ -81,7 +83,14 @@ GUARDING: tuple[tuple[str, str], ...] = (
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault of ours
     """A request that gets an error instead of an answer."""
 
-    def __init__(self, code: str, message: str, *, field: str | None = None, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        field: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.status = ERRORS[code]
@@ -104,7 +113,9 @@ class Response:
     headers: tuple[tuple[str, str], ...] = field(default=())
 
 
-def json_response(content: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+def json_response(
+    content: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
     """`content` as JSON; ValueError for NaN and infinities, which JSON cannot hold."""
     return Response(status, _encode(content).encode(), headers=headers)
 
@@ -116,30 +127,51 @@ def finite_json_response(content: Any) -> Response:
 
 def error_response(refusal: Refusal, request_id: str) -> Response:
     """The one shape of every error."""
-    return json_response({"error": _described(refusal, request_id)}, refusal.status, refusal.headers)
+    return json_response(
+        {"error": _described(refusal, request_id)}, refusal.status, refusal.headers
+    )
 
 
 def open_inference_error(refusal: Refusal, request_id: str) -> Response:
     """The same for `/v2`, whose protocol has a text at the place of the object."""
     described = _described(refusal, request_id)
-    return json_response({"error": described.pop("message"), **described}, refusal.status, refusal.headers)
+    return json_response(
+        {"error": described.pop("message"), **described}, refusal.status, refusal.headers
+    )
 
 
 def _described(refusal: Refusal, request_id: str) -> dict[str, str | None]:
-    return {"code": refusal.code, "message": refusal.message, "field": refusal.field, "request_id": request_id}
+    return {
+        "code": refusal.code,
+        "message": refusal.message,
+        "field": refusal.field,
+        "request_id": request_id,
+    }
 
 
-async def send_response(response: Response, request_id: str, send: Send, *, with_body: bool = True, is_last: bool = True) -> None:
+async def send_response(
+    response: Response, request_id: str, send: Send, *, with_body: bool = True, is_last: bool = True
+) -> None:
     """Send a whole response; `with_body` is false for HEAD. An empty message has to follow where it is not the last."""
-    await send({"type": "http.response.start", "status": response.status, "headers": encoded_headers(response, request_id)})
-    await send({"type": "http.response.body", "body": response.body if with_body else b"", "more_body": not is_last})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": encoded_headers(response, request_id),
+        }
+    )
+    await send(
+        {
+            "type": "http.response.body",
+            "body": response.body if with_body else b"",
+            "more_body": not is_last,
+        }
+    )
 
 
 def head_lines(response: Response, request_id: str) -> bytes:
     """The same headers as `encoded_headers` of an answer without headers of its own, as they go over the wire, without the empty line."""
-    text = (
-        f"content-type: {response.content_type}\r\ncontent-length: {len(response.body)}\r\n{_GUARDING_LINES}x-request-id: {request_id}\r\n"
-    )
+    text = f"content-type: {response.content_type}\r\ncontent-length: {len(response.body)}\r\n{_GUARDING_LINES}x-request-id: {request_id}\r\n"
     return text.encode("latin-1")
 
 
@@ -150,13 +182,21 @@ def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, by
         (b"content-length", b"%d" % len(response.body)),
         *((name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers),
     ]
-    return guarded_headers(own, request_id) if response.headers else [*own, *_GUARDING, (b"x-request-id", request_id.encode("latin-1"))]
+    return (
+        guarded_headers(own, request_id)
+        if response.headers
+        else [*own, *_GUARDING, (b"x-request-id", request_id.encode("latin-1"))]
+    )
 
 
 def guarded_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
     """An answer's `own` headers, and those of GUARDING that it lacks."""
     named = {name for name, _ in own}
-    return [*own, *(header for header in _GUARDING if header[0] not in named), (b"x-request-id", request_id.encode("latin-1"))]
+    return [
+        *own,
+        *(header for header in _GUARDING if header[0] not in named),
+        (b"x-request-id", request_id.encode("latin-1")),
+    ]
 
 
 _GUARDING = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in GUARDING]

@@ -16,7 +16,9 @@ from slipway.artifacts.bundle import Bundle
 
 READING = ("GET", "HEAD")
 Headers = Mapping[bytes, bytes]  # by their names in lower case
-Access = Literal["open", "caller", "operator"]  # anybody who reaches the port; who may ask the model; who runs the service
+Access = Literal[
+    "open", "caller", "operator"
+]  # anybody who reaches the port; who may ask the model; who runs the service
 
 
 @dataclass
@@ -31,7 +33,9 @@ class Request:
     receive: Receive
     started: float  # perf_counter seconds
     caller: str | None = None  # the name of its key, once the gate has let it pass
-    body: bytes | None = None  # the whole of it, where it had come when the request was taken up: nothing is to be received then
+    body: bytes | None = (
+        None  # the whole of it, where it had come when the request was taken up: nothing is to be received then
+    )
 
 
 @dataclass(frozen=True)

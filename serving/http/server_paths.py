@@ -10,7 +10,9 @@ from typing import Any
 from serving.settings import ROOT, Settings
 
 # Two parts or more: of one, as `/predict`, are the service's own addresses, and so is all below `/v2`.
-_ABSOLUTE = re.compile(r"""(?<![^\s'"`(\[{<=:,;])/(?!v2/)(?:[^\s/'"`()\[\]{}<>:;,]+/)+([^\s/'"`()\[\]{}<>:;,]*)""")
+_ABSOLUTE = re.compile(
+    r"""(?<![^\s'"`(\[{<=:,;])/(?!v2/)(?:[^\s/'"`()\[\]{}<>:;,]+/)+([^\s/'"`()\[\]{}<>:;,]*)"""
+)
 _ENDS = r"(?![\w.-]*\w)"  # of the name of a folder
 
 
@@ -26,7 +28,12 @@ def without_server_paths(content: Any, settings: Settings) -> Any:
 def _told(text: str, settings: Settings) -> str:
     text = text.replace(f"{ROOT}/", "")
     text = re.sub(re.escape(str(ROOT)) + _ENDS, "the service's folder", text)
-    for path in sorted((value for value in vars(settings).values() if isinstance(value, Path)), key=lambda path: -len(str(path))):
+    for path in sorted(
+        (value for value in vars(settings).values() if isinstance(value, Path)),
+        key=lambda path: -len(str(path)),
+    ):
         if path.name:
-            text = text.replace(str(path), f"…/{path.name}")  # its folders may have names with spaces, which no pattern finds
+            text = text.replace(
+                str(path), f"…/{path.name}"
+            )  # its folders may have names with spaces, which no pattern finds
     return _ABSOLUTE.sub(r"…/\1", text)

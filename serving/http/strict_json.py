@@ -19,7 +19,9 @@ _EXACT_DIGITS = 18
 _TEXT = rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
 _STRING = re.compile(_TEXT, re.DOTALL)
 # No search takes long: no other thread has the interpreter meanwhile.
-_BLOCK = re.compile(rb'(?:[^"]{1,128}+|"(?:[^"\\]{1,64}+|\\.){0,16}+"){1,1000}+', re.DOTALL)  # whole strings, and not much between them
+_BLOCK = re.compile(
+    rb'(?:[^"]{1,128}+|"(?:[^"\\]{1,64}+|\\.){0,16}+"){1,1000}+', re.DOTALL
+)  # whole strings, and not much between them
 _PART = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,256}+', re.DOTALL)  # of a string
 _ONE_BLOCK = 1 << 20  # bytes; up to here it is not worth it
 _OPENING, _CLOSING = b"[{", b"]}"
@@ -103,12 +105,16 @@ def _integer(text: str) -> int | float:
 def _float(text: str) -> float:
     number = float(text) if len(text) <= MAX_DIGITS else math.inf
     if not math.isfinite(number):
-        raise _malformed(f"the number {text[:30]}{'...' * (len(text) > 30)} is beyond the range of a double, or has too many digits")
+        raise _malformed(
+            f"the number {text[:30]}{'...' * (len(text) > 30)} is beyond the range of a double, or has too many digits"
+        )
     return number
 
 
 def _constant(text: str) -> NoReturn:
-    raise _malformed(f"{text} is no JSON; send null, or leave the key out, where a value is missing")
+    raise _malformed(
+        f"{text} is no JSON; send null, or leave the key out, where a value is missing"
+    )
 
 
 def _require_text(content: Any) -> None:
@@ -136,4 +142,6 @@ def _malformed(reason: str) -> Refusal:
     return Refusal("malformed_json", f"the body is not valid JSON: {reason}")
 
 
-_DECODER = JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_int=_integer, parse_constant=_constant)
+_DECODER = JSONDecoder(
+    object_pairs_hook=_object, parse_float=_float, parse_int=_integer, parse_constant=_constant
+)

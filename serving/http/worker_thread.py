@@ -26,7 +26,9 @@ class OwnThread:
         waiting = [work]
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: waiting.pop()())
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: waiting.pop()()
+            )
         finally:
             waiting.clear()  # the thread's queue would keep it, and its body, until it gets there
             self._num_waiting -= 1

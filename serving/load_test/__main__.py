@@ -28,7 +28,11 @@ from slipway.system import files
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.cores import num_cores
 
-CARD, PAGE, APPLIED = Path("artifacts/capacity.json"), Path("reports/capacity.md"), Path("serving.env")
+CARD, PAGE, APPLIED = (
+    Path("artifacts/capacity.json"),
+    Path("reports/capacity.md"),
+    Path("serving.env"),
+)
 _CONNECTIONS = 32  # where no load is named
 
 
@@ -46,7 +50,9 @@ class Services:
     def __call__(self, candidate: Candidate) -> Iterator[Bench]:
         """A running one."""
         self._num_opened += 1
-        with running(self._settings, candidate, os.environ, self._folder / str(self._num_opened)) as service:
+        with running(
+            self._settings, candidate, os.environ, self._folder / str(self._num_opened)
+        ) as service:
             require_answered(service.url, self._samples)
             self.model = service.model
             yield HttpBench(service.url, self._samples)
@@ -64,37 +70,83 @@ def tune(options: argparse.Namespace) -> None:
     root: Path = options.out
     load_before = os.getloadavg()[0]
     settings = served_settings(read_settings())
-    bundle, _ = read_certified(settings.bundle, settings.certificate, accept_draft=settings.accept_draft)
+    bundle, _ = read_certified(
+        settings.bundle, settings.certificate, accept_draft=settings.accept_draft
+    )
     samples = samples_of(bundle, options.samples)
-    goal = Goal(options.p99_ms, options.requests_per_second, None if options.requests_per_second else options.connections)
+    goal = Goal(
+        options.p99_ms,
+        options.requests_per_second,
+        None if options.requests_per_second else options.connections,
+    )
     print(f"goal: {goal}; about {options.seconds:g} s", flush=True)
     with tempfile.TemporaryDirectory(prefix="slipway-tune-") as folder:
         services = Services(settings, samples, Path(folder))
         tuner = Tuner(services, goal, options.seconds)
         largest = bundle.manifest.max_batch_size
-        outcome = tuner.run(present_candidate(settings, largest), num_cores(), largest, lambda tried: print(card.told(tried), flush=True))
-    content = card.card(outcome, services.model, samples.what, card.machine(load_before, num_cores()))
+        outcome = tuner.run(
+            present_candidate(settings, largest),
+            num_cores(),
+            largest,
+            lambda tried: print(card.told(tried), flush=True),
+        )
+    content = card.card(
+        outcome, services.model, samples.what, card.machine(load_before, num_cores())
+    )
     files.write_json(root / CARD, content)
     files.write_text(root / PAGE, card.page(content))
     print(f"\n{card.page(content)}\nwritten: {CARD}, {PAGE}")
     if options.apply:
         files.write_text(root / APPLIED, card.with_settings(root / APPLIED, content["settings"]))
-    print(f"applied: {APPLIED}" if options.apply else f"nothing was changed; --apply writes the settings into {APPLIED}")
+    print(
+        f"applied: {APPLIED}"
+        if options.apply
+        else f"nothing was changed; --apply writes the settings into {APPLIED}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m serving.load_test", description="What the service carries here, and with which settings."
+        prog="python -m serving.load_test",
+        description="What the service carries here, and with which settings.",
     )
-    parser.add_argument("--p99-ms", type=_positive, required=True, metavar="MS", help="within which 99 of 100 requests have to be answered")
+    parser.add_argument(
+        "--p99-ms",
+        type=_positive,
+        required=True,
+        metavar="MS",
+        help="within which 99 of 100 requests have to be answered",
+    )
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--requests-per-second", type=_positive, metavar="RATE", help="at random times, whatever the answers do")
     load.add_argument(
-        "--connections", type=_count, default=_CONNECTIONS, metavar="N", help="callers who wait for their answers, default: 32"
+        "--requests-per-second",
+        type=_positive,
+        metavar="RATE",
+        help="at random times, whatever the answers do",
     )
-    parser.add_argument("--samples", type=Path, metavar="PATH", help="file or folder of request bodies; default: of the bundle")
-    parser.add_argument("--seconds", type=_positive, default=120.0, help="that it may take, about; default: 120")
-    parser.add_argument("--out", type=Path, default=ROOT, metavar="FOLDER", help="that the card is written below; default: the project")
+    load.add_argument(
+        "--connections",
+        type=_count,
+        default=_CONNECTIONS,
+        metavar="N",
+        help="callers who wait for their answers, default: 32",
+    )
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        metavar="PATH",
+        help="file or folder of request bodies; default: of the bundle",
+    )
+    parser.add_argument(
+        "--seconds", type=_positive, default=120.0, help="that it may take, about; default: 120"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT,
+        metavar="FOLDER",
+        help="that the card is written below; default: the project",
+    )
     parser.add_argument("--apply", action="store_true", help=f"write the settings into {APPLIED}")
     return parser
 

@@ -26,7 +26,11 @@ class Candidate:
 
 def present_candidate(settings: Settings, largest_batch: int) -> Candidate:
     """What runs as things are; `largest_batch` is the bundle's."""
-    size = min(DEFAULT_BATCH_SIZE, largest_batch) if settings.max_batch_size == "auto" else settings.max_batch_size
+    size = (
+        min(DEFAULT_BATCH_SIZE, largest_batch)
+        if settings.max_batch_size == "auto"
+        else settings.max_batch_size
+    )
     return Candidate(settings.workers, settings.threads_per_worker(), size)
 
 
@@ -34,11 +38,19 @@ def sharings(present: Candidate, cores: int) -> list[Candidate]:
     """The present one, and others with its batch: one worker with all cores, a worker for each, what lies between."""
     workers = [count for count in (1, min(cores, _MAX_WORKERS), 2, 4) if count <= cores]
     shared = [(count, max(1, cores // count)) for count in workers]
-    pairs = [(present.workers, present.num_threads), *shared, (1, max(1, cores // 2))]  # the last leaves cores to decoding and HTTP
+    pairs = [
+        (present.workers, present.num_threads),
+        *shared,
+        (1, max(1, cores // 2)),
+    ]  # the last leaves cores to decoding and HTTP
     return [Candidate(*pair, present.max_batch_size) for pair in dict.fromkeys(pairs)]
 
 
 def batches(best: Candidate, largest_batch: int) -> list[Candidate]:
     """The best sharing with other largest batches: a few rows, all that the bundle takes, one."""
-    sizes = dict.fromkeys(size for size in (_SMALL_BATCH, largest_batch, 1) if size <= largest_batch and size != best.max_batch_size)
+    sizes = dict.fromkeys(
+        size
+        for size in (_SMALL_BATCH, largest_batch, 1)
+        if size <= largest_batch and size != best.max_batch_size
+    )
     return [Candidate(best.workers, best.num_threads, size) for size in sizes]

@@ -20,7 +20,14 @@ FORMAT_VERSION = 1
 _PACKAGES = ("bentoml", "numpy", "onnxruntime", "onnxruntime-gpu", "uvicorn", "uvloop")
 _BUSY = 0.5  # load average for each core, before anything was started
 _USABLE = 0.7  # of what is carried: bursts, other machines and other days need the rest
-_COLUMNS = ["workers", "threads", "batch", "requests/s within the limit", "p99 ms at the load asked for", "failed"]
+_COLUMNS = [
+    "workers",
+    "threads",
+    "batch",
+    "requests/s within the limit",
+    "p99 ms at the load asked for",
+    "failed",
+]
 
 
 def machine(load_before: float, cores: int) -> dict[str, Any]:
@@ -30,11 +37,14 @@ def machine(load_before: float, cores: int) -> dict[str, Any]:
         "cores": cores,
         "load_before": round(load_before, 2),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"python": platform.python_version()} | {name: found for name in _PACKAGES if (found := _installed(name))},
+        "versions": {"python": platform.python_version()}
+        | {name: found for name in _PACKAGES if (found := _installed(name))},
     }
 
 
-def card(outcome: Outcome, model: dict[str, Any], samples: str, hardware: dict[str, Any]) -> dict[str, Any]:
+def card(
+    outcome: Outcome, model: dict[str, Any], samples: str, hardware: dict[str, Any]
+) -> dict[str, Any]:
     """The content of capacity.json; `model` is what /model answers. Numbers that there are none of are null."""
     best, actual = outcome.best, model["execution"]["actual"]
     at_rate = _summary(best.rounds)
@@ -44,7 +54,10 @@ def card(outcome: Outcome, model: dict[str, Any], samples: str, hardware: dict[s
         "goal": asdict(outcome.goal),
         "is_met": outcome.is_met,
         "verdict": verdict(outcome),
-        "model": {"version": model["model_version"], **{name: actual[name] for name in ("backend", "provider", "variant", "precision")}},
+        "model": {
+            "version": model["model_version"],
+            **{name: actual[name] for name in ("backend", "provider", "variant", "precision")},
+        },
         "settings": best.candidate.settings(),
         "carried": {"rate": best.confirmed, "figures": at_rate},
         "headroom": outcome.headroom,
@@ -66,15 +79,19 @@ def verdict(outcome: Outcome) -> str:
     else:
         most = f"{best.confirmed:,.1f} requests/s are carried within {goal.p99_ms:g} ms"
         more = outcome.headroom is not None and outcome.headroom >= 0.01
-        most += f", {outcome.headroom:.0%} more than was asked for" if more and outcome.is_met else ""
+        most += (
+            f", {outcome.headroom:.0%} more than was asked for" if more and outcome.is_met else ""
+        )
     if outcome.is_met:
         return f"The goal is met: {goal}; the p99 is {p99}. {most}."
     failed = _failed(best.load_rounds)
     asked = {figures.asked for figures in best.load_rounds}
-    at = f"{goal}" if asked <= {goal.rate} or goal.rate is None else f"{goal}, of which {max(rate or 0 for rate in asked):,.0f}/s were sent"
-    return (
-        f"The goal cannot be met here: {at}; the p99 is {p99}{', ' + failed if failed else ''}. The closest: {most[0].lower()}{most[1:]}."
+    at = (
+        f"{goal}"
+        if asked <= {goal.rate} or goal.rate is None
+        else f"{goal}, of which {max(rate or 0 for rate in asked):,.0f}/s were sent"
     )
+    return f"The goal cannot be met here: {at}; the p99 is {p99}{', ' + failed if failed else ''}. The closest: {most[0].lower()}{most[1:]}."
 
 
 def remarks(outcome: Outcome, hardware: dict[str, Any]) -> list[str]:
@@ -82,16 +99,26 @@ def remarks(outcome: Outcome, hardware: dict[str, Any]) -> list[str]:
     best, cores = outcome.best, hardware["cores"]
     shares = [figures.client_share for figures in (*best.rounds, *best.load_rounds)]
     client = statistics.median(shares)
-    found = [f"The client ran on the same {cores} cores and took {client:.2f} of one; from another machine the service carries more."]
+    found = [
+        f"The client ran on the same {cores} cores and took {client:.2f} of one; from another machine the service carries more."
+    ]
     if client >= CLIENT_IS_FULL:
-        found.append("The client was near its limit: the service may carry more than it could send.")
+        found.append(
+            "The client was near its limit: the service may carry more than it could send."
+        )
     if hardware["load_before"] > _BUSY * cores:
-        found.append(f"The machine was busy before (load average {hardware['load_before']:.1f}): measure again when it is not.")
+        found.append(
+            f"The machine was busy before (load average {hardware['load_before']:.1f}): measure again when it is not."
+        )
     if best.confirmed is not None:
-        found.append(f"Plan with {_USABLE:.0%} of what is carried, {_USABLE * best.confirmed:,.1f} requests/s: bursts need the rest.")
+        found.append(
+            f"Plan with {_USABLE:.0%} of what is carried, {_USABLE * best.confirmed:,.1f} requests/s: bursts need the rest."
+        )
     left = [tried for tried in outcome.all_tried if tried.rate is None and not tried.problem]
     if len(left) == len(outcome.all_tried):
-        found.append("No candidate held any rate: one request alone may take longer than the limit.")
+        found.append(
+            "No candidate held any rate: one request alone may take longer than the limit."
+        )
     return found
 
 
@@ -103,11 +130,32 @@ def environment_lines(settings: dict[str, str]) -> str:
 def page(content: dict[str, Any]) -> str:
     """The card as Markdown."""
     model, hardware = content["model"], content["hardware"]
-    lines = ["# Capacity", "", content["verdict"], "", "```", environment_lines(content["settings"]).rstrip(), "```", ""]
+    lines = [
+        "# Capacity",
+        "",
+        content["verdict"],
+        "",
+        "```",
+        environment_lines(content["settings"]).rstrip(),
+        "```",
+        "",
+    ]
     lines += _markdown(_COLUMNS, [_cells(row) for row in content["candidates"]])
     lines += [
         "",
-        *_markdown(["", "asked", "answers/s", "p50 ms", "p95 ms", "p99 ms", "p99 ms, lowest to highest", "failed"], _loads(content)),
+        *_markdown(
+            [
+                "",
+                "asked",
+                "answers/s",
+                "p50 ms",
+                "p95 ms",
+                "p99 ms",
+                "p99 ms, lowest to highest",
+                "failed",
+            ],
+            _loads(content),
+        ),
     ]
     lines += ["", *(f"* {remark}" for remark in content["remarks"]), ""]
     lines.append(
@@ -133,7 +181,11 @@ def told(tried: Tried) -> str:
 def with_settings(path: Path, settings: dict[str, str]) -> str:
     """The content of `path` with these lines in place of those that set the same variables; all other lines stay."""
     present = path.read_text().splitlines() if path.exists() else []
-    kept = [line for line in present if line.partition("=")[0].removeprefix("export ").strip() not in settings]
+    kept = [
+        line
+        for line in present
+        if line.partition("=")[0].removeprefix("export ").strip() not in settings
+    ]
     return "\n".join([*kept, environment_lines(settings).rstrip()]) + "\n"
 
 
@@ -178,29 +230,55 @@ def _failed(rounds: Sequence[Figures]) -> str:
     """ "429: 12 %", of all requests; empty where everything was answered."""
     total = sum(figures.answered + sum(figures.failed.values()) for figures in rounds)
     statuses = sorted({status for figures in rounds for status in figures.failed})
-    return ", ".join(f"{status}: {sum(figures.failed.get(status, 0) for figures in rounds) / total:.1%}" for status in statuses)
+    return ", ".join(
+        f"{status}: {sum(figures.failed.get(status, 0) for figures in rounds) / total:.1%}"
+        for status in statuses
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     rate = row["carried_in_rounds"] if row["was_in_rounds"] else row["carried_when_tried"]
     at_load = row["at_load"]
     p99 = "" if at_load is None else _number(at_load["p99_ms"])
-    carried = row["problem"] or ("none" if rate is None else f"{rate:,.1f}" + " (rounds)" * row["was_in_rounds"])
-    return [str(row["workers"]), str(row["num_threads"]), str(row["max_batch_size"]), carried, p99, at_load["failed"] if at_load else ""]
+    carried = row["problem"] or (
+        "none" if rate is None else f"{rate:,.1f}" + " (rounds)" * row["was_in_rounds"]
+    )
+    return [
+        str(row["workers"]),
+        str(row["num_threads"]),
+        str(row["max_batch_size"]),
+        carried,
+        p99,
+        at_load["failed"] if at_load else "",
+    ]
 
 
 def _loads(content: dict[str, Any]) -> list[list[str]]:
     rows = [
         ("the load asked for", content["at_load"]),
-        ("the most that is carried" if content["carried"]["rate"] else "not held", content["carried"]["figures"]),
+        (
+            "the most that is carried" if content["carried"]["rate"] else "not held",
+            content["carried"]["figures"],
+        ),
     ]
     return [[name, *_load_cells(summary)] for name, summary in rows if summary]
 
 
 def _load_cells(summary: dict[str, Any]) -> list[str]:
-    asked = f"{summary['asked']:,.1f}/s" if summary["asked"] is not None else f"{summary['connections']} connections"
-    numbers = [_number(summary[name]) for name in ("answers_per_second", "p50_ms", "p95_ms", "p99_ms")]
-    return [asked, *numbers, f"{_number(summary['p99_ms_lowest'])} to {_number(summary['p99_ms_highest'])}", summary["failed"]]
+    asked = (
+        f"{summary['asked']:,.1f}/s"
+        if summary["asked"] is not None
+        else f"{summary['connections']} connections"
+    )
+    numbers = [
+        _number(summary[name]) for name in ("answers_per_second", "p50_ms", "p95_ms", "p99_ms")
+    ]
+    return [
+        asked,
+        *numbers,
+        f"{_number(summary['p99_ms_lowest'])} to {_number(summary['p99_ms_highest'])}",
+        summary["failed"],
+    ]
 
 
 def _number(value: float | None) -> str:

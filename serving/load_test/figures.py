@@ -19,11 +19,15 @@ _REST_S = 1.0  # after an overload: the service refuses more than usual until th
 class Figures:
     """One load of some seconds."""
 
-    asked: float | None  # requests a second; None where callers wait for their answer before they ask again
+    asked: (
+        float | None
+    )  # requests a second; None where callers wait for their answer before they ask again
     connections: int | None  # such callers
     seconds: float
     answered: int  # with 200
-    failed: dict[str, int]  # answers that are not 200, by status; "no answer" where a connection broke
+    failed: dict[
+        str, int
+    ]  # answers that are not 200, by status; "no answer" where a connection broke
     p50_ms: float | None  # None where nothing was answered
     p95_ms: float | None
     p99_ms: float | None
@@ -61,13 +65,26 @@ class HttpBench:
     def at_rate(self, rate: float, seconds: float) -> Figures:
         """As `Bench.at_rate`; each call has other random times."""
         self._seed += 1
-        return self._measure(open_loop(self._url, self._samples, rate, seconds, self._seed), seconds, rate, None)
+        return self._measure(
+            open_loop(self._url, self._samples, rate, seconds, self._seed), seconds, rate, None
+        )
 
     def with_connections(self, connections: int, seconds: float) -> Figures:
         """As `Bench.with_connections`."""
-        return self._measure(closed_loop(self._url, self._samples, connections, seconds=seconds), seconds, None, connections)
+        return self._measure(
+            closed_loop(self._url, self._samples, connections, seconds=seconds),
+            seconds,
+            None,
+            connections,
+        )
 
-    def _measure(self, load: Coroutine[Any, Any, list[Answer]], seconds: float, rate: float | None, connections: int | None) -> Figures:
+    def _measure(
+        self,
+        load: Coroutine[Any, Any, list[Answer]],
+        seconds: float,
+        rate: float | None,
+        connections: int | None,
+    ) -> Figures:
         if self._was_overloaded:
             time.sleep(_REST_S)
         began, used = time.perf_counter(), time.process_time()
@@ -78,10 +95,21 @@ class HttpBench:
         return figures
 
 
-def figures_of(answers: list[Answer], seconds: float, client_share: float, asked: float | None, connections: int | None) -> Figures:
+def figures_of(
+    answers: list[Answer],
+    seconds: float,
+    client_share: float,
+    asked: float | None,
+    connections: int | None,
+) -> Figures:
     """The figures of what came back."""
     statuses = by_status(answers)
     answered = statuses.pop(200, 0)
-    failed = {"no answer" if status == REFUSED else str(status): count for status, count in sorted(statuses.items())}
-    p50, p95, p99 = (1000 * latency(answers, share) if answered else None for share in (0.5, 0.95, 0.99))
+    failed = {
+        "no answer" if status == REFUSED else str(status): count
+        for status, count in sorted(statuses.items())
+    }
+    p50, p95, p99 = (
+        1000 * latency(answers, share) if answered else None for share in (0.5, 0.95, 0.99)
+    )
     return Figures(asked, connections, seconds, answered, failed, p50, p95, p99, client_share)

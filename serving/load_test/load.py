@@ -50,7 +50,11 @@ def http_request(
     headers: Iterable[tuple[str, str]] = (),
 ) -> bytes:
     """A whole request, for a connection that is kept open."""
-    lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers)]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: 127.0.0.1",
+        *(f"{name}: {value}" for name, value in headers),
+    ]
     if body or method == "POST":
         lines += [f"content-type: {content_type}", f"content-length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -63,13 +67,18 @@ class _Caller(asyncio.Protocol):
         self._received = bytearray()
         self._head: tuple[int, dict[bytes, bytes]] | None = None
         self._answer: asyncio.Future[tuple[int, dict[bytes, bytes], bytes]] | None = None
-        self._unasked: tuple[int, dict[bytes, bytes], bytes] | None = None  # a refusal of the connection itself
+        self._unasked: tuple[int, dict[bytes, bytes], bytes] | None = (
+            None  # a refusal of the connection itself
+        )
         self._has_body = True
         self._answered = 0.0  # when it was answered last, perf_counter
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport, self.is_open = cast(asyncio.Transport, transport), True  # uvloop's is no subclass
+        self._transport, self.is_open = (
+            cast(asyncio.Transport, transport),
+            True,
+        )  # uvloop's is no subclass
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, dict[bytes, bytes], bytes]]:
         self._answer = asyncio.get_running_loop().create_future()
@@ -89,7 +98,10 @@ class _Caller(asyncio.Protocol):
             del self._received[: len(head) + 4]
             first, *lines = bytes(head).split(b"\r\n")
             pairs = (line.partition(b":")[::2] for line in lines)
-            self._head = int(first.split()[1]), {name.lower(): value.strip() for name, value in pairs}
+            self._head = (
+                int(first.split()[1]),
+                {name.lower(): value.strip() for name, value in pairs},
+            )
         status, headers = self._head
         length = int(headers[b"content-length"]) if self._has_body else 0
         if len(self._received) >= length:
@@ -156,12 +168,16 @@ class Callers:
                 return caller
             caller.close()
         url = urlsplit(self.url)
-        _, caller = await asyncio.get_running_loop().create_connection(_Caller, url.hostname or "", url.port or 80)
+        _, caller = await asyncio.get_running_loop().create_connection(
+            _Caller, url.hostname or "", url.port or 80
+        )
         self._all.append(caller)
         return caller
 
 
-async def open_loop(url: str, request_of: Callable[[int], bytes], rate: float, seconds: float, seed: int = 0) -> list[Answer]:
+async def open_loop(
+    url: str, request_of: Callable[[int], bytes], rate: float, seconds: float, seed: int = 0
+) -> list[Answer]:
     """`rate` requests a second at random times (Poisson) for `seconds`, whatever the answers do."""
     callers, draw, tasks = Callers(url), random.Random(seed), set[asyncio.Task[Answer]]()
     began = time.perf_counter()
@@ -181,7 +197,12 @@ async def open_loop(url: str, request_of: Callable[[int], bytes], rate: float, s
 
 
 async def closed_loop(
-    url: str, request_of: Callable[[int], bytes], num_callers: int, *, seconds: float = 60.0, num_requests: int = 1 << 62
+    url: str,
+    request_of: Callable[[int], bytes],
+    num_callers: int,
+    *,
+    seconds: float = 60.0,
+    num_requests: int = 1 << 62,
 ) -> list[Answer]:
     """`num_callers` who each ask again when they are answered, until the time or the number is reached."""
     callers, ends = Callers(url), time.perf_counter() + seconds
@@ -198,7 +219,15 @@ async def closed_loop(
 
 def ask_each(url: str, requests: Sequence[bytes], num_callers: int = 8) -> list[Answer]:
     """The answers to `requests`, in their order; each is sent once."""
-    answers = run(closed_loop(url, lambda number: requests[number], num_callers, num_requests=len(requests), seconds=600))
+    answers = run(
+        closed_loop(
+            url,
+            lambda number: requests[number],
+            num_callers,
+            num_requests=len(requests),
+            seconds=600,
+        )
+    )
     return sorted(answers, key=lambda answer: answer.number)
 
 

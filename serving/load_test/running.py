@@ -48,12 +48,26 @@ def served_settings(settings: Settings) -> Settings:
 
 @contextmanager
 def running(
-    settings: Settings, candidate: Candidate, environment: Mapping[str, str], folder: Path, target: str = "serving.service:Slipway"
+    settings: Settings,
+    candidate: Candidate,
+    environment: Mapping[str, str],
+    folder: Path,
+    target: str = "serving.service:Slipway",
 ) -> Iterator[Running]:
     """Start it, wait for every worker, end it. UnavailableError in one line if it does not become ready; its log stays in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     port, log = _free_port(), folder / "service.log"
-    command = [sys.executable, "-m", "slipway.system.parent_death", str(os.getpid()), sys.executable, "-m", "bentoml", "serve", target]
+    command = [
+        sys.executable,
+        "-m",
+        "slipway.system.parent_death",
+        str(os.getpid()),
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        target,
+    ]
     with log.open("wb") as output:
         child = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],
@@ -72,12 +86,25 @@ def running(
         _stop(child)
 
 
-def environment_of(settings: Settings, candidate: Candidate, environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+def environment_of(
+    settings: Settings, candidate: Candidate, environment: Mapping[str, str], folder: Path
+) -> dict[str, str]:
     """The environment of the child: the caller's, with the model of `settings` and the candidate's own settings."""
     without = {f"{PREFIX}{name}" for name in _UNUSED}
-    kept = {name: value for name, value in environment.items() if name not in without and not name.startswith("PROMETHEUS_")}
-    paths = {f"{PREFIX}{name.upper()}": str(getattr(settings, name)) for name in ("bundle", "certificate", "engine", "rebuilt_engine")}
-    own = {f"{PREFIX}STATE": str(folder / "state"), f"{PREFIX}DRAIN_S": "0", f"{PREFIX}REBUILD_ENGINE": "false"}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in without and not name.startswith("PROMETHEUS_")
+    }
+    paths = {
+        f"{PREFIX}{name.upper()}": str(getattr(settings, name))
+        for name in ("bundle", "certificate", "engine", "rebuilt_engine")
+    }
+    own = {
+        f"{PREFIX}STATE": str(folder / "state"),
+        f"{PREFIX}DRAIN_S": "0",
+        f"{PREFIX}REBUILD_ENGINE": "false",
+    }
     if settings.keep_directory:
         own[f"{PREFIX}KEEP_DIRECTORY"] = str(folder / "kept")
     bentoml = {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
@@ -88,15 +115,21 @@ def require_answered(url: str, samples: Samples) -> None:
     """DataError with the service's own words if it refuses one of the samples: nothing could be learned from refusals."""
     for answer in ask_each(url, samples.requests):
         if answer.status != 200:
-            raise DataError(f"the service refuses sample {answer.number + 1}: {answer.status} {answer.body.decode(errors='replace')[:300]}")
+            raise DataError(
+                f"the service refuses sample {answer.number + 1}: {answer.status} {answer.body.decode(errors='replace')[:300]}"
+            )
 
 
-def _wait_until_ready(url: str, child: subprocess.Popen[bytes], log: Path, candidate: Candidate) -> None:
+def _wait_until_ready(
+    url: str, child: subprocess.Popen[bytes], log: Path, candidate: Candidate
+) -> None:
     said, end = "nothing", time.monotonic() + READY_S
     which = " ".join(f"{name}={value}" for name, value in candidate.settings().items())
     while time.monotonic() < end:
         if child.poll() is not None:
-            raise UnavailableError(f"the service with {which} ended with exit code {child.returncode}: {_last_line(log)}")
+            raise UnavailableError(
+                f"the service with {which} ended with exit code {child.returncode}: {_last_line(log)}"
+            )
         try:
             status, said = _get(f"{url}/readyz")
             if status == 200 and _num_ready(_get(f"{url}/metrics")[1]) >= candidate.workers:
@@ -106,11 +139,16 @@ def _wait_until_ready(url: str, child: subprocess.Popen[bytes], log: Path, candi
         if status == 503 and LOADING not in said:
             raise UnavailableError(f"the service with {which} does not become ready: {said[:500]}")
         time.sleep(0.05)
-    raise UnavailableError(f"the service with {which} was not ready within {READY_S:g} s; /readyz said {said[:500]}; its log is {log}")
+    raise UnavailableError(
+        f"the service with {which} was not ready within {READY_S:g} s; /readyz said {said[:500]}; its log is {log}"
+    )
 
 
 def _num_ready(metrics: str) -> float:
-    return next((float(line.split()[1]) for line in metrics.splitlines() if line.startswith(_ALL_READY)), 0.0)
+    return next(
+        (float(line.split()[1]) for line in metrics.splitlines() if line.startswith(_ALL_READY)),
+        0.0,
+    )
 
 
 def _get(url: str) -> tuple[int, str]:

@@ -43,15 +43,25 @@ def samples_of(bundle: LoadedBundle, given: Path | None = None) -> Samples:
     if given is not None:
         bodies, what = _read(given), f"files of {given}"
     elif isinstance(bundle.manifest.input, ColumnContract):
-        bodies, what = [json.dumps(example_row(bundle.manifest.input)).encode()], "the example row of the bundle's columns"
+        bodies, what = (
+            [json.dumps(example_row(bundle.manifest.input)).encode()],
+            "the example row of the bundle's columns",
+        )
     else:
         bodies, what = _pictures(bundle)
     content_type = _JSON if is_table else _BYTES
-    return Samples([http_request(body=body, content_type=content_type) for body in bodies], f"{len(bodies)}: {what}")
+    return Samples(
+        [http_request(body=body, content_type=content_type) for body in bodies],
+        f"{len(bodies)}: {what}",
+    )
 
 
 def _read(given: Path) -> list[bytes]:
-    paths = sorted(path for path in given.iterdir() if path.is_file())[:_MAX_SAMPLES] if given.is_dir() else [given]
+    paths = (
+        sorted(path for path in given.iterdir() if path.is_file())[:_MAX_SAMPLES]
+        if given.is_dir()
+        else [given]
+    )
     try:
         num_bytes = sum(path.stat().st_size for path in paths)
         if not 0 < num_bytes <= _MAX_BYTES:
@@ -60,13 +70,21 @@ def _read(given: Path) -> list[bytes]:
             )
         return [path.read_bytes() for path in paths]
     except OSError as error:
-        raise DataError(f"{given} cannot be read: {error.strerror}. Give a file or a folder of request bodies with --samples.") from None
+        raise DataError(
+            f"{given} cannot be read: {error.strerror}. Give a file or a folder of request bodies with --samples."
+        ) from None
 
 
 def _pictures(bundle: LoadedBundle) -> tuple[list[bytes], str]:
     rows = bundle.canary_rows()
-    pixels = example_inputs(bundle.manifest.input, 1) if rows is None else rows.inputs[:_MAX_SAMPLES]
-    what = "an image that the network takes, as PNG" if rows is None else "the bundle's canary rows, as PNG"
+    pixels = (
+        example_inputs(bundle.manifest.input, 1) if rows is None else rows.inputs[:_MAX_SAMPLES]
+    )
+    what = (
+        "an image that the network takes, as PNG"
+        if rows is None
+        else "the bundle's canary rows, as PNG"
+    )
     return [_png(row) for row in pixels], what
 
 

@@ -24,13 +24,18 @@ class Trial(NamedTuple):
 def lowest_missed(trials: Sequence[Trial]) -> float | None:
     """The lowest rate that was missed more often than held, and at least twice; None if there is none."""
     held, missed = _counted(trials)
-    return min((rate for rate, count in missed.items() if count >= 2 and count > held[rate]), default=None)
+    return min(
+        (rate for rate, count in missed.items() if count >= 2 and count > held[rate]), default=None
+    )
 
 
 def carried(trials: Sequence[Trial]) -> float | None:
     """The highest rate that was held below every rate that was missed; None if there is none."""
     missed = lowest_missed(trials)
-    return max((trial.rate for trial in trials if trial.holds and (missed is None or trial.rate < missed)), default=None)
+    return max(
+        (trial.rate for trial in trials if trial.holds and (missed is None or trial.rate < missed)),
+        default=None,
+    )
 
 
 def on_grid(rate: float) -> float:

@@ -24,7 +24,10 @@ _MIN_TRIALS, _MAX_TRIALS = 6, 14  # of a candidate
 _TRYING = 0.6  # of the time; the rest is for the rounds
 _MEASUREMENTS = 120  # that fit into the time, by experience; so long is one
 _SHORTEST_S, _LONGEST_S = 0.3, 5.0
-_FEW, _LONGER = 30, 4.0  # requests that one measurement should have, and how many times as long it may take for that
+_FEW, _LONGER = (
+    30,
+    4.0,
+)  # requests that one measurement should have, and how many times as long it may take for that
 _NUM_FINALISTS = 2
 _ROUND = 2.0  # times as long as what is tried: the 99th percentile needs many requests
 _HOPELESS = 0.5  # of what the best carries
@@ -48,7 +51,11 @@ class Goal:
         return figures.holds(self.p99_ms) and (self.rate is None or figures.asked == self.rate)
 
     def __str__(self) -> str:
-        load = f"{self.rate:g} requests/s" if self.rate is not None else f"{self.connections} connections"
+        load = (
+            f"{self.rate:g} requests/s"
+            if self.rate is not None
+            else f"{self.connections} connections"
+        )
         return f"{load} with 99 % within {self.p99_ms:g} ms"
 
 
@@ -58,7 +65,9 @@ class Tried:
 
     candidate: Candidate
     most: float = 0.0  # answers a second to callers who wait for them
-    rate: float | None = None  # that it carried when it was tried; None: not even the lowest, or it was left before
+    rate: float | None = (
+        None  # that it carried when it was tried; None: not even the lowest, or it was left before
+    )
     at_load: Figures | None = None
     problem: str = ""  # why nothing more is known
     rounds: list[Figures] = field(default_factory=list)  # at `confirmed`, or at what was last tried
@@ -79,7 +88,11 @@ class Outcome:
     @property
     def headroom(self) -> float | None:
         """How much more than the asked rate is carried, as a share of it; None where connections were asked for."""
-        return self.best.confirmed / self.goal.rate - 1 if self.best.confirmed is not None and self.goal.rate else None
+        return (
+            self.best.confirmed / self.goal.rate - 1
+            if self.best.confirmed is not None and self.goal.rate
+            else None
+        )
 
 
 @dataclass
@@ -96,7 +109,13 @@ class _Finalist:
 class Tuner:
     """One search. `clock` gives seconds."""
 
-    def __init__(self, open_bench: Open, goal: Goal, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        open_bench: Open,
+        goal: Goal,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._open = open_bench
         self._goal = goal
         self._clock = clock
@@ -105,24 +124,39 @@ class Tuner:
         self._each_s = min(max(seconds / _MEASUREMENTS, _SHORTEST_S), _LONGEST_S)
         self.all_tried: list[Tried] = []
 
-    def run(self, present: Candidate, cores: int, largest_batch: int, told: Callable[[Tried], None]) -> Outcome:
+    def run(
+        self, present: Candidate, cores: int, largest_batch: int, told: Callable[[Tried], None]
+    ) -> Outcome:
         """Try the present settings and others, the best of them in rounds; `told` hears of each as it is tried."""
         end = self._began + _TRYING * self._seconds
         sharings = candidates.sharings(present, cores)
         self._try_all(sharings, len(candidates.batches(present, largest_batch)), end, told)
-        self._try_all(candidates.batches(self._ranked(self.all_tried)[0].candidate, largest_batch), 0, end, told)
+        self._try_all(
+            candidates.batches(self._ranked(self.all_tried)[0].candidate, largest_batch),
+            0,
+            end,
+            told,
+        )
         finalists = self._ranked(self.all_tried)[:_NUM_FINALISTS]
         self._confirm(finalists)
-        best = self._ranked([tried for tried in self.all_tried if tried in finalists and tried.load_rounds])[0]
-        return Outcome(self._goal, self.all_tried, best, self._is_met(best), self._clock() - self._began)
+        best = self._ranked(
+            [tried for tried in self.all_tried if tried in finalists and tried.load_rounds]
+        )[0]
+        return Outcome(
+            self._goal, self.all_tried, best, self._is_met(best), self._clock() - self._began
+        )
 
-    def _try_all(self, coming: list[Candidate], num_later: int, end: float, told: Callable[[Tried], None]) -> None:
+    def _try_all(
+        self, coming: list[Candidate], num_later: int, end: float, told: Callable[[Tried], None]
+    ) -> None:
         """As many as there is time for, which they share with `num_later` others; the very first one in any case."""
         for position, candidate in enumerate(coming):
             left = end - self._clock()
             if self.all_tried and left <= 0:
                 return
-            self.all_tried.append(self._try(candidate, end - left + left / (len(coming) - position + num_later)))
+            self.all_tried.append(
+                self._try(candidate, end - left + left / (len(coming) - position + num_later))
+            )
             told(self.all_tried[-1])
 
     def _try(self, candidate: Candidate, end: float) -> Tried:
@@ -143,12 +177,18 @@ class Tuner:
             tried.problem = "left: it answers less than half of what the best carries"
             return
         tried.at_load = self._at_load(bench, tried, self._each_s)
-        trials = [] if tried.at_load.asked is None else [Trial(tried.at_load.asked, tried.at_load.holds(self._goal.p99_ms))]
+        trials = (
+            []
+            if tried.at_load.asked is None
+            else [Trial(tried.at_load.asked, tried.at_load.holds(self._goal.p99_ms))]
+        )
         while len(trials) < _MIN_TRIALS or (len(trials) < _MAX_TRIALS and self._clock() < end):
             rate = next_rate(trials, _FIRST_GUESS * tried.most)
             if rate is None:
                 break
-            trials.append(Trial(rate, self._at_rate(bench, rate, self._each_s).holds(self._goal.p99_ms)))
+            trials.append(
+                Trial(rate, self._at_rate(bench, rate, self._each_s).holds(self._goal.p99_ms))
+            )
         tried.rate = carried(trials)
 
     def _confirm(self, best: list[Tried]) -> None:
@@ -157,7 +197,9 @@ class Tuner:
             finalists = self._opened(best, stack)
             for number in range(NUM_ROUNDS):
                 for one in _in_turns(finalists, number):
-                    one.tried.load_rounds.append(self._at_load(one.bench, one.tried, _ROUND * self._each_s))
+                    one.tried.load_rounds.append(
+                        self._at_load(one.bench, one.tried, _ROUND * self._each_s)
+                    )
             asked = [one for one in finalists if one.tried.rate is not None]
             while asked:
                 for one in asked:
@@ -167,8 +209,16 @@ class Tuner:
                         one.rounds.append(self._at_rate(one.bench, one.rate, _ROUND * self._each_s))
                 asked = [one for one in asked if not self._is_settled(one)]
         for tried in best:
-            if self._goal.rate is not None and tried.load_rounds and self._is_met(tried) and (tried.confirmed or 0) < self._goal.rate:
-                tried.confirmed, tried.rounds = self._goal.rate, tried.load_rounds  # the load itself was held in most rounds
+            if (
+                self._goal.rate is not None
+                and tried.load_rounds
+                and self._is_met(tried)
+                and (tried.confirmed or 0) < self._goal.rate
+            ):
+                tried.confirmed, tried.rounds = (
+                    self._goal.rate,
+                    tried.load_rounds,
+                )  # the load itself was held in most rounds
 
     def _opened(self, best: list[Tried], stack: ExitStack) -> list[_Finalist]:
         """Warm services of the best. One that does not start beside the other is not among them: it may lack memory."""
@@ -194,9 +244,16 @@ class Tuner:
             tried.confirmed = one.rate
         else:
             one.missed.add(one.rate)
-        rate = on_grid(one.rate * (RESOLUTION if holds else RESOLUTION ** -(_STEPS_DOWN ** len(one.missed))))
+        rate = on_grid(
+            one.rate * (RESOLUTION if holds else RESOLUTION ** -(_STEPS_DOWN ** len(one.missed)))
+        )
         allowed = self._seconds if tried.confirmed is not None else _OVERTIME * self._seconds
-        if rate in one.missed or rate < LOWEST or (not holds and tried.confirmed is not None) or self._clock() - self._began >= allowed:
+        if (
+            rate in one.missed
+            or rate < LOWEST
+            or (not holds and tried.confirmed is not None)
+            or self._clock() - self._began >= allowed
+        ):
             return True
         one.rate = rate
         return False
@@ -205,7 +262,10 @@ class Tuner:
         """The best first; one that was tried later has to be clearly better to come before."""
         ranked: list[Tried] = []
         for tried in all_tried:
-            place = next((index for index, other in enumerate(ranked) if self._is_better(tried, other)), len(ranked))
+            place = next(
+                (index for index, other in enumerate(ranked) if self._is_better(tried, other)),
+                len(ranked),
+            )
             ranked.insert(place, tried)
         return ranked
 
@@ -229,7 +289,9 @@ class Tuner:
         """The load of the goal; never far more than what was answered at most, since there is nothing to learn of that."""
         if self._goal.rate is None:
             return bench.with_connections(self._goal.connections or 1, seconds)
-        return self._at_rate(bench, min(self._goal.rate, max(_TOO_MUCH * tried.most, LOWEST)), seconds)
+        return self._at_rate(
+            bench, min(self._goal.rate, max(_TOO_MUCH * tried.most, LOWEST)), seconds
+        )
 
     def _at_rate(self, bench: Bench, rate: float, seconds: float) -> Figures:
         """Longer, so that there are some requests, where few come."""

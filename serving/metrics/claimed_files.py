@@ -52,7 +52,9 @@ class ClaimedDict(MmapedDict):
         super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]  # it has no types
 
     def _init_value(self, key: str) -> None:
-        while self._used + len(key.encode()) + 64 > self._capacity:  # more than it takes beside the key
+        while (
+            self._used + len(key.encode()) + 64 > self._capacity
+        ):  # more than it takes beside the key
             self._capacity *= 2
             self._m = _in_memory(self._m[:], self._capacity)
             self._is_on_disk = False
@@ -70,7 +72,10 @@ class ClaimedDict(MmapedDict):
         except OSError as error:
             self._retry_at = time.monotonic() + _RETRY_S
             if not _waiting:
-                logger.error("some of what this worker counts is only in its memory for now, and not in /metrics: %s", error)
+                logger.error(
+                    "some of what this worker counts is only in its memory for now, and not in /metrics: %s",
+                    error,
+                )
             _waiting.add(self._fname)
             return
         mapped[_HEAD : self._used] = self._m[_HEAD : self._used]

@@ -56,7 +56,9 @@ def _complaining_once() -> Iterator[None]:
         yield
     except OSError as error:
         if not _has_failed:
-            logger.error("what dead workers counted is not added up, which makes scrapes slower: %s", error)
+            logger.error(
+                "what dead workers counted is not added up, which makes scrapes slower: %s", error
+            )
         _has_failed = True
     else:
         _has_failed = False
@@ -83,7 +85,10 @@ def _has_size(path: Path) -> bool:
 
 
 def _is_to_do(directory: Path, kind: str) -> bool:
-    return bool(_of_the_dead(directory, kind) or _taken(directory, kind)) or _sum(directory, kind).exists()
+    return (
+        bool(_of_the_dead(directory, kind) or _taken(directory, kind))
+        or _sum(directory, kind).exists()
+    )
 
 
 def _of_the_dead(directory: Path, kind: str) -> list[Path]:
@@ -108,12 +113,18 @@ def _add_up(directory: Path, kind: str) -> None:
     if not found:
         return  # another worker was first
     # A full disk is an OSError here, before anything is taken, and no SIGBUS later. All of them have room in it.
-    new_claimed_file(new, sum(path.stat().st_size for path in (*found, heir) if path.exists()) + _SPARE_BYTES)
+    new_claimed_file(
+        new, sum(path.stat().st_size for path in (*found, heir) if path.exists()) + _SPARE_BYTES
+    )
     for path in dying:
-        path.rename(path.with_name(f"{path.stem}_{time.time_ns()}.dead"))  # a process may get the number of one that was taken before
+        path.rename(
+            path.with_name(f"{path.stem}_{time.time_ns()}.dead")
+        )  # a process may get the number of one that was taken before
     dead = _taken(directory, kind)
     totals: dict[str, float] = {}
-    for path in filter(_has_size, [*dead, heir]):  # a worker may die between making its file and giving it a size
+    for path in filter(
+        _has_size, [*dead, heir]
+    ):  # a worker may die between making its file and giving it a size
         for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):  # type: ignore[no-untyped-call]  # it has no types
             totals[key] = totals.get(key, 0.0) + value
     file = MmapedDict(str(new))  # type: ignore[no-untyped-call]

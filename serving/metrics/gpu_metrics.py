@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 logger = logging.getLogger("bentoml.slipway")
 
-MAX_GPUS = 8  # each is four series of a worker's bounded number; a machine with more shows its first eight
+MAX_GPUS = (
+    8  # each is four series of a worker's bounded number; a machine with more shows its first eight
+)
 GAUGES = {
     "slipway_gpu_utilization_ratio": "Share of the last sample period in which a kernel ran, 0 to 1.",
     "slipway_gpu_memory_used_bytes": "Memory in use, by every process on the GPU.",
@@ -58,7 +60,10 @@ class GpuMetrics:
         """The last sample, for people: a list of GPUs with their figures; null for what one no longer tells."""
         gpus = [
             {"gpu": str(index)}
-            | {name.removeprefix("slipway_gpu_"): None if math.isnan(figure) else figure for name, figure in figures.items()}
+            | {
+                name.removeprefix("slipway_gpu_"): None if math.isnan(figure) else figure
+                for name, figure in figures.items()
+            }
             for index, figures in sorted(self._last.items())
         ]
         return {"gpus": gpus}
@@ -70,12 +75,19 @@ class GpuMetrics:
         handle = self._known[index]
         memory = self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         utilization = self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        temperature = self._told(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        temperature = self._told(
+            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+        )
         figures: dict[str, float] = {}
         if utilization is not None:
-            figures["slipway_gpu_utilization_ratio"] = utilization.gpu / 100  # NVML gives whole percent
+            figures["slipway_gpu_utilization_ratio"] = (
+                utilization.gpu / 100
+            )  # NVML gives whole percent
         if memory is not None:
-            figures |= {"slipway_gpu_memory_used_bytes": float(memory.used), "slipway_gpu_memory_total_bytes": float(memory.total)}
+            figures |= {
+                "slipway_gpu_memory_used_bytes": float(memory.used),
+                "slipway_gpu_memory_total_bytes": float(memory.total),
+            }
         if temperature is not None:
             figures["slipway_gpu_temperature_celsius"] = float(temperature)
         return figures

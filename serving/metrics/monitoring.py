@@ -16,7 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.http.responses import ERRORS
@@ -42,7 +49,9 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
 _FILL = (0.125, 0.25, 0.5, 0.75, 1.0)
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # BentoML sets it in every worker, before prometheus_client is imported
-_SERVER_DIRECTORY = "_SLIPWAY_SERVER_DIRECTORY"  # from the server process to its workers; not a setting
+_SERVER_DIRECTORY = (
+    "_SLIPWAY_SERVER_DIRECTORY"  # from the server process to its workers; not a setting
+)
 _SERVER_STARTED = "_SLIPWAY_SERVER_STARTED"  # likewise
 
 
@@ -58,29 +67,73 @@ class Monitoring:
         _enter_server_directory()
         claim_metric_files()
         self._registry = registry = CollectorRegistry()
-        self._requests = Counter("slipway_requests", "Answered requests.", ["route", "code"], registry=registry)
+        self._requests = Counter(
+            "slipway_requests", "Answered requests.", ["route", "code"], registry=registry
+        )
         self._tallies: list[Tally] = []
         self._answered: dict[tuple[str, int], Count] = {}
         self._flushing: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._one_at_a_time = threading.Lock()
-        errors = Counter("slipway_errors", "Requests answered with an error, by its code.", ["error"], registry=registry)
+        errors = Counter(
+            "slipway_errors",
+            "Requests answered with an error, by its code.",
+            ["error"],
+            registry=registry,
+        )
         self._errors = {code: self._tally(Count(errors.labels(code))) for code in ERRORS}
-        stages = Histogram("slipway_stage_seconds", "Time of a prediction, by stage.", ["stage"], buckets=_STAGE_SECONDS, registry=registry)
-        self._stages = {stage: self._tally(Distribution(stages.labels(stage), _STAGE_SECONDS)) for stage in STAGES}
+        stages = Histogram(
+            "slipway_stage_seconds",
+            "Time of a prediction, by stage.",
+            ["stage"],
+            buckets=_STAGE_SECONDS,
+            registry=registry,
+        )
+        self._stages = {
+            stage: self._tally(Distribution(stages.labels(stage), _STAGE_SECONDS))
+            for stage in STAGES
+        }
         self._read, self._encode = self._stages["read"], self._stages["encode"]
-        self._seconds = self._histogram("slipway_predict_seconds", "Time of a prediction.", _SECONDS)
+        self._seconds = self._histogram(
+            "slipway_predict_seconds", "Time of a prediction.", _SECONDS
+        )
         self._batch_size = self._histogram("slipway_batch_size", "Rows in a batch.", _ROWS)
-        self._batch_fill = self._histogram("slipway_batch_fill", "Rows in a batch, as a share of the largest one.", _FILL)
-        gone = Counter("slipway_clients_gone", "Requests whose caller hung up before they were complete.", registry=registry)
+        self._batch_fill = self._histogram(
+            "slipway_batch_fill", "Rows in a batch, as a share of the largest one.", _FILL
+        )
+        gone = Counter(
+            "slipway_clients_gone",
+            "Requests whose caller hung up before they were complete.",
+            registry=registry,
+        )
         self._gone = self._tally(Count(gone))
-        expired = Counter("slipway_expired", "Requests dropped before the model, because their deadline had passed.", registry=registry)
+        expired = Counter(
+            "slipway_expired",
+            "Requests dropped before the model, because their deadline had passed.",
+            registry=registry,
+        )
         self._expired = self._tally(Count(expired))
-        kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
+        kept = Counter(
+            "slipway_kept_requests",
+            "Sampled requests, by whether they were kept.",
+            ["outcome"],
+            registry=registry,
+        )
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
-        refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
-        self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
-        key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
+        refused_keys = Counter(
+            "slipway_refused_keys",
+            "Requests refused for their key, by why.",
+            ["reason"],
+            registry=registry,
+        )
+        self._refused_keys = {
+            reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS
+        }
+        key_faults = Counter(
+            "slipway_key_file_faults",
+            "Times that the file of keys was found wrong.",
+            registry=registry,
+        )
         self._key_faults = self._tally(Count(key_faults))
         self._key_file = Gauge(
             "slipway_key_file_wrong",
@@ -88,20 +141,61 @@ class Monitoring:
             multiprocess_mode="livemax",
             registry=registry,
         )
-        self._queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
-        answers = Counter("slipway_predictions", "Requests that a model answered, by its place in a rollout.", ["slot"], registry=registry)
+        self._queue = Gauge(
+            "slipway_queue_depth",
+            "Requests decoding, waiting or running.",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        answers = Counter(
+            "slipway_predictions",
+            "Requests that a model answered, by its place in a rollout.",
+            ["slot"],
+            registry=registry,
+        )
         self._answers = {slot: self._tally(Count(answers.labels(slot))) for slot in SLOTS}
-        swaps = Counter("slipway_swaps", "What became of models that were rolled out.", ["outcome"], registry=registry)
+        swaps = Counter(
+            "slipway_swaps",
+            "What became of models that were rolled out.",
+            ["outcome"],
+            registry=registry,
+        )
         self._swaps = {outcome: swaps.labels(outcome) for outcome in SWAPPED}
-        shadowed = Counter("slipway_shadow", "Copies of requests, by how the candidate answered them.", ["outcome"], registry=registry)
+        shadowed = Counter(
+            "slipway_shadow",
+            "Copies of requests, by how the candidate answered them.",
+            ["outcome"],
+            registry=registry,
+        )
         self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
         self._share = Gauge(
-            "slipway_candidate_share", "Share of the requests that a canary answers.", multiprocess_mode="livemax", registry=registry
+            "slipway_candidate_share",
+            "Share of the requests that a canary answers.",
+            multiprocess_mode="livemax",
+            registry=registry,
         )
-        self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
-        labels = ["model_version", "task", "backend", "provider", "precision", "variant", "requested_provider", "requested_variant"]
+        self._ready = Gauge(
+            "slipway_ready",
+            "Workers that are ready.",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        labels = [
+            "model_version",
+            "task",
+            "backend",
+            "provider",
+            "precision",
+            "variant",
+            "requested_provider",
+            "requested_variant",
+        ]
         self._info = Gauge(
-            "slipway_model_info", "1 for the model that is ready, and how it runs.", labels, multiprocess_mode="livemax", registry=registry
+            "slipway_model_info",
+            "1 for the model that is ready, and how it runs.",
+            labels,
+            multiprocess_mode="livemax",
+            registry=registry,
         )
         self._shown: Gauge | None = None
         self.watching = WatchingMetrics(registry)
@@ -115,7 +209,9 @@ class Monitoring:
         """Count an answer; `route` is one of the front's own, never a path that a caller made up."""
         count = self._answered.get((route, status))
         if count is None:
-            count = self._answered[route, status] = self._tally(Count(self._requests.labels(route, str(status))))
+            count = self._answered[route, status] = self._tally(
+                Count(self._requests.labels(route, str(status)))
+            )
         count.total += 1
         if self._flushing is None:
             self._flush_soon()
@@ -198,7 +294,14 @@ class Monitoring:
             self._shown.set(0)
         if model:
             actual, requested = model.selection.actual, model.selection.requested
-            execution = (actual.backend, actual.provider, actual.precision, actual.variant, requested["provider"], requested["variant"])
+            execution = (
+                actual.backend,
+                actual.provider,
+                actual.precision,
+                actual.variant,
+                requested["provider"],
+                requested["variant"],
+            )
             self._shown = self._info.labels(model.version, model.bundle.manifest.task, *execution)
             self._shown.set(1)
 
@@ -243,7 +346,11 @@ class Monitoring:
         return tally
 
     def _histogram(self, name: str, documentation: str, bounds: Sequence[float]) -> Distribution:
-        return self._tally(Distribution(Histogram(name, documentation, buckets=bounds, registry=self._registry), bounds))
+        return self._tally(
+            Distribution(
+                Histogram(name, documentation, buckets=bounds, registry=self._registry), bounds
+            )
+        )
 
     @contextmanager
     def _summed(self) -> Iterator[CollectorRegistry]:
@@ -289,13 +396,19 @@ def tether_to_server() -> None:
 
 def _enter_server_directory() -> None:
     if _SERVER_DIRECTORY in os.environ:
-        os.environ[_MULTIPROCESS] = os.environ[_SERVER_DIRECTORY]  # read again whenever a metric is made
+        os.environ[_MULTIPROCESS] = os.environ[
+            _SERVER_DIRECTORY
+        ]  # read again whenever a metric is made
 
 
 def _without_former_models(exposition: bytes) -> bytes:
     """Without the models that were swapped out, whose series cannot be removed while several processes count: each swap would leave one."""
     lines = exposition.splitlines(keepends=True)
-    return b"".join(line for line in lines if not (line.startswith(b"slipway_model_info{") and line.endswith(b" 0.0\n")))
+    return b"".join(
+        line
+        for line in lines
+        if not (line.startswith(b"slipway_model_info{") and line.endswith(b" 0.0\n"))
+    )
 
 
 def _forget_dead_workers(directory: Path) -> None:

@@ -20,16 +20,34 @@ class ProcessMetrics:
 
     def __init__(self, registry: CollectorRegistry, num_workers: int, started: float) -> None:
         self._memory = Gauge(
-            "slipway_memory_bytes", "Resident memory of the workers together.", multiprocess_mode="livesum", registry=registry
+            "slipway_memory_bytes",
+            "Resident memory of the workers together.",
+            multiprocess_mode="livesum",
+            registry=registry,
         )
         limit = Gauge(
-            "slipway_memory_limit_bytes", "Memory that all may have together.", multiprocess_mode="livemostrecent", registry=registry
+            "slipway_memory_limit_bytes",
+            "Memory that all may have together.",
+            multiprocess_mode="livemostrecent",
+            registry=registry,
         )
-        workers = Gauge("slipway_workers", "Workers as configured.", multiprocess_mode="livemostrecent", registry=registry)
-        starts = Counter("slipway_worker_starts", "Workers that were started, the first ones included.", registry=registry)
+        workers = Gauge(
+            "slipway_workers",
+            "Workers as configured.",
+            multiprocess_mode="livemostrecent",
+            registry=registry,
+        )
+        starts = Counter(
+            "slipway_worker_starts",
+            "Workers that were started, the first ones included.",
+            registry=registry,
+        )
         # Every count begins anew with a server that is started again: by this alone such starts can be told.
         start = Gauge(
-            "slipway_start_time_seconds", "When the server began, since 1970.", multiprocess_mode="livemostrecent", registry=registry
+            "slipway_start_time_seconds",
+            "When the server began, since 1970.",
+            multiprocess_mode="livemostrecent",
+            registry=registry,
         )
         start.set(started)
         limit.set(memory_limit_bytes())
@@ -49,6 +67,10 @@ def resident_bytes() -> int:
 
 def memory_limit_bytes(cgroup: Path = _CGROUP, machine: Path = _MACHINE) -> int:
     """The container's limit, or the machine's memory where there is none, or where it is more than the machine has."""
-    total = next(int(line.split()[1]) * 1024 for line in machine.read_text().splitlines() if line.startswith("MemTotal:"))
+    total = next(
+        int(line.split()[1]) * 1024
+        for line in machine.read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
     limits = [(cgroup / name).read_text().strip() for name in _LIMITS if (cgroup / name).is_file()]
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])  # "max" is none

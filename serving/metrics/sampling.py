@@ -24,7 +24,9 @@ class Source(Protocol):
 class Sampler:
     """Samples `sources` until it is closed. `failed` is told of each sample that raised."""
 
-    def __init__(self, sources: Sequence[Source], failed: Callable[[], None], seconds: float = SECONDS) -> None:
+    def __init__(
+        self, sources: Sequence[Source], failed: Callable[[], None], seconds: float = SECONDS
+    ) -> None:
         self._sources = sources
         self._failed = failed
         self._seconds = seconds

@@ -61,7 +61,16 @@ class Distribution:
     fraction of what each takes between all else that is done for a request.
     """
 
-    __slots__ = ("_bounds", "_counts", "_histogram", "_new", "_shown_counts", "_shown_sum", "_sum", "observe")
+    __slots__ = (
+        "_bounds",
+        "_counts",
+        "_histogram",
+        "_new",
+        "_shown_counts",
+        "_shown_sum",
+        "_sum",
+        "observe",
+    )
 
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
         self._histogram = histogram
@@ -84,7 +93,9 @@ class Distribution:
         if new:
             del self._new[: len(new)]  # more may have come meanwhile, behind these
             values = np.array(new, np.float64)
-            self.include(np.bincount(np.searchsorted(self._bounds, values)).tolist(), float(values.sum()))
+            self.include(
+                np.bincount(np.searchsorted(self._bounds, values)).tolist(), float(values.sum())
+            )
         # prometheus_client (0.26) has no public way to add many values at once; a test watches these two names.
         counts, total = list(self._counts), self._sum
         for index, count in enumerate(counts):

@@ -28,7 +28,9 @@ def traffic(metrics: Iterable[Metric], asking: Collection[str] | None = None) ->
     buckets: list[tuple[float, float]] = []
     single = dict.fromkeys(_SINGLE.values(), 0)
     for sample in (sample for metric in metrics for sample in metric.samples):
-        if sample.name == "slipway_requests_total" and (asking is None or sample.labels["route"] in asking):
+        if sample.name == "slipway_requests_total" and (
+            asking is None or sample.labels["route"] in asking
+        ):
             requests[sample.labels["code"]] += int(sample.value)
         elif sample.name == "slipway_errors_total" and sample.value:
             errors[sample.labels["error"]] += int(sample.value)
@@ -40,8 +42,13 @@ def traffic(metrics: Iterable[Metric], asking: Collection[str] | None = None) ->
         "requests_by_code": dict(sorted(requests.items())),
         "errors_by_code": dict(errors.most_common()),
         **{name: single[sample] for name, sample in _SINGLE.items()},
-        "latency_ms": {f"p{percentile}": percentile_ms(buckets, percentile) for percentile in PERCENTILES},
-        "latency_buckets": [[bound if math.isfinite(bound) else None, int(count)] for bound, count in sorted(buckets)],
+        "latency_ms": {
+            f"p{percentile}": percentile_ms(buckets, percentile) for percentile in PERCENTILES
+        },
+        "latency_buckets": [
+            [bound if math.isfinite(bound) else None, int(count)]
+            for bound, count in sorted(buckets)
+        ],
     }
 
 

@@ -13,7 +13,9 @@ from time import perf_counter
 
 from serving.http.responses import Refusal
 
-EFFICIENT = 0.95  # of the throughput of the largest batch: the smallest batch that has it is large enough
+EFFICIENT = (
+    0.95  # of the throughput of the largest batch: the smallest batch that has it is large enough
+)
 MIN_ITEMS = 8  # are always let in: fewer would leave the model waiting for the event loop
 FORGETTING = 0.98  # per batch, so that the last 50 or so decide
 FEW_BATCHES = 8  # of one item each: the first ones of a process pay for what is cold, and none tells what company saves
@@ -108,9 +110,13 @@ class Admission:
         self._times = BatchTimes()
         self._batch_speed = math.inf  # items a second of the largest batches, as the times of batches say, once there are enough
         self._num_alone = 0  # batches of one item, before there was another
-        self._speed: float | None = None  # items a second of the whole way, once it has been seen at its limit
+        self._speed: float | None = (
+            None  # items a second of the whole way, once it has been seen at its limit
+        )
         self._bound = math.inf  # items that can be done within max_wait_s
-        self._demand = 0.0  # items asked for, refused ones included, beyond what could have been done since
+        self._demand = (
+            0.0  # items asked for, refused ones included, beyond what could have been done since
+        )
         self._demand_at = clock()
         self._num_refused = 0.0  # items, since there was last no demand beyond what is inside
         self._num_requests = self._num_items = 0
@@ -133,7 +139,9 @@ class Admission:
     def most_items(self) -> int:
         """The items that are let in during an overload; the last request may bring more."""
         several = min(REQUESTS * self._usual_items, self._bound)
-        return max(self._min_items, 2 * self._times.efficient_size(self.max_batch_size), math.ceil(several))
+        return max(
+            self._min_items, 2 * self._times.efficient_size(self.max_batch_size), math.ceil(several)
+        )
 
     def speed(self) -> float:
         """Items a second that can be answered; infinity while nothing is known."""
@@ -146,7 +154,9 @@ class Admission:
         """
         expected = round(self._usual_items) if num_items is None else num_items
         asked = self._num_items + expected
-        if asked <= self._bound and not self._num_refused and not self.is_overloaded:  # as nearly always
+        if (
+            asked <= self._bound and not self._num_refused and not self.is_overloaded
+        ):  # as nearly always
             self._demand = asked
         elif self._ask(expected):
             self._shed(self.most_items)
@@ -176,7 +186,11 @@ class Admission:
 
     def grow(self, more_items: int) -> None:
         """A request that was let in has more items than was known."""
-        is_new = self._num_items + more_items > self._bound and not self.is_overloaded and self._ask(more_items)
+        is_new = (
+            self._num_items + more_items > self._bound
+            and not self.is_overloaded
+            and self._ask(more_items)
+        )
         self._num_items += more_items
         if is_new:
             self._shed(self.most_items)
@@ -197,16 +211,24 @@ class Admission:
 
     def overload(self, num_items: float = 1) -> Refusal:
         """What a request is told that waits outside, or is sent out again."""
-        return self._refusal(f"more is asked for than can be answered, {self.speed():.0f} a second now (SLIPWAY_MAX_WAIT_S)", num_items)
+        return self._refusal(
+            f"more is asked for than can be answered, {self.speed():.0f} a second now (SLIPWAY_MAX_WAIT_S)",
+            num_items,
+        )
 
     def retry_after(self) -> tuple[str, str]:
         """The header that says in how many seconds what was asked for is done."""
         speed = self.speed()
-        return "retry-after", str(max(1, math.ceil(self._demand / speed)) if 0 < speed < math.inf else 1)
+        return "retry-after", str(
+            max(1, math.ceil(self._demand / speed)) if 0 < speed < math.inf else 1
+        )
 
     def _require_room(self, num_items: float) -> None:
         if self._num_requests >= self._max_requests:
-            raise self._refusal(f"{self._num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)", num_items)
+            raise self._refusal(
+                f"{self._num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)",
+                num_items,
+            )
         if self.is_overloaded and self._num_items >= self.most_items:
             raise self.overload(num_items)
 
@@ -237,7 +259,11 @@ class Admission:
         seconds = now - self._window_began
         if self._window_least >= self._min_items / 4 and seconds < 8 * WINDOW_S:
             measured = self._window_items / seconds
-            self._speed = measured if self._speed is None else self._speed + _NEW_SPEED * (measured - self._speed)
+            self._speed = (
+                measured
+                if self._speed is None
+                else self._speed + _NEW_SPEED * (measured - self._speed)
+            )
         self._window_began, self._window_items, self._window_least = now, 0, self._num_items
 
     def _refusal(self, reason: str, num_items: float) -> Refusal:
@@ -245,4 +271,6 @@ class Admission:
             self._demand_at = self._clock()
         self._num_refused += num_items
         retry_after = self.retry_after()
-        return Refusal("queue_full", f"{reason}; try again in {retry_after[1]} s", headers=(retry_after,))
+        return Refusal(
+            "queue_full", f"{reason}; try again in {retry_after[1]} s", headers=(retry_after,)
+        )

@@ -21,7 +21,9 @@ from slipway.artifacts.uncertainty import Answers
 
 logger = logging.getLogger("bentoml.slipway")
 
-SLOW_S = 0.02  # a batch in the event loop holds up everybody: ten times and more what a quick one takes
+SLOW_S = (
+    0.02  # a batch in the event loop holds up everybody: ten times and more what a quick one takes
+)
 _MOST_SLOW = 3  # one after the other; one alone may be the system's doing
 
 _UNREAD: NDArray[Any] = np.empty(0)
@@ -46,7 +48,12 @@ class Submission(Generic[Row]):
         "read_seconds",
     )
 
-    def __init__(self, read: Callable[[], NDArray[Any]], num_rows: int, answer: "asyncio.Future[Sequence[Row]]") -> None:
+    def __init__(
+        self,
+        read: Callable[[], NDArray[Any]],
+        num_rows: int,
+        answer: "asyncio.Future[Sequence[Row]]",
+    ) -> None:
         self._read = read
         self.num_rows = num_rows
         self.inputs: NDArray[Any] = _UNREAD  # (rows, ...) once a batch takes some of them
@@ -64,7 +71,9 @@ class Submission(Generic[Row]):
         try:
             self.inputs = self._read()
             if len(self.inputs) != self.num_rows:
-                raise RuntimeError(f"{len(self.inputs)} rows were read, {self.num_rows} were announced")
+                raise RuntimeError(
+                    f"{len(self.inputs)} rows were read, {self.num_rows} were announced"
+                )
         except Exception as error:
             self.answer.set_exception(error)
         self.read_seconds = perf_counter() - started
@@ -82,7 +91,9 @@ class Submission(Generic[Row]):
             self.answer.set_result(rows)
 
 
-_Part = tuple[Submission[Any], int, int]  # rows of one request in a batch: the first, and the first that is not
+_Part = tuple[
+    Submission[Any], int, int
+]  # rows of one request in a batch: the first, and the first that is not
 
 
 def _no_note(num_rows: int, fill: float, seconds: float) -> None:
@@ -127,7 +138,9 @@ class MicroBatcher(Generic[Row]):
         One decoding after the other takes half as long as each between all else that is done for its request: the processor
         has the code and the tables at hand.
         """
-        submission: Submission[Row] = Submission(read, num_rows, asyncio.get_running_loop().create_future())
+        submission: Submission[Row] = Submission(
+            read, num_rows, asyncio.get_running_loop().create_future()
+        )
         self._waiting.append(submission)
         if self._working is None:
             self._working = asyncio.create_task(self._work())
@@ -196,7 +209,9 @@ class MicroBatcher(Generic[Row]):
         started = perf_counter()
         try:
             parts = [
-                submission.inputs if end - first == submission.num_rows else submission.inputs[first:end]
+                submission.inputs
+                if end - first == submission.num_rows
+                else submission.inputs[first:end]
                 for submission, first, end in batch
             ]
             inputs = np.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -204,9 +219,13 @@ class MicroBatcher(Generic[Row]):
                 rows = self._run(inputs)
                 self._mind_slow_batches(perf_counter() - started)
             else:
-                rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, inputs)
+                rows = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._run, inputs
+                )
             if len(rows) != len(inputs):
-                raise RuntimeError(f"the model answered {len(rows)} rows to a batch of {len(inputs)}")
+                raise RuntimeError(
+                    f"the model answered {len(rows)} rows to a batch of {len(inputs)}"
+                )
         except Exception as error:
             _fail(batch, error)
             return
@@ -218,7 +237,10 @@ class MicroBatcher(Generic[Row]):
         self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         if self._num_slow == _MOST_SLOW:
             self.quick_rows = 0
-            logger.warning("the model held up the event loop %d times in a row; from now on it has a thread", _MOST_SLOW)
+            logger.warning(
+                "the model held up the event loop %d times in a row; from now on it has a thread",
+                _MOST_SLOW,
+            )
 
 
 def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:

@@ -20,12 +20,24 @@ from slipway.inputs.columns import ColumnContract
 class LiveModel:
     """A warm model behind its decoder and its queue."""
 
-    def __init__(self, model: ServedModel, max_rows: int, on_batch: Callable[[int, float, float], None], slot: str = "stable") -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        max_rows: int,
+        on_batch: Callable[[int, float, float], None],
+        slot: str = "stable",
+    ) -> None:
         self.model = model
         self.slot = slot  # its place in a rollout, one of SLOTS
-        self.batcher: MicroBatcher[AnsweredRow] = MicroBatcher(model.answer_rows, model.max_batch_size, on_batch, model.quick_rows)
+        self.batcher: MicroBatcher[AnsweredRow] = MicroBatcher(
+            model.answer_rows, model.max_batch_size, on_batch, model.quick_rows
+        )
         contract = model.bundle.manifest.input
-        self.decoder = RowDecoder(contract, max_rows) if isinstance(contract, ColumnContract) else ImageDecoder(contract)
+        self.decoder = (
+            RowDecoder(contract, max_rows)
+            if isinstance(contract, ColumnContract)
+            else ImageDecoder(contract)
+        )
         self._num_inside = 0
         self._empty: asyncio.Event | None = None  # once it is waited for
 

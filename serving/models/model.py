@@ -87,24 +87,39 @@ class ServedModel:
         """For a whole batch at once: numpy takes as long for one row as for thirty-two."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
         outliers = self._calibration.is_outlier(scores).tolist()
-        described = (self._values if self._is_value else self._classes)(outputs, scores.tolist(), outliers)
+        described = (self._values if self._is_value else self._classes)(
+            outputs, scores.tolist(), outliers
+        )
         return [
             AnsweredRow(output, score, answer if is_finite else None, counted)
-            for output, score, is_finite, (answer, counted) in zip(outputs, scores, finite, described, strict=True)
+            for output, score, is_finite, (answer, counted) in zip(
+                outputs, scores, finite, described, strict=True
+            )
         ]
 
-    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> list[tuple[dict[str, Any], Counted]]:
+    def _values(
+        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+    ) -> list[tuple[dict[str, Any], Counted]]:
         described = []
         for value, score, is_outlier in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
             interval = self._calibration.interval(value)
-            answer = {"value": value, "interval": interval and list(interval), "outlier_score": score, "is_outlier": is_outlier}
+            answer = {
+                "value": value,
+                "interval": interval and list(interval),
+                "outlier_score": score,
+                "is_outlier": is_outlier,
+            }
             described.append((answer, ("", 0.0, is_outlier)))
         return described
 
-    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> list[tuple[dict[str, Any], Counted]]:
+    def _classes(
+        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+    ) -> list[tuple[dict[str, Any], Counted]]:
         labels = self._labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
-        set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()  # a set holds the most probable ones
+        set_sizes = (
+            self._calibration.prediction_sets(outputs).sum(axis=1).tolist()
+        )  # a set holds the most probable ones
         described = []
         rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
         for probabilities, order, set_size, score, is_outlier in rows:
@@ -113,7 +128,9 @@ class ServedModel:
             answer = {
                 "label": best,
                 "probabilities": dict(zip(labels, probabilities, strict=True)),
-                "prediction_set": [best] if set_size == 1 else [labels[index] for index in order[:set_size]],
+                "prediction_set": [best]
+                if set_size == 1
+                else [labels[index] for index in order[:set_size]],
                 "outlier_score": score,
                 "is_outlier": is_outlier,
             }
@@ -141,9 +158,15 @@ class ServedModel:
             "task": manifest.task,
             "labels": manifest.output.labels,
             "input": describe_input(manifest.input),
-            "calibration": manifest.calibration_of(self.selection.actual.variant).model_dump(mode="json"),
-            "coverage": describe_coverage(self._calibration.conformal, manifest.coverage_of(self.selection.actual.variant)),
-            "metrics": {name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()},
+            "calibration": manifest.calibration_of(self.selection.actual.variant).model_dump(
+                mode="json"
+            ),
+            "coverage": describe_coverage(
+                self._calibration.conformal, manifest.coverage_of(self.selection.actual.variant)
+            ),
+            "metrics": {
+                name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()
+            },
             "baseline": manifest.baseline,
             "execution": {
                 "requested": self.selection.requested,
@@ -153,7 +176,10 @@ class ServedModel:
                 "max_batch_size": self.max_batch_size,
             },
             "canary": self.canary.model_dump(mode="json") if self.canary else None,
-            "choice": {provider: choice.model_dump(mode="json") for provider, choice in manifest.choice.items()},
+            "choice": {
+                provider: choice.model_dump(mode="json")
+                for provider, choice in manifest.choice.items()
+            },
             "left_out": manifest.left_out,
             "certificate": self.certificate.model_dump(mode="json"),
             "target_certificate": target.model_dump(mode="json") if target else None,
@@ -174,20 +200,35 @@ def finite_answers(rows: Sequence[AnsweredRow]) -> list[dict[str, Any]]:
     return [finite_answer(row.answer) if row.answer is None else row.answer for row in rows]
 
 
-def load_model(settings: Settings, certified: tuple[LoadedBundle, Certificate] | None = None) -> ServedModel:
+def load_model(
+    settings: Settings, certified: tuple[LoadedBundle, Certificate] | None = None
+) -> ServedModel:
     """Check, select, load and warm up. A SlipwayError says why that is not possible. `certified`: what `read_certified` gave already."""
-    bundle, certificate = certified or read_certified(settings.bundle, settings.certificate, accept_draft=settings.accept_draft)
+    bundle, certificate = certified or read_certified(
+        settings.bundle, settings.certificate, accept_draft=settings.accept_draft
+    )
     _require_usable_input(bundle.manifest)  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     model = _open_warm(settings, bundle, certificate, max_batch_size)
-    if model.quick_rows == max_batch_size and settings.num_threads == 0 and settings.threads_per_worker() > 1:
+    if (
+        model.quick_rows == max_batch_size
+        and settings.num_threads == 0
+        and settings.threads_per_worker() > 1
+    ):
         # To wake another thread for a batch this quick takes longer than that thread saves.
-        alone = _open_warm(settings.model_copy(update={"num_threads": 1}), bundle, certificate, max_batch_size)
+        alone = _open_warm(
+            settings.model_copy(update={"num_threads": 1}), bundle, certificate, max_batch_size
+        )
         model = alone if alone.quick_rows == max_batch_size else model
-    return replace(model, canary=answer_canary(model.run, model.selection.actual.variant, bundle, max_batch_size))
+    return replace(
+        model,
+        canary=answer_canary(model.run, model.selection.actual.variant, bundle, max_batch_size),
+    )
 
 
-def _open_warm(settings: Settings, bundle: LoadedBundle, certificate: Certificate, max_batch_size: int) -> ServedModel:
+def _open_warm(
+    settings: Settings, bundle: LoadedBundle, certificate: Certificate, max_batch_size: int
+) -> ServedModel:
     """What is possible here and certified, after each size of batch has run; its canary is not answered yet."""
     selection = select(settings, bundle, certificate)
     is_on_cpu = selection.actual.provider == "cpu"
@@ -199,7 +240,11 @@ def _open_warm(settings: Settings, bundle: LoadedBundle, certificate: Certificat
 
 
 def read_certified(
-    bundle_root: Path, certificate_path: Path, *, accept_draft: bool, accept_missed_gates: bool = False
+    bundle_root: Path,
+    certificate_path: Path,
+    *,
+    accept_draft: bool,
+    accept_missed_gates: bool = False,
 ) -> tuple[LoadedBundle, Certificate]:
     """A bundle whose every file was checked, with the certificate that speaks of it.
 
@@ -208,7 +253,9 @@ def read_certified(
     bundle = load_bundle(bundle_root)
     bundle.verify()
     certificate = read_certificate(certificate_path)
-    check_certificate(certificate, bundle, accept_draft=accept_draft, accept_missed_gates=accept_missed_gates)
+    check_certificate(
+        certificate, bundle, accept_draft=accept_draft, accept_missed_gates=accept_missed_gates
+    )
     return bundle, certificate
 
 
@@ -229,7 +276,9 @@ def _require_usable_input(manifest: Bundle) -> None:
     if isinstance(contract, ColumnContract):
         names = [column.name for column in contract.columns]
         if not names or len(set(names)) < len(names):
-            raise BundleError(f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`.")
+            raise BundleError(
+                f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`."
+            )
     else:
         load_transform(contract)
 
@@ -243,7 +292,9 @@ def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:
     values = (rows + np.arange(len(contract.numeric))) % 7 / 3 - 1  # within one standard deviation
     indicators = (rows + np.arange(len(contract.indicated))) % 2
     # Code 0, missing or unknown, comes only where the network learnt it.
-    first = np.array([0 if column.has_missing else 1 for column in contract.categorical], dtype=np.int64)
+    first = np.array(
+        [0 if column.has_missing else 1 for column in contract.categorical], dtype=np.int64
+    )
     last = np.array([len(column.categories) for column in contract.categorical], dtype=np.int64)
     codes = first + rows % (last - first + 1)
     return np.concatenate([values, indicators, codes], axis=1).astype(contract.dtype)
@@ -258,7 +309,9 @@ def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> int:
         try:
             answers = run(batch)
         except Exception as error:
-            raise BundleError(f"the model does not take {batch.shape} {batch.dtype}, as its bundle says: {error}") from error
+            raise BundleError(
+                f"the model does not take {batch.shape} {batch.dtype}, as its bundle says: {error}"
+            ) from error
         _check_answers(answers, num_rows, manifest)
         is_quick = is_quick and min(_seconds(run, batch) for _ in range(_NUM_TIMED)) <= QUICK_S
         if is_quick:
@@ -283,7 +336,11 @@ def _check_answers(answers: Answers, num_rows: int, manifest: Bundle) -> None:
         found = f"{outputs.shape} and scores {scores.shape}, its bundle says {expected[0]} and {expected[1]}"
         raise InvalidAnswerError(f"in warm-up the model answered {found}. Run `dvc repro export`.")
     if not (np.isfinite(outputs).all() and np.isfinite(scores).all()):
-        raise InvalidAnswerError("in warm-up the model answered NaN or an infinity. Run `dvc repro export`, and see what `verify` says.")
+        raise InvalidAnswerError(
+            "in warm-up the model answered NaN or an infinity. Run `dvc repro export`, and see what `verify` says."
+        )
     # Softmax in half precision is off by up to about 1e-3.
     if not is_value and not np.allclose(outputs.sum(axis=1), 1, atol=5e-3):
-        raise InvalidAnswerError("in warm-up the model's probabilities do not sum to 1. Run `dvc repro export`.")
+        raise InvalidAnswerError(
+            "in warm-up the model's probabilities do not sum to 1. Run `dvc repro export`."
+        )

@@ -73,8 +73,14 @@ async def build(settings: Settings, command: Sequence[str] = COMMAND) -> None:
         raise
     if process.returncode:
         last = words.decode(errors="replace").strip()[-_LAST_WORDS:]
-        raise EngineError(f"the rebuild {_how_it_ended(process.returncode)}: {last or 'it said nothing'}")
+        raise EngineError(
+            f"the rebuild {_how_it_ended(process.returncode)}: {last or 'it said nothing'}"
+        )
 
 
 def _how_it_ended(exit_code: int) -> str:
-    return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return (
+        f"was ended by {signal.Signals(-exit_code).name}"
+        if exit_code < 0
+        else f"ended with exit code {exit_code}"
+    )

@@ -31,7 +31,9 @@ class Selection:
     requested: dict[str, str]
     passed_over: list[str]  # "cuda/fp16: no NVIDIA driver", in the order of preference
     why: str  # of what runs
-    target_certificate: TargetCertificate | None = None  # of an engine that was built on this machine
+    target_certificate: TargetCertificate | None = (
+        None  # of an engine that was built on this machine
+    )
 
     @property
     def actual(self) -> Execution:
@@ -49,11 +51,18 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
     for provider, variant in _candidates(settings, bundle.manifest):
         try:
             runner, target = _open(settings, bundle, certificate, provider, variant)
-            return Selection(runner, requested, passed_over, _why(settings, bundle.manifest, runner.actual), target)
+            return Selection(
+                runner,
+                requested,
+                passed_over,
+                _why(settings, bundle.manifest, runner.actual),
+                target,
+            )
         except (UnavailableError, EngineError) as error:
             passed_over.append(f"{provider}/{variant}: {error}")
     raise UnavailableError(
-        f"provider {settings.provider!r} with variant {settings.variant!r} was asked for and cannot be served. " + " ".join(passed_over)
+        f"provider {settings.provider!r} with variant {settings.variant!r} was asked for and cannot be served. "
+        + " ".join(passed_over)
     )
 
 
@@ -61,8 +70,12 @@ def _candidates(settings: Settings, manifest: Bundle) -> Iterator[tuple[str, str
     """(provider, variant) from the most to the least preferred; what takes minutes to start only where it is asked for."""
     providers: list[_Provider] = ["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
     for provider in providers:
-        if settings.provider == provider or (settings.provider == "auto" and provider != ONNX_TENSORRT):
-            for variant in _variants(provider, manifest) if settings.variant == "auto" else [settings.variant]:
+        if settings.provider == provider or (
+            settings.provider == "auto" and provider != ONNX_TENSORRT
+        ):
+            for variant in (
+                _variants(provider, manifest) if settings.variant == "auto" else [settings.variant]
+            ):
                 yield provider, variant
 
 
@@ -85,7 +98,10 @@ def _why(settings: Settings, manifest: Bundle, actual: Execution) -> str:
         return "the engine's own variant"
     if actual.provider == "tensorrt":
         return "the first that ONNX Runtime's TensorRT provider computes as it is"
-    choice = next((choice for provider, choice in manifest.choice.items() if provider == actual.provider), None)
+    choice = next(
+        (choice for provider, choice in manifest.choice.items() if provider == actual.provider),
+        None,
+    )
     if choice is None:
         return f"{actual.provider} was not there at export, so nothing was chosen for it: the first of a fixed order"
     if choice.variant == actual.variant:
@@ -105,7 +121,9 @@ def _open(
     if variant not in bundle.manifest.models:
         left_out = bundle.manifest.left_out.get(variant)
         reason = f"; it was left out: {left_out}" if left_out else ""
-        raise UnavailableError(f"the bundle has no such variant, it has {', '.join(sorted(bundle.manifest.models))}{reason}.")
+        raise UnavailableError(
+            f"the bundle has no such variant, it has {', '.join(sorted(bundle.manifest.models))}{reason}."
+        )
     runner = _open_onnx(settings, bundle, provider, variant)
     _require_agreement(certificate, runner.actual)
     return runner, None
@@ -115,7 +133,9 @@ def _open_onnx(settings: Settings, bundle: LoadedBundle, provider: str, variant:
     num_threads = settings.threads_per_worker()
     if provider == ONNX_TENSORRT:
         profile = read_request(settings.engine).profile
-        return runtime.open_onnx_tensorrt(bundle, variant, profile, settings.engine_cache, num_threads)
+        return runtime.open_onnx_tensorrt(
+            bundle, variant, profile, settings.engine_cache, num_threads
+        )
     return runtime.open_onnx(
         bundle.model_bytes(variant),
         variant=variant,
@@ -141,16 +161,24 @@ def _open_engine(
         except (UnavailableError, EngineError) as here:
             raise EngineError(f"{error} And the engine that was built here: {here}") from None
         if uncertified := why_uncertified(certificate, runner.actual):
-            raise UnavailableError(f"the engine that was built here cannot be served: {uncertified}") from None
+            raise UnavailableError(
+                f"the engine that was built here cannot be served: {uncertified}"
+            ) from None
     if variant not in ("any", runner.actual.variant):
-        raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
+        raise UnavailableError(
+            f"the engine in {settings.engine} is of variant {runner.actual.variant!r}."
+        )
     return runner, target
 
 
-def _open_certified_engine(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -> Runner:
+def _open_certified_engine(
+    settings: Settings, bundle: LoadedBundle, certificate: Certificate
+) -> Runner:
     if certificate.engine_digest is None:
         read_passport(settings.engine)  # where there is no engine it says so itself
-        raise UnavailableError(f"the certificate was made without the engine in {settings.engine}; run `dvc repro verify`.")
+        raise UnavailableError(
+            f"the certificate was made without the engine in {settings.engine}; run `dvc repro verify`."
+        )
     runner = runtime.open_engine(settings.engine, bundle, certificate.engine_digest)
     _require_agreement(certificate, runner.actual)
     return runner
@@ -162,6 +190,10 @@ def _require_agreement(certificate: Certificate, execution: Execution) -> None:
         if hop.actual == execution:
             if hop.status == "agrees":
                 return
-            raise UnavailableError(f"the certificate says that {hop.name} {hop.status}: {hop.reason}")
+            raise UnavailableError(
+                f"the certificate says that {hop.name} {hop.status}: {hop.reason}"
+            )
     name = f"{execution.backend}/{execution.provider}/{execution.variant}"
-    raise UnavailableError(f"the certificate has no executed hop for {name}; run `dvc repro verify` on such a machine.")
+    raise UnavailableError(
+        f"the certificate has no executed hop for {name}; run `dvc repro verify` on such a machine."
+    )

@@ -16,7 +16,11 @@ class Allowance:
     """
 
     def __init__(
-        self, share: float, burst_s: float, clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.thread_time
+        self,
+        share: float,
+        burst_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
     ) -> None:
         self._share = share
         self._burst_s = burst_s

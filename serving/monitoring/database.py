@@ -85,17 +85,27 @@ class Database:
     def _usable(self) -> sqlite3.Connection:
         """A connection to a sound database, begun where there was none; sqlite3.DatabaseError after an unsound one was moved aside."""
         if not self.path.exists():
-            for suffix in _BESIDE[1:]:  # of one that somebody removed: they would be taken for the new one's
+            for suffix in _BESIDE[
+                1:
+            ]:  # of one that somebody removed: they would be taken for the new one's
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
             self.path.touch(files.PRIVATE)  # SQLite gives the files beside it the same mode
-        connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
         try:
             # A killed process loses nothing that was committed; a machine that loses its power may lose the last seconds.
-            for setting in ("synchronous = NORMAL", f"journal_size_limit = {_JOURNAL_BYTES}", f"cache_size = -{_CACHE_KIB}"):
+            for setting in (
+                "synchronous = NORMAL",
+                f"journal_size_limit = {_JOURNAL_BYTES}",
+                f"cache_size = -{_CACHE_KIB}",
+            ):
                 connection.execute(f"PRAGMA {setting}").close()
             if _is_empty(connection):
                 connection.execute("PRAGMA journal_mode = WAL").close()
-                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                )
             fault = _fault(connection)
         except sqlite3.DatabaseError as error:
             connection.close()
@@ -113,14 +123,23 @@ class Database:
         for suffix in _BESIDE:
             with suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").rename(self._state / f"{aside}{suffix}")
-        logger.error("%s cannot be used: %s. It is now %s, and a new one is begun", self.path, fault, self._state / aside)
+        logger.error(
+            "%s cannot be used: %s. It is now %s, and a new one is begun",
+            self.path,
+            fault,
+            self._state / aside,
+        )
 
 
 def remove_moved_aside(state: Path, seconds: float) -> None:
     """Remove the databases that were moved aside longer ago than this; OSError where the disk refuses."""
     for path in state.iterdir() if state.is_dir() else ():
         match = _ASIDE.fullmatch(path.name)
-        if match and time.time() - datetime.strptime(match[1], _MOMENT).replace(tzinfo=UTC).timestamp() > seconds:
+        if (
+            match
+            and time.time() - datetime.strptime(match[1], _MOMENT).replace(tzinfo=UTC).timestamp()
+            > seconds
+        ):
             path.unlink(missing_ok=True)  # another worker may be at it
 
 
@@ -143,7 +162,9 @@ def _fault(connection: sqlite3.Connection) -> str | None:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED  # the rest of the code says where
+    return (
+        getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+    )  # the rest of the code says where
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

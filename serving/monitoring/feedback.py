@@ -30,14 +30,20 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEYS = ("request_id", "item", "truth")
 _EXAMPLE = '{"request_id": "9b2f6c1d8e7a4053", "truth": ...}'
 _MOST_SHOWN = 8
-ACCEPTED_TRUTHS = f'send {_EXAMPLE}, or {{"feedback": [...]}} with several, with content type application/json'
+ACCEPTED_TRUTHS = (
+    f'send {_EXAMPLE}, or {{"feedback": [...]}} with several, with content type application/json'
+)
 
 
 class Feedback:
     """One worker's way of taking truths."""
 
     def __init__(
-        self, settings: Settings, limits: Limits, metrics: WatchingMetrics, wrong: Callable[[str], None] = lambda model: None
+        self,
+        settings: Settings,
+        limits: Limits,
+        metrics: WatchingMetrics,
+        wrong: Callable[[str], None] = lambda model: None,
     ) -> None:
         """`wrong` is told, on a thread, the version of each model whose label turned out to be wrong."""
         self._wrong = wrong
@@ -59,11 +65,15 @@ class Feedback:
             raise Refusal("feedback_full", message, headers=(RETRY_AFTER,))
         self._num_waiting += 1
         try:
-            heard = await asyncio.get_running_loop().run_in_executor(self._thread, self._write, truths)
+            heard = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._write, truths
+            )
         except ItemNeededError as error:
             self._metrics.feedback("invalid")
             message = f"the request had {error.num_items} items: say with `item`, counted from 0, whose truth this is"
-            raise Refusal("missing_field", message, field=_place(is_list, error.position, "item")) from None
+            raise Refusal(
+                "missing_field", message, field=_place(is_list, error.position, "item")
+            ) from None
         finally:
             self._num_waiting -= 1
         answers = [{"joined": one.joined, "duplicate": one.duplicate} for one in heard]
@@ -96,20 +106,39 @@ class Feedback:
 def read_truths(body: bytes, manifest: Bundle, max_items: int) -> tuple[list[Told], bool]:
     """The truths of a JSON text, and whether they came in a list; Refusal naming the first fault by its place."""
     if may_exceed(body, _MAX_VALUES):
-        raise Refusal("too_many_rows", f"the body has more values than {MAX_TRUTHS} truths can have; send fewer in each request")
+        raise Refusal(
+            "too_many_rows",
+            f"the body has more values than {MAX_TRUTHS} truths can have; send fewer in each request",
+        )
     content = parse(body)
     if not isinstance(content, dict):
-        raise Refusal("not_a_row", f'expected one JSON object as {_EXAMPLE}, or {{"feedback": [...]}} with several')
+        raise Refusal(
+            "not_a_row",
+            f'expected one JSON object as {_EXAMPLE}, or {{"feedback": [...]}} with several',
+        )
     if list(content) != ["feedback"]:
         return [_read(content, manifest, max_items, is_list=False, position=0)], False
     listed = content["feedback"]
     if not isinstance(listed, list):
-        raise Refusal("type_violation", f"`feedback` is no list, expected a list of objects as {_EXAMPLE}", field="feedback")
+        raise Refusal(
+            "type_violation",
+            f"`feedback` is no list, expected a list of objects as {_EXAMPLE}",
+            field="feedback",
+        )
     if not listed:
-        raise Refusal("no_rows", "the list of truths is empty, expected at least one", field="feedback")
+        raise Refusal(
+            "no_rows", "the list of truths is empty, expected at least one", field="feedback"
+        )
     if len(listed) > MAX_TRUTHS:
-        raise Refusal("too_many_rows", f"there are {len(listed)} truths in one request, the limit is {MAX_TRUTHS}", field="feedback")
-    return [_read(one, manifest, max_items, is_list=True, position=position) for position, one in enumerate(listed)], True
+        raise Refusal(
+            "too_many_rows",
+            f"there are {len(listed)} truths in one request, the limit is {MAX_TRUTHS}",
+            field="feedback",
+        )
+    return [
+        _read(one, manifest, max_items, is_list=True, position=position)
+        for position, one in enumerate(listed)
+    ], True
 
 
 def _read(content: Any, manifest: Bundle, max_items: int, *, is_list: bool, position: int) -> Told:
@@ -122,33 +151,58 @@ def _read(content: Any, manifest: Bundle, max_items: int, *, is_list: bool, posi
         raise Refusal("not_a_row", f"{place} is no object, expected {_EXAMPLE}", field=place)
     for name in content:
         if name not in _KEYS:
-            raise refuse("unknown_field", name[:80], f"there is no such key, expected {', '.join(_KEYS)}")
+            raise refuse(
+                "unknown_field", name[:80], f"there is no such key, expected {', '.join(_KEYS)}"
+            )
     for name in ("request_id", "truth"):
         if content.get(name) is None:
             raise refuse("missing_field", name, f"it is missing, expected {_EXAMPLE}")
     request_id, item = content["request_id"], content.get("item")
     if not isinstance(request_id, str) or not _SANE_ID.fullmatch(request_id):
-        raise refuse("type_violation", "request_id", f"found {_shown(request_id)}, expected the request_id of an answer")
+        raise refuse(
+            "type_violation",
+            "request_id",
+            f"found {_shown(request_id)}, expected the request_id of an answer",
+        )
     if item is not None and (not isinstance(item, int) or isinstance(item, bool)):
-        raise refuse("type_violation", "item", f"found {_shown(item)}, expected a position in the request, counted from 0")
+        raise refuse(
+            "type_violation",
+            "item",
+            f"found {_shown(item)}, expected a position in the request, counted from 0",
+        )
     if item is not None and not 0 <= item < max_items:
-        raise refuse("out_of_range", "item", f"found {item}, expected a position from 0 to {max_items - 1}")
-    label, value = _truth(content["truth"], manifest, lambda code, message: refuse(code, "truth", message))
+        raise refuse(
+            "out_of_range", "item", f"found {item}, expected a position from 0 to {max_items - 1}"
+        )
+    label, value = _truth(
+        content["truth"], manifest, lambda code, message: refuse(code, "truth", message)
+    )
     return Told(request_id, item, label, value)
 
 
-def _truth(truth: Any, manifest: Bundle, refuse: Callable[[str, str], Refusal]) -> tuple[str | None, float | None]:
+def _truth(
+    truth: Any, manifest: Bundle, refuse: Callable[[str, str], Refusal]
+) -> tuple[str | None, float | None]:
     """A label of the bundle, or a number, whichever the model predicts."""
     if manifest.output.kind == "value":
-        if isinstance(truth, bool) or not isinstance(truth, int | float) or not math.isfinite(truth):
-            raise refuse("type_violation", f"found {_shown(truth)}, expected a number: this model predicts numbers")
+        if (
+            isinstance(truth, bool)
+            or not isinstance(truth, int | float)
+            or not math.isfinite(truth)
+        ):
+            raise refuse(
+                "type_violation",
+                f"found {_shown(truth)}, expected a number: this model predicts numbers",
+            )
         return None, float(truth)
     labels = manifest.output.labels
     shown = ", ".join(labels[:_MOST_SHOWN]) + ", ..." * (len(labels) > _MOST_SHOWN)
     if not isinstance(truth, str):
         raise refuse("type_violation", f"found {_shown(truth)}, expected a label as text: {shown}")
     if truth not in labels:
-        raise refuse("unknown_label", f"found {truth[:80]!r}, expected one of {len(labels)} labels: {shown}")
+        raise refuse(
+            "unknown_label", f"found {truth[:80]!r}, expected one of {len(labels)} labels: {shown}"
+        )
     return truth, None
 
 

@@ -16,7 +16,17 @@ from prometheus_client.registry import Collector
 from serving.metrics.tallies import Distribution
 
 # Of slipway_monitoring_errors_total; `rollout` follows the state, whether anything is watched or not.
-PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback", "sampling", "rollout")
+PARTS = (
+    "collect",
+    "features",
+    "state",
+    "judge",
+    "quality",
+    "proposal",
+    "feedback",
+    "sampling",
+    "rollout",
+)
 OUTCOMES = ("watched", "thinned", "dropped")  # of a row
 VERDICTS = ("clean", "drifted", "too_small")
 FEEDBACK = ("joined", "unknown_request", "duplicate", "invalid")
@@ -41,9 +51,13 @@ class Figures:
 
     alarm: bool | None = None
     features: Sequence[FeatureFigure] = ()  # the strongest first
-    estimate: tuple[float, float, float] | None = None  # value, low, high; None where it is not valid
+    estimate: tuple[float, float, float] | None = (
+        None  # value, low, high; None where it is not valid
+    )
     is_estimate_valid: bool | None = None
-    quality: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # value, low, high, by metric
+    quality: dict[str, tuple[float, float, float]] = field(
+        default_factory=dict
+    )  # value, low, high, by metric
     num_joined: int = 0  # rows behind `quality`
 
 
@@ -52,15 +66,46 @@ class WatchingMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.figures = Figures()
-        self._classes = Counter("slipway_classes", "Predicted classes.", ["label"], registry=registry)
-        confidence = Histogram("slipway_confidence", "Probability of the predicted class.", buckets=CONFIDENCES, registry=registry)
+        self._classes = Counter(
+            "slipway_classes", "Predicted classes.", ["label"], registry=registry
+        )
+        confidence = Histogram(
+            "slipway_confidence",
+            "Probability of the predicted class.",
+            buckets=CONFIDENCES,
+            registry=registry,
+        )
         self._confidence = Distribution(confidence, CONFIDENCES)
-        self._outliers = Counter("slipway_outliers", "Rows unlike the training rows.", registry=registry)
-        self._missing = Counter("slipway_missing_cells", "Cells of tables that had no value.", registry=registry)
-        rows = Counter("slipway_watched_rows", "Predicted rows, by whether they were looked at for drift.", ["outcome"], registry=registry)
-        windows = Counter("slipway_drift_windows", "Windows that ended, by their verdict.", ["verdict"], registry=registry)
-        feedback = Counter("slipway_feedback", "Truths that callers told, by what became of them.", ["outcome"], registry=registry)
-        errors = Counter("slipway_monitoring_errors", "Faults of the watching, none of which costs an answer.", ["part"], registry=registry)
+        self._outliers = Counter(
+            "slipway_outliers", "Rows unlike the training rows.", registry=registry
+        )
+        self._missing = Counter(
+            "slipway_missing_cells", "Cells of tables that had no value.", registry=registry
+        )
+        rows = Counter(
+            "slipway_watched_rows",
+            "Predicted rows, by whether they were looked at for drift.",
+            ["outcome"],
+            registry=registry,
+        )
+        windows = Counter(
+            "slipway_drift_windows",
+            "Windows that ended, by their verdict.",
+            ["verdict"],
+            registry=registry,
+        )
+        feedback = Counter(
+            "slipway_feedback",
+            "Truths that callers told, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
+        errors = Counter(
+            "slipway_monitoring_errors",
+            "Faults of the watching, none of which costs an answer.",
+            ["part"],
+            registry=registry,
+        )
         self._rows = {outcome: rows.labels(outcome) for outcome in OUTCOMES}
         self._windows = {verdict: windows.labels(verdict) for verdict in VERDICTS}
         self._feedback = {outcome: feedback.labels(outcome) for outcome in FEEDBACK}
@@ -109,27 +154,61 @@ class WatchingMetrics(Collector):
         shown = figures.features[:MAX_FEATURES]
         statistic = {(one.name,): one.statistic for one in shown}
         threshold = {(one.name,): one.threshold for one in shown}
-        yield _gauge("slipway_drift_statistic", "Of the last window, by feature.", ["feature"], statistic)
-        yield _gauge("slipway_drift_threshold", "Above which the statistic is an alarm.", ["feature"], threshold)
-        yield _gauge("slipway_drift_alarm", "1 where the last window drifted.", [], _alone(figures.alarm))
+        yield _gauge(
+            "slipway_drift_statistic", "Of the last window, by feature.", ["feature"], statistic
+        )
+        yield _gauge(
+            "slipway_drift_threshold",
+            "Above which the statistic is an alarm.",
+            ["feature"],
+            threshold,
+        )
+        yield _gauge(
+            "slipway_drift_alarm", "1 where the last window drifted.", [], _alone(figures.alarm)
+        )
         low, high = (figures.estimate[1], figures.estimate[2]) if figures.estimate else (None, None)
         value = figures.estimate[0] if figures.estimate else None
-        yield _gauge("slipway_estimated_quality", "Accuracy, or RMSE, of the last window, estimated without labels.", [], _alone(value))
-        yield _gauge("slipway_estimated_quality_low", "Lower bound of the estimate.", [], _alone(low))
-        yield _gauge("slipway_estimated_quality_high", "Upper bound of the estimate.", [], _alone(high))
-        yield _gauge("slipway_estimate_valid", "1 where the estimate may be relied on.", [], _alone(figures.is_estimate_valid))
-        texts = ("Of the last rows whose truth was told.", "Lower bound of slipway_true_quality.", "Upper bound of slipway_true_quality.")
+        yield _gauge(
+            "slipway_estimated_quality",
+            "Accuracy, or RMSE, of the last window, estimated without labels.",
+            [],
+            _alone(value),
+        )
+        yield _gauge(
+            "slipway_estimated_quality_low", "Lower bound of the estimate.", [], _alone(low)
+        )
+        yield _gauge(
+            "slipway_estimated_quality_high", "Upper bound of the estimate.", [], _alone(high)
+        )
+        yield _gauge(
+            "slipway_estimate_valid",
+            "1 where the estimate may be relied on.",
+            [],
+            _alone(figures.is_estimate_valid),
+        )
+        texts = (
+            "Of the last rows whose truth was told.",
+            "Lower bound of slipway_true_quality.",
+            "Upper bound of slipway_true_quality.",
+        )
         for place, (part, text) in enumerate(zip(("", "_low", "_high"), texts, strict=True)):
             quality = {(name,): bounds[place] for name, bounds in figures.quality.items()}
             yield _gauge(f"slipway_true_quality{part}", text, ["metric"], quality)
-        yield _gauge("slipway_true_quality_rows", "Rows behind slipway_true_quality.", [], {(): figures.num_joined})
+        yield _gauge(
+            "slipway_true_quality_rows",
+            "Rows behind slipway_true_quality.",
+            [],
+            {(): figures.num_joined},
+        )
 
 
 def _alone(value: float | None) -> dict[tuple[()], float]:
     return {} if value is None else {(): float(value)}
 
 
-def _gauge(name: str, text: str, labels: list[str], samples: Mapping[Any, float]) -> GaugeMetricFamily:
+def _gauge(
+    name: str, text: str, labels: list[str], samples: Mapping[Any, float]
+) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, number in samples.items():
         family.add_metric(values, number)

@@ -38,7 +38,10 @@ class WatchedModel:
         if reference is not None:
             contract, num_outputs = self.manifest.input, max(1, len(self.manifest.output.labels))
             example = np.zeros((1, *contract.shape), contract.dtype)
-            outputs, score = np.full((1, num_outputs), 1 / num_outputs, np.float32), np.zeros(1, np.float32)
+            outputs, score = (
+                np.full((1, num_outputs), 1 / num_outputs, np.float32),
+                np.zeros(1, np.float32),
+            )
             Window(reference).add(self.features(example, outputs, score))
         self.reference = reference
 
@@ -62,7 +65,9 @@ class WatchedModel:
         assert self.reference is not None
         return Window.from_bytes(self.reference, content)
 
-    def features(self, inputs: NDArray[Any], outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    def features(
+        self, inputs: NDArray[Any], outputs: NDArray[np.float32], scores: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
         """(rows, features) of (rows, ...) inputs, (rows, outputs) and (rows,) outlier scores."""
         return extract(self.manifest.input, inputs, outputs, scores)
 
@@ -80,7 +85,11 @@ class WatchedModel:
         minutes of 30 days are a 4,320th of one false alarm.
         """
         assert self.reference is not None
-        verdict = judge(self.reference, window, Budget(false_alarms_per_30_days=1, windows_per_day=_DAY_S / seconds))
+        verdict = judge(
+            self.reference,
+            window,
+            Budget(false_alarms_per_30_days=1, windows_per_day=_DAY_S / seconds),
+        )
         if verdict.verdict == "too_small":
             return None
         estimate = estimate_quality(self.reference, window)
@@ -102,5 +111,9 @@ def _missing_signs(contract: ColumnContract) -> tuple[list[int], list[int]]:
     """Positions in an encoded row of the indicators of missing numbers, and of the categories whose code 0 is a missing one."""
     begin = len(contract.layout.names)
     indicated = range(begin, begin + len(contract.indicated))
-    coded = [indicated.stop + place for place, column in enumerate(contract.categorical) if column.has_missing]
+    coded = [
+        indicated.stop + place
+        for place, column in enumerate(contract.categorical)
+        if column.has_missing
+    ]
     return list(indicated), coded

@@ -14,27 +14,48 @@ _SHOWN_FEATURES = 10
 
 def proposal_path(state: Path, closed: float, model: str) -> Path:
     """Where the proposal about a window goes: the same file whoever writes it, and however often."""
-    return state / PROPOSALS / f"{datetime.fromtimestamp(closed, UTC):%Y%m%dT%H%M%S.%fZ}-{model.partition('/')[0]}.md"
+    return (
+        state
+        / PROPOSALS
+        / f"{datetime.fromtimestamp(closed, UTC):%Y%m%dT%H%M%S.%fZ}-{model.partition('/')[0]}.md"
+    )
 
 
 def write_proposal(
-    state: Path, kept: Path | None, model: str, opened: float, closed: float, num_rows: int, judgement: dict[str, Any]
+    state: Path,
+    kept: Path | None,
+    model: str,
+    opened: float,
+    closed: float,
+    num_rows: int,
+    judgement: dict[str, Any],
 ) -> Path:
     """Write one, and remove the oldest beyond MAX_PROPOSALS; OSError where the disk refuses."""
     path = proposal_path(state, closed, model)
     files.make_private_directory(path.parent)
-    files.write_text(path, proposal_text(state, kept, model, opened, closed, num_rows, judgement), files.PRIVATE)
+    files.write_text(
+        path, proposal_text(state, kept, model, opened, closed, num_rows, judgement), files.PRIVATE
+    )
     for old in sorted(path.parent.glob("*.md"))[:-MAX_PROPOSALS]:
         old.unlink(missing_ok=True)
     return path
 
 
 def proposal_text(
-    state: Path, kept: Path | None, model: str, opened: float, closed: float, num_rows: int, judgement: dict[str, Any]
+    state: Path,
+    kept: Path | None,
+    model: str,
+    opened: float,
+    closed: float,
+    num_rows: int,
+    judgement: dict[str, Any],
 ) -> str:
     """The proposal, Markdown."""
     drifted = [feature for feature in judgement["features"] if feature["drifted"]][:_SHOWN_FEATURES]
-    rows = [f"| {one['name']} | {one['statistic']} | {one['value']:.4g} | {one['threshold']:.4g} |" for one in drifted]
+    rows = [
+        f"| {one['name']} | {one['statistic']} | {one['value']:.4g} | {one['threshold']:.4g} |"
+        for one in drifted
+    ]
     sections = [
         "# The traffic has drifted",
         f"Model {model}, {num_rows} rows from {_moment(opened)} to {_moment(closed)}.",
@@ -50,7 +71,10 @@ def proposal_text(
 def commands(state: Path, kept: Path) -> list[str]:
     """From the kept requests to a new certified bundle, as a person would type it in the project's folder."""
     collect = f"python -m slipway.traffic.collect data/collected.parquet --kept {shlex.quote(str(kept))} --state {shlex.quote(str(state))}"
-    join, run = "python -m slipway.data.join data/next.parquet", "dvc exp run -S data.path=data/next.parquet"
+    join, run = (
+        "python -m slipway.data.join data/next.parquet",
+        "dvc exp run -S data.path=data/next.parquet",
+    )
     return [collect, join, run, "dvc exp show --only-changed --drop '.*/.*'", "make release"]
 
 

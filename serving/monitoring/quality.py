@@ -28,7 +28,9 @@ def measure_joined(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
     """Accuracy and macro F1, or RMSE and MSE, by name; empty where the rows do not define them."""
     if manifest.output.kind == "probabilities":
         return _measure_classes(manifest, joined)
-    if len(joined) < 2:  # slipway/metrics/scores.py refuses a single number, of which there is no spread
+    if (
+        len(joined) < 2
+    ):  # slipway/metrics/scores.py refuses a single number, of which there is no spread
         return {}
     targets, values = (np.array([pair[side] for pair in joined], np.float64) for side in (0, 1))
     return measure(manifest.task, targets, values[:, None], _RESAMPLING, names=_OF_VALUES)
@@ -38,7 +40,10 @@ def _measure_classes(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
     """Over the classes that occur or are predicted: macro F1 counts no others, so it is the same number, at less cost."""
     if not joined:
         return {}
-    labels = {label: index for index, label in enumerate(sorted({str(side) for pair in joined for side in pair}))}
+    labels = {
+        label: index
+        for index, label in enumerate(sorted({str(side) for pair in joined for side in pair}))
+    }
     targets = np.array([labels[str(truth)] for truth, _ in joined])
     sure = np.zeros((len(joined), max(2, len(labels))))
     sure[np.arange(len(joined)), [labels[str(predicted)] for _, predicted in joined]] = 1.0
@@ -55,7 +60,9 @@ def compare(manifest: Bundle, measured: dict[str, Metric]) -> dict[str, Any]:
         tested = manifest.metrics.get(name)
         content[name] = metric.model_dump(mode="json") | {
             "tested": tested.model_dump(mode="json") if tested else None,
-            "is_worse": _is_worse(name, metric, tested) if tested and metric.rows >= FEWEST_COMPARED else None,
+            "is_worse": _is_worse(name, metric, tested)
+            if tested and metric.rows >= FEWEST_COMPARED
+            else None,
         }
     return content
 

@@ -66,7 +66,9 @@ class Counts:
         if self.has_labels:
             self.labels.update(labels)
             probabilities = np.array(confidences)
-            for bucket, count in enumerate(np.bincount(_BOUNDS.searchsorted(probabilities)).tolist()):
+            for bucket, count in enumerate(
+                np.bincount(_BOUNDS.searchsorted(probabilities)).tolist()
+            ):
                 self.confidences[bucket] += count
             self.confidence_sum += float(probabilities.sum())
         self.num_rows += len(rows)  # the last, since it tells that there is more
@@ -76,10 +78,19 @@ class Counts:
         if self.is_table:
             self.inputs.extend(map(inputs_of, answered))
 
-    def include(self, labels: dict[str, int], confidences: Sequence[int], confidence_sum: float, num_outliers: int, num_rows: int) -> None:
+    def include(
+        self,
+        labels: dict[str, int],
+        confidences: Sequence[int],
+        confidence_sum: float,
+        num_outliers: int,
+        num_rows: int,
+    ) -> None:
         """Add what was counted elsewhere, without its inputs."""
         self.labels.update(labels)
-        self.confidences = [mine + its for mine, its in zip(self.confidences, confidences, strict=True)]
+        self.confidences = [
+            mine + its for mine, its in zip(self.confidences, confidences, strict=True)
+        ]
         self.confidence_sum += confidence_sum
         self.num_outliers += num_outliers
         self.num_rows += num_rows
@@ -120,16 +131,27 @@ class RunningCounts:
 
     def was_added_to(self) -> bool:
         """Whether there are more rows than when this was last asked."""
-        num_seen, self._num_seen = self._num_seen, self.totals.num_rows + self._num_direct + len(self._waiting)
+        num_seen, self._num_seen = (
+            self._num_seen,
+            self.totals.num_rows + self._num_direct + len(self._waiting),
+        )
         return self._num_seen > num_seen
 
     def move_to(self, counts: Counts) -> None:
         """Add what is new since the last time to `counts`, on the watching thread."""
         totals = self.totals
         labels, confidences = dict(totals.labels), tuple(totals.confidences)
-        confidence_sum, num_outliers, num_rows = totals.confidence_sum, totals.num_outliers, totals.num_rows
+        confidence_sum, num_outliers, num_rows = (
+            totals.confidence_sum,
+            totals.num_outliers,
+            totals.num_rows,
+        )
         counts.include(
-            {label: count - self._labels.get(label, 0) for label, count in labels.items() if count != self._labels.get(label)},
+            {
+                label: count - self._labels.get(label, 0)
+                for label, count in labels.items()
+                if count != self._labels.get(label)
+            },
             [now - before for now, before in zip(confidences, self._confidences, strict=True)],
             confidence_sum - self._confidence_sum,
             num_outliers - self._num_outliers,
@@ -137,7 +159,11 @@ class RunningCounts:
         )
         counts.inputs.extend(totals.inputs.popleft() for _ in range(len(totals.inputs)))
         self._labels, self._confidences = labels, confidences
-        self._confidence_sum, self._num_outliers, self._num_rows = confidence_sum, num_outliers, num_rows
+        self._confidence_sum, self._num_outliers, self._num_rows = (
+            confidence_sum,
+            num_outliers,
+            num_rows,
+        )
         num_before = counts.num_rows
         self._count_into(counts)
         self._num_direct += counts.num_rows - num_before
@@ -170,7 +196,9 @@ class Thinning:
 
     def adapt(self, num_offered: int, num_used: int) -> None:
         """A round is over, to which so many rows were offered; for so many there was time."""
-        self._share = min(1.0, _SPARE * max(num_used, _FEWEST) / num_offered) if num_offered else 1.0
+        self._share = (
+            min(1.0, _SPARE * max(num_used, _FEWEST) / num_offered) if num_offered else 1.0
+        )
         self._num_before = self._draw()
 
     def _draw(self) -> int:

@@ -19,7 +19,9 @@ from slipway.drift.window import Window
 from slipway.traffic.monitoring_records import EARLY_S
 
 MAX_WINDOWS = 500  # closed ones, of all models
-PENDING_S = 3600.0  # that a truth waits for its prediction, which a worker may be unable to write down
+PENDING_S = (
+    3600.0  # that a truth waits for its prediction, which a worker may be unable to write down
+)
 _DAY_S = 86400.0
 _HISTORY = 48  # windows in the status
 # Of one statement. Each gives the interpreter away and has to get it back, which holds up the event loop more than the work itself.
@@ -80,7 +82,9 @@ class Part:
     sequence: int
     windows: dict[str, Window] = field(default_factory=dict)  # by key of the model
     predictions: list[Prediction] = field(default_factory=list)
-    begun: dict[str, float] = field(default_factory=dict)  # by the same key: no row was answered before; seconds since 1970
+    begun: dict[str, float] = field(
+        default_factory=dict
+    )  # by the same key: no row was answered before; seconds since 1970
 
     @property
     def is_empty(self) -> bool:
@@ -105,10 +109,14 @@ class Merged:
     closed: list[Closed] = field(default_factory=list)
     num_joined: int = 0  # truths that waited for these predictions
     num_ambiguous: int = 0  # truths that name no item, for requests that had several
-    wrong: list[str] = field(default_factory=list)  # of the joined ones, versions of models that had predicted another label
+    wrong: list[str] = field(
+        default_factory=list
+    )  # of the joined ones, versions of models that had predicted another label
     windows_s: float = 0.0  # processor time of adding to windows and judging them
     seconds: float = 0.0  # of all, to the end of the transaction: writing predictions takes longer than all else about them
-    errors: list[Exception] = field(default_factory=list)  # of judging: the window is closed nevertheless
+    errors: list[Exception] = field(
+        default_factory=list
+    )  # of judging: the window is closed nevertheless
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,9 @@ class Store:
         self._limits = limits
         self._database = Database(state)
         self._worker = secrets.token_hex(8)
-        self._judgements: dict[tuple[int, float], dict[str, Any]] = {}  # by number and end of a window: a new database counts anew
+        self._judgements: dict[
+            tuple[int, float], dict[str, Any]
+        ] = {}  # by number and end of a window: a new database counts anew
 
     def close(self) -> None:
         """End the connection."""
@@ -153,12 +163,22 @@ class Store:
             if not self._is_merged(connection, part):
                 for version, window in part.windows.items():
                     if window.num_rows:
-                        _add(connection, version, window, models[version], min(now, part.begun.get(version, now)), merged)
+                        _add(
+                            connection,
+                            version,
+                            window,
+                            models[version],
+                            min(now, part.begun.get(version, now)),
+                            merged,
+                        )
                 merged.windows_s = time.thread_time() - begun
                 if part.predictions:
                     _remember(connection, part.predictions)
                     _join(connection, min(one.time for one in part.predictions), now, merged)
-                connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", (self._worker, part.sequence, now))
+                connection.execute(
+                    "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)",
+                    (self._worker, part.sequence, now),
+                )
             closing = time.thread_time()
             for version, model in models.items():
                 self._close_if_due(connection, version, model, now, merged)
@@ -169,8 +189,12 @@ class Store:
     def tell(self, truths: Sequence[Told]) -> list[Heard]:
         """Write down what callers told; all of it or nothing. ItemNeededError for one that does not say which item it means."""
         with self._database.transaction() as connection:
-            now = time.time()  # once no other worker writes: who measures looks for later ones alone
-            return [_tell(connection, position, truth, now) for position, truth in enumerate(truths)]
+            now = (
+                time.time()
+            )  # once no other worker writes: who measures looks for later ones alone
+            return [
+                _tell(connection, position, truth, now) for position, truth in enumerate(truths)
+            ]
 
     def tidy(self) -> int:
         """Remove what is too old or too much; the number of truths that waited for a prediction in vain."""
@@ -181,15 +205,22 @@ class Store:
                 "(SELECT id FROM windows WHERE closed IS NOT NULL ORDER BY closed DESC LIMIT ?)",
                 (MAX_WINDOWS,),
             )
-            connection.execute("DELETE FROM windows WHERE closed IS NULL AND since < ?", (now - max(7 * _DAY_S, 10 * limits.window_s),))
+            connection.execute(
+                "DELETE FROM windows WHERE closed IS NULL AND since < ?",
+                (now - max(7 * _DAY_S, 10 * limits.window_s),),
+            )
             connection.execute("DELETE FROM parts WHERE time < ?", (now - _DAY_S,))
-            in_vain = connection.execute("DELETE FROM truths WHERE model IS NULL AND told < ?", (now - PENDING_S,)).rowcount
+            in_vain = connection.execute(
+                "DELETE FROM truths WHERE model IS NULL AND told < ?", (now - PENDING_S,)
+            ).rowcount
             connection.execute("DELETE FROM predictions WHERE time < ?", (now - limits.feedback_s,))
             connection.execute("DELETE FROM truths WHERE told < ?", (now - limits.feedback_s,))
             # Each kind by itself: truths of unknown requests, of which anybody can send any number, push out none that was joined.
             _keep_newest(connection, "predictions", "time", "TRUE", limits.feedback_rows)
             _keep_newest(connection, "truths", "told", "model IS NOT NULL", limits.feedback_rows)
-            in_vain += _keep_newest(connection, "truths", "told", "model IS NULL", limits.feedback_rows)
+            in_vain += _keep_newest(
+                connection, "truths", "told", "model IS NULL", limits.feedback_rows
+            )
         remove_moved_aside(self.state, limits.feedback_s)
         return in_vain
 
@@ -208,11 +239,18 @@ class Store:
             self._judgements = {
                 key: self._judgements[key]
                 if key in self._judgements
-                else json.loads(connection.execute("SELECT judgement FROM windows WHERE id = ?", key[:1]).fetchone()[0])
+                else json.loads(
+                    connection.execute(
+                        "SELECT judgement FROM windows WHERE id = ?", key[:1]
+                    ).fetchone()[0]
+                )
                 for key in ((row[0], row[2]) for row in rows)
             }
         names = ("opened", "closed", "rows", "drifted", "has_proposal")
-        return [dict(zip(names, row[1:], strict=True)) | {"judgement": self._judgements[row[0], row[2]]} for row in rows]
+        return [
+            dict(zip(names, row[1:], strict=True)) | {"judgement": self._judgements[row[0], row[2]]}
+            for row in rows
+        ]
 
     def open_rows(self, model: str) -> tuple[float, int] | None:
         """Since when the open window of a model takes rows, and how many it has."""
@@ -235,17 +273,25 @@ class Store:
     def quality(self, model: str) -> tuple[dict[str, Any] | None, float | None]:
         """What was measured last of a model, and, where truths were joined since then, the time of the last."""
         with self._database.transaction() as connection:
-            found = connection.execute("SELECT content, latest FROM quality WHERE model = ?", (model,)).fetchone()
-            (latest,) = connection.execute("SELECT max(joined) FROM truths WHERE model = ?", (model,)).fetchone()
+            found = connection.execute(
+                "SELECT content, latest FROM quality WHERE model = ?", (model,)
+            ).fetchone()
+            (latest,) = connection.execute(
+                "SELECT max(joined) FROM truths WHERE model = ?", (model,)
+            ).fetchone()
         content = json.loads(found[0]) if found else None
-        return content, latest if latest is not None and (found is None or latest > found[1]) else None
+        return content, latest if latest is not None and (
+            found is None or latest > found[1]
+        ) else None
 
     def write_quality(self, model: str, content: dict[str, Any], latest: float) -> None:
         """Keep what was measured, for the other workers and the next start."""
         with self._database.transaction() as connection:
             row = (model, time.time(), latest, json.dumps(content, allow_nan=False))
             connection.execute("INSERT OR REPLACE INTO quality VALUES (?, ?, ?, ?)", row)
-            connection.execute("DELETE FROM quality WHERE model NOT IN (SELECT model FROM quality ORDER BY time DESC LIMIT 50)")
+            connection.execute(
+                "DELETE FROM quality WHERE model NOT IN (SELECT model FROM quality ORDER BY time DESC LIMIT 50)"
+            )
 
     def proposals_due(self) -> list[tuple[int, str, float, float, int, dict[str, Any]]]:
         """(id, model, opened, closed, rows, judgement) of the windows whose proposal is not written yet."""
@@ -261,12 +307,22 @@ class Store:
             connection.execute("UPDATE windows SET proposal = 2 WHERE id = ?", (window,))
 
     def _is_merged(self, connection: sqlite3.Connection, part: Part) -> bool:
-        found = connection.execute("SELECT sequence FROM parts WHERE worker = ?", (self._worker,)).fetchone()
+        found = connection.execute(
+            "SELECT sequence FROM parts WHERE worker = ?", (self._worker,)
+        ).fetchone()
         return found is not None and found[0] >= part.sequence
 
-    def _close_if_due(self, connection: sqlite3.Connection, version: str, model: Watched, now: float, merged: Merged) -> None:
+    def _close_if_due(
+        self,
+        connection: sqlite3.Connection,
+        version: str,
+        model: Watched,
+        now: float,
+        merged: Merged,
+    ) -> None:
         row = connection.execute(
-            "SELECT id, since, num_rows, content FROM windows WHERE model = ? AND closed IS NULL", (version,)
+            "SELECT id, since, num_rows, content FROM windows WHERE model = ? AND closed IS NULL",
+            (version,),
         ).fetchone()
         if row is None:
             return
@@ -275,7 +331,10 @@ class Store:
         if num_rows < self._limits.window_rows and not is_old:
             return
         try:
-            judgement = model.judge(model.load(content), max(self._seconds_of_budget(connection, version, since, now), 1.0))
+            judgement = model.judge(
+                model.load(content),
+                max(self._seconds_of_budget(connection, version, since, now), 1.0),
+            )
             text = json.dumps(judgement, allow_nan=False)
         except Exception as error:  # whatever is wrong with it, another attempt would find the same
             merged.errors.append(error)
@@ -290,18 +349,31 @@ class Store:
         _close(connection, window_id, now, drifted, text)
         merged.closed.append(Closed(version, num_rows, drifted, False, judgement))
 
-    def _seconds_of_budget(self, connection: sqlite3.Connection, version: str, since: float, now: float) -> float:
+    def _seconds_of_budget(
+        self, connection: sqlite3.Connection, version: str, since: float, now: float
+    ) -> float:
         """Whose share of false alarms a window may spend that ends now: since the one before ended, but of no more than a whole window.
 
         These times do not overlap. By its own rows alone, a window that a burst fills would have next to no share, and find nothing.
         """
-        (previous,) = connection.execute("SELECT max(closed) FROM windows WHERE model = ? AND closed IS NOT NULL", (version,)).fetchone()
+        (previous,) = connection.execute(
+            "SELECT max(closed) FROM windows WHERE model = ? AND closed IS NOT NULL", (version,)
+        ).fetchone()
         return min(now - (since if previous is None else previous), self._limits.window_s)
 
 
-def _add(connection: sqlite3.Connection, version: str, window: Window, model: Watched, begun: float, merged: Merged) -> None:
+def _add(
+    connection: sqlite3.Connection,
+    version: str,
+    window: Window,
+    model: Watched,
+    begun: float,
+    merged: Merged,
+) -> None:
     """Merge rows, the first of them not before `begun`, into the open window of a model, or begin one."""
-    found = connection.execute("SELECT id, content, opened FROM windows WHERE model = ? AND closed IS NULL", (version,)).fetchone()
+    found = connection.execute(
+        "SELECT id, content, opened FROM windows WHERE model = ? AND closed IS NULL", (version,)
+    ).fetchone()
     if found is not None:
         try:
             whole = model.load(found[1])
@@ -311,7 +383,9 @@ def _add(connection: sqlite3.Connection, version: str, window: Window, model: Wa
             _close(connection, found[0], time.time(), None, _fault(error))
         else:
             row = (whole.num_rows, whole.to_bytes(), min(found[2], begun), found[0])
-            connection.execute("UPDATE windows SET num_rows = ?, content = ?, opened = ? WHERE id = ?", row)
+            connection.execute(
+                "UPDATE windows SET num_rows = ?, content = ?, opened = ? WHERE id = ?", row
+            )
             return
     connection.execute(
         "INSERT INTO windows (model, opened, since, num_rows, content) VALUES (?, ?, ?, ?, ?)",
@@ -319,13 +393,18 @@ def _add(connection: sqlite3.Connection, version: str, window: Window, model: Wa
     )
 
 
-def _close(connection: sqlite3.Connection, window_id: int, now: float, drifted: bool | None, judgement: str) -> None:
+def _close(
+    connection: sqlite3.Connection, window_id: int, now: float, drifted: bool | None, judgement: str
+) -> None:
     """Close a window. A proposal is due where a model's traffic begins to drift, and once a day while it goes on."""
     (model,) = connection.execute("SELECT model FROM windows WHERE id = ?", (window_id,)).fetchone()
     previous = connection.execute(
-        "SELECT drifted FROM windows WHERE model = ? AND drifted IS NOT NULL ORDER BY closed DESC, id DESC LIMIT 1", (model,)
+        "SELECT drifted FROM windows WHERE model = ? AND drifted IS NOT NULL ORDER BY closed DESC, id DESC LIMIT 1",
+        (model,),
     ).fetchone()
-    (last,) = connection.execute("SELECT max(closed) FROM windows WHERE model = ? AND proposal > 0", (model,)).fetchone()
+    (last,) = connection.execute(
+        "SELECT max(closed) FROM windows WHERE model = ? AND proposal > 0", (model,)
+    ).fetchone()
     is_news = previous is None or not previous[0] or last is None or now - last >= _DAY_S
     connection.execute(
         "UPDATE windows SET closed = ?, drifted = ?, judgement = ?, proposal = ? WHERE id = ?",
@@ -338,7 +417,10 @@ def _fault(error: Exception) -> str:
 
 
 def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:
-    rows = [(one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value) for one in predictions]
+    rows = [
+        (one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value)
+        for one in predictions
+    ]
     begin = 0
     while begin < len(rows):
         # Powers of two: Python keeps the last 128 different statements, and one of hundreds of rows is large.
@@ -367,7 +449,9 @@ def _join(connection: sqlite3.Connection, since: float, now: float, merged: Merg
     ).fetchall()
     for request_id, item, has_waited, is_ambiguous, label, *prediction in found:
         if is_ambiguous:
-            connection.execute("DELETE FROM truths WHERE request_id = ? AND item = ?", (request_id, item))
+            connection.execute(
+                "DELETE FROM truths WHERE request_id = ? AND item = ?", (request_id, item)
+            )
             merged.num_ambiguous += 1
             continue
         connection.execute(
@@ -391,23 +475,45 @@ def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float
     if prediction is not None and truth.item is None and prediction[-1] > 1:
         raise ItemNeededError(position, prediction[-1])
     before = connection.execute(
-        "SELECT model, answered, predicted_label, predicted_value FROM truths WHERE request_id = :request_id AND item = :item", key
+        "SELECT model, answered, predicted_label, predicted_value FROM truths WHERE request_id = :request_id AND item = :item",
+        key,
     ).fetchone()
     # Told again when its prediction is forgotten, it stays joined to that.
-    model, answered, label, value = prediction[:-1] if prediction is not None else before or (None, None, None, None)
+    model, answered, label, value = (
+        prediction[:-1] if prediction is not None else before or (None, None, None, None)
+    )
     connection.execute(
         "INSERT OR REPLACE INTO truths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*key.values(), truth.item is not None, now, truth.label, truth.value, model and now, model, answered, label, value),
+        (
+            *key.values(),
+            truth.item is not None,
+            now,
+            truth.label,
+            truth.value,
+            model and now,
+            model,
+            answered,
+            label,
+            value,
+        ),
     )
     is_wrong = model is not None and truth.label is not None and label != truth.label
-    return Heard(joined=model is not None, duplicate=before is not None, model=model, is_wrong=is_wrong)
+    return Heard(
+        joined=model is not None, duplicate=before is not None, model=model, is_wrong=is_wrong
+    )
 
 
-def _keep_newest(connection: sqlite3.Connection, table: str, time_column: str, kind: str, most: int) -> int:
+def _keep_newest(
+    connection: sqlite3.Connection, table: str, time_column: str, kind: str, most: int
+) -> int:
     """Of the rows of a kind; how many were removed."""
     key = f"{time_column}, request_id, item"  # many rows have one time
     order = f"{time_column} DESC, request_id DESC, item DESC"
-    found = connection.execute(f"SELECT {key} FROM {table} WHERE {kind} ORDER BY {order} LIMIT 1 OFFSET ?", (most - 1,)).fetchone()
+    found = connection.execute(
+        f"SELECT {key} FROM {table} WHERE {kind} ORDER BY {order} LIMIT 1 OFFSET ?", (most - 1,)
+    ).fetchone()
     if found is None:
         return 0
-    return connection.execute(f"DELETE FROM {table} WHERE {kind} AND ({key}) < (?, ?, ?)", found).rowcount
+    return connection.execute(
+        f"DELETE FROM {table} WHERE {kind} AND ({key}) < (?, ?, ?)", found
+    ).rowcount

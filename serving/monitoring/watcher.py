@@ -39,11 +39,16 @@ MAX_WAITING = 8192  # requests between two rounds
 MAX_WAITING_BYTES = 64 << 20  # of their payloads and inputs
 MAX_REMEMBERED = 20_000  # predictions that wait for a database that cannot be used
 GATHER_S = 0.2  # between two rounds
-MERGE_S = 2.0  # between two parts: what a killed worker loses at most, with the round that was under way
+MERGE_S = (
+    2.0  # between two parts: what a killed worker loses at most, with the round that was under way
+)
 REFRESH_S = 2.0  # the gauges and the status
 TIDY_S = 60.0
 CLOSE_S = 5.0  # most that the end of a worker waits
-FEATURES_SHARE, RECORDS_SHARE = 0.005, 0.0025  # of one core, for features and for predictions to remember
+FEATURES_SHARE, RECORDS_SHARE = (
+    0.005,
+    0.0025,
+)  # of one core, for features and for predictions to remember
 _BURST_S = 0.1  # of processor time
 _CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits for no longer
 _CHUNK_BYTES = 2 << 20
@@ -81,7 +86,11 @@ class Watcher:
     """
 
     def __init__(
-        self, settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None], wrong: Callable[[str], None]
+        self,
+        settings: Settings,
+        metrics: WatchingMetrics,
+        current: Callable[[], ServedModel | None],
+        wrong: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._metrics = metrics
@@ -92,19 +101,27 @@ class Watcher:
         self._models: dict[str, WatchedModel] = {}  # by key
         self._thinning = Thinning()
         self._waiting: deque[tuple[float, Answered]] = deque()  # with the time, seconds since 1970
-        self._counted: dict[tuple[str, str], RunningCounts] = {}  # of requests that are not taken in whole, by digest and variant
+        self._counted: dict[
+            tuple[str, str], RunningCounts
+        ] = {}  # of requests that are not taken in whole, by digest and variant
         self._idle: list[RunningCounts] = []  # nobody adds to them any more
         self._bytes_offered, self._bytes_taken = 0, 0  # each is written by one thread alone
         self._dropped_offered, self._dropped_counted = 0, 0
         self._part = Part(sequence=1)
-        self._gathered, self._gathered_before = time.time(), 0.0  # when what is at hand was gathered, and what came before it
+        self._gathered, self._gathered_before = (
+            time.time(),
+            0.0,
+        )  # when what is at hand was gathered, and what came before it
         self._frozen: Part | None = None  # handed over, but whether it was merged is not known
         self._features_allowance = Allowance(FEATURES_SHARE, _BURST_S)
         self._records_allowance = Allowance(RECORDS_SHARE, _BURST_S)
         self._random = np.random.default_rng()
         self._failing: dict[str, str] = {}  # by what failed, why; it was said in the log
         self._due = {"merge": 0.0, "refresh": 0.0, "tidy": time.monotonic() + TIDY_S}
-        self._status: dict[str, Any] = {"drift": {"state": "starting"}, "feedback": {"state": "starting"}}
+        self._status: dict[str, Any] = {
+            "drift": {"state": "starting"},
+            "feedback": {"state": "starting"},
+        }
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="slipway-watch", daemon=True)
         self._thread.start()
@@ -126,7 +143,10 @@ class Watcher:
     def _take(self, moment: float, answered: Answered) -> None:
         """In whole, as far as there is room."""
         num_bytes = _num_bytes(answered)
-        if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
+        if (
+            len(self._waiting) >= MAX_WAITING
+            or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES
+        ):
             self._dropped_offered += len(answered.answers)
             return
         self._bytes_offered += num_bytes
@@ -195,11 +215,15 @@ class Watcher:
         return found
 
     def _failed(self, what: str, error: Exception) -> None:
-        with suppress(Exception):  # counting itself may need the disk that is full; nothing is left to tell it to
+        with suppress(
+            Exception
+        ):  # counting itself may need the disk that is full; nothing is left to tell it to
             self._metrics.error("state" if isinstance(error, sqlite3.Error) else _PARTS[what])
         reason = disk_fault(error) or f"{type(error).__name__}: {error}"
         if what not in self._failing:
-            logger.error("watching: %s failed, requests are answered all the same: %s", what, reason)
+            logger.error(
+                "watching: %s failed, requests are answered all the same: %s", what, reason
+            )
         self._failing[what] = reason
 
     def _is_due(self, what: str, seconds: float) -> bool:
@@ -255,7 +279,9 @@ class Watcher:
             self._metrics.confidences(counts.confidences, counts.confidence_sum)
         self._metrics.outliers(counts.num_outliers)
         if model.has_missing_signs:
-            self._metrics.missing_cells(sum(model.num_missing_cells(inputs) for inputs in counts.inputs))
+            self._metrics.missing_cells(
+                sum(model.num_missing_cells(inputs) for inputs in counts.inputs)
+            )
 
     def _look(self, group: _Group) -> int:
         """Features of the rows, in random order as long as there is time for it, into this worker's part of the window. How many rows."""
@@ -278,15 +304,23 @@ class Watcher:
     def _chunks(self, group: _Group, order: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
         """Rows in pieces whose features may be computed at once."""
         if len(order):
-            size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // max(1, group.answered[0].inputs[0].nbytes)))
+            size = min(
+                _CHUNK_ROWS, max(1, _CHUNK_BYTES // max(1, group.answered[0].inputs[0].nbytes))
+            )
             yield from np.split(order, range(size, len(order), size))
 
     def _add(self, group: _Group, chosen: NDArray[np.intp], ends: NDArray[np.intp]) -> int:
         """Count these rows in this worker's part of the window, which then has so many; `ends` are where the requests' rows end."""
         requests = np.searchsorted(ends, chosen, side="right")
-        places = [(group.answered[request], row - ends[request]) for request, row in zip(requests.tolist(), chosen, strict=True)]
+        places = [
+            (group.answered[request], row - ends[request])
+            for request, row in zip(requests.tolist(), chosen, strict=True)
+        ]
         inputs = np.stack([one.inputs[item] for one, item in places])
-        outputs, scores = (np.array([one.rows[item][place] for one, item in places], np.float32) for place in (0, 1))
+        outputs, scores = (
+            np.array([one.rows[item][place] for one, item in places], np.float32)
+            for place in (0, 1)
+        )
         features = group.model.features(inputs, outputs, scores)
         window = self._part.windows.get(group.model.key) or group.model.window()
         window.add(features)
@@ -301,13 +335,24 @@ class Watcher:
         order = self._random.permutation(len(group.answered))
         num_before = len(self._part.predictions)
         for begin in range(0, len(order), _CHUNK_REQUESTS):
-            if not self._records_allowance.is_left() or len(self._part.predictions) >= MAX_REMEMBERED:
+            if (
+                not self._records_allowance.is_left()
+                or len(self._part.predictions) >= MAX_REMEMBERED
+            ):
                 break
             with self._records_allowance.spending():
                 for place in order[begin : begin + _CHUNK_REQUESTS].tolist():
                     one, moment = group.answered[place], group.moments[place]
                     self._part.predictions += [
-                        Prediction(one.request_id, item, len(one.answers), moment, version, answer.get("label"), answer.get("value"))
+                        Prediction(
+                            one.request_id,
+                            item,
+                            len(one.answers),
+                            moment,
+                            version,
+                            answer.get("label"),
+                            answer.get("value"),
+                        )
                         for item, answer in enumerate(one.answers)
                     ]
         return len(self._part.predictions) - num_before
@@ -342,8 +387,15 @@ class Watcher:
             self._metrics.window("drifted" if closed.drifted else "clean")
             self._due["refresh"] = 0.0
         if closed.drifted:
-            strongest = [feature["name"] for feature in closed.judgement["features"] if feature["drifted"]]
-            logger.warning("the traffic of model %s has drifted in %d rows: %s", closed.model, closed.num_rows, ", ".join(strongest[:5]))
+            strongest = [
+                feature["name"] for feature in closed.judgement["features"] if feature["drifted"]
+            ]
+            logger.warning(
+                "the traffic of model %s has drifted in %d rows: %s",
+                closed.model,
+                closed.num_rows,
+                ", ".join(strongest[:5]),
+            )
 
     def _tidy(self) -> None:
         self._metrics.feedback("unknown_request", self._store.tidy())
@@ -359,15 +411,30 @@ class Watcher:
         """Of models that are not served any more, which they would keep in memory."""
         served = self._current()
         for key, running in list(self._counted.items()):
-            is_served = served is not None and key == (served.bundle.digest, served.selection.actual.variant)
+            is_served = served is not None and key == (
+                served.bundle.digest,
+                served.selection.actual.variant,
+            )
             if not is_served and not running.was_added_to():
-                self._idle.append(self._counted.pop(key))  # read once more: a row may have been added just now
+                self._idle.append(
+                    self._counted.pop(key)
+                )  # read once more: a row may have been added just now
 
     def _propose(self) -> None:
         for window, model, opened, closed, num_rows, judgement in self._store.proposals_due():
-            path = write_proposal(self._settings.state, self._settings.keep_directory, model, opened, closed, num_rows, judgement)
+            path = write_proposal(
+                self._settings.state,
+                self._settings.keep_directory,
+                model,
+                opened,
+                closed,
+                num_rows,
+                judgement,
+            )
             self._store.proposal_written(window)
-            logger.warning("what may be done about the drift of model %s, by a person: %s", model, path)
+            logger.warning(
+                "what may be done about the drift of model %s, by a person: %s", model, path
+            )
 
     def _measure(self) -> None:
         """True quality anew, where truths came since it was measured last; by whichever worker is first."""
@@ -377,7 +444,9 @@ class Watcher:
         bundle = served.bundle
         _, latest = self._store.quality(bundle.version)
         if latest is not None:
-            measured = measure_joined(bundle.manifest, self._store.joined(bundle.version, NUM_JUDGED))
+            measured = measure_joined(
+                bundle.manifest, self._store.joined(bundle.version, NUM_JUDGED)
+            )
             self._store.write_quality(bundle.version, compare(bundle.manifest, measured), latest)
 
     def _refresh(self) -> None:
@@ -407,7 +476,9 @@ class Watcher:
             "proposal": self._describe_proposal(model, judged),
         }
 
-    def _describe_proposal(self, model: WatchedModel, judged: list[dict[str, Any]]) -> dict[str, Any] | None:
+    def _describe_proposal(
+        self, model: WatchedModel, judged: list[dict[str, Any]]
+    ) -> dict[str, Any] | None:
         """The last one that is still there, whichever worker wrote it."""
         for closed in (window["closed"] for window in judged if window["has_proposal"]):
             path = proposal_path(self._settings.state, closed, model.key)
@@ -417,10 +488,17 @@ class Watcher:
 
 
 def open_watcher(
-    settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None], wrong: Callable[[str], None]
+    settings: Settings,
+    metrics: WatchingMetrics,
+    current: Callable[[], ServedModel | None],
+    wrong: Callable[[str], None],
 ) -> Watcher | None:
     """The watcher that the settings ask for; None where nothing is watched, or the service only answers the verify stage."""
-    return Watcher(settings, metrics, current, wrong) if settings.watch and not settings.accept_draft else None
+    return (
+        Watcher(settings, metrics, current, wrong)
+        if settings.watch and not settings.accept_draft
+        else None
+    )
 
 
 def _num_bytes(answered: Answered) -> int:
@@ -429,7 +507,12 @@ def _num_bytes(answered: Answered) -> int:
 
 def limits_of(settings: Settings) -> Limits:
     """The bounds that the settings state."""
-    return Limits(settings.window_rows, settings.window_minutes * 60, settings.feedback_rows, settings.feedback_days * 86400)
+    return Limits(
+        settings.window_rows,
+        settings.window_minutes * 60,
+        settings.feedback_rows,
+        settings.feedback_days * 86400,
+    )
 
 
 def _judged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -437,7 +520,10 @@ def _judged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> Figures:
-    known = {name: (metric["value"], metric["low"], metric["high"]) for name, metric in (quality or {}).items()}
+    known = {
+        name: (metric["value"], metric["low"], metric["high"])
+        for name, metric in (quality or {}).items()
+    }
     num_joined = next((metric["rows"] for metric in (quality or {}).values()), 0)
     judged = _judged(history)
     if not judged:
@@ -447,7 +533,10 @@ def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> F
     is_valid = bool(estimate["valid"])
     return Figures(
         alarm=bool(judged[0]["drifted"]),
-        features=[FeatureFigure(one["name"], abs(one["value"]), one["threshold"]) for one in judgement["features"]],
+        features=[
+            FeatureFigure(one["name"], abs(one["value"]), one["threshold"])
+            for one in judgement["features"]
+        ],
         estimate=(estimate["value"], estimate["low"], estimate["high"]) if is_valid else None,
         is_estimate_valid=is_valid,
         quality=known,
@@ -465,7 +554,9 @@ def _describe_last(window: dict[str, Any] | None) -> dict[str, Any]:
         "opened": window["opened"],
         "closed": window["closed"],
         "rows": window["rows"],
-        "features": [one | {"test": one["statistic"], "statistic": abs(one["value"])} for one in features],  # of `test`
+        "features": [
+            one | {"test": one["statistic"], "statistic": abs(one["value"])} for one in features
+        ],  # of `test`
         "estimate": window["judgement"]["estimate"],
     }
 
@@ -476,7 +567,11 @@ def _brief(window: dict[str, Any]) -> dict[str, Any]:
     strongest = judgement["features"][0] if judgement["features"] else None
     return {name: window[name] for name in ("opened", "closed", "rows")} | {
         "drifted": bool(window["drifted"]),
-        "strongest": strongest and {"name": strongest["name"], "strength": abs(strongest["value"]) / strongest["threshold"]},
+        "strongest": strongest
+        and {
+            "name": strongest["name"],
+            "strength": abs(strongest["value"]) / strongest["threshold"],
+        },
         "estimate": judgement["estimate"],
     }
 
@@ -487,7 +582,9 @@ def _state(model: WatchedModel) -> str:
     return "watching" if model.reference is not None else "the bundle has no reference for drift"
 
 
-def _describe_feedback(model: WatchedModel, history: list[dict[str, Any]], quality: dict[str, Any] | None) -> dict[str, Any]:
+def _describe_feedback(
+    model: WatchedModel, history: list[dict[str, Any]], quality: dict[str, Any] | None
+) -> dict[str, Any]:
     judged = _judged(history)
     return {
         "state": "measured" if quality else "no truths yet",

@@ -28,7 +28,12 @@ from slipway.inputs.images import ImageContract
 
 IMAGE = "image"
 _NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "FP32", "FP64")
-_COLUMN_DATATYPES = {"number": _NUMBERS, "boolean": ("BOOL",), "category": (BYTES,), "date": (BYTES,)}
+_COLUMN_DATATYPES = {
+    "number": _NUMBERS,
+    "boolean": ("BOOL",),
+    "category": (BYTES,),
+    "date": (BYTES,),
+}
 _COLUMN_DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": BYTES, "date": BYTES}
 _IMAGE_DIMENSIONS = 4
 _INLINE_VALUES = 1000  # are written in about a millisecond
@@ -39,7 +44,10 @@ def describe(manifest: Bundle) -> dict[str, Any]:
     """`inputs` and `outputs` of the model's metadata."""
     contract, output = manifest.input, manifest.output
     if isinstance(contract, ColumnContract):
-        inputs = [{"name": column.name, "datatype": _COLUMN_DATATYPE[column.kind], "shape": [-1]} for column in contract.columns]
+        inputs = [
+            {"name": column.name, "datatype": _COLUMN_DATATYPE[column.kind], "shape": [-1]}
+            for column in contract.columns
+        ]
     else:
         inputs = [{"name": IMAGE, "datatype": BYTES, "shape": [-1]}]
     if output.kind == "value":
@@ -51,10 +59,17 @@ def describe(manifest: Bundle) -> dict[str, Any]:
             {"name": "probabilities", "datatype": "FP32", "shape": [-1, labels]},
             {"name": "prediction_set", "datatype": "BOOL", "shape": [-1, labels]},
         ]
-    strangeness = [{"name": "outlier_score", "datatype": "FP32", "shape": [-1]}, {"name": "is_outlier", "datatype": "BOOL", "shape": [-1]}]
+    strangeness = [
+        {"name": "outlier_score", "datatype": "FP32", "shape": [-1]},
+        {"name": "is_outlier", "datatype": "BOOL", "shape": [-1]},
+    ]
     described = {"inputs": inputs, "outputs": [*outputs, *strangeness]}
     ignored = contract.ignored if isinstance(contract, ColumnContract) else []
-    return described | ({"properties": {"ignored_inputs": json.dumps(ignored, ensure_ascii=False)}} if ignored else {})
+    return described | (
+        {"properties": {"ignored_inputs": json.dumps(ignored, ensure_ascii=False)}}
+        if ignored
+        else {}
+    )
 
 
 def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -> bool:
@@ -63,12 +78,17 @@ def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -
     Images as bytes are only cut out of it. Of a table each value is looked at.
     """
     head = num_bytes if head_length is None else head_length
-    return head <= INLINE_BYTES and num_bytes <= (INLINE_BYTES if manifest.input.kind == "columns" else INLINE_IMAGE_BYTES)
+    return head <= INLINE_BYTES and num_bytes <= (
+        INLINE_BYTES if manifest.input.kind == "columns" else INLINE_IMAGE_BYTES
+    )
 
 
 def is_quickly_written(answer: dict[str, Any], manifest: Bundle) -> bool:
     """Whether the event loop can make outputs of an answer of `/predict` between two requests."""
-    return len(answer.get("predictions", "1")) * (len(manifest.output.labels) + _VALUES_BESIDE) <= _INLINE_VALUES
+    return (
+        len(answer.get("predictions", "1")) * (len(manifest.output.labels) + _VALUES_BESIDE)
+        <= _INLINE_VALUES
+    )
 
 
 def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows: int) -> Payload:
@@ -82,13 +102,18 @@ def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows
     return Payload("images", tuple(_images(request.inputs, manifest.input, max_items)))
 
 
-def as_outputs(answer: dict[str, Any], request: InferRequest, manifest: Bundle) -> list[tuple[Tensor, bool]]:
+def as_outputs(
+    answer: dict[str, Any], request: InferRequest, manifest: Bundle
+) -> list[tuple[Tensor, bool]]:
     """The outputs that were asked for, and of each whether it is sent as bytes; Refusal for one that there is not."""
     answers = answer.get("predictions", [answer])
     made = {tensor.name: tensor for tensor in _tensors(answers, manifest.output.labels)}
     if request.wanted is None:
         return [(tensor, request.is_binary) for tensor in made.values()]
-    return [(_wanted(made, wanted, manifest.output.labels, position), wanted.is_binary) for position, wanted in enumerate(request.wanted)]
+    return [
+        (_wanted(made, wanted, manifest.output.labels, position), wanted.is_binary)
+        for position, wanted in enumerate(request.wanted)
+    ]
 
 
 def _wanted(made: dict[str, Tensor], wanted: Wanted, labels: list[str], position: int) -> Tensor:
@@ -99,7 +124,10 @@ def _wanted(made: dict[str, Tensor], wanted: Wanted, labels: list[str], position
     if not wanted.num_classes:
         return tensor
     if wanted.name != "probabilities":
-        raise mismatch(f"{wanted.name!r} has no classes, expected 'probabilities'", f"outputs[{position}].parameters.classification")
+        raise mismatch(
+            f"{wanted.name!r} has no classes, expected 'probabilities'",
+            f"outputs[{position}].parameters.classification",
+        )
     return _classified(tensor, labels, wanted.num_classes)
 
 
@@ -117,10 +145,15 @@ def _tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Tensor]:
     count = len(answers)
     found = []
     if labels:
-        probabilities, inside = np.empty((count, len(labels)), np.float32), np.empty((count, len(labels)), bool)
+        probabilities, inside = (
+            np.empty((count, len(labels)), np.float32),
+            np.empty((count, len(labels)), bool),
+        )
         for row, answer in enumerate(answers):
             probabilities[row] = [answer["probabilities"][label] for label in labels]
-            likely = frozenset(answer["prediction_set"])  # the list may have all of a thousand labels
+            likely = frozenset(
+                answer["prediction_set"]
+            )  # the list may have all of a thousand labels
             inside[row] = [label in likely for label in labels]
         chosen = np.empty(count, object)
         chosen[:] = [answer["label"].encode() for answer in answers]
@@ -130,10 +163,21 @@ def _tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Tensor]:
             Tensor("prediction_set", "BOOL", inside.shape, inside),
         ]
     else:
-        found.append(Tensor("value", "FP32", (count, 1), np.array([[answer["value"]] for answer in answers], np.float32)))
+        found.append(
+            Tensor(
+                "value",
+                "FP32",
+                (count, 1),
+                np.array([[answer["value"]] for answer in answers], np.float32),
+            )
+        )
     scores = np.array([answer["outlier_score"] for answer in answers], np.float32)
     outliers = np.array([answer["is_outlier"] for answer in answers], bool)
-    return [*found, Tensor("outlier_score", "FP32", (count,), scores), Tensor("is_outlier", "BOOL", (count,), outliers)]
+    return [
+        *found,
+        Tensor("outlier_score", "FP32", (count,), scores),
+        Tensor("is_outlier", "BOOL", (count,), outliers),
+    ]
 
 
 # Images ---------------------------------------------------------------------------------------------------------------------------
@@ -142,7 +186,11 @@ def _tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Tensor]:
 def _images(inputs: list[Tensor], contract: ImageContract, max_items: int) -> list[bytes]:
     for tensor in inputs:
         if tensor.name != IMAGE:
-            raise Refusal("unknown_field", f"there is a tensor {tensor.name[:80]!r}, expected only {IMAGE!r}", field=tensor.name[:80])
+            raise Refusal(
+                "unknown_field",
+                f"there is a tensor {tensor.name[:80]!r}, expected only {IMAGE!r}",
+                field=tensor.name[:80],
+            )
     tensor = inputs[0]
     count = tensor.shape[0] if tensor.shape else 0
     _require_count(count, max_items, "SLIPWAY_MAX_ITEMS")
@@ -150,17 +198,33 @@ def _images(inputs: list[Tensor], contract: ImageContract, max_items: int) -> li
         if math.prod(tensor.shape) != count:
             raise mismatch(f"its shape is {list(tensor.shape)}, expected [images]", IMAGE)
         elements = tensor.values.ravel().tolist()
-        return [from_base64(element, f"{IMAGE}[{position}]") for position, element in enumerate(elements)] if tensor.is_text else elements
-    if tensor.datatype != "UINT8" or len(tensor.shape) != _IMAGE_DIMENSIONS or tensor.shape[3] != contract.channels or 0 in tensor.shape:
+        return (
+            [
+                from_base64(element, f"{IMAGE}[{position}]")
+                for position, element in enumerate(elements)
+            ]
+            if tensor.is_text
+            else elements
+        )
+    if (
+        tensor.datatype != "UINT8"
+        or len(tensor.shape) != _IMAGE_DIMENSIONS
+        or tensor.shape[3] != contract.channels
+        or 0 in tensor.shape
+    ):
         expected = f"BYTES of encoded images, or UINT8 of shape [images, height, width, {contract.channels}]"
-        raise mismatch(f"{tensor.datatype} of shape {list(tensor.shape)} was found, expected {expected}", IMAGE)
+        raise mismatch(
+            f"{tensor.datatype} of shape {list(tensor.shape)} was found, expected {expected}", IMAGE
+        )
     return [_bitmap(pixels) for pixels in tensor.values]
 
 
 def _bitmap(pixels: NDArray[np.uint8]) -> bytes:
     """(height, width, channels) uint8 as a BMP: nothing is lost, and next to nothing spent."""
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)).save(buffer, "BMP")
+    Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)).save(
+        buffer, "BMP"
+    )
     return buffer.getvalue()
 
 
@@ -190,10 +254,18 @@ def _rows(inputs: list[Tensor], contract: ColumnContract, max_rows: int) -> byte
 def _cells(tensor: Tensor, column: Column, count: int) -> list[Any]:
     expected = _COLUMN_DATATYPES[column.kind]
     if tensor.datatype not in expected:
-        raise mismatch(f"{tensor.datatype} was found, a {column.kind} is {' or '.join(expected)}", tensor.name)
+        raise mismatch(
+            f"{tensor.datatype} was found, a {column.kind} is {' or '.join(expected)}", tensor.name
+        )
     if tensor.shape not in ((count,), (count, 1)):
-        raise mismatch(f"its shape is {list(tensor.shape)}, expected [{count}] as for the first column, or [{count}, 1]", tensor.name)
-    return [_cell(value, tensor.name, position) for position, value in enumerate(tensor.values.ravel().tolist())]
+        raise mismatch(
+            f"its shape is {list(tensor.shape)}, expected [{count}] as for the first column, or [{count}, 1]",
+            tensor.name,
+        )
+    return [
+        _cell(value, tensor.name, position)
+        for position, value in enumerate(tensor.values.ravel().tolist())
+    ]
 
 
 def _cell(value: Any, name: str, position: int) -> Any:
@@ -205,13 +277,21 @@ def _cell(value: Any, name: str, position: int) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             return None  # a tensor has no other way to say that a value is missing; a column that needs one refuses it
-        raise Refusal("out_of_range", f"{name}[{position}]: an infinity was found, expected a number", field=f"{name}[{position}]")
+        raise Refusal(
+            "out_of_range",
+            f"{name}[{position}]: an infinity was found, expected a number",
+            field=f"{name}[{position}]",
+        )
     return value
 
 
 def _require_count(count: int, most: int, setting: str) -> None:
     if not count:
-        raise Refusal("no_rows", "the first dimension is 0, expected at least one row", field="inputs[0].shape")
+        raise Refusal(
+            "no_rows",
+            "the first dimension is 0, expected at least one row",
+            field="inputs[0].shape",
+        )
     if count > most:
         message = f"there are {count} rows in one request, the limit is {most}; send fewer in each request ({setting})"
         raise Refusal("too_many_rows", message, field="inputs[0].shape")

@@ -52,19 +52,28 @@ def mismatch(message: str, field: str) -> Refusal:
     return Refusal("tensor_mismatch", f"{field}: {message}", field=field)
 
 
-def from_bytes(name: str, datatype: str, shape: tuple[int, ...], payload: memoryview, field: str) -> Tensor:
+def from_bytes(
+    name: str, datatype: str, shape: tuple[int, ...], payload: memoryview, field: str
+) -> Tensor:
     """A tensor whose elements follow each other in C order; Refusal if they are more or fewer than its shape says."""
     count = math.prod(shape)
     if datatype == BYTES:
         elements = list(_elements(payload, count, field))
         if len(elements) != count:
-            raise mismatch(f"{len(elements)} elements were found, its shape {list(shape)} says {count}", field)
-        values = np.empty(count, object)  # never before it is known to be right: a shape costs its caller nothing
+            raise mismatch(
+                f"{len(elements)} elements were found, its shape {list(shape)} says {count}", field
+            )
+        values = np.empty(
+            count, object
+        )  # never before it is known to be right: a shape costs its caller nothing
         values[:] = elements
         return Tensor(name, datatype, shape, values.reshape(shape))
     expected = count * NUMPY[datatype].itemsize
     if len(payload) != expected:
-        raise mismatch(f"{len(payload)} bytes were found, {datatype} of shape {list(shape)} has {expected}", field)
+        raise mismatch(
+            f"{len(payload)} bytes were found, {datatype} of shape {list(shape)} has {expected}",
+            field,
+        )
     if datatype == "BOOL" and (np.frombuffer(payload, np.uint8) > 1).any():
         raise mismatch("a byte of BOOL is neither 0 nor 1", field)
     return Tensor(name, datatype, shape, np.frombuffer(payload, NUMPY[datatype]).reshape(shape))
@@ -75,7 +84,9 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, field
     flat = list(_flattened(data))
     count = math.prod(shape)
     if len(flat) != count:
-        raise mismatch(f"{len(flat)} values were found, its shape {list(shape)} says {count}", f"{field}.data")
+        raise mismatch(
+            f"{len(flat)} values were found, its shape {list(shape)} says {count}", f"{field}.data"
+        )
     values = np.empty(count, object if datatype == BYTES else NUMPY[datatype])
     for position, value in enumerate(flat):
         if not _is_of(value, datatype):
@@ -95,7 +106,10 @@ def to_json(tensor: Tensor) -> list[Any]:
 def to_bytes(tensor: Tensor) -> bytes:
     """The values in C order."""
     if tensor.datatype == BYTES:
-        return b"".join(len(element).to_bytes(_LENGTH_BYTES, "little") + element for element in tensor.values.ravel().tolist())
+        return b"".join(
+            len(element).to_bytes(_LENGTH_BYTES, "little") + element
+            for element in tensor.values.ravel().tolist()
+        )
     return np.ascontiguousarray(tensor.values, NUMPY[tensor.datatype]).tobytes()
 
 
@@ -104,7 +118,10 @@ def from_base64(element: bytes, field: str) -> bytes:
     try:
         return base64.b64decode(element, validate=True)
     except binascii.Error as error:
-        raise mismatch(f"it is no base64 ({error}); in JSON an image is base64, or send it as a binary tensor", field) from None
+        raise mismatch(
+            f"it is no base64 ({error}); in JSON an image is base64, or send it as a binary tensor",
+            field,
+        ) from None
 
 
 def _elements(payload: memoryview, most: int, field: str) -> Iterator[bytes]:

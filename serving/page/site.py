@@ -28,8 +28,12 @@ POLICY = "; ".join(
     ]
 )  # fmt: skip
 _PLACE = re.compile(r'data-(text|label)="([\w.]+)"(>?)')
-_GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q\s*=\s*(?!0(?:\.0{0,3})?\s*(?:,|$))[\d.]+\s*)?(?:,|$)")
-_RANGE = re.compile(r"\s*([A-Za-z]{1,8}(?:-[A-Za-z0-9]{1,8})*|\*)\s*(?:;\s*q\s*=\s*([01](?:\.\d{0,3})?)\s*)?")
+_GZIP = re.compile(
+    r"(?:^|,)\s*gzip\s*(?:;\s*q\s*=\s*(?!0(?:\.0{0,3})?\s*(?:,|$))[\d.]+\s*)?(?:,|$)"
+)
+_RANGE = re.compile(
+    r"\s*([A-Za-z]{1,8}(?:-[A-Za-z0-9]{1,8})*|\*)\s*(?:;\s*q\s*=\s*([01](?:\.\d{0,3})?)\s*)?"
+)
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,20 @@ class Site:
 
 def read_site(folder: Path = FOLDER) -> Site:
     """The files in `folder` and the start page made of its `index.html`."""
-    files = {path.name: _file(path.read_bytes()) for path in sorted(folder.iterdir()) if path.suffix in CONTENT_TYPES}
-    digest = hashlib.sha256(b"".join(name.encode() + b"\0" + file.plain for name, file in files.items())).hexdigest()[:16]
+    files = {
+        path.name: _file(path.read_bytes())
+        for path in sorted(folder.iterdir())
+        if path.suffix in CONTENT_TYPES
+    }
+    digest = hashlib.sha256(
+        b"".join(name.encode() + b"\0" + file.plain for name, file in files.items())
+    ).hexdigest()[:16]
     template = (folder / "index.html").read_text(encoding="utf-8")
     texts = {language: json.loads(files[f"{language}.json"].plain) for language in LANGUAGES}
-    pages = {language: _file(_render(template, language, digest, texts[language])) for language in LANGUAGES}
+    pages = {
+        language: _file(_render(template, language, digest, texts[language]))
+        for language in LANGUAGES
+    }
     return Site(pages, files, digest)
 
 
@@ -91,7 +104,11 @@ def _render(template: str, language: str, digest: str, texts: dict[str, str]) ->
     def fill(place: re.Match[str]) -> str:
         attribute, key, end = place.groups()
         text = escape(texts[key])
-        return f"{place.group()}{text}" if attribute == "text" and end else f'{place.group()[: -len(end) or None]} aria-label="{text}"{end}'
+        return (
+            f"{place.group()}{text}"
+            if attribute == "text" and end
+            else f'{place.group()[: -len(end) or None]} aria-label="{text}"{end}'
+        )
 
     page = template.replace("{{language}}", language).replace("{{static}}", f"{STATIC}/{digest}")
     return _PLACE.sub(fill, page).encode()

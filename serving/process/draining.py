@@ -15,7 +15,9 @@ from serving.worker import Inference
 
 def drain_on_sigterm(inference: Inference) -> None:
     """Drain before uvicorn, whose handler of SIGTERM is in place already, ends this worker. Called on its event loop."""
-    if threading.current_thread() is not threading.main_thread():  # an application in somebody else's process
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # an application in somebody else's process
         return
     loop, end = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
     if not callable(end):  # no server around it

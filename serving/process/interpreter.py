@@ -11,7 +11,11 @@ fraction of that, and would wait so long again and again while a model is loaded
 import gc
 import sys
 
-_YOUNG, _MIDDLE, _OLD = 20_000, 20, 20  # net allocations between two searches of the youngest; searches of one between two of the next
+_YOUNG, _MIDDLE, _OLD = (
+    20_000,
+    20,
+    20,
+)  # net allocations between two searches of the youngest; searches of one between two of the next
 TURN_S = 0.0005
 
 

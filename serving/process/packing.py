@@ -12,11 +12,17 @@ from slipway.artifacts.engine_manifest import PASSPORT, check_origin, read_passp
 
 def bento_labels(root: Path = ROOT) -> dict[str, str]:
     """What a bento of the project in `root` is labelled with. A SlipwayError says why none may be built."""
-    bundle_root, certificate_path, engine = (root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine"))
+    bundle_root, certificate_path, engine = (
+        root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine")
+    )
     bundle, certificate = read_certified(bundle_root, certificate_path, accept_draft=False)
     if (engine / PASSPORT).exists():
         passport = read_passport(engine, certificate.engine_digest)
         check_origin(passport, bundle)
         read_plan(engine, passport)
     agreeing = [hop.name for hop in certificate.hops if hop.status == "agrees"]
-    return {"model_version": bundle.version, "task": bundle.manifest.task, "hops_that_agree": str(len(agreeing))}
+    return {
+        "model_version": bundle.version,
+        "task": bundle.manifest.task,
+        "hops_that_agree": str(len(agreeing)),
+    }

@@ -20,13 +20,27 @@ _MAX_RETRIES = 100
 class Supervisor(circus.Arbiter):
     """Circus' arbiter, as BentoML extends it, with these ways mended."""
 
-    def __init__(self, watchers: list[Any], *, endpoint: str, pubsub_endpoint: str, check_delay: float, **options: Any) -> None:
+    def __init__(
+        self,
+        watchers: list[Any],
+        *,
+        endpoint: str,
+        pubsub_endpoint: str,
+        check_delay: float,
+        **options: Any,
+    ) -> None:
         if not options.get("plugins"):  # which are processes that have to reach it
             endpoint, pubsub_endpoint = "inproc://slipway-control", "inproc://slipway-events"
         for watcher in watchers:
             # With one worker the container itself ends, and is started again by whoever runs it.
             watcher.respawn = watcher.respawn or watcher.numprocesses > 1
-        super().__init__(watchers, endpoint=endpoint, pubsub_endpoint=pubsub_endpoint, check_delay=CHECK_SECONDS, **options)
+        super().__init__(
+            watchers,
+            endpoint=endpoint,
+            pubsub_endpoint=pubsub_endpoint,
+            check_delay=CHECK_SECONDS,
+            **options,
+        )
         self._exclusive_running_command: str | None
         self._is_ending = False
 

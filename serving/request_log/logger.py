@@ -15,7 +15,13 @@ from datetime import UTC, datetime
 from serving.request_log.observers import Answered, Noted, id_of
 from serving.settings import Settings
 from slipway.system.disk_faults import disk_fault
-from slipway.traffic.request_log import REPLAYED, KeptFolder, KeptRequest, digest_inputs, encode_line
+from slipway.traffic.request_log import (
+    REPLAYED,
+    KeptFolder,
+    KeptRequest,
+    digest_inputs,
+    encode_line,
+)
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -35,7 +41,9 @@ Count = Callable[[str, int], None]
 class Keeper:
     """One worker's queue and thread. `count` is told what became of how many requests, by one of OUTCOMES."""
 
-    def __init__(self, folder: KeptFolder, share: float, count: Count, tidy_s: float | None = None) -> None:
+    def __init__(
+        self, folder: KeptFolder, share: float, count: Count, tidy_s: float | None = None
+    ) -> None:
         self._folder = folder
         self._share = share
         self._count = count
@@ -59,7 +67,10 @@ class Keeper:
     def _keep(self, moment: float, answered: Answered) -> None:
         num_bytes = answered.payload.num_bytes + answered.inputs.nbytes
         with self._lock:
-            is_full = len(self._waiting) >= MAX_WAITING or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES
+            is_full = (
+                len(self._waiting) >= MAX_WAITING
+                or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES
+            )
             if not is_full:
                 self._waiting.append((moment, answered))
                 self._waiting_bytes += num_bytes
@@ -146,14 +157,21 @@ class Keeper:
 
     def _failed(self, error: Exception) -> None:
         if not self._is_failing:
-            logger.error("requests are not kept in %s: %s", self._folder.root, disk_fault(error) or repr(error))
+            logger.error(
+                "requests are not kept in %s: %s",
+                self._folder.root,
+                disk_fault(error) or repr(error),
+            )
         self._is_failing = True
 
 
 def open_keeper(settings: Settings, count: Count) -> Keeper | None:
     """The keeper that the settings ask for; None where nothing is kept."""
     if settings.keep_directory is None:
-        idle = sorted(f"SLIPWAY_{name.upper()}" for name in settings.model_fields_set & {"keep_share", "keep_bytes", "keep_days"})
+        idle = sorted(
+            f"SLIPWAY_{name.upper()}"
+            for name in settings.model_fields_set & {"keep_share", "keep_bytes", "keep_days"}
+        )
         if idle:
             logger.warning("nothing is kept: %s without SLIPWAY_KEEP_DIRECTORY", ", ".join(idle))
         return None
@@ -161,9 +179,15 @@ def open_keeper(settings: Settings, count: Count) -> Keeper | None:
     folder = KeptFolder(settings.keep_directory, settings.keep_bytes, settings.workers, max_age_s)
     limit = f", for {settings.keep_days:g} days" if max_age_s else ""
     logger.info(
-        "%g %% of the requests are kept in %s, at most %d bytes%s", 100 * settings.keep_share, folder.root, settings.keep_bytes, limit
+        "%g %% of the requests are kept in %s, at most %d bytes%s",
+        100 * settings.keep_share,
+        folder.root,
+        settings.keep_bytes,
+        limit,
     )
-    return Keeper(folder, settings.keep_share, count, min(_TIDY_S, max_age_s / 100) if max_age_s else None)
+    return Keeper(
+        folder, settings.keep_share, count, min(_TIDY_S, max_age_s / 100) if max_age_s else None
+    )
 
 
 def is_sampled(request_id: str, share: float) -> bool:

@@ -43,7 +43,9 @@ class Answered(NamedTuple):
     @property
     def outputs(self) -> dict[str, NDArray[np.float32]]:
         """(rows, ...) float32 by the graph's output name."""
-        values, scores = (np.array([row[place] for row in self.rows], np.float32) for place in (0, 1))
+        values, scores = (
+            np.array([row[place] for row in self.rows], np.float32) for place in (0, 1)
+        )
         return {self.bundle.manifest.output_name: values, SCORE_NAME: scores}
 
     @property
@@ -53,7 +55,9 @@ class Answered(NamedTuple):
 
 
 # The fields of Answered in their order. Most requests are only counted, and never become one: to make it takes as long as counting.
-Noted = tuple[str, Payload, bool, NDArray[Any], ServedModel, Sequence[AnsweredRow], list[dict[str, Any]]]
+Noted = tuple[
+    str, Payload, bool, NDArray[Any], ServedModel, Sequence[AnsweredRow], list[dict[str, Any]]
+]
 
 
 def _field(name: str) -> Callable[[Noted], Any]:

@@ -51,7 +51,10 @@ class ImageDecoder:
             return Decoded(reader(), is_list=False)
         loop = asyncio.get_running_loop()
         names = [item_field(position, len(images)) for position in range(len(images))]
-        waiting = [loop.run_in_executor(self._threads, self._pixels, *named) for named in zip(images, names, strict=True)]
+        waiting = [
+            loop.run_in_executor(self._threads, self._pixels, *named)
+            for named in zip(images, names, strict=True)
+        ]
         try:
             return Decoded(np.stack([await pixels for pixels in waiting]), is_list=len(images) > 1)
         finally:
@@ -60,7 +63,9 @@ class ImageDecoder:
 
     def reader(self, images: Sequence[bytes]) -> Callable[[], NDArray[np.uint8]] | None:
         """What decodes a single image in a moment, to (1, size_px, size_px, channels), on whatever thread; None where that takes longer."""
-        if len(images) > 1 or self._contract.transform is not None or not _is_small(images[0]):  # a user's function may take long
+        if (
+            len(images) > 1 or self._contract.transform is not None or not _is_small(images[0])
+        ):  # a user's function may take long
             return None
         return lambda: self._pixels(images[0], "image")[np.newaxis]
 
@@ -72,7 +77,11 @@ class ImageDecoder:
         try:
             return array_from_bytes(image, self._contract)
         except ImageError as error:
-            raise Refusal(error.rule, error.detail if name == "image" else f"{name}: {error.detail}", field=name) from None
+            raise Refusal(
+                error.rule,
+                error.detail if name == "image" else f"{name}: {error.detail}",
+                field=name,
+            ) from None
 
 
 def _give_up(pixels: asyncio.Future[NDArray[np.uint8]]) -> None:

@@ -20,4 +20,8 @@ class Payload:
 
     def as_request(self) -> tuple[str, bytes]:
         """A content type and a body under which `/predict` takes the same once more."""
-        return encode_images(self.items) if self.kind == "images" else ("application/json", self.items[0])
+        return (
+            encode_images(self.items)
+            if self.kind == "images"
+            else ("application/json", self.items[0])
+        )

@@ -34,7 +34,11 @@ ACCEPTED_ROWS = 'send one row as a JSON object, or {"rows": [...]}, with content
 
 
 async def receive_payload(
-    request: Request, max_bytes: int, max_items: int, kind: Literal["images", "columns"], require_room: Callable[[], None]
+    request: Request,
+    max_bytes: int,
+    max_items: int,
+    kind: Literal["images", "columns"],
+    require_room: Callable[[], None],
 ) -> Callable[[], Payload]:
     """A function that parses the body, which has arrived, to what a model with this kind of input is asked about.
 
@@ -54,10 +58,15 @@ async def receive_payload(
         blocks = _Blocks(int(declared[:20]) if declared.isdigit() else max_bytes)
         boundary = options.get(b"boundary")
         if not boundary:
-            raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
+            raise Refusal(
+                "malformed_body",
+                "the multipart content type has no boundary; let the client library write that header",
+            )
         await _receive(request, max_bytes, blocks.write, require_room)
         return lambda: Payload(kind, _images_in(blocks, boundary, max_items))
-    raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
+    raise _unsupported(
+        media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED
+    )
 
 
 def _nothing() -> None:
@@ -101,20 +110,38 @@ def _images_in(blocks: _Blocks, boundary: bytes, max_items: int) -> tuple[bytes,
         return form.images()
 
 
-async def read_json(request: Request, max_bytes: int, accepted: str = ACCEPTED_ROWS, require_room: Callable[[], None] = _nothing) -> bytes:
+async def read_json(
+    request: Request,
+    max_bytes: int,
+    accepted: str = ACCEPTED_ROWS,
+    require_room: Callable[[], None] = _nothing,
+) -> bytes:
     """The JSON text of a request, in UTF-8 if it is text at all; Refusal with what is `accepted` if it is declared to be something else."""
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
-    is_image = media_type.startswith(b"image/") or media_type in (b"multipart/form-data", b"application/octet-stream")
+    is_image = media_type.startswith(b"image/") or media_type in (
+        b"multipart/form-data",
+        b"application/octet-stream",
+    )
     if media_type != JSON:
-        hint = "this model takes rows of a table, not images: " if is_image and accepted is ACCEPTED_ROWS else ""
+        hint = (
+            "this model takes rows of a table, not images: "
+            if is_image and accepted is ACCEPTED_ROWS
+            else ""
+        )
         raise _unsupported(media_type, hint, accepted)
     charset = options.get(b"charset", b"utf-8")
     if charset.lower() != b"utf-8":
-        raise Refusal("unsupported_media_type", f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8", field="content-type")
+        raise Refusal(
+            "unsupported_media_type",
+            f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8",
+            field="content-type",
+        )
     return await read_body(request, max_bytes, require_room)
 
 
-@functools.lru_cache(256)  # a caller sends the same one again and again, or a new boundary each time
+@functools.lru_cache(
+    256
+)  # a caller sends the same one again and again, or a new boundary each time
 def _parsed_content_type(value: bytes | None) -> tuple[bytes, Mapping[bytes, bytes]]:
     """Media type in lower case, and options."""
     return parse_options_header(value)
@@ -122,10 +149,16 @@ def _parsed_content_type(value: bytes | None) -> tuple[bytes, Mapping[bytes, byt
 
 def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
     found = media_type.decode("latin-1")[:80] or "none"
-    return Refusal("unsupported_media_type", f"content type {found} was found; {hint}{accepted}", field="content-type")
+    return Refusal(
+        "unsupported_media_type",
+        f"content type {found} was found; {hint}{accepted}",
+        field="content-type",
+    )
 
 
-async def read_body(request: Request, max_bytes: int, require_room: Callable[[], None] = _nothing) -> bytes:
+async def read_body(
+    request: Request, max_bytes: int, require_room: Callable[[], None] = _nothing
+) -> bytes:
     """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
     whole = whole_body(request, max_bytes)
     if whole is not None:
@@ -135,7 +168,12 @@ async def read_body(request: Request, max_bytes: int, require_room: Callable[[],
     return body.getvalue()
 
 
-async def _receive(request: Request, max_bytes: int, take: Callable[[bytes], object], require_room: Callable[[], None]) -> None:
+async def _receive(
+    request: Request,
+    max_bytes: int,
+    take: Callable[[bytes], object],
+    require_room: Callable[[], None],
+) -> None:
     """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
     whole = whole_body(request, max_bytes)
     if whole is not None:
@@ -168,11 +206,17 @@ def whole_body(request: Request, max_bytes: int) -> bytes | None:
     declared = headers.get(b"content-length")
     if declared is None:
         if b"transfer-encoding" not in headers:
-            raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
+            raise Refusal(
+                "length_required",
+                "the request has neither a content-length nor a chunked body",
+                field="content-length",
+            )
         if whole is not None and len(whole) > max_bytes:
             raise _too_large(max_bytes)
     elif not declared.isdigit():
-        raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
+        raise Refusal(
+            "malformed_body", "the content-length is not a number", field="content-length"
+        )
     elif int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
     return whole
@@ -182,11 +226,19 @@ def _require_identity(encoding: bytes) -> None:
     """Nothing is ever decompressed: no body is larger than it looks."""
     if encoding.strip().lower() not in (b"", b"identity"):
         message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
-        raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
+        raise Refusal(
+            "unsupported_media_type",
+            message,
+            field="content-encoding",
+            headers=(("accept-encoding", "identity"),),
+        )
 
 
 def _too_large(max_bytes: int) -> Refusal:
-    return Refusal("body_too_large", f"the body is larger than the limit of {max_bytes} bytes (SLIPWAY_MAX_BODY_BYTES); send a smaller one")
+    return Refusal(
+        "body_too_large",
+        f"the body is larger than the limit of {max_bytes} bytes (SLIPWAY_MAX_BODY_BYTES); send a smaller one",
+    )
 
 
 @dataclass
@@ -239,7 +291,9 @@ class FormReader:
     def images(self) -> tuple[bytes, ...]:
         """The files `image` in their order; Refusal unless there is at least one, and nothing else, and the form is whole."""
         if not self._is_complete:
-            raise Refusal("malformed_body", "the multipart form breaks off before its closing boundary")
+            raise Refusal(
+                "malformed_body", "the multipart form breaks off before its closing boundary"
+            )
         return _only_images(self._parts)
 
     def close(self) -> None:
@@ -277,20 +331,28 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except FormParserError as error:
-        raise Refusal("malformed_body", f"the multipart form cannot be read: {str(error)[:200]}") from None
+        raise Refusal(
+            "malformed_body", f"the multipart form cannot be read: {str(error)[:200]}"
+        ) from None
 
 
 def _only_images(parts: list[_Part]) -> tuple[bytes, ...]:
     for part in parts:
         if part.name != FIELD:
-            raise Refusal("unknown_field", f"the form has a field {part.name!r}, expected only files {FIELD!r}", field=part.name)
+            raise Refusal(
+                "unknown_field",
+                f"the form has a field {part.name!r}, expected only files {FIELD!r}",
+                field=part.name,
+            )
     if not parts:
         raise Refusal("missing_field", f"the form has no field {FIELD!r}; {ACCEPTED}", field=FIELD)
     for position, part in enumerate(parts):
         if not part.is_file:
             place = item_field(position, len(parts))
             raise Refusal(
-                "not_a_file", f"{place} is text, expected a file (curl -F {FIELD}=@picture.png); URLs are not fetched", field=place
+                "not_a_file",
+                f"{place} is text, expected a file (curl -F {FIELD}=@picture.png); URLs are not fetched",
+                field=place,
             )
     return tuple(part.content.getvalue() for part in parts)
 

@@ -15,13 +15,24 @@ from serving.http.responses import Refusal
 from serving.http.strict_json import may_exceed, parse
 from serving.requests.decoding import Decoded
 from serving.requests.reading import ACCEPTED_ROWS
-from slipway.inputs.columns import Cell, ColumnContract, encode_rows, listed_rows, read_cell, read_row
+from slipway.inputs.columns import (
+    Cell,
+    ColumnContract,
+    encode_rows,
+    listed_rows,
+    read_cell,
+    read_row,
+)
 from slipway.system.errors import CellError
 
-INLINE_BYTES = 4 << 10  # a longer body is read on a thread: it would hold up the event loop for milliseconds
+INLINE_BYTES = (
+    4 << 10
+)  # a longer body is read on a thread: it would hold up the event loop for milliseconds
 MAX_FAULTS = 100  # are found; after so many it is enough
 _SHOWN_FAULTS = 3  # are named, beside the first
-_SPARE_VALUES = 1024  # beyond what the rows can hold, so that unknown columns are named and not only counted
+_SPARE_VALUES = (
+    1024  # beyond what the rows can hold, so that unknown columns are named and not only counted
+)
 
 
 class RowDecoder:
@@ -30,13 +41,17 @@ class RowDecoder:
     def __init__(self, contract: ColumnContract, max_rows: int) -> None:
         self._contract = contract
         self._max_rows = max_rows
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="slipway-rows")  # parsing holds the interpreter's lock
+        self._threads = ThreadPoolExecutor(
+            1, thread_name_prefix="slipway-rows"
+        )  # parsing holds the interpreter's lock
 
     async def decode(self, payload: bytes) -> Decoded:
         """(rows, width) float32; Refusal naming the first fault, with `field` as "age" or "rows[3].age"."""
         if len(payload) <= INLINE_BYTES:
             return self._decode(payload)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, payload)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._decode, payload
+        )
 
     def close(self) -> None:
         """End the thread. What is left to it nobody waits for, and it may take seconds: neither does the event loop."""
@@ -77,14 +92,22 @@ class RowDecoder:
         if rows is None:
             return [content], False
         if not rows:
-            raise Refusal("no_rows", "the list of rows is empty, expected at least one row", field="rows")
+            raise Refusal(
+                "no_rows", "the list of rows is empty, expected at least one row", field="rows"
+            )
         if len(rows) > self._max_rows:
             raise Refusal(
-                "too_many_rows", f"there are {len(rows)} rows in one request, the limit is {self._max_rows}; {self._hint}", field="rows"
+                "too_many_rows",
+                f"there are {len(rows)} rows in one request, the limit is {self._max_rows}; {self._hint}",
+                field="rows",
             )
         for position, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise Refusal("not_a_row", f"row {position} is {_kind(row)}, expected an object of columns", field=f"rows[{position}]")
+                raise Refusal(
+                    "not_a_row",
+                    f"row {position} is {_kind(row)}, expected an object of columns",
+                    field=f"rows[{position}]",
+                )
         return rows, True
 
     @property
@@ -107,7 +130,9 @@ def cell_faults(row: Mapping[str, Any], contract: ColumnContract) -> Iterator[Ce
             yield error.with_traceback(None)
 
 
-def _too_large(rows: list[dict[str, Cell]], contract: ColumnContract) -> Iterator[tuple[int, CellError]]:
+def _too_large(
+    rows: list[dict[str, Cell]], contract: ColumnContract
+) -> Iterator[tuple[int, CellError]]:
     for position, row in enumerate(rows):
         try:
             encode_rows([row], contract)
@@ -117,9 +142,14 @@ def _too_large(rows: list[dict[str, Cell]], contract: ColumnContract) -> Iterato
 
 def _refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
     """The first fault, and what else there is."""
-    places = [f"rows[{position}].{fault.column}" if is_list else fault.column for position, fault in faults]
+    places = [
+        f"rows[{position}].{fault.column}" if is_list else fault.column
+        for position, fault in faults
+    ]
     first = faults[0][1]
-    others = [f"{place} ({fault.rule})" for place, (_, fault) in zip(places[1:], faults[1:], strict=True)]
+    others = [
+        f"{place} ({fault.rule})" for place, (_, fault) in zip(places[1:], faults[1:], strict=True)
+    ]
     message = f"{places[0]}: {first.detail}"
     if others:
         count = f"At least {len(others)}" if len(faults) == MAX_FAULTS else str(len(others))
@@ -129,5 +159,11 @@ def _refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
 
 def _kind(content: Any) -> str:
     """What JSON calls it."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "true or false",
+        type(None): "null",
+    }
     return names.get(type(content), "a number")

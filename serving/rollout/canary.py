@@ -46,7 +46,9 @@ class _Asked(NamedTuple):
 class Canary:
     """The candidate and its share. `slow_s` is what is counted as slow; None: nothing is, yet."""
 
-    def __init__(self, live: LiveModel, evidence: Evidence, salt: str, first_uses: FirstUses) -> None:
+    def __init__(
+        self, live: LiveModel, evidence: Evidence, salt: str, first_uses: FirstUses
+    ) -> None:
         self.live = live
         self.share = 0.0
         self.slow_s: float | None = None
@@ -58,14 +60,20 @@ class Canary:
         """Whether the candidate is asked first."""
         return is_chosen(request_id, self.share, self._salt)
 
-    async def predict(self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne) -> dict[str, Any]:
+    async def predict(
+        self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne
+    ) -> dict[str, Any]:
         """The answer of one of the two; `stable` gives the stable model of the moment."""
-        asked = _Asked(self._first_uses.is_first(request_id), self.share, self.slow_s, perf_counter())
+        asked = _Asked(
+            self._first_uses.is_first(request_id), self.share, self.slow_s, perf_counter()
+        )
         if self.is_chosen(request_id):
             return await self._by_candidate(asked, stable, predict_with)
         return await self._by_stable(asked, stable(), predict_with)
 
-    async def explain(self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskOne) -> dict[str, Any]:
+    async def explain(
+        self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskOne
+    ) -> dict[str, Any]:
         """The explanation by the model that `predict` has for this request id; it is no evidence."""
         self._first_uses.is_first(request_id)  # from now on its caller knows whose it is
         if self.is_chosen(request_id):
@@ -76,7 +84,9 @@ class Canary:
                     raise
         return await explain_with(stable())
 
-    async def _by_stable(self, asked: _Asked, live: LiveModel, predict_with: AskOne) -> dict[str, Any]:
+    async def _by_stable(
+        self, asked: _Asked, live: LiveModel, predict_with: AskOne
+    ) -> dict[str, Any]:
         is_counted, failed = True, True
         try:
             answer = await predict_with(live)
@@ -89,7 +99,9 @@ class Canary:
             if is_counted:
                 self._note(asked, asked.seconds, of_candidate=False, failed=failed)
 
-    async def _by_candidate(self, asked: _Asked, stable: Callable[[], LiveModel], predict_with: AskOne) -> dict[str, Any]:
+    async def _by_candidate(
+        self, asked: _Asked, stable: Callable[[], LiveModel], predict_with: AskOne
+    ) -> dict[str, Any]:
         try:
             answer = await predict_with(self.live)
         except Refusal as refusal:
@@ -129,4 +141,6 @@ class Canary:
 
 def _is_the_models(refusal: Refusal) -> bool:
     """Whether a model failed, and not its caller. A bundle's own function that fails is its model's, whatever the caller is told."""
-    return (refusal.status >= 500 and refusal.code not in _NOT_THE_MODELS) or refusal.code == "transform_failed"
+    return (
+        refusal.status >= 500 and refusal.code not in _NOT_THE_MODELS
+    ) or refusal.code == "transform_failed"

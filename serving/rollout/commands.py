@@ -16,9 +16,28 @@ from serving.rollout.comparing import require_successor
 from serving.rollout.deciding import decide
 from serving.rollout.rehearsal import rehearse
 from serving.rollout.reports import Report, read_reports
-from serving.rollout.state import Allowed, Candidate, Event, Mode, Model, Plan, Rollout, RolloutError, change_rollout, name_of, read_rollout
+from serving.rollout.state import (
+    Allowed,
+    Candidate,
+    Event,
+    Mode,
+    Model,
+    Plan,
+    Rollout,
+    RolloutError,
+    change_rollout,
+    name_of,
+    read_rollout,
+)
 from serving.rollout.status import iso
-from serving.rollout.store import add_model, commanding, is_tried, note_tried, prune_models, settings_of
+from serving.rollout.store import (
+    add_model,
+    commanding,
+    is_tried,
+    note_tried,
+    prune_models,
+    settings_of,
+)
 from serving.settings import Settings
 from slipway.artifacts.bundle import MANIFEST, load_bundle
 from slipway.artifacts.engine_manifest import PASSPORT
@@ -49,18 +68,26 @@ def propose(
         _require_idle(read_rollout(settings.state))
         alive = _alive(settings.state)
         if mode != "deploy" and not alive:
-            raise RolloutError(f"no worker follows {settings.state}, so nothing can be compared. Start the service, or deploy the bundle.")
+            raise RolloutError(
+                f"no worker follows {settings.state}, so nothing can be compared. Start the service, or deploy the bundle."
+            )
         try:
             model = _checked(settings, mode, bundle, certificate, engine)
             if not alive:
                 _require_successor(settings, model, allowed)
         except SlipwayError as error:
             name, reason = _version(bundle), str(error)
-            change_rollout(settings.state, lambda rollout: rollout.with_event("refused", name, reason))
+            change_rollout(
+                settings.state, lambda rollout: rollout.with_event("refused", name, reason)
+            )
             prune_models(settings.state, read_rollout(settings.state).models)
             raise
         replaces = _adopted(settings, alive)
-        return _put(settings, lambda now: _candidate(now, mode, model, replaces=replaces, allowed=allowed, plan=plan), alive)
+        return _put(
+            settings,
+            lambda now: _candidate(now, mode, model, replaces=replaces, allowed=allowed, plan=plan),
+            alive,
+        )
 
 
 def promote(settings: Settings) -> Rollout:
@@ -71,12 +98,19 @@ def promote(settings: Settings) -> Rollout:
     with commanding(settings.state):
         candidate = _require_candidate(read_rollout(settings.state))
         if candidate.phase == "preparing":
-            raise RolloutError(f"{candidate.name} is still being loaded by the workers. Wait until `status` says that it is running.")
+            raise RolloutError(
+                f"{candidate.name} is still being loaded by the workers. Wait until `status` says that it is running."
+            )
         if candidate.mode == "shadow":
             copy = settings_of(settings, candidate.model)
-            read_certified(copy.bundle, copy.certificate, accept_draft=False)  # a shadow may have missed its gates
+            read_certified(
+                copy.bundle, copy.certificate, accept_draft=False
+            )  # a shadow may have missed its gates
             return change_rollout(settings.state, _deployed)
-        return change_rollout(settings.state, lambda rollout: _same(rollout, candidate).ended("promoted", "by command"))
+        return change_rollout(
+            settings.state,
+            lambda rollout: _same(rollout, candidate).ended("promoted", "by command"),
+        )
 
 
 def abort(settings: Settings) -> Rollout:
@@ -85,11 +119,15 @@ def abort(settings: Settings) -> Rollout:
         rollout = read_rollout(settings.state)
         if rollout.candidate is None:
             stable = _stable_told(rollout, _stable_names(settings, rollout))
-            raise RolloutError(f"there is no candidate to end; {stable} is served.{_last(rollout)} Nothing was changed.")
+            raise RolloutError(
+                f"there is no candidate to end; {stable} is served.{_last(rollout)} Nothing was changed."
+            )
         return _end(settings, rollout.candidate)
 
 
-def rollback(settings: Settings, version: str | None = None, clock: Callable[[], float] = time.time) -> Rollout:
+def rollback(
+    settings: Settings, version: str | None = None, clock: Callable[[], float] = time.time
+) -> Rollout:
     """Leave the model of that version: end it if it is the candidate, return to the model before if it is stable.
 
     RolloutError if it is neither: it went meanwhile, by itself or by another operator, and what serves now is another model. Without
@@ -108,9 +146,13 @@ def rollback(settings: Settings, version: str | None = None, clock: Callable[[],
                 f"{stable} is the stable model. End the candidate first (`abort`). Nothing was changed."
             )
         if version is not None and version not in names:
-            raise RolloutError(f"{version} is not served; {stable} is.{_last(rollout, version)} Nothing was changed.")
+            raise RolloutError(
+                f"{version} is not served; {stable} is.{_last(rollout, version)} Nothing was changed."
+            )
         if not rollout.history:
-            raise RolloutError("nothing was served before that could be returned to. Deploy a bundle, or `reset` to SLIPWAY_BUNDLE.")
+            raise RolloutError(
+                "nothing was served before that could be returned to. Deploy a bundle, or `reset` to SLIPWAY_BUNDLE."
+            )
         gone = _gone_lately(rollout, clock())
         if gone and version in (None, gone.model):
             alone = names[-1] if gone.model == names[0] else stable
@@ -119,14 +161,22 @@ def rollback(settings: Settings, version: str | None = None, clock: Callable[[],
                 f"If {stable} is to be left, name it: rollback {alone}"
             )
         before = rollout.history[-1]
-        return _put(settings, lambda now: _candidate(now, "deploy", before, replaces=now.stable, returns=True), _alive(settings.state))
+        return _put(
+            settings,
+            lambda now: _candidate(now, "deploy", before, replaces=now.stable, returns=True),
+            _alive(settings.state),
+        )
 
 
 def reset(settings: Settings) -> Rollout:
     """Return to SLIPWAY_BUNDLE, and forget what was rolled out."""
     with commanding(settings.state):
         _require_idle(read_rollout(settings.state))
-        return _put(settings, lambda now: _candidate(now, "deploy", None, returns=True, clears=True), _alive(settings.state))
+        return _put(
+            settings,
+            lambda now: _candidate(now, "deploy", None, returns=True, clears=True),
+            _alive(settings.state),
+        )
 
 
 def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
@@ -135,18 +185,28 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
     while True:
         reports = read_reports(settings.state)
         # Workers decide; should the last of them have died, somebody has to say so.
-        rollout = change_rollout(settings.state, lambda now: decide(now, read_reports(settings.state), time.time()))
+        rollout = change_rollout(
+            settings.state, lambda now: decide(now, read_reports(settings.state), time.time())
+        )
         folder = rollout.stable.folder if rollout.stable else None
-        late = [report for report in reports if report.is_alive and (report.folder != folder or report.problem)]
+        late = [
+            report
+            for report in reports
+            if report.is_alive and (report.folder != folder or report.problem)
+        ]
         is_preparing = rollout.candidate is not None and rollout.candidate.phase == "preparing"
         if (not is_preparing and not late) or time.monotonic() > deadline:
             return rollout, late
         time.sleep(_POLL_S)
 
 
-def _checked(settings: Settings, mode: Mode, bundle: Path, certificate: Path | None, engine: Path | None) -> Model:
+def _checked(
+    settings: Settings, mode: Mode, bundle: Path, certificate: Path | None, engine: Path | None
+) -> Model:
     if not (bundle / MANIFEST).is_file():
-        raise RolloutError(f"{bundle.absolute()}, which was named, is not a bundle: it has no {MANIFEST}. Name the folder that has it.")
+        raise RolloutError(
+            f"{bundle.absolute()}, which was named, is not a bundle: it has no {MANIFEST}. Name the folder that has it."
+        )
     certificate = certificate or bundle.parent / "certificate.json"
     beside = bundle.parent / "engine"
     engine = engine or (beside if (beside / PASSPORT).exists() else None)
@@ -160,7 +220,9 @@ def _checked(settings: Settings, mode: Mode, bundle: Path, certificate: Path | N
 def _require_successor(settings: Settings, model: Model, allowed: Allowed) -> None:
     """As the workers do; with a stable model that cannot be read there is nothing to compare."""
     try:
-        stable = load_bundle(settings_of(settings, read_rollout(settings.state).stable).bundle).manifest
+        stable = load_bundle(
+            settings_of(settings, read_rollout(settings.state).stable).bundle
+        ).manifest
     except SlipwayError:
         return
     require_successor(load_bundle(settings_of(settings, model).bundle).manifest, stable, allowed)
@@ -183,9 +245,17 @@ def _adopted(settings: Settings, alive: list[Report]) -> Model | None:
 
 def _candidate(rollout: Rollout, mode: Mode, model: Model | None, **fields: object) -> Candidate:
     """A new candidate, whose id no other ever had."""
-    content = {"replaces": None, "allowed": Allowed(), "plan": Plan(), "phase": "preparing", "since": time.time()} | fields
+    content = {
+        "replaces": None,
+        "allowed": Allowed(),
+        "plan": Plan(),
+        "phase": "preparing",
+        "since": time.time(),
+    } | fields
     content["salt"] = secrets.token_hex(16)
-    return Candidate.model_validate({"id": rollout.revision + 1, "mode": mode, "model": model} | content)
+    return Candidate.model_validate(
+        {"id": rollout.revision + 1, "mode": mode, "model": model} | content
+    )
 
 
 def _deployed(rollout: Rollout) -> Rollout:
@@ -201,7 +271,11 @@ def _put(settings: Settings, make: Callable[[Rollout], Candidate], alive: list[R
     def change(rollout: Rollout) -> Rollout:
         _require_idle(rollout)
         proposed = rollout.changed(candidate=make(rollout))
-        return proposed if alive else proposed.ended("swapped", "no worker runs; the next start serves it")
+        return (
+            proposed
+            if alive
+            else proposed.ended("swapped", "no worker runs; the next start serves it")
+        )
 
     rollout = change_rollout(settings.state, change)
     prune_models(settings.state, rollout.models)
@@ -209,14 +283,19 @@ def _put(settings: Settings, make: Callable[[Rollout], Candidate], alive: list[R
 
 
 def _end(settings: Settings, candidate: Candidate) -> Rollout:
-    return change_rollout(settings.state, lambda now: _same(now, candidate).ended("rolled_back", "by command"))
+    return change_rollout(
+        settings.state, lambda now: _same(now, candidate).ended("rolled_back", "by command")
+    )
 
 
 def _stable_names(settings: Settings, rollout: Rollout) -> list[str]:
     """The names of the stable model: its version and its folder; or SLIPWAY_BUNDLE and the version that workers serve of it."""
     if rollout.stable:
         return [rollout.stable.version, rollout.stable.folder]
-    return [name_of(None), *sorted({report.serving for report in _alive(settings.state) if report.serving})]
+    return [
+        name_of(None),
+        *sorted({report.serving for report in _alive(settings.state) if report.serving}),
+    ]
 
 
 def _stable_told(rollout: Rollout, names: list[str]) -> str:
@@ -246,25 +325,33 @@ def _told(event: Event) -> str:
 
 def _same(rollout: Rollout, candidate: Candidate) -> Rollout:
     if rollout.candidate is None or rollout.candidate.id != candidate.id:
-        raise RolloutError(f"{candidate.name} is no candidate any more: {rollout.events[-1].reason}.")
+        raise RolloutError(
+            f"{candidate.name} is no candidate any more: {rollout.events[-1].reason}."
+        )
     return rollout
 
 
 def _require_idle(rollout: Rollout) -> None:
     if rollout.candidate:
         candidate = rollout.candidate
-        raise RolloutError(f"{candidate.name} is on its way ({candidate.mode}, {candidate.phase}). `promote` or `abort` it first.")
+        raise RolloutError(
+            f"{candidate.name} is on its way ({candidate.mode}, {candidate.phase}). `promote` or `abort` it first."
+        )
 
 
 def _require_candidate(rollout: Rollout) -> Candidate:
     if rollout.candidate is None:
-        raise RolloutError(f"there is no candidate; the stable model is {name_of(rollout.stable)}. Propose one with `shadow` or `canary`.")
+        raise RolloutError(
+            f"there is no candidate; the stable model is {name_of(rollout.stable)}. Propose one with `shadow` or `canary`."
+        )
     return rollout.candidate
 
 
 def _require_rising(plan: Plan) -> None:
     if list(plan.steps) != sorted(set(plan.steps)):
-        raise RolloutError(f"the steps are {list(plan.steps)}, expected shares that rise, as 0.01, 0.05, 0.25, 0.5, 1.")
+        raise RolloutError(
+            f"the steps are {list(plan.steps)}, expected shares that rise, as 0.01, 0.05, 0.25, 0.5, 1."
+        )
 
 
 def _alive(state: Path) -> list[Report]:

@@ -30,28 +30,48 @@ def decide(rollout: Rollout, reports: Sequence[Report], now: float) -> Rollout:
         outcome = "refused" if candidate.phase == "preparing" else "rolled_back"
         return rollout.ended(outcome, f"worker {dead.process} died with it")  # type: ignore[arg-type]  # one of the literals
     if candidate.phase == "preparing":
-        return _after_preparing(rollout, candidate, [report for report in reports if report.is_alive], now)
+        return _after_preparing(
+            rollout, candidate, [report for report in reports if report.is_alive], now
+        )
     return _while_running(rollout, candidate, its, now)
 
 
-def _after_preparing(rollout: Rollout, candidate: Candidate, alive: Sequence[Report], now: float) -> Rollout:
-    missing = [report.process for report in alive if (report.candidate, report.phase) != (candidate.id, "prepared")]
+def _after_preparing(
+    rollout: Rollout, candidate: Candidate, alive: Sequence[Report], now: float
+) -> Rollout:
+    missing = [
+        report.process
+        for report in alive
+        if (report.candidate, report.phase) != (candidate.id, "prepared")
+    ]
     if missing or not alive:
         if now - candidate.since <= PREPARE_S:
             return rollout
-        who = f"worker {missing[0]} has not loaded it" if missing else "no worker runs that could load it"
+        who = (
+            f"worker {missing[0]} has not loaded it"
+            if missing
+            else "no worker runs that could load it"
+        )
         return rollout.ended("refused", f"{who} within {PREPARE_S:g} s")
     if candidate.mode == "deploy":
         return rollout.ended("swapped", f"all {len(alive)} workers have loaded and checked it")
-    running = candidate.model_copy(update={"phase": "running", "step_since": now, "slow_s": candidate.plan.slow_s})
+    running = candidate.model_copy(
+        update={"phase": "running", "step_since": now, "slow_s": candidate.plan.slow_s}
+    )
     return rollout.changed(candidate=running).with_event("began", candidate.name, _doing(running))
 
 
-def _while_running(rollout: Rollout, candidate: Candidate, its: Sequence[Report], now: float) -> Rollout:
+def _while_running(
+    rollout: Rollout, candidate: Candidate, its: Sequence[Report], now: float
+) -> Rollout:
     counts = total(report.counts for report in its)
-    if candidate.mode == "shadow":  # nobody but the operator judges it, as long as it answers at all
+    if (
+        candidate.mode == "shadow"
+    ):  # nobody but the operator judges it, as long as it answers at all
         return rollout.ended("rolled_back", counts.fault) if counts.fault else rollout
-    reason = first_reason(counts, candidate, max((report.disagreement for report in its), default=1.0))
+    reason = first_reason(
+        counts, candidate, max((report.disagreement for report in its), default=1.0)
+    )
     if reason:
         return rollout.ended("rolled_back", reason)
     if candidate.slow_s is None:
@@ -70,12 +90,25 @@ def _slow_bound(its: Sequence[Report]) -> float | None:
 
 def _step(rollout: Rollout, candidate: Candidate, counts: Counts, now: float) -> Rollout:
     plan = candidate.plan
-    if now - candidate.step_since < plan.hold_s or counts.requests[0] - candidate.requests_before < plan.hold_requests:
+    if (
+        now - candidate.step_since < plan.hold_s
+        or counts.requests[0] - candidate.requests_before < plan.hold_requests
+    ):
         return rollout
     if candidate.step + 1 == len(plan.steps):
-        return rollout.ended("promoted", f"{counts.requests[0]} of its requests gave no evidence against it")
-    following = candidate.model_copy(update={"step": candidate.step + 1, "step_since": now, "requests_before": counts.requests[0]})
-    return rollout.changed(candidate=following).with_event("step", candidate.name, _doing(following))
+        return rollout.ended(
+            "promoted", f"{counts.requests[0]} of its requests gave no evidence against it"
+        )
+    following = candidate.model_copy(
+        update={
+            "step": candidate.step + 1,
+            "step_since": now,
+            "requests_before": counts.requests[0],
+        }
+    )
+    return rollout.changed(candidate=following).with_event(
+        "step", candidate.name, _doing(following)
+    )
 
 
 def _doing(candidate: Candidate) -> str:

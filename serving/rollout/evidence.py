@@ -23,7 +23,9 @@ NoteQuality = Callable[[str, bool], None]
 class Counts(Contract):
     """Counts over one worker or several."""
 
-    events: dict[str, dict[str, tuple[int, int]]]  # by event, by share as text: of the candidate, of the stable model
+    events: dict[
+        str, dict[str, tuple[int, int]]
+    ]  # by event, by share as text: of the candidate, of the stable model
     requests: tuple[int, int]  # that the two answered or failed
     shadowed: dict[str, int]
     fault: str  # the first answer of the candidate that was none; empty: there was none
@@ -54,7 +56,9 @@ def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 def log_evidences(counts: Counts, disagreement: float) -> dict[str, float]:
     """Of each test, the logarithm of its evidence against the candidate; LOG_THRESHOLD rolls it back."""
     shadowed = (counts.shadowed["differs"] + counts.shadowed["failed"], counts.shadowed["agrees"])
-    return {event: log_evidence(counts.of(event)) for event in EVENTS} | {"disagreement": log_evidence({disagreement: shadowed})}
+    return {event: log_evidence(counts.of(event)) for event in EVENTS} | {
+        "disagreement": log_evidence({disagreement: shadowed})
+    }
 
 
 def first_reason(counts: Counts, candidate: Candidate, disagreement: float) -> str:
@@ -117,9 +121,14 @@ class Evidence:
     def counts(self) -> Counts:
         """The counts so far."""
         with self._lock:
-            events = {event: {share: (pair[0], pair[1]) for share, pair in by_share.items()} for event, by_share in self._events.items()}
+            events = {
+                event: {share: (pair[0], pair[1]) for share, pair in by_share.items()}
+                for event, by_share in self._events.items()
+            }
             requests = (self._requests[0], self._requests[1])
-            return Counts(events=events, requests=requests, shadowed=dict(self._shadowed), fault=self._fault)
+            return Counts(
+                events=events, requests=requests, shadowed=dict(self._shadowed), fault=self._fault
+            )
 
     def stable_latency_s(self) -> tuple[float, int]:
         """The 95th percentile of the stable model's latest requests, and how many they are."""

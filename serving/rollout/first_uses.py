@@ -27,7 +27,9 @@ class FirstUses:
         try:
             self._bits = _shared(path)
         except OSError as error:
-            logger.warning("rollout: ids that come twice are only known within each worker: %s", error)
+            logger.warning(
+                "rollout: ids that come twice are only known within each worker: %s", error
+            )
             self._bits = mmap.mmap(-1, _NUM_BYTES)
 
     def is_first(self, request_id: str) -> bool:
@@ -37,7 +39,9 @@ class FirstUses:
         byte = self._bits[place]
         if byte >> bit & 1:
             return False
-        self._bits[place] = byte | 1 << bit  # two workers at the same byte in the same moment may lose one of two bits
+        self._bits[place] = (
+            byte | 1 << bit
+        )  # two workers at the same byte in the same moment may lose one of two bits
         return True
 
 

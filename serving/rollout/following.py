@@ -21,9 +21,27 @@ from serving.rollout.deciding import decide
 from serving.rollout.evidence import Evidence
 from serving.rollout.first_uses import FirstUses
 from serving.rollout.low_priority import at_low_priority
-from serving.rollout.reports import Phase, Report, first_uses_path, forget_reports, process_started, read_reports, write_report
+from serving.rollout.reports import (
+    Phase,
+    Report,
+    first_uses_path,
+    forget_reports,
+    process_started,
+    read_reports,
+    write_report,
+)
 from serving.rollout.shadowing import Shadow
-from serving.rollout.state import EMPTY, FILE, OUTCOMES, Candidate, Model, Rollout, change_rollout, name_of, read_rollout
+from serving.rollout.state import (
+    EMPTY,
+    FILE,
+    OUTCOMES,
+    Candidate,
+    Model,
+    Rollout,
+    change_rollout,
+    name_of,
+    read_rollout,
+)
 from serving.rollout.status import describe
 from serving.rollout.store import prune_unless_commanding, settings_of
 from serving.settings import Settings
@@ -93,12 +111,18 @@ class Follower:
 
     def begin(self) -> Settings:
         """Settings for the model to start with, SLIPWAY_BUNDLE's or the one that was rolled out. SlipwayError if that is not there."""
-        if self._settings.accept_draft:  # the verify stage asks about SLIPWAY_BUNDLE, whatever is rolled out beside it
+        if (
+            self._settings.accept_draft
+        ):  # the verify stage asks about SLIPWAY_BUNDLE, whatever is rolled out beside it
             return self._settings
         self._rollout = read_rollout(self._state_folder)
         self._stable, self._begun_revision = self._rollout.stable, self._rollout.revision
         if self._stable:
-            logger.info("%s says that %s is served, not SLIPWAY_BUNDLE", self._state_folder / FILE, self._stable.version)
+            logger.info(
+                "%s says that %s is served, not SLIPWAY_BUNDLE",
+                self._state_folder / FILE,
+                self._stable.version,
+            )
         return settings_of(self._settings, self._stable)
 
     @property
@@ -114,7 +138,11 @@ class Follower:
     def card(self) -> dict[str, object]:
         """What `/model` says of it: which model was rolled out, and that it is served in place of SLIPWAY_BUNDLE."""
         wins_over = str(self._settings.bundle) if self._stable else None
-        return {"stable": name_of(self._stable), "wins_over": wins_over, "candidate": self._trial.candidate.name if self._trial else None}
+        return {
+            "stable": name_of(self._stable),
+            "wins_over": wins_over,
+            "candidate": self._trial.candidate.name if self._trial else None,
+        }
 
     def start(self) -> None:
         """Follow from now on."""
@@ -132,7 +160,11 @@ class Follower:
             try:
                 await asyncio.to_thread(self._write, report)
             except OSError as error:
-                logger.error("the rollout in %s does not know that this worker ends: %s", self._state_folder, error)
+                logger.error(
+                    "the rollout in %s does not know that this worker ends: %s",
+                    self._state_folder,
+                    error,
+                )
 
     def note_wrong(self, model_version: str) -> None:
         """Evidence by feedback: an answer of that model was wrong. Any thread may call it.
@@ -140,10 +172,18 @@ class Follower:
         Late feedback is judged by today's share, which is no smaller than at the request: that favours the candidate.
         """
         trial, canary, stable = self._trial, self._served.canary, self._served.model
-        if trial is None or trial.live is None or canary is None or stable is None or not canary.share:
+        if (
+            trial is None
+            or trial.live is None
+            or canary is None
+            or stable is None
+            or not canary.share
+        ):
             return
         if model_version in (trial.live.model.version, stable.version):
-            trial.evidence.event("quality", canary.share, of_candidate=model_version != stable.version)
+            trial.evidence.event(
+                "quality", canary.share, of_candidate=model_version != stable.version
+            )
 
     def status(self) -> dict[str, object]:
         """What is rolled out, for the page and `GET /rollout`; reads files, so it belongs on a thread."""
@@ -159,7 +199,11 @@ class Follower:
                 raise
         if not self.num_reports:
             rollout = self._rollout
-            await asyncio.to_thread(forget_reports, self._state_folder, rollout.candidate.id if rollout.candidate else None)
+            await asyncio.to_thread(
+                forget_reports,
+                self._state_folder,
+                rollout.candidate.id if rollout.candidate else None,
+            )
         # Before a candidate is touched: it may have ended the process that was here before.
         await self._decide()
         await self._follow_stable()
@@ -171,13 +215,20 @@ class Follower:
             try:
                 await self.tick()
                 self._failing = ""
-            except Exception as error:  # a full disk, a state that somebody wrote by hand: the model serves on
+            except (
+                Exception
+            ) as error:  # a full disk, a state that somebody wrote by hand: the model serves on
                 self._served.monitoring.watching.error("rollout")
                 if str(error) != self._failing:
                     self._failing = str(error)
                     is_ours = not isinstance(error, SlipwayError | OSError)
                     reason = f"{type(error).__name__}: {error}"  # with its path, which the repr of an OSError lacks
-                    logger.error("the rollout in %s is not followed: %s", self._state_folder, reason, exc_info=is_ours)
+                    logger.error(
+                        "the rollout in %s is not followed: %s",
+                        self._state_folder,
+                        reason,
+                        exc_info=is_ours,
+                    )
             await asyncio.sleep(POLL_S)
 
     def _look(self) -> bool:
@@ -195,7 +246,10 @@ class Follower:
         if rollout.candidate is None and rollout.num_told == rollout.num_events:
             return
         reports = await asyncio.to_thread(read_reports, self._state_folder)
-        if decide(rollout, reports, time.time()) != rollout or rollout.num_told < rollout.num_events:
+        if (
+            decide(rollout, reports, time.time()) != rollout
+            or rollout.num_told < rollout.num_events
+        ):
             self._rollout = await asyncio.to_thread(self._write_decision)
 
     def _write_decision(self) -> Rollout:
@@ -224,17 +278,27 @@ class Follower:
 
     async def _follow_stable(self) -> None:
         wanted, revision = self._rollout.stable, self._rollout.revision
-        if wanted == self._stable and (self._served.model is not None or revision == self._begun_revision):
+        if wanted == self._stable and (
+            self._served.model is not None or revision == self._begun_revision
+        ):
             return
         if revision == self._tried_revision:
             return  # it was refused, or cannot be loaded: only another state changes that
         trial = self._trial
         try:
-            if trial and trial.live and trial.candidate.mode != "shadow" and trial.candidate.model == wanted:
+            if (
+                trial
+                and trial.live
+                and trial.candidate.mode != "shadow"
+                and trial.candidate.model == wanted
+            ):
                 live = trial.live
                 trial.live = None  # it is no candidate any more
             else:
-                live = self._served.make_live(await asyncio.to_thread(load_model, settings_of(self._settings, wanted)), "stable")
+                live = self._served.make_live(
+                    await asyncio.to_thread(load_model, settings_of(self._settings, wanted)),
+                    "stable",
+                )
         except Exception as error:
             self._tried_revision = revision
             self._problem = f"{name_of(wanted)} cannot be served: {error}"
@@ -260,14 +324,18 @@ class Follower:
 
     async def _prepare(self, candidate: Candidate) -> None:
         self._trial = trial = _Trial(candidate)
-        await asyncio.to_thread(self._tell)  # should it end this process, the next one knows by what
+        await asyncio.to_thread(
+            self._tell
+        )  # should it end this process, the next one knows by what
         try:
             model = await self._load(candidate)
             stable = self._served.model
             if stable and not candidate.returns:
                 require_successor(model.bundle.manifest, stable.bundle.manifest, candidate.allowed)
             trial.disagreement = candidate.allowed.disagreement or (
-                explained_disagreement(model.bundle.manifest, stable.bundle.manifest) if stable else 1.0
+                explained_disagreement(model.bundle.manifest, stable.bundle.manifest)
+                if stable
+                else 1.0
             )
             if candidate.mode == "canary":
                 path = first_uses_path(self._state_folder, candidate.id)
@@ -289,7 +357,12 @@ class Follower:
             settings = settings.model_copy(update={"num_threads": 1})
         is_shadow = candidate.mode == "shadow"
         certified = await at_low_priority(
-            lambda: read_certified(settings.bundle, settings.certificate, accept_draft=False, accept_missed_gates=is_shadow)
+            lambda: read_certified(
+                settings.bundle,
+                settings.certificate,
+                accept_draft=False,
+                accept_missed_gates=is_shadow,
+            )
         )
         # At the usual priority, which ONNX Runtime's own threads take over from the one that makes them.
         return await asyncio.to_thread(load_model, settings, certified)
@@ -302,12 +375,19 @@ class Follower:
         if trial.shadow is None and self._settings.shadow_share:
             count = self._served.monitoring.shadowed
             share, difference = self._settings.shadow_share, candidate.allowed.difference
-            trial.shadow = Shadow(trial.live, share, candidate.salt, difference, trial.evidence, count)
+            trial.shadow = Shadow(
+                trial.live, share, candidate.salt, difference, trial.evidence, count
+            )
             self._served.observers.add(trial.shadow)
         if trial.first_uses:
             if self._served.canary is None:
-                self._served.canary = Canary(trial.live, trial.evidence, candidate.salt, trial.first_uses)
-            self._served.canary.share, self._served.canary.slow_s = candidate.share, candidate.slow_s
+                self._served.canary = Canary(
+                    trial.live, trial.evidence, candidate.salt, trial.first_uses
+                )
+            self._served.canary.share, self._served.canary.slow_s = (
+                candidate.share,
+                candidate.slow_s,
+            )
             self._served.monitoring.candidate_share(candidate.share)
 
     async def _drop(self) -> None:
@@ -350,7 +430,11 @@ class Follower:
         if report == before:
             return
         counted = {"counts", "stable_p95_s", "num_latencies"}
-        is_news = before is None or report.model_dump(exclude=counted) != before.model_dump(exclude=counted) or report.counts.fault
+        is_news = (
+            before is None
+            or report.model_dump(exclude=counted) != before.model_dump(exclude=counted)
+            or report.counts.fault
+        )
         if is_news or time.monotonic() - self._reported_at >= _REPORT_S:
             self._write(report)
 

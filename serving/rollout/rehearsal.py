@@ -22,15 +22,34 @@ _LAST_WORDS = 2000  # characters
 
 def rehearse(settings: Settings) -> None:
     """Load the model of `settings` there. RolloutError with the process' last words, or with the signal that ended it."""
-    command = [sys.executable, "-m", __name__, *map(str, (settings.bundle, settings.certificate, settings.engine))]
+    command = [
+        sys.executable,
+        "-m",
+        __name__,
+        *map(str, (settings.bundle, settings.certificate, settings.engine)),
+    ]
     try:
-        done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_S)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+        )
     except subprocess.TimeoutExpired:
-        raise RolloutError(f"it was not loaded within {_LONGEST_S:g} s, in a process of its own.") from None
+        raise RolloutError(
+            f"it was not loaded within {_LONGEST_S:g} s, in a process of its own."
+        ) from None
     if done.returncode > 0:
-        raise RolloutError(done.stderr.strip()[-_LAST_WORDS:] or f"its process ended with exit code {done.returncode} and said nothing.")
+        raise RolloutError(
+            done.stderr.strip()[-_LAST_WORDS:]
+            or f"its process ended with exit code {done.returncode} and said nothing."
+        )
     if done.returncode:
-        raise RolloutError(f"its process was ended by {signal.Signals(-done.returncode).name} while it was loaded.")
+        raise RolloutError(
+            f"its process was ended by {signal.Signals(-done.returncode).name} while it was loaded."
+        )
 
 
 def main(arguments: list[str]) -> int:
@@ -38,9 +57,14 @@ def main(arguments: list[str]) -> int:
     os.nice(_NICENESS)
     bundle, certificate, engine = map(Path, arguments)
     try:
-        settings = read_settings().model_copy(update={"bundle": bundle, "certificate": certificate, "engine": engine})
+        settings = read_settings().model_copy(
+            update={"bundle": bundle, "certificate": certificate, "engine": engine}
+        )
         # `add_model` has judged the quality gates, by what the model is to do.
-        load_model(settings, read_certified(bundle, certificate, accept_draft=False, accept_missed_gates=True))
+        load_model(
+            settings,
+            read_certified(bundle, certificate, accept_draft=False, accept_missed_gates=True),
+        )
     except SlipwayError as error:
         print(error, file=sys.stderr)
         return 1

@@ -39,7 +39,11 @@ class Report(Contract):
     @property
     def is_alive(self) -> bool:
         """Whether this very process runs."""
-        return not self.stopped and files.is_alive(self.process) and process_started(self.process) == self.started
+        return (
+            not self.stopped
+            and files.is_alive(self.process)
+            and process_started(self.process) == self.started
+        )
 
 
 NO_COUNTS = total([])

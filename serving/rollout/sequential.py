@@ -17,11 +17,22 @@ import math
 from collections.abc import Mapping
 
 ALPHA = 0.01  # probability that a candidate no worse than the stable model is ever rolled back, over all tests of a rollout together
-RATIOS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)  # guess: from what hardly matters to what nobody overlooks
+RATIOS = (
+    1.25,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    30.0,
+    100.0,
+)  # guess: from what hardly matters to what nobody overlooks
 TESTS = ("errors", "slow", "disagreement", "quality")
 LOG_THRESHOLD = math.log(len(TESTS) / ALPHA)  # Bonferroni: each test has its part of the error
 
-EventCounts = Mapping[float, tuple[int, int]]  # by share: events of the candidate, events of the stable model
+EventCounts = Mapping[
+    float, tuple[int, int]
+]  # by share: events of the candidate, events of the stable model
 
 
 def log_evidence(counts: EventCounts) -> float:
@@ -34,7 +45,8 @@ def log_evidence(counts: EventCounts) -> float:
 
 def _log_likelihood(counts: EventCounts, ratio: float) -> float:
     return sum(
-        of_candidate * math.log(ratio) - (of_candidate + of_stable) * math.log1p(share * (ratio - 1))
+        of_candidate * math.log(ratio)
+        - (of_candidate + of_stable) * math.log1p(share * (ratio - 1))
         for share, (of_candidate, of_stable) in counts.items()
     )
 

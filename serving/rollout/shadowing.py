@@ -29,7 +29,9 @@ from slipway.traffic.request_log import REPLAYED
 logger = logging.getLogger("bentoml.slipway")
 
 MAX_WAITING = 32  # requests: a shadow that falls behind drops what it cannot see
-_RELATIVE_DIFFERENCE = 0.05  # guess: between two values, where there is neither a bound nor an interval
+_RELATIVE_DIFFERENCE = (
+    0.05  # guess: between two values, where there is neither a bound nor an interval
+)
 _CLOSE_S = 5.0
 
 Count = Callable[[str], None]
@@ -41,7 +43,15 @@ class Shadow:
     Which requests are of the share is drawn with a salt that no caller knows.
     """
 
-    def __init__(self, live: LiveModel, share: float, salt: str, difference: float | None, evidence: Evidence, count: Count) -> None:
+    def __init__(
+        self,
+        live: LiveModel,
+        share: float,
+        salt: str,
+        difference: float | None,
+        evidence: Evidence,
+        count: Count,
+    ) -> None:
         self._live = live
         self._share = share
         self._salt = f"shadow:{salt}"
@@ -61,7 +71,9 @@ class Shadow:
             return
         for one in answered:
             request_id = id_of(one)
-            if not request_id.startswith(REPLAYED) and is_chosen(request_id, self._share, self._salt):
+            if not request_id.startswith(REPLAYED) and is_chosen(
+                request_id, self._share, self._salt
+            ):
                 try:
                     self._waiting.put_nowait(Answered._make(one))
                 except queue.Full:
@@ -86,13 +98,18 @@ class Shadow:
             inputs = self._inputs(answered, runner)
             outputs, scores = self._run(inputs)
             answers = [model.answer(row, score) for row, score in zip(outputs, scores, strict=True)]
-            agrees = len(answers) == len(answered.answers) and all(map(self._agree, answers, answered.answers))
+            agrees = len(answers) == len(answered.answers) and all(
+                map(self._agree, answers, answered.answers)
+            )
         except InvalidAnswerError as error:
             self._evidence.fault(f"it gave an answer that is none to a shadowed request: {error}")
             self._note("failed")
         except Exception as error:
             if not self._has_failed and not isinstance(error, Refusal):
-                logger.exception("the candidate %s failed on a shadowed request; others are only counted", model.version)
+                logger.exception(
+                    "the candidate %s failed on a shadowed request; others are only counted",
+                    model.version,
+                )
                 self._has_failed = True
             self._note("failed")
         else:

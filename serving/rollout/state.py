@@ -20,7 +20,12 @@ from slipway.system.errors import LockedError, SlipwayError
 
 FORMAT_VERSION = 1
 FILE = "rollout.json"
-OUTCOMES = ("swapped", "refused", "rolled_back", "promoted")  # of a candidate; what slipway_swaps_total counts
+OUTCOMES = (
+    "swapped",
+    "refused",
+    "rolled_back",
+    "promoted",
+)  # of a candidate; what slipway_swaps_total counts
 MAX_EVENTS = 50
 MAX_HISTORY = 2  # with the stable model, three copies are kept
 _LOCK_WAIT_S = 10.0  # changes take milliseconds
@@ -39,7 +44,9 @@ class RolloutError(SlipwayError):
 class Model(Contract):
     """A model whose files were copied into SLIPWAY_STATE/models."""
 
-    folder: Annotated[str, Field(pattern=r"^[0-9a-f]{12}-[0-9a-f]{8}$")]  # the version, and the beginning of its certificate's digest
+    folder: Annotated[
+        str, Field(pattern=r"^[0-9a-f]{12}-[0-9a-f]{8}$")
+    ]  # the version, and the beginning of its certificate's digest
     version: str
     digest: str  # hex SHA-256 of bundle.json
 
@@ -47,19 +54,37 @@ class Model(Contract):
 class Allowed(Contract):
     """What a candidate may be worse in."""
 
-    other_contract: bool = False  # other labels, or input that callers of the stable model do not send
-    metric_loss: Annotated[float, Field(ge=0)] | None = 0.01  # accuracy points, or relative growth of the RMSE; null: not compared
-    disagreement: Share | None = None  # share of shadowed requests that may be answered otherwise; null: what both models' metrics explain
-    difference: Annotated[float, Field(ge=0)] | None = None  # between two values that count as equal; null: the stable model's interval
+    other_contract: bool = (
+        False  # other labels, or input that callers of the stable model do not send
+    )
+    metric_loss: Annotated[float, Field(ge=0)] | None = (
+        0.01  # accuracy points, or relative growth of the RMSE; null: not compared
+    )
+    disagreement: Share | None = (
+        None  # share of shadowed requests that may be answered otherwise; null: what both models' metrics explain
+    )
+    difference: Annotated[float, Field(ge=0)] | None = (
+        None  # between two values that count as equal; null: the stable model's interval
+    )
 
 
 class Plan(Contract):
     """How a canary goes up."""
 
-    steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=20)] = (0.01, 0.05, 0.25, 0.5, 1.0)
+    steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=20)] = (
+        0.01,
+        0.05,
+        0.25,
+        0.5,
+        1.0,
+    )
     hold_s: Annotated[float, Field(ge=0)] = 60.0  # each step takes at least so long,
-    hold_requests: Annotated[int, Field(ge=1)] = 300  # and at least so many requests of the candidate's: a step without evidence is none
-    slow_s: Annotated[float, Field(gt=0)] | None = None  # a request that takes longer is slow; null: measured on the stable model
+    hold_requests: Annotated[int, Field(ge=1)] = (
+        300  # and at least so many requests of the candidate's: a step without evidence is none
+    )
+    slow_s: Annotated[float, Field(gt=0)] | None = (
+        None  # a request that takes longer is slow; null: measured on the stable model
+    )
 
 
 class Candidate(Contract):
@@ -71,7 +96,9 @@ class Candidate(Contract):
     replaces: Model | None  # what `rollback` returns to; null: SLIPWAY_BUNDLE
     allowed: Allowed
     plan: Plan
-    phase: Literal["preparing", "running"]  # preparing: every worker loads and checks it, none of them asks it anything
+    phase: Literal[
+        "preparing", "running"
+    ]  # preparing: every worker loads and checks it, none of them asks it anything
     since: float  # seconds since 1970
     returns: bool = False  # by rollback or reset: to what was served before, so nothing is compared
     clears: bool = False  # by reset: there is nothing to return to afterwards
@@ -84,7 +111,9 @@ class Candidate(Contract):
     @property
     def share(self) -> float:
         """Of the live requests."""
-        return self.plan.steps[self.step] if self.mode == "canary" and self.phase == "running" else 0.0
+        return (
+            self.plan.steps[self.step] if self.mode == "canary" and self.phase == "running" else 0.0
+        )
 
     @property
     def name(self) -> str:
@@ -114,9 +143,13 @@ class Rollout(Contract):
     num_events: int  # that ever were
     num_told: int  # of them that a worker has counted and logged
 
-    def with_event(self, what: Outcome | Literal["began", "step"], model: str, reason: str) -> "Rollout":
+    def with_event(
+        self, what: Outcome | Literal["began", "step"], model: str, reason: str
+    ) -> "Rollout":
         """The same with one event more."""
-        event = Event(number=self.num_events + 1, time=time.time(), what=what, model=model, reason=reason)
+        event = Event(
+            number=self.num_events + 1, time=time.time(), what=what, model=model, reason=reason
+        )
         return self.changed(events=[*self.events, event][-MAX_EVENTS:], num_events=event.number)
 
     def changed(self, **changes: object) -> "Rollout":
@@ -129,8 +162,14 @@ class Rollout(Contract):
         assert candidate is not None
         after = self.changed(candidate=None)
         if what in ("swapped", "promoted"):
-            history = self.history[:-1] if candidate.returns else [*self.history, candidate.replaces][-MAX_HISTORY:]
-            after = after.changed(stable=candidate.model, history=[] if candidate.clears else history)
+            history = (
+                self.history[:-1]
+                if candidate.returns
+                else [*self.history, candidate.replaces][-MAX_HISTORY:]
+            )
+            after = after.changed(
+                stable=candidate.model, history=[] if candidate.clears else history
+            )
         return after.with_event(what, candidate.name, reason)
 
     @property
@@ -140,7 +179,16 @@ class Rollout(Contract):
         return {model.folder for model in (self.stable, *self.history, *candidate) if model}
 
 
-EMPTY = Rollout(format_version=1, revision=0, stable=None, history=[], candidate=None, events=[], num_events=0, num_told=0)
+EMPTY = Rollout(
+    format_version=1,
+    revision=0,
+    stable=None,
+    history=[],
+    candidate=None,
+    events=[],
+    num_events=0,
+    num_told=0,
+)
 
 
 def name_of(model: Model | None) -> str:
@@ -156,7 +204,9 @@ def read_rollout(folder: Path) -> Rollout:
     except (FileNotFoundError, NotADirectoryError):
         return EMPTY
     except (ValueError, OSError) as error:
-        raise RolloutError(f"{path} cannot be read: {error}. Remove it, and SLIPWAY_BUNDLE is served; or put it right.") from None
+        raise RolloutError(
+            f"{path} cannot be read: {error}. Remove it, and SLIPWAY_BUNDLE is served; or put it right."
+        ) from None
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise RolloutError(
@@ -165,7 +215,9 @@ def read_rollout(folder: Path) -> Rollout:
     try:
         return Rollout.model_validate(content)
     except ValidationError as error:
-        raise RolloutError(f"{path} is not a rollout: {error}. Remove it, and SLIPWAY_BUNDLE is served; or put it right.") from None
+        raise RolloutError(
+            f"{path} is not a rollout: {error}. Remove it, and SLIPWAY_BUNDLE is served; or put it right."
+        ) from None
 
 
 def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollout:
@@ -180,7 +232,9 @@ def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollou
             return before
         after = after.changed(revision=before.revision + 1)
         text = files.canonical_json(after.model_dump(mode="json"))
-        files.write_text(folder / FILE, text, files.PRIVATE)  # it has the secret that requests are drawn with
+        files.write_text(
+            folder / FILE, text, files.PRIVATE
+        )  # it has the secret that requests are drawn with
         return after
 
 

@@ -19,14 +19,28 @@ def describe(rollout: Rollout, reports: Sequence[Report]) -> dict[str, Any]:
         "revision": rollout.revision,
         "stable": name_of(rollout.stable),
         "history": [name_of(model) for model in rollout.history],
-        "candidate": _candidate(candidate, [report for report in reports if report.candidate == candidate.id]) if candidate else None,
+        "candidate": _candidate(
+            candidate, [report for report in reports if report.candidate == candidate.id]
+        )
+        if candidate
+        else None,
         "workers": [
-            {"process": report.process, "serving": report.serving, "candidate": report.phase, "problem": report.problem or report.reason}
+            {
+                "process": report.process,
+                "serving": report.serving,
+                "candidate": report.phase,
+                "problem": report.problem or report.reason,
+            }
             for report in reports
             if report.is_alive
         ],
         "events": [
-            {"time": iso(event.time), "what": event.what, "model": event.model, "reason": event.reason}
+            {
+                "time": iso(event.time),
+                "what": event.what,
+                "model": event.model,
+                "reason": event.reason,
+            }
             for event in rollout.events[-_SHOWN_EVENTS:]
         ],
     }

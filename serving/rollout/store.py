@@ -25,15 +25,23 @@ _PRUNING_S = 1.0  # longer than it takes
 _threads = threading.Lock()  # the lock of files keeps out other processes only
 
 
-def add_model(state: Path, bundle: Path, certificate: Path, engine: Path | None, *, is_shadow: bool = False) -> Model:
+def add_model(
+    state: Path, bundle: Path, certificate: Path, engine: Path | None, *, is_shadow: bool = False
+) -> Model:
     """Copy a certified bundle, and its engine.
 
     BundleError or CertificateError if they do not go together, to the last bit; GateMissedError if
     the model did not pass its quality gates and is to do more than to shadow. A copy that is there
     already is kept.
     """
-    loaded, read = read_certified(bundle, certificate, accept_draft=False, accept_missed_gates=is_shadow)
-    model = Model(folder=f"{loaded.version}-{files.sha256_file(certificate)[:8]}", version=loaded.version, digest=loaded.digest)
+    loaded, read = read_certified(
+        bundle, certificate, accept_draft=False, accept_missed_gates=is_shadow
+    )
+    model = Model(
+        folder=f"{loaded.version}-{files.sha256_file(certificate)[:8]}",
+        version=loaded.version,
+        digest=loaded.digest,
+    )
     place = state / "models" / model.folder
     if place.exists():
         return model
@@ -52,7 +60,9 @@ def add_model(state: Path, bundle: Path, certificate: Path, engine: Path | None,
             accept_missed_gates=is_shadow,
         )
         if copied.digest != loaded.digest:
-            raise BundleError(f"{bundle / MANIFEST} changed while it was copied. Try again when nothing writes there.")
+            raise BundleError(
+                f"{bundle / MANIFEST} changed while it was copied. Try again when nothing writes there."
+            )
     return model
 
 
@@ -66,7 +76,13 @@ def settings_of(settings: Settings, model: Model | None) -> Settings:
             f"{place} is gone, which {settings.state / 'rollout.json'} names. "
             "Deploy a bundle, or return to SLIPWAY_BUNDLE: python -m serving.rollout reset"
         )
-    return settings.model_copy(update={"bundle": place / BUNDLE, "certificate": place / CERTIFICATE, "engine": place / ENGINE})
+    return settings.model_copy(
+        update={
+            "bundle": place / BUNDLE,
+            "certificate": place / CERTIFICATE,
+            "engine": place / ENGINE,
+        }
+    )
 
 
 def served_bundle(settings: Settings) -> Path:
@@ -112,7 +128,9 @@ def prune_unless_commanding(state: Path) -> None:
 def commanding(state: Path) -> Iterator[None]:
     """One command at a time; LockedError if another one has the turn, in this process or in another: it may take minutes."""
     if not _threads.acquire(timeout=_PRUNING_S):
-        raise LockedError(f"a rollout command is already running as process {os.getpid()} (lock file {state / _LOCK}). Wait for it.")
+        raise LockedError(
+            f"a rollout command is already running as process {os.getpid()} (lock file {state / _LOCK}). Wait for it."
+        )
     try:
         files.make_private_directory(state)  # the command may come before the service's first start
         with files.lock(state / _LOCK, "a rollout command"):

@@ -61,7 +61,9 @@ class ModelFile(Contract):
     bytes: int
     precision: Precision
     meant_for: list[Target]  # where this variant is worth running
-    calibration: Calibration | None  # of a pruned network, or with the thresholds of an int8 graph's own answers; null: the bundle's
+    calibration: (
+        Calibration | None
+    )  # of a pruned network, or with the thresholds of an int8 graph's own answers; null: the bundle's
     coverage: Metric | None = None  # as in Bundle, with the calibration here
 
 
@@ -80,8 +82,12 @@ class Figures(Contract):
     metric_loss: Metric  # against fp32 on the same rows: accuracy points, or relative growth of the RMSE; below 0 is a gain
     max_difference: float  # from an answer of fp32
     num_flipped: int  # rows whose label is not fp32's
-    outliers: Metric | None = None  # share of the rows that it calls outliers; null where too few rows were there for a threshold
-    score_rank: float | None = None  # Spearman's correlation of its outlier scores with fp32's; null where either are all equal
+    outliers: Metric | None = (
+        None  # share of the rows that it calls outliers; null where too few rows were there for a threshold
+    )
+    score_rank: float | None = (
+        None  # Spearman's correlation of its outlier scores with fp32's; null where either are all equal
+    )
     batch_dependence: float  # largest change of an answer with the rows beside it; of a value relative to the largest, above 1
     p50_ms: float  # one row
     p99_ms: float | None  # null where there were fewer than 100 calls
@@ -90,7 +96,9 @@ class Figures(Contract):
     latency: Ratio
     throughput: Ratio
     bytes: int  # of the file
-    memory_bytes: int | None  # that loading it and one batch add to a process at most; null where that cannot be told
+    memory_bytes: (
+        int | None
+    )  # that loading it and one batch add to a process at most; null where that cannot be told
     verdict: str  # why it was chosen, or why not
 
 
@@ -110,7 +118,9 @@ class DataSource(Contract):
 
     path: str  # `data.path`
     hash: str  # how DVC digests: "md5"
-    digest: str  # of a file, or, ending in ".dir", of the list of a folder's files with their digests
+    digest: (
+        str  # of a file, or, ending in ".dir", of the list of a folder's files with their digests
+    )
     bytes: int | None  # null where DVC does not say
     files: int | None  # in a folder; null for a file
 
@@ -122,7 +132,9 @@ class Lineage(Contract):
     git_dirty: bool
     params: dict[str, Any]  # the sections of params.yaml that shaped it, up to export
     data: DataSource | None  # that `clean` read; null where no pipeline of DVC's ran
-    digests: dict[str, str]  # hex SHA-256 by path, of dvc.lock, weights and packed manifest as they were
+    digests: dict[
+        str, str
+    ]  # hex SHA-256 by path, of dvc.lock, weights and packed manifest as they were
 
 
 class Bundle(Contract):
@@ -135,7 +147,9 @@ class Bundle(Contract):
     output: OutputContract
     output_name: str
     max_batch_size: int
-    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"
+    models: dict[
+        str, ModelFile
+    ]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
     canary: Canary | None  # null where export.canary_rows is 0
@@ -164,7 +178,9 @@ class Bundle(Contract):
         for provider, choice in self.choice.items():
             unknown = sorted({choice.variant, *choice.figures} - set(self.models))
             if unknown:
-                raise ValueError(f"choice.{provider} names {', '.join(unknown)}, models has {', '.join(sorted(self.models))}")
+                raise ValueError(
+                    f"choice.{provider} names {', '.join(unknown)}, models has {', '.join(sorted(self.models))}"
+                )
         return self
 
 
@@ -187,30 +203,50 @@ class LoadedBundle:
         card = [CARD] if self.manifest.card_sha256 else []
         canary = [self.manifest.canary.file] if self.manifest.canary else []
         drift = [DRIFT] if self.manifest.drift_sha256 else []
-        return [MANIFEST, *(model.file for model in self.manifest.models.values()), *card, *canary, *drift]
+        return [
+            MANIFEST,
+            *(model.file for model in self.manifest.models.values()),
+            *card,
+            *canary,
+            *drift,
+        ]
 
     def model_bytes(self, variant: str) -> bytes:
         """The graph of `variant`, the very bytes that were digested; BundleError if it is absent or altered."""
         if variant not in self.manifest.models:
-            raise BundleError(f"{self.root} has no variant {variant!r}, it has {', '.join(sorted(self.manifest.models))}.")
+            raise BundleError(
+                f"{self.root} has no variant {variant!r}, it has {', '.join(sorted(self.manifest.models))}."
+            )
         model = self.manifest.models[variant]
         return self._verified(model.file, model.sha256)
 
     def card(self) -> str | None:
         """The model card, Markdown, or None where the bundle has none; BundleError if it is absent or altered."""
-        return self._verified(CARD, self.manifest.card_sha256).decode() if self.manifest.card_sha256 else None
+        return (
+            self._verified(CARD, self.manifest.card_sha256).decode()
+            if self.manifest.card_sha256
+            else None
+        )
 
     def canary_rows(self) -> CanaryRows | None:
         """The canary rows, or None where the bundle has none; BundleError if their file is absent or altered."""
         canary = self.manifest.canary
-        return parse_canary(self._verified(canary.file, canary.sha256), canary.rows) if canary else None
+        return (
+            parse_canary(self._verified(canary.file, canary.sha256), canary.rows)
+            if canary
+            else None
+        )
 
     def drift_bytes(self) -> bytes | None:
         """The content of the drift reference, which slipway/drift/reference.py reads; None where the bundle has none.
 
         BundleError if it is absent or altered.
         """
-        return self._verified(DRIFT, self.manifest.drift_sha256) if self.manifest.drift_sha256 else None
+        return (
+            self._verified(DRIFT, self.manifest.drift_sha256)
+            if self.manifest.drift_sha256
+            else None
+        )
 
     def verify(self) -> None:
         """Check every file."""
@@ -225,9 +261,13 @@ class LoadedBundle:
         try:
             payload = path.read_bytes()
         except FileNotFoundError:
-            raise BundleError(f"{path} is missing. Run `dvc repro export`, or copy the whole bundle again.") from None
+            raise BundleError(
+                f"{path} is missing. Run `dvc repro export`, or copy the whole bundle again."
+            ) from None
         if files.sha256_bytes(payload) != sha256:
-            raise BundleError(f"{path} was altered: its SHA-256 is not the one in {MANIFEST}. Run `dvc repro export`, or copy it again.")
+            raise BundleError(
+                f"{path} was altered: its SHA-256 is not the one in {MANIFEST}. Run `dvc repro export`, or copy it again."
+            )
         return payload
 
 
@@ -261,11 +301,15 @@ def load_bundle(root: Path) -> LoadedBundle:
     try:
         payload = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise BundleError(f"{path} is missing: {root} is not a bundle. Run `dvc repro`, or point SLIPWAY_BUNDLE at one.") from None
+        raise BundleError(
+            f"{path} is missing: {root} is not a bundle. Run `dvc repro`, or point SLIPWAY_BUNDLE at one."
+        ) from None
     try:
         content = json.loads(payload)
     except ValueError as error:
-        raise BundleError(f"{path} is not JSON: {error}. Run `dvc repro export`, or copy the bundle again.") from error
+        raise BundleError(
+            f"{path} is not JSON: {error}. Run `dvc repro export`, or copy the bundle again."
+        ) from error
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(
@@ -274,5 +318,7 @@ def load_bundle(root: Path) -> LoadedBundle:
     try:
         manifest = Bundle.model_validate(content)
     except ValidationError as error:
-        raise BundleError(f"{path} is not a valid manifest: {error}. Run `dvc repro export`, or copy the bundle again.") from error
+        raise BundleError(
+            f"{path} is not a valid manifest: {error}. Run `dvc repro export`, or copy the bundle again."
+        ) from error
     return LoadedBundle(root=root, manifest=manifest, digest=files.sha256_bytes(payload))

@@ -37,7 +37,9 @@ class Allowed(Contract):
 
     max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
     max_score_difference: float | None  # of an outlier score, absolute
-    max_metric_loss: float | None  # points of accuracy and of macro F1, or relative growth of the RMSE
+    max_metric_loss: (
+        float | None
+    )  # points of accuracy and of macro F1, or relative growth of the RMSE
     max_outliers: float | None = None  # share of the rows, for the lower bound of `Hop.outliers`
 
 
@@ -54,23 +56,35 @@ class Hop(Contract):
     """One way of running the model over the test rows, compared with the trained network."""
 
     name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http"
-    status: Literal["agrees", "differs", "uncertified", "not_executed"]  # uncertified: not to be served, and nothing serves it here
+    status: Literal[
+        "agrees", "differs", "uncertified", "not_executed"
+    ]  # uncertified: not to be served, and nothing serves it here
     reason: str  # of that status; where it agrees it is empty, or says what too few rows cannot tell from chance
     requested: Execution
     actual: Execution | None  # null when not executed
     reference: str | None  # the hop it is compared with; null for the first
     allowed: Allowed | None  # null for the first, and where nothing was compared
     rows: int
-    max_difference: float | None  # absolute, on probabilities or in the target's unit, at whatever batch size it was largest
+    max_difference: (
+        float | None
+    )  # absolute, on probabilities or in the target's unit, at whatever batch size it was largest
     mean_difference: float | None  # at the largest batch
     max_score_difference: float | None  # of an outlier score, absolute, as `max_difference`
-    outliers: Metric | None = None  # share of the rows that are called outliers; null where too few rows were there for a threshold
-    score_rank: float | None = None  # Spearman's correlation of the outlier scores with the reference's; null where either are all equal
+    outliers: Metric | None = (
+        None  # share of the rows that are called outliers; null where too few rows were there for a threshold
+    )
+    score_rank: float | None = (
+        None  # Spearman's correlation of the outlier scores with the reference's; null where either are all equal
+    )
     flipped: list[str]  # ids of the rows whose label changed
     worst_row: str | None  # id of the row with the largest difference
-    batches: list[BatchCheck]  # the largest last; empty for the first, and for HTTP, where requests make the batches
+    batches: list[
+        BatchCheck
+    ]  # the largest last; empty for the first, and for HTTP, where requests make the batches
     metric: Metric | None  # accuracy, or RMSE for a numeric target
-    metric_changes: dict[str, Metric]  # by metric: this hop less the first on the same rows, with the paired interval
+    metric_changes: dict[
+        str, Metric
+    ]  # by metric: this hop less the first on the same rows, with the paired interval
     latency_ms: float | None  # median for one row
     rows_per_second: float | None  # at the largest batch
 
@@ -84,7 +98,9 @@ class Certificate(Contract):
     gate_results: list[GateResult]
     metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
     bundle_digest: str  # hex SHA-256 of bundle.json
-    engine_digest: str | None  # hex SHA-256 of the engine's passport.json; null where there was no engine
+    engine_digest: (
+        str | None
+    )  # hex SHA-256 of the engine's passport.json; null where there was no engine
     digests: dict[str, str]  # hex SHA-256 by path of everything the hops read
     hops: list[Hop]
     hardware: dict[str, str]
@@ -132,7 +148,9 @@ def read_certificate(path: Path) -> Certificate:
         payload = path.read_bytes()
         content = json.loads(payload)
     except FileNotFoundError:
-        raise CertificateError(f"{path} is missing: nothing proves this bundle. Run `dvc repro verify`.") from None
+        raise CertificateError(
+            f"{path} is missing: nothing proves this bundle. Run `dvc repro verify`."
+        ) from None
     except ValueError as error:
         raise CertificateError(f"{path} is not JSON: {error}. Run `dvc repro verify`.") from error
     version = content.get("format_version") if isinstance(content, dict) else None
@@ -142,11 +160,15 @@ def read_certificate(path: Path) -> Certificate:
         )
     content.pop("digest", None)
     if not _is_sealed(payload, content):
-        raise CertificateError(f"{path} was altered: it is not what its own `digest` was made from. Run `dvc repro --force verify`.")
+        raise CertificateError(
+            f"{path} was altered: it is not what its own `digest` was made from. Run `dvc repro --force verify`."
+        )
     try:
         return Certificate.model_validate(content)
     except ValidationError as error:
-        raise CertificateError(f"{path} is not a valid certificate: {error}. Run `dvc repro verify`.") from error
+        raise CertificateError(
+            f"{path} is not a valid certificate: {error}. Run `dvc repro verify`."
+        ) from error
 
 
 def check_certificate(

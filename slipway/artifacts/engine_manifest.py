@@ -38,7 +38,9 @@ class Profile(Contract):
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
         if not 1 <= self.smallest <= self.optimal <= self.largest:
-            raise ValueError(f"profile {self.smallest}/{self.optimal}/{self.largest}, expected 1 <= smallest <= optimal <= largest")
+            raise ValueError(
+                f"profile {self.smallest}/{self.optimal}/{self.largest}, expected 1 <= smallest <= optimal <= largest"
+            )
         return self
 
 
@@ -89,7 +91,9 @@ def write_engine(root: Path, plan: bytes, passport: Passport) -> None:
 
 def write_receipt(root: Path, request: EngineRequest, reason: str) -> None:
     """Write down that no engine was built, and why."""
-    receipt = Receipt(format_version=FORMAT_VERSION, status="not_executed", reason=reason, **dict(request))
+    receipt = Receipt(
+        format_version=FORMAT_VERSION, status="not_executed", reason=reason, **dict(request)
+    )
     files.write_json(root / RECEIPT, receipt.model_dump(mode="json"))
 
 
@@ -108,10 +112,14 @@ def read_passport(root: Path, digest: str | None = None) -> Passport:
     """
     receipt = read_receipt(root)
     if receipt is not None:
-        raise UnavailableError(f"{root} holds no engine: {receipt.reason}. Run `dvc repro compile` on a machine with a GPU and TensorRT.")
+        raise UnavailableError(
+            f"{root} holds no engine: {receipt.reason}. Run `dvc repro compile` on a machine with a GPU and TensorRT."
+        )
     path = root / PASSPORT
     if not path.exists():
-        raise UnavailableError(f"{path} is missing: {root} holds no engine. Run `dvc repro compile`.")
+        raise UnavailableError(
+            f"{path} is missing: {root} holds no engine. Run `dvc repro compile`."
+        )
     payload = path.read_bytes()
     found = files.sha256_bytes(payload)
     if digest not in (None, found):
@@ -133,14 +141,22 @@ def check_origin(passport: Passport, bundle: LoadedBundle) -> None:
     model = bundle.manifest.models.get(variant)
     differing = differences(
         {
-            "model digest": (passport.model_sha256, model.sha256 if model else f"no variant {variant!r}"),
-            "precision": (passport.actual.precision, model.precision if model else f"no variant {variant!r}"),
+            "model digest": (
+                passport.model_sha256,
+                model.sha256 if model else f"no variant {variant!r}",
+            ),
+            "precision": (
+                passport.actual.precision,
+                model.precision if model else f"no variant {variant!r}",
+            ),
             "largest batch": (passport.profile.largest, bundle.manifest.max_batch_size),
             "requested execution": (passport.actual, passport.requested),
         }
     )
     if differing:
-        raise EngineError(f"the engine is not of bundle {bundle.version}. {differing}. Run `dvc repro compile`.")
+        raise EngineError(
+            f"the engine is not of bundle {bundle.version}. {differing}. Run `dvc repro compile`."
+        )
 
 
 def check_machine(passport: Passport, machine: Machine) -> None:
@@ -154,7 +170,9 @@ def check_machine(passport: Passport, machine: Machine) -> None:
         }
     )
     if differing:
-        raise EngineError(f"the engine is for another machine. {differing}. Run `dvc repro --force compile` here.")
+        raise EngineError(
+            f"the engine is for another machine. {differing}. Run `dvc repro --force compile` here."
+        )
 
 
 def read_plan(root: Path, passport: Passport) -> bytes:
@@ -163,27 +181,39 @@ def read_plan(root: Path, passport: Passport) -> bytes:
     try:
         return files.read_verified(path, passport.engine_sha256)
     except FileNotFoundError:
-        raise EngineError(f"{path} is missing, but {PASSPORT} is there. Run `dvc repro --force compile`.") from None
+        raise EngineError(
+            f"{path} is missing, but {PASSPORT} is there. Run `dvc repro --force compile`."
+        ) from None
 
 
 def differences(pairs: dict[str, tuple[object, object]]) -> str:
     """Each name whose two values are not the same, with both; empty where all are."""
-    return "; ".join(f"{name}: built with {built}, here {here}" for name, (built, here) in pairs.items() if built != here)
+    return "; ".join(
+        f"{name}: built with {built}, here {here}"
+        for name, (built, here) in pairs.items()
+        if built != here
+    )
 
 
 def _parse(kind: type[Record], path: Path, payload: bytes) -> Record:
     try:
         return kind.model_validate(_decode(path, payload))
     except ValidationError as error:
-        raise EngineError(f"{path} is not a valid {kind.__name__.lower()}: {error}. Run `dvc repro --force compile`.") from error
+        raise EngineError(
+            f"{path} is not a valid {kind.__name__.lower()}: {error}. Run `dvc repro --force compile`."
+        ) from error
 
 
 def _decode(path: Path, payload: bytes) -> Any:
     try:
         content = json.loads(payload)
     except ValueError as error:
-        raise EngineError(f"{path} is not JSON: {error}. Run `dvc repro --force compile`.") from error
+        raise EngineError(
+            f"{path} is not JSON: {error}. Run `dvc repro --force compile`."
+        ) from error
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
-        raise EngineError(f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Compile it again.")
+        raise EngineError(
+            f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Compile it again."
+        )
     return content

@@ -38,7 +38,9 @@ class GateResult(Contract):
         if self.measured is None:
             return "unjudged"
         value = self.measured.value
-        is_within = (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
+        is_within = (self.min is None or value >= self.min) and (
+            self.max is None or value <= self.max
+        )
         return "passed" if is_within else "missed"
 
     @property
@@ -108,7 +110,9 @@ def gates_text(results: Sequence[GateResult]) -> str:
     lines = [f"  gates: {len(results) - len(failed)} of {len(results)} passed"]
     lines += [f"    {result.outcome}: {result.text}" for result in failed]
     if failed:
-        lines.append("  this model may be verified and compared; the service will not be ready with it")
+        lines.append(
+            "  this model may be verified and compared; the service will not be ready with it"
+        )
     return "\n".join(lines)
 
 
@@ -126,4 +130,6 @@ def read_gates(path: Path) -> GateReport:
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro evaluate`.") from None
     except (ValueError, ValidationError) as error:
-        raise SchemaError(f"{path} is not what the evaluate stage writes: {error}. Run `dvc repro --force evaluate`.") from error
+        raise SchemaError(
+            f"{path} is not what the evaluate stage writes: {error}. Run `dvc repro --force evaluate`."
+        ) from error

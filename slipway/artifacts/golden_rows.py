@@ -65,7 +65,13 @@ class CanaryRows:
 def canary_bytes(rows: CanaryRows) -> bytes:
     """The content of `canary.npz`: equal rows give equal bytes."""
     stream = io.BytesIO()
-    np.savez(stream, ids=np.array(rows.ids), inputs=rows.inputs, outputs=rows.answers.outputs, scores=rows.answers.scores)
+    np.savez(
+        stream,
+        ids=np.array(rows.ids),
+        inputs=rows.inputs,
+        outputs=rows.answers.outputs,
+        scores=rows.answers.scores,
+    )
     return stream.getvalue()
 
 
@@ -73,12 +79,20 @@ def parse_canary(payload: bytes, expected_rows: int) -> CanaryRows:
     """The rows in the content of `canary.npz`; BundleError if it holds something else."""
     try:
         with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-            rows = CanaryRows(arrays["ids"].tolist(), arrays["inputs"], Answers(arrays["outputs"], arrays["scores"]))
+            rows = CanaryRows(
+                arrays["ids"].tolist(),
+                arrays["inputs"],
+                Answers(arrays["outputs"], arrays["scores"]),
+            )
     except Exception as error:  # zipfile, zlib and numpy each have their own
-        raise BundleError(f"{FILE} holds no canary rows: {error}. Run `dvc repro export`.") from error
+        raise BundleError(
+            f"{FILE} holds no canary rows: {error}. Run `dvc repro export`."
+        ) from error
     lengths = {len(part) for part in (rows.ids, rows.inputs, *rows.answers)}
     if lengths != {expected_rows}:
-        raise BundleError(f"{FILE} holds {sorted(lengths)} rows, bundle.json says {expected_rows}. Run `dvc repro export`.")
+        raise BundleError(
+            f"{FILE} holds {sorted(lengths)} rows, bundle.json says {expected_rows}. Run `dvc repro export`."
+        )
     return rows
 
 
@@ -93,9 +107,13 @@ def canary_budget(found: Answers, expected: Answers, precision: str) -> CanaryBu
     spread = 1.0 if has_labels else max(float(outputs.std()), float(np.abs(outputs).max()) / 100)
     num_flipped = len(_flipped(found.outputs, outputs))
     return CanaryBudget(
-        max_mean_difference=_SLACK * float(_distances(found.outputs, outputs).mean()) + _ROUNDING[precision] * spread,
-        max_mean_score_difference=_SLACK * float(_distances(found.scores, expected.scores).mean()) + _ROUNDING[precision] * largest_score,
-        max_flipped=_most_by_chance(len(outputs), (num_flipped + 1) / (len(outputs) + 2)) if has_labels else 0,
+        max_mean_difference=_SLACK * float(_distances(found.outputs, outputs).mean())
+        + _ROUNDING[precision] * spread,
+        max_mean_score_difference=_SLACK * float(_distances(found.scores, expected.scores).mean())
+        + _ROUNDING[precision] * largest_score,
+        max_flipped=_most_by_chance(len(outputs), (num_flipped + 1) / (len(outputs) + 2))
+        if has_labels
+        else 0,
     )
 
 
@@ -104,8 +122,13 @@ def check_canary(found: Answers, rows: CanaryRows, budget: CanaryBudget) -> Cana
     expected = rows.answers
     shapes = ([part.shape for part in found], [part.shape for part in expected])
     if shapes[0] != shapes[1]:
-        raise ParityError(f"the canary rows were answered by {shapes[0]}, expected {shapes[1]}. {_ADVICE}")
-    distances, score_distances = _distances(found.outputs, expected.outputs), _distances(found.scores, expected.scores)
+        raise ParityError(
+            f"the canary rows were answered by {shapes[0]}, expected {shapes[1]}. {_ADVICE}"
+        )
+    distances, score_distances = (
+        _distances(found.outputs, expected.outputs),
+        _distances(found.scores, expected.scores),
+    )
     of_rows = distances.max(axis=1)
     is_bad = ~np.isfinite(of_rows + score_distances)
     if is_bad.any():
@@ -123,7 +146,9 @@ def check_canary(found: Answers, rows: CanaryRows, budget: CanaryBudget) -> Cana
     problems = _problems(result)
     if problems:
         worst = f"Worst row: {result.worst_row}, off by {result.max_difference:.3g}."
-        raise ParityError(f"the canary rows were not answered as fp32 answers them: {problems}. {worst} {_ADVICE}")
+        raise ParityError(
+            f"the canary rows were not answered as fp32 answers them: {problems}. {worst} {_ADVICE}"
+        )
     return result
 
 
@@ -133,12 +158,18 @@ _ADVICE = "Run the certified files on a machine like the one that certified them
 def _problems(result: CanaryResult) -> str:
     budget, problems = result.budget, []
     if result.mean_difference > budget.max_mean_difference:
-        problems.append(f"mean difference {result.mean_difference:.3g}, expected at most {budget.max_mean_difference:.3g}")
+        problems.append(
+            f"mean difference {result.mean_difference:.3g}, expected at most {budget.max_mean_difference:.3g}"
+        )
     if result.mean_score_difference > budget.max_mean_score_difference:
         most = budget.max_mean_score_difference
-        problems.append(f"mean difference of the outlier scores {result.mean_score_difference:.3g}, expected at most {most:.3g}")
+        problems.append(
+            f"mean difference of the outlier scores {result.mean_score_difference:.3g}, expected at most {most:.3g}"
+        )
     if len(result.flipped) > budget.max_flipped:
-        problems.append(f"{len(result.flipped)} of {result.rows} labels flipped, expected at most {budget.max_flipped}")
+        problems.append(
+            f"{len(result.flipped)} of {result.rows} labels flipped, expected at most {budget.max_flipped}"
+        )
     return "; ".join(problems)
 
 

@@ -46,7 +46,9 @@ class Conformal(Contract):
     """How a prediction set or an interval is made. Without enough rows for the coverage it is every label, or no interval."""
 
     coverage: float = Field(gt=0, lt=1)  # share of rows whose set or interval has to hold the truth
-    threshold: float | None  # classes: the least probability of a label in the set; a number: half of the interval, or null
+    threshold: (
+        float | None
+    )  # classes: the least probability of a label in the set; a number: half of the interval, or null
     rows: int  # validation rows behind the threshold
 
     @property
@@ -70,7 +72,9 @@ class Outlier(Contract):
     """From which score on a row is called an outlier."""
 
     share: float = Field(gt=0, lt=1)  # of ordinary rows that are called outliers, at most
-    threshold: float | None  # scores above are outliers; null, where the rows were too few: no row is one
+    threshold: (
+        float | None
+    )  # scores above are outliers; null, where the rows were too few: no row is one
     rows: int  # validation rows behind the threshold
     layer: str  # of the network, dotted: the score is computed from what it takes
     statistics_sha256: str  # hex, of the file that the score is computed with
@@ -79,7 +83,9 @@ class Outlier(Contract):
 class Calibration(Contract):
     """The content of `artifacts/calibration.json`."""
 
-    temperature: float = Field(gt=0)  # logits are divided by it inside the graph; 1 for a numeric target
+    temperature: float = Field(
+        gt=0
+    )  # logits are divided by it inside the graph; 1 for a numeric target
     conformal: Conformal
     outlier: Outlier
 
@@ -90,16 +96,24 @@ class Calibration(Contract):
 
     def prediction_sets(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
         """(..., labels) probabilities to which labels are in each row's set; the best one always is."""
-        least = np.minimum(np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True))
+        least = np.minimum(
+            np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True)
+        )
         return np.asarray(probabilities >= least)
 
-    def holds_truth(self, outputs: NDArray[np.float32], targets: NDArray[np.float64], *, of_classes: bool) -> NDArray[np.bool_] | None:
+    def holds_truth(
+        self, outputs: NDArray[np.float32], targets: NDArray[np.float64], *, of_classes: bool
+    ) -> NDArray[np.bool_] | None:
         """(rows,) whether each set or interval has the (rows,) class index or number; None where there is no interval."""
         if of_classes:
             sets = self.prediction_sets(outputs)
             return np.asarray(sets[np.arange(len(sets)), targets.astype(np.int64)])
         half = self.conformal.threshold
-        return None if half is None else np.asarray(np.abs(outputs[:, 0].astype(np.float64) - targets) <= half)
+        return (
+            None
+            if half is None
+            else np.asarray(np.abs(outputs[:, 0].astype(np.float64) - targets) <= half)
+        )
 
     def interval(self, value: float) -> tuple[float, float] | None:
         """The bounds of the true number around a predicted one; None where the rows were too few for the coverage."""
@@ -119,7 +133,11 @@ def read_calibration(path: Path, bundled: Calibration | None = None) -> Calibrat
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. {_FIX}") from None
     except ValueError as error:  # pydantic's and json's are both ValueErrors
-        raise SchemaError(f"{path} is not what the evaluate stage writes: {error}. {_FIX}") from error
+        raise SchemaError(
+            f"{path} is not what the evaluate stage writes: {error}. {_FIX}"
+        ) from error
     if bundled not in (None, calibration):
-        raise IntegrityError(f"{path} is not the calibration of the bundle, whose sets and outliers would differ. Run `dvc repro export`.")
+        raise IntegrityError(
+            f"{path} is not the calibration of the bundle, whose sets and outliers would differ. Run `dvc repro export`."
+        )
     return calibration

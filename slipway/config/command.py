@@ -35,7 +35,9 @@ def run_stage(run: "Callable[[Params], None]") -> None:
 
 def _stage_name() -> str | None:
     """NAME if this process was started as `python -m stages.NAME`."""
-    package, _, name = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "").partition(".")
+    package, _, name = getattr(
+        getattr(sys.modules["__main__"], "__spec__", None), "name", ""
+    ).partition(".")
     return name if package == "stages" else None
 
 

@@ -26,14 +26,22 @@ def changed_text(text: str, changes: Mapping[str, Any]) -> str:
         section, _, key = place.partition(".")
         expected[section][key] = value
     if _content(text) != expected:
-        raise ParamsError(f"params.yaml is written in a way in which {', '.join(changes)} cannot be changed. Change it by hand.")
+        raise ParamsError(
+            f"params.yaml is written in a way in which {', '.join(changes)} cannot be changed. Change it by hand."
+        )
     parse_params(expected)
     return text
 
 
 def difference(before: str, after: str, name: str = "params.yaml") -> str:
     """A patch that `patch -p1` takes; "" for none."""
-    lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}", n=1)
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        f"a/{name}",
+        f"b/{name}",
+        n=1,
+    )
     return "".join(lines)
 
 
@@ -53,12 +61,18 @@ def _with(text: str, place: str, value: Any) -> str:
         raise ParamsError(f"params.yaml has no key {place}.")
     line, column = places[section].lc.value(key)
     lines = text.splitlines(keepends=True)
-    lines[line] = lines[line][:column] + _SCALAR.sub(lambda _: _scalar(value), lines[line][column:], count=1)
+    lines[line] = lines[line][:column] + _SCALAR.sub(
+        lambda _: _scalar(value), lines[line][column:], count=1
+    )
     return "".join(lines)
 
 
 def _scalar(value: Any) -> str:
-    return {True: "true", False: "false", None: "null"}[value] if value is None or isinstance(value, bool) else str(value)
+    return (
+        {True: "true", False: "false", None: "null"}[value]
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _content(text: str) -> dict[str, Any]:

@@ -18,9 +18,13 @@ class SmallResnetArguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     width: Annotated[int, Field(ge=16, le=1024, multiple_of=16)]  # channels of the first stage
-    blocks: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)]  # residual blocks per stage
+    blocks: Annotated[
+        list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)
+    ]  # residual blocks per stage
     dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
-    stochastic_depth: Annotated[float, Field(ge=0, lt=1)]  # probability that the last block is skipped; the first ones' are less, in a line
+    stochastic_depth: Annotated[
+        float, Field(ge=0, lt=1)
+    ]  # probability that the last block is skipped; the first ones' are less, in a line
     normalisation: Normalisation  # batch learns faster; group does not depend on how a batch is cut over devices
 
 
@@ -34,7 +38,9 @@ class TabmArguments(BaseModel):
     width: Annotated[int, Field(ge=8, le=4096)]  # of a layer
     dropout: Annotated[float, Field(ge=0, lt=1)]  # after each layer
     embedding_size: Annotated[int, Field(ge=1, le=256)]  # what one number becomes
-    num_bins: Annotated[int, Field(ge=1, le=1024)]  # pieces of its range, at most; precompute.num_quantiles is the other bound
+    num_bins: Annotated[
+        int, Field(ge=1, le=1024)
+    ]  # pieces of its range, at most; precompute.num_quantiles is the other bound
 
 
 _KINDS: dict[str, type[BaseModel]] = {"small_resnet": SmallResnetArguments, "tabm": TabmArguments}
@@ -56,7 +62,10 @@ def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:
         kind.model_validate(dict(arguments))
     except ValidationError as error:
         known = list(kind.model_fields)
-        lines = [f"network_arguments of {network}:", *(f"    {_describe(detail, known)}" for detail in error.errors(include_url=False))]
+        lines = [
+            f"network_arguments of {network}:",
+            *(f"    {_describe(detail, known)}" for detail in error.errors(include_url=False)),
+        ]
         return "\n".join([*lines, f"    To begin with: network_arguments: {STARTS[network]}"])
     return ""
 

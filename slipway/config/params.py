@@ -34,7 +34,13 @@ from slipway.config.sections import (
     TrainParams,
     VerifyParams,
 )
-from slipway.system.contract import UNBOUNDED_METRICS, Task, is_classification, is_table, metric_names
+from slipway.system.contract import (
+    UNBOUNDED_METRICS,
+    Task,
+    is_classification,
+    is_table,
+    metric_names,
+)
 from slipway.system.errors import ParamsError
 
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
@@ -83,9 +89,13 @@ def _graphs_that_nothing_makes(params: Params) -> list[str]:
     compiled, export = params.compile, params.export
     problems = []
     if compiled.variant not in export.variants:
-        problems.append(f"compile.variant is {compiled.variant!r}, but export.variants is {export.variants}")
+        problems.append(
+            f"compile.variant is {compiled.variant!r}, but export.variants is {export.variants}"
+        )
     if compiled.optimal_batch_size > export.max_batch_size:
-        problems.append(f"compile.optimal_batch_size is {compiled.optimal_batch_size}, above export.max_batch_size {export.max_batch_size}")
+        problems.append(
+            f"compile.optimal_batch_size is {compiled.optimal_batch_size}, above export.max_batch_size {export.max_batch_size}"
+        )
     return problems
 
 
@@ -101,7 +111,9 @@ def _padding_beyond_the_image(params: Params) -> list[str]:
     padding, size = params.augment.crop_padding_px, params.precompute.image_size_px
     if padding < size:
         return []
-    return [f"augment.crop_padding_px is {padding}, expected less than precompute.image_size_px {size}"]
+    return [
+        f"augment.crop_padding_px is {padding}, expected less than precompute.image_size_px {size}"
+    ]
 
 
 def _network_of_another_task(params: Params) -> list[str]:
@@ -119,9 +131,13 @@ def _splits_of_two_kinds(params: Params) -> list[str]:
     if split.time_cuts is not None and data.time_column is None:
         problems.append("split.time_cuts is set, but data.time_column is null")
     if split.time_cuts is not None and data.split_column is not None:
-        problems.append("split.time_cuts is set, but data.split_column already says where val and test begin")
+        problems.append(
+            "split.time_cuts is set, but data.split_column already says where val and test begin"
+        )
     if split.folds and (data.time_column or data.split_column):
-        problems.append(f"split.folds is {split.folds}, but data.time_column or data.split_column already says which rows are val")
+        problems.append(
+            f"split.folds is {split.folds}, but data.time_column or data.split_column already says which rows are val"
+        )
     return problems
 
 
@@ -138,7 +154,11 @@ def _gates_of_no_metric(params: Params) -> list[str]:
     for key, gates in (("gates", wanted.gates), ("slice_gates", wanted.slice_gates)):
         unknown = [name for name in gates if name not in metric_names(task)]
         problems += [_describe_gate(key, name, task) for name in unknown]
-        problems += [_out_of_reach(key, name, gate) for name, gate in gates.items() if _is_out_of_reach(name, gate)]
+        problems += [
+            _out_of_reach(key, name, gate)
+            for name, gate in gates.items()
+            if _is_out_of_reach(name, gate)
+        ]
     return problems
 
 
@@ -147,11 +167,18 @@ def _asked_for_in_vain(params: Params) -> list[str]:
     data, task = params.data, params.data.task
     found: dict[str, object] = {}
     if is_table(task):
-        found |= {"precompute.transform": params.precompute.transform, "data.engine": data.engine if data.engine != "local" else None}
+        found |= {
+            "precompute.transform": params.precompute.transform,
+            "data.engine": data.engine if data.engine != "local" else None,
+        }
     else:
         found["data.columns"] = ", ".join(data.columns) or None
     if not is_classification(task):
-        found |= {"data.label_map": data.label_map or None, "data.classes": data.classes, "audit.folds": params.audit.folds or None}
+        found |= {
+            "data.label_map": data.label_map or None,
+            "data.classes": data.classes,
+            "audit.folds": params.audit.folds or None,
+        }
     reasons = {
         "precompute.transform": "works on images; set it to null",
         "data.engine": "works on images; set it to local",
@@ -160,7 +187,11 @@ def _asked_for_in_vain(params: Params) -> list[str]:
         "data.classes": "is for classes; set it to null",
         "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to 0",
     }
-    return [f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}" for key, value in found.items() if value is not None]
+    return [
+        f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}"
+        for key, value in found.items()
+        if value is not None
+    ]
 
 
 def _pruned_in_vain(params: Params) -> list[str]:
@@ -169,11 +200,17 @@ def _pruned_in_vain(params: Params) -> list[str]:
     wanted = [variant for variant in params.export.variants if variant in PRUNED_VARIANTS]
     problems = []
     if wanted and kind == "none":
-        problems.append(f"export.variants asks for {wanted}, but prune.kind is 'none': set it to structured or magnitude")
+        problems.append(
+            f"export.variants asks for {wanted}, but prune.kind is 'none': set it to structured or magnitude"
+        )
     if not wanted and kind != "none":
-        problems.append(f"prune.kind is {kind!r}, but export.variants {params.export.variants} has neither 'pruned' nor 'pruned_int8'")
+        problems.append(
+            f"prune.kind is {kind!r}, but export.variants {params.export.variants} has neither 'pruned' nor 'pruned_int8'"
+        )
     if kind == "structured" and train.network == "tabm":
-        problems.append("prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude")
+        problems.append(
+            "prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude"
+        )
     if kind == "structured" and train.network_arguments.get("normalisation") == "group":
         problems.append(
             "prune.kind is 'structured', but train.network_arguments.normalisation is 'group', whose groups would change: "
@@ -188,9 +225,13 @@ def _loss_of_another_task(params: Params) -> list[str]:
     fitting = ("auto", "cross_entropy") if classes else ("auto", "mse", "huber")
     problems = []
     if train.loss not in fitting:
-        problems.append(f"train.loss is {train.loss!r}, but data.task is {task!r}, which takes {' or '.join(map(repr, fitting))}")
+        problems.append(
+            f"train.loss is {train.loss!r}, but data.task is {task!r}, which takes {' or '.join(map(repr, fitting))}"
+        )
     if train.class_weights != "none" and not classes:
-        problems.append(f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: set it to none")
+        problems.append(
+            f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: set it to none"
+        )
     return problems
 
 
@@ -246,7 +287,9 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
         return Params.model_validate(content)
     except ValidationError as error:
         lines = [f"  {line}" for line in _described(error, content)]
-        raise ParamsError(f"{name} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from None
+        raise ParamsError(
+            f"{name} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)
+        ) from None
 
 
 def mistakes_in(content: dict[str, Any]) -> list[str]:
@@ -271,7 +314,9 @@ def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
     """A line for each mistake of a section, then for each that sound sections make together."""
     details = _mistakes(error.errors(include_url=False), content)
     lines = [_describe(detail) for detail in details if detail["loc"]]
-    return lines + [f"sections that do not fit together: {text}" for text in misfits(sound_part(content))]
+    return lines + [
+        f"sections that do not fit together: {text}" for text in misfits(sound_part(content))
+    ]
 
 
 def _mistakes(details: list[Any], content: Any) -> list[Any]:
@@ -296,25 +341,37 @@ def _place(detail: Any, content: Any) -> tuple[Any, ...]:
     for part in detail["loc"]:
         if part == "[key]":
             place.append(part)
-        elif (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
+        elif (isinstance(content, dict) and part in content) or (
+            isinstance(content, list) and isinstance(part, int)
+        ):
             place.append(part)
             content = content[part]
     return (*place, detail["loc"][-1]) if detail["type"] == "missing" else tuple(place)
 
 
 def _describe(detail: Any) -> str:
-    place = [str(part) for part in detail["loc"] if part != "[key]"]  # of a mapping, whose wrong key is named before it
+    place = [
+        str(part) for part in detail["loc"] if part != "[key]"
+    ]  # of a mapping, whose wrong key is named before it
     key = ".".join(place)
     if detail["type"] == "extra_forbidden":
         close = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(_known_keys(place[:-1]))}"
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"known here: {', '.join(_known_keys(place[:-1]))}"
+        )
         return f"{key}: unknown key; {hint}"
     if detail["type"] == "missing":
         return f"{key}: missing; it has no default, see docs/params.md"
     if detail["type"] == "model_type":
         return f"{key}: found {detail['input']!r}, expected a mapping of {', '.join(_known_keys(place))}"
     message = detail["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
+    return (
+        f"{key}: {message}"
+        if detail["type"] == "value_error"
+        else f"{key}: found {detail['input']!r}. {message}"
+    )
 
 
 def _budgets_without_end(params: Params) -> list[str]:
@@ -324,7 +381,10 @@ def _budgets_without_end(params: Params) -> list[str]:
     budgets = {
         "export.goal.max_metric_loss": params.export.goal.max_metric_loss,
         "evaluate.released_max_loss": params.evaluate.released_max_loss,
-        **{f"verify.max_metric_loss.{variant}": budget for variant, budget in params.verify.max_metric_loss.items()},
+        **{
+            f"verify.max_metric_loss.{variant}": budget
+            for variant, budget in params.verify.max_metric_loss.items()
+        },
     }
     return [
         f"{key} is {budget:g}, but a share of the rows is never above 1: half an accuracy point is 0.005"
@@ -335,7 +395,9 @@ def _budgets_without_end(params: Params) -> list[str]:
 
 def _describe_gate(key: str, name: str, task: Task) -> str:
     close = difflib.get_close_matches(name, metric_names(task), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(metric_names(task))}"
+    hint = (
+        f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(metric_names(task))}"
+    )
     return f"evaluate.{key} names {name!r}, which is no metric of data.task {task!r}; {hint}"
 
 
@@ -374,7 +436,9 @@ def _known_keys(place: list[str]) -> list[str]:
     kind: Any = Params
     for part in place:
         field = kind.model_fields.get(part) if _is_section(kind) else None
-        kind = field.annotation if field else (get_args(kind) or (None,))[-1]  # an entry of a mapping: dict[str, Gate]
+        kind = (
+            field.annotation if field else (get_args(kind) or (None,))[-1]
+        )  # an entry of a mapping: dict[str, Gate]
     return list(kind.model_fields) if _is_section(kind) else []
 
 

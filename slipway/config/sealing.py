@@ -53,7 +53,11 @@ class _Pipeline:
             new = {name for name, outs in self.outs.items() if _overlap(outs, deps)} - found
             found |= new
             waiting += new
-        return [name for name in self.outs if name in found and _seal_path(name).as_posix() in self.outs[name]]
+        return [
+            name
+            for name in self.outs
+            if name in found and _seal_path(name).as_posix() in self.outs[name]
+        ]
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,25 @@ class Seal:
     def check(self) -> None:
         """SealError if params, code or inputs are not what they were when the stage began."""
         code = stage_files(_ROOT, self.stage)
-        changed = sorted(path for path in self.code.keys() | code.keys() if self.code.get(path) != code.get(path))
+        changed = sorted(
+            path for path in self.code.keys() | code.keys() if self.code.get(path) != code.get(path)
+        )
         _raise_changed(self.stage, "code", changed)
         for path, then in self.inputs.items():
             now = _state(Path(path))
-            _raise_changed(self.stage, path, sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name)))
+            _raise_changed(
+                self.stage,
+                path,
+                sorted(
+                    name for name in then.keys() | now.keys() if then.get(name) != now.get(name)
+                ),
+            )
         # Last, since DVC reads them soon after.
-        _raise_changed(self.stage, _PARAMS, _changes(self.params, _picked(_content_now(self.stage), list(self.params))))
+        _raise_changed(
+            self.stage,
+            _PARAMS,
+            _changes(self.params, _picked(_content_now(self.stage), list(self.params))),
+        )
 
     def write(self) -> None:
         """Write digests and params, which are equal for equal runs."""
@@ -181,7 +197,9 @@ def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
     if not _open:
         return params
     seal = _open[-1]
-    parts = [(stage, _read_seal(stage)["params"]) for stage in seal.before] + [(seal.stage, seal.params)]
+    parts = [(stage, _read_seal(stage)["params"]) for stage in seal.before] + [
+        (seal.stage, seal.params)
+    ]
     values = [(key, value, stage) for stage, params in parts for key, value in params.items()]
     values.sort(key=lambda entry: entry[0].count("."))  # sections before keys in them
     merged: dict[str, Any] = {}
@@ -193,7 +211,9 @@ def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
         before, other = merged[outer]
         rest = key.removeprefix(outer).lstrip(".")
         if changes := _changes({key: _value(before, rest) if rest else before}, {key: value}):
-            raise SealError(f"{other} and {stage} ran with different params: {'; '.join(changes)}. Run `dvc repro`, without -s.")
+            raise SealError(
+                f"{other} and {stage} ran with different params: {'; '.join(changes)}. Run `dvc repro`, without -s."
+            )
     return _nested({key: value for key, (value, _) in merged.items()})
 
 
@@ -248,10 +268,14 @@ def _check_model(entry: _Locked) -> None:
     try:
         expected = TrainParams.model_validate(known.get("train")).model_dump(mode="json")
     except ValueError as error:
-        raise SealError(f"{source} holds params of train that this version does not know: {error}. Run `dvc repro train`.") from None
+        raise SealError(
+            f"{source} holds params of train that this version does not know: {error}. Run `dvc repro train`."
+        ) from None
     changes = _changes(actual, {"seed": known.get("seed"), "train": expected})
     if changes:
-        raise SealError(f"{card} is not the model of {source}: {'; '.join(changes)}. Run `dvc repro -f train`, or `dvc checkout {_MODEL}`.")
+        raise SealError(
+            f"{card} is not the model of {source}: {'; '.join(changes)}. Run `dvc repro -f train`, or `dvc checkout {_MODEL}`."
+        )
 
 
 def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
@@ -266,12 +290,20 @@ def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
         return str(_value(content, key.replace("[", ".").replace("]", "")))
 
     def paths(entries: list[Any]) -> list[str]:
-        return [resolved(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries]
+        return [
+            resolved(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries
+        ]
 
     return _Pipeline(
-        params={name: [key for key in stage.get("params", []) if isinstance(key, str)] for name, stage in stages.items()},
+        params={
+            name: [key for key in stage.get("params", []) if isinstance(key, str)]
+            for name, stage in stages.items()
+        },
         deps={name: paths(stage.get("deps", [])) for name, stage in stages.items()},
-        outs={name: paths([*stage.get("outs", []), *stage.get("metrics", [])]) for name, stage in stages.items()},
+        outs={
+            name: paths([*stage.get("outs", []), *stage.get("metrics", [])])
+            for name, stage in stages.items()
+        },
     )
 
 
@@ -285,7 +317,9 @@ def _load(path: Path) -> dict[str, Any]:
         mend = "Restore it with git, or remove it and run `dvc repro`."
         raise SchemaError(f"{error}. {mend}") from error
     if not isinstance(content, dict):
-        raise SchemaError(f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git.")
+        raise SchemaError(
+            f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git."
+        )
     return content
 
 
@@ -311,7 +345,9 @@ def _read_seal(stage: str) -> dict[str, Any]:
     try:
         content: Any = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise SealError(f"{path} is missing, so nothing says what {stage} ran with. Run `dvc repro {stage}`.") from None
+        raise SealError(
+            f"{path} is missing, so nothing says what {stage} ran with. Run `dvc repro {stage}`."
+        ) from None
     except ValueError as error:
         raise SealError(f"{path} is not readable ({error}). Run `dvc repro -f {stage}`.") from None
     if not isinstance(content, dict) or content.get("format_version") != _FORMAT:
@@ -327,7 +363,9 @@ def _content_now(stage: str) -> dict[str, Any]:
     try:
         return read_content()
     except ParamsError as error:
-        raise SealError(f"params.yaml changed while {stage} ran: {error} Restore it, then run again.") from error
+        raise SealError(
+            f"params.yaml changed while {stage} ran: {error} Restore it, then run again."
+        ) from error
 
 
 def _picked(content: dict[str, Any], keys: list[str]) -> dict[str, Any]:
@@ -344,7 +382,9 @@ def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`key old -> new` for every value that differs."""
     old, new = dict(_flat(then)), dict(_flat(now))
     return [
-        f"{key} {_text(old.get(key))} -> {_text(new.get(key))}" for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
+        f"{key} {_text(old.get(key))} -> {_text(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
     ]
 
 
@@ -381,7 +421,9 @@ def _state(path: Path) -> dict[str, str]:
         visited.add((here.st_dev, here.st_ino))
         digest = hashlib.sha256()
         for name in sorted(names):
-            digest.update(f"{name}\0{_stamp(Path(folder, name))}\0".encode(errors="surrogateescape"))
+            digest.update(
+                f"{name}\0{_stamp(Path(folder, name))}\0".encode(errors="surrogateescape")
+            )
         found[Path(folder).as_posix()] = digest.hexdigest()
     return found
 

@@ -34,7 +34,10 @@ class Candidate:
     @property
     def name(self) -> str:
         """Such as "precision bf16-mixed"."""
-        return ", ".join(f"{key} {str(value).lower() if isinstance(value, bool) else value}" for key, value in self.changes.items())
+        return ", ".join(
+            f"{key} {str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in self.changes.items()
+        )
 
 
 def find_bottleneck(parts_ms: Mapping[Part, float], facts: Facts, *, is_jpeg: bool) -> Bottleneck:
@@ -52,7 +55,11 @@ def find_bottleneck(parts_ms: Mapping[Part, float], facts: Facts, *, is_jpeg: bo
     share = groups[largest] / total
     if largest == "data":
         name, why = _why_data(facts, is_jpeg)
-        return Bottleneck(name=name, share=share, text=f"{share:.0%} of a step is spent waiting for its batch: {why}")
+        return Bottleneck(
+            name=name,
+            share=share,
+            text=f"{share:.0%} of a step is spent waiting for its batch: {why}",
+        )
     texts = {
         "copy": "copying batches to the device",
         "compute": "the network: forward and backward",
@@ -74,26 +81,54 @@ def _why_data(facts: Facts, is_jpeg: bool) -> tuple[str, str]:
     return "reading", f"reading the stored rows takes longest: {whole}"
 
 
-def candidates(params: TrainParams, placement: Placement, task: Task, num_train: int, num_cores: int) -> list[Candidate]:
+def candidates(
+    params: TrainParams, placement: Placement, task: Task, num_train: int, num_cores: int
+) -> list[Candidate]:
     """What a trial may show to be faster here."""
     # On the CPU bfloat16 was slow in either layout, and slowest with channels last (bench/LOG.md): tried without.
-    plain = {"channels_last": False} if placement.accelerator == "cpu" and placement.zero_stage is None and not is_table(task) else {}
+    plain = (
+        {"channels_last": False}
+        if placement.accelerator == "cpu" and placement.zero_stage is None and not is_table(task)
+        else {}
+    )
     found = [Candidate({"precision": name, **plain}) for name in _other_precisions(placement)]
-    if not params.compile and placement.zero_stage != 3 and not missing_compiler(placement.accelerator):
+    if (
+        not params.compile
+        and placement.zero_stage != 3
+        and not missing_compiler(placement.accelerator)
+    ):
         found.append(Candidate({"compile": True}))
     if placement.zero_stage is None and not is_table(task):
         found.append(Candidate({"channels_last": params.channels_last is False}))
     if placement.zero_stage is not None:
         found.append(Candidate({"strategy": "single" if placement.world_size == 1 else "ddp"}))
-    if placement.world_size == 1 and placement.accelerator == "cpu" and num_cores > 1 and params.batch_size % num_cores == 0:
+    if (
+        placement.world_size == 1
+        and placement.accelerator == "cpu"
+        and num_cores > 1
+        and params.batch_size % num_cores == 0
+    ):
         reason = "norms then see the rows of one process"
         found.append(Candidate({"strategy": "ddp", "devices": num_cores}, reason))
     if 2 * params.batch_size <= num_train:
-        found.append(Candidate({"batch_size": 2 * params.batch_size}, "half as many steps; the learning rate has to be chosen anew"))
+        found.append(
+            Candidate(
+                {"batch_size": 2 * params.batch_size},
+                "half as many steps; the learning rate has to be chosen anew",
+            )
+        )
     return found
 
 
 def _other_precisions(placement: Placement) -> list[str]:
-    names = ["32-true", "bf16-mixed", "16-mixed"] if placement.accelerator == "gpu" else ["32-true", "bf16-mixed"]
+    names = (
+        ["32-true", "bf16-mixed", "16-mixed"]
+        if placement.accelerator == "gpu"
+        else ["32-true", "bf16-mixed"]
+    )
     faster = names[names.index(placement.precision) + 1 :] if placement.precision in names else []
-    return faster if placement.accelerator == "cpu" else [name for name in names[1:] if name != placement.precision]
+    return (
+        faster
+        if placement.accelerator == "cpu"
+        else [name for name in names[1:] if name != placement.precision]
+    )

@@ -95,7 +95,12 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(median=statistics.median(found), low=min(found), high=max(found))
 
 
-def account_of(rounds: list[Round], batch_size: int, parts: list[Round] | None = None, silent: list[Round] | None = None) -> Account:
+def account_of(
+    rounds: list[Round],
+    batch_size: int,
+    parts: list[Round] | None = None,
+    silent: list[Round] | None = None,
+) -> Account:
     """The step from `rounds`; its parts from `parts`, where they were measured in rounds of their own.
 
     `silent` are rounds of DDP without communication: what a backward pass takes longer than theirs is communication.
@@ -103,18 +108,36 @@ def account_of(rounds: list[Round], batch_size: int, parts: list[Round] | None =
     parts = parts or rounds
     found = {part: spread(each.parts_ms[part] for each in parts) for part in PARTS}
     if silent:
-        pairs = [(each.parts_ms["backward"], other.parts_ms["backward"]) for each, other in zip(parts, silent, strict=True)]
+        pairs = [
+            (each.parts_ms["backward"], other.parts_ms["backward"])
+            for each, other in zip(parts, silent, strict=True)
+        ]
         exposed = spread(max(0.0, backward - alone) for backward, alone in pairs)
         found["backward"] = spread(min(pair) for pair in pairs)
-        found["communication"] = spread(each.parts_ms["communication"] + exposed.median for each in parts)
+        found["communication"] = spread(
+            each.parts_ms["communication"] + exposed.median for each in parts
+        )
     step = spread(each.step_ms for each in rounds)
     queued = statistics.median(each.queued_ms / each.step_ms for each in rounds)
-    return Account(rounds=len(rounds), step_ms=step, parts_ms=found, rows_per_second=batch_size / step.median * 1000, queued_share=queued)
+    return Account(
+        rounds=len(rounds),
+        step_ms=step,
+        parts_ms=found,
+        rows_per_second=batch_size / step.median * 1000,
+        queued_share=queued,
+    )
 
 
 def median_loader(rounds: list[LoaderTimes]) -> LoaderTimes:
     """Field by field."""
     dumps = [each.model_dump() for each in rounds]
-    fields = {name: statistics.median(dump[name] for dump in dumps) for name in dumps[0] if name != "batch_ms"}
-    batch_ms = {number: statistics.median(each.batch_ms[number] for each in rounds) for number in rounds[0].batch_ms}
+    fields = {
+        name: statistics.median(dump[name] for dump in dumps)
+        for name in dumps[0]
+        if name != "batch_ms"
+    }
+    batch_ms = {
+        number: statistics.median(each.batch_ms[number] for each in rounds)
+        for number in rounds[0].batch_ms
+    }
     return LoaderTimes(batch_ms=batch_ms, **fields)

@@ -17,7 +17,16 @@ from slipway.config.sections import TrainParams
 from slipway.data.store.jpeg_inputs import JPEG
 from slipway.data.store.packed import PackedManifest, read_manifest
 from slipway.doctor.cures import Candidate, candidates, find_bottleneck
-from slipway.doctor.diagnosis import Diagnosis, Proof, Proposal, Spread, Trial, account_of, median_loader, spread
+from slipway.doctor.diagnosis import (
+    Diagnosis,
+    Proof,
+    Proposal,
+    Spread,
+    Trial,
+    account_of,
+    median_loader,
+    spread,
+)
 from slipway.doctor.forecast import NOTHING_GAINED, Facts, best_num_workers, expected_step_ms
 from slipway.doctor.loader_times import LoaderTimes
 from slipway.doctor.machine import describe_machine
@@ -48,7 +57,9 @@ class Patient:
         self.manifest: PackedManifest = read_manifest(project.packed)
         self.placement: Placement = place(self.train, this_machine())
         if self.placement.num_nodes > 1:
-            raise ParamsError(f"train.num_nodes is {self.placement.num_nodes}; the doctor measures one node. Set it to 1 for this.")
+            raise ParamsError(
+                f"train.num_nodes is {self.placement.num_nodes}; the doctor measures one node. Set it to 1 for this."
+            )
 
     @property
     def runs_as(self) -> str:
@@ -66,7 +77,9 @@ class Patient:
         """Batches in a step."""
         from slipway.training.batches.batches import cut_step
 
-        return cut_step(self.train.batch_size, self.placement.world_size, self.train.max_batch_per_device).num_accumulated
+        return cut_step(
+            self.train.batch_size, self.placement.world_size, self.train.max_batch_per_device
+        ).num_accumulated
 
 
 def examine(project: Project, *, trials: bool = True, num_rounds: int = NUM_ROUNDS) -> Diagnosis:
@@ -75,13 +88,19 @@ def examine(project: Project, *, trials: bool = True, num_rounds: int = NUM_ROUN
     with ExitStack() as stack:
         present = stack.enter_context(Measured(project, "present"))
         still = stack.enter_context(Measured(project, "one batch", fixed_batch=True))
-        loader = stack.enter_context(Measured(project, "loader", loader=True, strategy="single", devices=1))
+        loader = stack.enter_context(
+            Measured(project, "loader", loader=True, strategy="single", devices=1)
+        )
         found = _rounds(patient, present, still, loader, num_rounds)
         account, facts = found
         parts = {part: value.median for part, value in account.parts_ms.items()}
         bottleneck = find_bottleneck(parts, facts, is_jpeg=patient.is_jpeg)
         tried = _trials(patient, still, facts, num_rounds) if trials else []
-    raw = None if is_table(project.params.data.task) else look_at_raw_data(project.params, project.root)
+    raw = (
+        None
+        if is_table(project.params.data.task)
+        else look_at_raw_data(project.params, project.root)
+    )
     return Diagnosis(
         machine=describe_machine(),
         runs_as=patient.runs_as,
@@ -98,7 +117,11 @@ def examine(project: Project, *, trials: bool = True, num_rounds: int = NUM_ROUN
 
 def prove(project: Project, proposal: Proposal, num_rounds: int = NUM_ROUNDS) -> Proof:
     """Measure the proposal and the present settings in turns."""
-    train = {place.removeprefix("train."): value for place, value in proposal.changes.items() if place.startswith("train.")}
+    train = {
+        place.removeprefix("train."): value
+        for place, value in proposal.changes.items()
+        if place.startswith("train.")
+    }
     cured = project
     if proposal.changes.get("precompute.encoding") == "raw":
         cured = raw_store(project)
@@ -110,8 +133,13 @@ def prove(project: Project, proposal: Proposal, num_rounds: int = NUM_ROUNDS) ->
     return Proof(account=account, expected_gain=proposal.expected_gain, measured_gain=gain)
 
 
-def _rounds(patient: Patient, present: Measured, still: Measured, loader: Measured, num_rounds: int) -> Any:
-    on_gpu, silent_too = patient.placement.accelerator == "gpu", patient.placement.strategy == "ddp" and patient.placement.world_size > 1
+def _rounds(
+    patient: Patient, present: Measured, still: Measured, loader: Measured, num_rounds: int
+) -> Any:
+    on_gpu, silent_too = (
+        patient.placement.accelerator == "gpu",
+        patient.placement.strategy == "ddp" and patient.placement.world_size > 1,
+    )
     present.time_steps(), still.time_steps(), loader.time_loader()  # warm-up
     steps: list[Round] = []
     parts: list[Round] = []
@@ -145,7 +173,9 @@ def _trials(patient: Patient, still: Measured, facts: Facts, num_rounds: int) ->
     num_train = patient.manifest.splits["train"].rows
     tried = [
         _try(patient, candidate, still, facts, num_rounds)
-        for candidate in candidates(patient.train, patient.placement, patient.manifest.task, num_train, facts.num_cores)
+        for candidate in candidates(
+            patient.train, patient.placement, patient.manifest.task, num_train, facts.num_cores
+        )
     ]
     good = [trial for trial in tried if _is_faster(trial)]
     if len(good) > 1:  # gains do not multiply: together they are a trial of their own
@@ -156,24 +186,33 @@ def _trials(patient: Patient, still: Measured, facts: Facts, num_rounds: int) ->
     return tried
 
 
-def _try(patient: Patient, candidate: Candidate, still: Measured, facts: Facts, num_rounds: int) -> Trial:
+def _try(
+    patient: Patient, candidate: Candidate, still: Measured, facts: Facts, num_rounds: int
+) -> Trial:
     rows = candidate.changes.get("batch_size", patient.train.batch_size) / patient.train.batch_size
     ratios: list[float] = []
     note = candidate.learns_otherwise
     try:
-        with Measured(patient.project, f"trial of {candidate.name}", fixed_batch=True, **candidate.changes) as other:
+        with Measured(
+            patient.project, f"trial of {candidate.name}", fixed_batch=True, **candidate.changes
+        ) as other:
             first = other.time_steps().step_ms / still.time_steps().step_ms / rows
             if first > _HOPELESS:
                 ratios, note = [first], "ended after one round"
             else:
-                ratios = [other.time_steps().step_ms / still.time_steps().step_ms / rows for _ in range(num_rounds)]
+                ratios = [
+                    other.time_steps().step_ms / still.time_steps().step_ms / rows
+                    for _ in range(num_rounds)
+                ]
     except TrainingError as error:
         note = str(error)
     ratio = spread(ratios) if ratios else None
     gain = None
     if ratio is not None:
         number = best_num_workers(facts, compute_ratio=ratio.median)
-        gain = expected_step_ms(facts, best_num_workers(facts)) / expected_step_ms(facts, number, compute_ratio=ratio.median)
+        gain = expected_step_ms(facts, best_num_workers(facts)) / expected_step_ms(
+            facts, number, compute_ratio=ratio.median
+        )
     return Trial(
         name=candidate.name,
         changes=dict(candidate.changes),
@@ -186,10 +225,16 @@ def _try(patient: Patient, candidate: Candidate, still: Measured, facts: Facts, 
 
 def _propose(patient: Patient, facts: Facts, tried: list[Trial]) -> Proposal | None:
     """The change of loading and of computing that make the shortest step, together; None where nothing gains."""
-    usable = [trial for trial in tried if _is_faster(trial) and (trial.expected_gain or 0) > NOTHING_GAINED]
+    usable = [
+        trial
+        for trial in tried
+        if _is_faster(trial) and (trial.expected_gain or 0) > NOTHING_GAINED
+    ]
     best = min(usable, key=lambda trial: trial.ratio.median if trial.ratio else 1.0, default=None)
     ratio = best.ratio.median if best and best.ratio else 1.0
-    changes: dict[str, Any] = {f"train.{key}": value for key, value in best.changes.items()} if best else {}
+    changes: dict[str, Any] = (
+        {f"train.{key}": value for key, value in best.changes.items()} if best else {}
+    )
     reasons = [f"{best.name}: a step computes {1 / ratio:.2f} times as fast"] if best else []
     saved = max(0.0, facts.loader.read_ms - facts.loader.copy_ms) if patient.is_jpeg else 0.0
     number = best_num_workers(facts, compute_ratio=ratio)
@@ -200,11 +245,17 @@ def _propose(patient: Patient, facts: Facts, tried: list[Trial]) -> Proposal | N
         if step / raw_step > NOTHING_GAINED:
             number, step = raw_number, raw_step
             changes["precompute.encoding"] = "raw"
-            reasons.append(f"pixels instead of JPEGs: {saved:.1f} ms less for each batch, for about eight times the disk")
+            reasons.append(
+                f"pixels instead of JPEGs: {saved:.1f} ms less for each batch, for about eight times the disk"
+            )
     unchanged = (
-        expected_step_ms(facts, facts.num_workers, compute_ratio=ratio) if facts.num_workers in facts.loader.batch_ms else facts.step_ms
+        expected_step_ms(facts, facts.num_workers, compute_ratio=ratio)
+        if facts.num_workers in facts.loader.batch_ms
+        else facts.step_ms
     )
-    if number != facts.num_workers and (unchanged / step > NOTHING_GAINED or "precompute.encoding" in changes):
+    if number != facts.num_workers and (
+        unchanged / step > NOTHING_GAINED or "precompute.encoding" in changes
+    ):
         changes["train.num_workers"] = number
         reasons.append(_why_workers(facts, number))
     gain = facts.step_ms / step
@@ -221,18 +272,22 @@ def _is_faster(trial: Trial) -> bool:
 def _why_workers(facts: Facts, number: int) -> str:
     if number == 0:
         return f"no loader processes: a batch takes {facts.loader.batch_ms[0]:.1f} ms in the trainer, less than being sent one"
-    return (
-        f"{number} loader process{'es' * (number > 1)}: a batch every {facts.loader.batch_ms[number]:.1f} ms, made while the step computes"
-    )
+    return f"{number} loader process{'es' * (number > 1)}: a batch every {facts.loader.batch_ms[number]:.1f} ms, made while the step computes"
 
 
 def _notes(patient: Patient, facts: Facts) -> list[str]:
     notes = []
     if patient.placement.accelerator == "cpu":
-        notes.append("On the CPU nothing is copied to a device: `copy` is what the trainer does with a batch before its step.")
-        notes.append("Forward and backward of the CPU include waiting for cores that other work uses.")
+        notes.append(
+            "On the CPU nothing is copied to a device: `copy` is what the trainer does with a batch before its step."
+        )
+        notes.append(
+            "Forward and backward of the CPU include waiting for cores that other work uses."
+        )
     else:
-        notes.append("Parts are from rounds that wait for the device at each; the whole step is from rounds that do not.")
+        notes.append(
+            "Parts are from rounds that wait for the device at each; the whole step is from rounds that do not."
+        )
     if patient.placement.zero_stage is not None and patient.placement.world_size > 1:
         notes.append(
             "Communication is the time inside DeepSpeed's collectives, one at a time: what overlaps in a real step is not told apart."
@@ -252,7 +307,9 @@ def _busy(queued_share: float) -> list[str]:
 
 
 def _main(params: Params, arguments: argparse.Namespace) -> None:
-    project = Project(params, Path("data/packed"), Path("data/augmented"), Path(), Path(".work/doctor"))
+    project = Project(
+        params, Path("data/packed"), Path("data/augmented"), Path(), Path(".work/doctor")
+    )
     diagnosis = examine(project, trials=not arguments.no_trials)
     if (arguments.prove or arguments.apply) and diagnosis.proposal:
         diagnosis = diagnosis.model_copy(update={"proof": prove(project, diagnosis.proposal)})
@@ -267,18 +324,30 @@ def _main(params: Params, arguments: argparse.Namespace) -> None:
 
 def _apply(proposal: Proposal, gain: Spread) -> None:
     if gain.median < 1:
-        raise TrainingError(f"not applied: measured, the proposal is {gain.median:.2f} times as fast as the present settings.")
+        raise TrainingError(
+            f"not applied: measured, the proposal is {gain.median:.2f} times as fast as the present settings."
+        )
     propose(PARAMS, proposal.changes, apply=True)
-    print(f"{PARAMS} was changed: {', '.join(proposal.changes)}. `dvc repro` trains anew, as these are other settings.")
+    print(
+        f"{PARAMS} was changed: {', '.join(proposal.changes)}. `dvc repro` trains anew, as these are other settings."
+    )
 
 
 @quiet_when_unread()
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make doctor", description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--prove", action="store_true", help="measure the proposal beside the present settings")
-    parser.add_argument("--apply", action="store_true", help="prove it, and write it to params.yaml where it gains")
+    parser = argparse.ArgumentParser(
+        prog="make doctor", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     parser.add_argument(
-        "--no-trials", action="store_true", help="think of loading alone: precision, compile, layout and strategy are not tried"
+        "--prove", action="store_true", help="measure the proposal beside the present settings"
+    )
+    parser.add_argument(
+        "--apply", action="store_true", help="prove it, and write it to params.yaml where it gains"
+    )
+    parser.add_argument(
+        "--no-trials",
+        action="store_true",
+        help="think of loading alone: precision, compile, layout and strategy are not tried",
     )
     return parser.parse_args()
 

@@ -46,14 +46,25 @@ def waits(wall_ms: float, processor_ms: float, queued_ms: float) -> bool:
     return wall_ms - processor_ms - queued_ms > 0.5 * wall_ms
 
 
-def expected_step_ms(facts: Facts, num_workers: int, *, compute_ratio: float = 1.0, saved_ms: float = 0.0) -> float:
+def expected_step_ms(
+    facts: Facts, num_workers: int, *, compute_ratio: float = 1.0, saved_ms: float = 0.0
+) -> float:
     """With so many loader processes, a step's compute `compute_ratio` times as long, and each batch made `saved_ms` sooner."""
     compute = facts.compute_ms * compute_ratio
     if num_workers == 0:
-        inline = facts.data_ms if facts.num_workers == 0 else facts.loader.batch_ms[0] * facts.num_accumulated
+        inline = (
+            facts.data_ms
+            if facts.num_workers == 0
+            else facts.loader.batch_ms[0] * facts.num_accumulated
+        )
         return max(0.0, inline - saved_ms * facts.num_accumulated) + compute
-    waiting = max(0.0, facts.loader.batch_ms[num_workers] - saved_ms / num_workers) * facts.num_accumulated
-    work = (_processor_ms(facts) - saved_ms) * facts.num_accumulated + facts.compute_processor_ms * compute_ratio
+    waiting = (
+        max(0.0, facts.loader.batch_ms[num_workers] - saved_ms / num_workers)
+        * facts.num_accumulated
+    )
+    work = (
+        _processor_ms(facts) - saved_ms
+    ) * facts.num_accumulated + facts.compute_processor_ms * compute_ratio
     shared = work * facts.num_processes / facts.num_cores
     return max(waiting, compute + facts.loader.handover_ms * facts.num_accumulated, shared)
 
@@ -61,9 +72,12 @@ def expected_step_ms(facts: Facts, num_workers: int, *, compute_ratio: float = 1
 def best_num_workers(facts: Facts, *, compute_ratio: float = 1.0, saved_ms: float = 0.0) -> int:
     """The fewest loader processes that come within a twentieth of the shortest step that any number would give."""
     steps = {
-        number: expected_step_ms(facts, number, compute_ratio=compute_ratio, saved_ms=saved_ms) for number in sorted(facts.loader.batch_ms)
+        number: expected_step_ms(facts, number, compute_ratio=compute_ratio, saved_ms=saved_ms)
+        for number in sorted(facts.loader.batch_ms)
     }
-    return next(number for number, step in steps.items() if step <= min(steps.values()) * NOTHING_GAINED)
+    return next(
+        number for number, step in steps.items() if step <= min(steps.values()) * NOTHING_GAINED
+    )
 
 
 def _processor_ms(facts: Facts) -> float:

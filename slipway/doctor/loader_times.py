@@ -47,12 +47,17 @@ class LoaderProbe:
     def round(self) -> LoaderTimes:
         """Time everything once."""
         batch_ms = {number: self._batch_ms(number) for number in NUM_WORKERS}
-        time.sleep(0.05 + batch_ms[1] * AHEAD_PER_WORKER / 1000)  # until the loader process has batches ready
+        time.sleep(
+            0.05 + batch_ms[1] * AHEAD_PER_WORKER / 1000
+        )  # until the loader process has batches ready
         begin = time.perf_counter()
         next(self._streams[1])
         handover = time.perf_counter() - begin
         rows = self._rows.gather(np.arange(min(self._batch_size, self._num_rows)))
-        (batch_ms[0], processor, queued), read = _mean_times(self._streams[0].__next__), _mean_times(self._read)
+        (batch_ms[0], processor, queued), read = (
+            _mean_times(self._streams[0].__next__),
+            _mean_times(self._read),
+        )
         return LoaderTimes(
             batch_ms=batch_ms,
             processor_ms=processor,
@@ -88,6 +93,10 @@ def _mean_times(action: Callable[[], Any]) -> tuple[float, float, float]:
     while count < _MIN_BATCHES or time.perf_counter() - begin < _MIN_SECONDS:
         action()
         count += 1
-    spent = (time.perf_counter() - begin, time.process_time() - processor, queued_seconds() - queued)
+    spent = (
+        time.perf_counter() - begin,
+        time.process_time() - processor,
+        queued_seconds() - queued,
+    )
     wall, busy, waited = (seconds / count * 1000 for seconds in spent)
     return wall, busy, waited

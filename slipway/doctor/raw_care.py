@@ -19,10 +19,16 @@ def look_at_raw_data(params: Params, root: Path) -> RawCare:
     """Time some of the raw images; where they cannot be read, the reason instead."""
     try:
         rows = read_table(root / "data/split/rows.parquet", SPLIT_ROWS)
-        data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+        data = unpacked(
+            params.data,
+            ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio),
+        )
         step = max(1, rows.num_rows // _MOST_ROWS)
         sources = rows["source"].to_pylist()[::step][:_MOST_ROWS]
-        times = time_raw_rows(read_samples(data, sources), store_form(params.precompute, params.clean.max_pixels).network)
+        times = time_raw_rows(
+            read_samples(data, sources),
+            store_form(params.precompute, params.clean.max_pixels).network,
+        )
     except SlipwayError as error:
         return RawCare(
             times=None,
@@ -36,7 +42,9 @@ def look_at_raw_data(params: Params, root: Path) -> RawCare:
     cores = num_cores()
     number = params.precompute.num_workers or cores
     best = times.best_num_workers(cores)
-    present, better = (times.image_ms(workers, cores) * rows.num_rows / 1000 for workers in (number, best))
+    present, better = (
+        times.image_ms(workers, cores) * rows.num_rows / 1000 for workers in (number, best)
+    )
     return RawCare(
         times=times,
         note="",

@@ -21,8 +21,12 @@ def raw_store(project: Project) -> Project:
     inputs = open_split(project.packed, read_manifest(project.packed), "train").inputs
     needed, free = int(np.prod(inputs.shape)), shutil.disk_usage(folder).free
     if needed > free:
-        raise UnavailableError(f"pixels would take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free. Free space, or keep JPEGs.")
-    pixels = np.lib.format.open_memmap(folder / "train" / "inputs.npy", mode="w+", dtype=np.uint8, shape=inputs.shape)
+        raise UnavailableError(
+            f"pixels would take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free. Free space, or keep JPEGs."
+        )
+    pixels = np.lib.format.open_memmap(
+        folder / "train" / "inputs.npy", mode="w+", dtype=np.uint8, shape=inputs.shape
+    )
     for begin in range(0, len(inputs), _ROWS):
         pixels[begin : begin + _ROWS] = inputs[begin : begin + _ROWS]
     pixels.flush()

@@ -20,7 +20,15 @@ from slipway.doctor.machine import queued_seconds
 from slipway.system.contract import Contract
 
 Part = Literal["data", "copy", "forward", "backward", "communication", "optimizer", "other"]
-PARTS: tuple[Part, ...] = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
+PARTS: tuple[Part, ...] = (
+    "data",
+    "copy",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "other",
+)
 MEANINGS: dict[Part, str] = {
     "data": "waiting for the next batch",
     "copy": "host to device",
@@ -30,7 +38,15 @@ MEANINGS: dict[Part, str] = {
     "optimizer": "clipping, weights and learning rate",
     "other": "the loop around it, and the ends of epochs",
 }
-_COLLECTIVES = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast", "barrier")
+_COLLECTIVES = (
+    "all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter_tensor",
+    "all_gather_into_tensor",
+    "broadcast",
+    "barrier",
+)
 
 
 class Round(Contract):
@@ -40,7 +56,9 @@ class Round(Contract):
     parts_ms: dict[Part, float]
     processor_ms: float  # of all threads of the trainer's process, without its loader processes
     data_processor_ms: float  # of it, in the data part
-    queued_ms: float  # of all its threads together, standing in line for a core that other work used
+    queued_ms: (
+        float  # of all its threads together, standing in line for a core that other work used
+    )
 
 
 class Order(Contract):
@@ -121,8 +139,19 @@ class StepTimer(pl.Callback):
     The first `num_skipped` steps of a round are not timed: their batches were made ready while the trainer waited.
     """
 
-    def __init__(self, clock: Clock, num_skipped: int, next_order: Callable[[], Order | None], tell: Callable[[Round], None]) -> None:
-        self._clock, self._next_order, self._tell, self._num_skipped = clock, next_order, tell, num_skipped
+    def __init__(
+        self,
+        clock: Clock,
+        num_skipped: int,
+        next_order: Callable[[], Order | None],
+        tell: Callable[[Round], None],
+    ) -> None:
+        self._clock, self._next_order, self._tell, self._num_skipped = (
+            clock,
+            next_order,
+            tell,
+            num_skipped,
+        )
         self._order = _NO_ORDER
         self._begun_at = self._last_step = 0
         self._active: Part = "other"
@@ -138,13 +167,19 @@ class StepTimer(pl.Callback):
                 _watch(comm.cdb, name, self._collective)
         self._begin(trainer)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self._clock.ended("copy")
-        if isinstance(trainer.strategy, DDPStrategy) and not isinstance(trainer.strategy, DeepSpeedStrategy):
+        if isinstance(trainer.strategy, DDPStrategy) and not isinstance(
+            trainer.strategy, DeepSpeedStrategy
+        ):
             assert isinstance(trainer.strategy.model, DistributedDataParallel)
             trainer.strategy.model.require_backward_grad_sync = self._order.communicates
 
-    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor
+    ) -> None:
         self._clock.ended("optimizer")  # old gradients are dropped here
         self._active = "backward"
 
@@ -152,7 +187,14 @@ class StepTimer(pl.Callback):
         self._clock.ended("backward")
         self._active = "optimizer"
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         self._clock.ended("optimizer")
         self._active = "other"
         if trainer.global_step == self._last_step:
@@ -177,7 +219,11 @@ class StepTimer(pl.Callback):
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize(device)
-        self._clock.start((lambda: torch.cuda.synchronize(device)) if on_gpu and self._order.synchronised else None)
+        self._clock.start(
+            (lambda: torch.cuda.synchronize(device))
+            if on_gpu and self._order.synchronised
+            else None
+        )
 
     def _finish(self, trainer: pl.Trainer) -> None:
         device = trainer.strategy.root_device

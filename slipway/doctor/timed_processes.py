@@ -46,7 +46,15 @@ class Project:
 class Measured:
     """A training that is timed in rounds, started by `with`."""
 
-    def __init__(self, project: Project, name: str, *, fixed_batch: bool = False, loader: bool = False, **changes: Any) -> None:
+    def __init__(
+        self,
+        project: Project,
+        name: str,
+        *,
+        fixed_batch: bool = False,
+        loader: bool = False,
+        **changes: Any,
+    ) -> None:
         self.name = name
         self._project, self._rounds, self._num_steps = project, 0, _FEWEST_STEPS
         self._folder = project.scratch / name
@@ -66,11 +74,20 @@ class Measured:
         files.write_json(self._folder / "request.json", self._request.model_dump(mode="json"))
         with (self._folder / "output.log").open("w") as log:
             self._process = self._project.start(
-                [*self._project.command, str(self._folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [*self._project.command, str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """The process, and those that it started, keep nothing: they may end at once."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -78,7 +95,10 @@ class Measured:
 
     def time_steps(self, *, synchronised: bool = False, communicates: bool = True) -> Round:
         """One round of steps, of about a second after the first. TrainingError, with what it said, if the training has ended."""
-        found = self._ask(Order(num_steps=self._num_steps, synchronised=synchronised, communicates=communicates), Round)
+        found = self._ask(
+            Order(num_steps=self._num_steps, synchronised=synchronised, communicates=communicates),
+            Round,
+        )
         self._num_steps = min(max(_FEWEST_STEPS, round(_ROUND_MS / found.step_ms)), _MOST_STEPS)
         return found
 
@@ -91,7 +111,9 @@ class Measured:
         answer = self._folder / f"round-{self._rounds}.json"
         while not answer.exists():
             if self._process.poll() is not None:
-                raise TrainingError(f"the measured training '{self.name}' ended:\n{self._last_words()}")
+                raise TrainingError(
+                    f"the measured training '{self.name}' ended:\n{self._last_words()}"
+                )
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         self._rounds += 1
         return kind.model_validate(json.loads(answer.read_bytes()))

@@ -23,7 +23,13 @@ from slipway.doctor.loader_times import AHEAD_PER_WORKER, LoaderProbe
 from slipway.doctor.step_times import Clock, Order, StepTimer, WatchedLoader
 from slipway.system import files
 from slipway.system.contract import Contract
-from slipway.training.assembly import freezing, prepare_process, step_arguments, training_batches, training_module
+from slipway.training.assembly import (
+    freezing,
+    prepare_process,
+    step_arguments,
+    training_batches,
+    training_module,
+)
 from slipway.training.batches.batches import Batch, TrainingBatches, training_loader
 from slipway.training.distributed.processes import end_with_parent, is_first_process
 from slipway.training.job import Job, Paths, prepare
@@ -63,7 +69,9 @@ class _RepeatedBatch:
         return itertools.repeat(self._batch, self._count)
 
 
-def main(wrap_batches: WrapBatches = lambda batches: batches, wrap_split: WrapSplit = lambda split: split) -> None:
+def main(
+    wrap_batches: WrapBatches = lambda batches: batches, wrap_split: WrapSplit = lambda split: split
+) -> None:
     """Serve one request. What wraps stands between the batches and their loader, and between stored rows and batches."""
     silence_chatter()
     end_with_parent()
@@ -71,7 +79,9 @@ def main(wrap_batches: WrapBatches = lambda batches: batches, wrap_split: WrapSp
     request = Request.model_validate(json.loads((folder / "request.json").read_bytes()))
     paths = _paths(request, folder)
     job, network = prepare(request.seed, TrainParams.model_validate(request.train), paths)
-    job = replace(job, data=replace(job.data, train=[wrap_split(split) for split in job.data.train]))
+    job = replace(
+        job, data=replace(job.data, train=[wrap_split(split) for split in job.data.train])
+    )
     prepare_process(job.params, job.placement, network)
     if request.loader:
         batches = _batches(job, 0)
@@ -82,9 +92,15 @@ def main(wrap_batches: WrapBatches = lambda batches: batches, wrap_split: WrapSp
     _time_steps(request, job, network, folder, wrap_batches)
 
 
-def _time_steps(request: Request, job: Job, network: Network, folder: Path, wrap_batches: WrapBatches) -> None:
+def _time_steps(
+    request: Request, job: Job, network: Network, folder: Path, wrap_batches: WrapBatches
+) -> None:
     clock = Clock()
-    ahead = 0 if request.fixed_batch or not job.params.num_workers else job.params.num_workers * AHEAD_PER_WORKER + 1
+    ahead = (
+        0
+        if request.fixed_batch or not job.params.num_workers
+        else job.params.num_workers * AHEAD_PER_WORKER + 1
+    )
     timer = StepTimer(
         clock,
         max(2, -(-ahead // job.shape.num_accumulated)),
@@ -100,16 +116,22 @@ def _time_steps(request: Request, job: Job, network: Network, folder: Path, wrap
         enable_progress_bar=False,
     )
     batches = _batches(job, trainer.global_rank)
-    loader: Any = training_loader(wrap_batches(batches), job.params.num_workers, pin_memory=job.placement.accelerator == "gpu")
+    loader: Any = training_loader(
+        wrap_batches(batches), job.params.num_workers, pin_memory=job.placement.accelerator == "gpu"
+    )
     if request.fixed_batch:
-        loader = _RepeatedBatch(next(iter(DataLoader(batches, batch_size=None, sampler=[(0, 0)]))), len(loader))
+        loader = _RepeatedBatch(
+            next(iter(DataLoader(batches, batch_size=None, sampler=[(0, 0)]))), len(loader)
+        )
     else:
         loader = WatchedLoader(loader, clock)
     trainer.fit(training_module(network, job.params, job.seed, job.data, batches), loader)
 
 
 def _batches(job: Job, rank: int) -> TrainingBatches:
-    return training_batches(job.data, job.shape, rank, job.seed, on_gpu=job.placement.accelerator == "gpu")
+    return training_batches(
+        job.data, job.shape, rank, job.seed, on_gpu=job.placement.accelerator == "gpu"
+    )
 
 
 def _paths(request: Request, folder: Path) -> Paths:

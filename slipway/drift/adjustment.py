@@ -18,7 +18,9 @@ Bins = NDArray[np.intp]
 
 _MOST_COLUMNS = 128  # the bundle holds their square; a feature that alone has more, as a thousand classes, is passed over
 _SCALES = np.linspace(0.0, 0.3, 31)  # of a coefficient, in deviations of a residual
-_PRIOR = np.exp(-0.5 * np.square(_SCALES / 0.1))  # half normal: 0.1 is five points where half of the answers are right
+_PRIOR = np.exp(
+    -0.5 * np.square(_SCALES / 0.1)
+)  # half normal: 0.1 is five points where half of the answers are right
 _BLOCK_ROWS = 4096
 
 
@@ -37,17 +39,28 @@ class Adjustment(Contract):
     unknown: float  # the variance of a coefficient of which nothing is learned
     learned: list[list[float]]  # (directions, columns)
 
-    def of(self, features: Sequence[FeatureReference], counts: Sequence[NDArray[np.int64]]) -> tuple[float, float]:
+    def of(
+        self, features: Sequence[FeatureReference], counts: Sequence[NDArray[np.int64]]
+    ) -> tuple[float, float]:
         """The mean residual of rows of which so many are in the (bins,) of each feature, and the variance of what is not known of it."""
-        means = [counts[place] / counts[place].sum() @ _table(features[place]) for place in self.features]
+        means = [
+            counts[place] / counts[place].sum() @ _table(features[place]) for place in self.features
+        ]
         shift = np.concatenate([*means, np.empty(0)]) - np.array(self.centre)
         told = np.array(self.learned).reshape(-1, len(shift)) @ shift
         variance = self.unknown * float(shift @ shift) - float(told @ told)
-        return self.level + float(shift @ np.array(self.coefficients)), self.level_variance + max(0.0, variance)
+        return self.level + float(shift @ np.array(self.coefficients)), self.level_variance + max(
+            0.0, variance
+        )
 
 
 def fit_adjustment(
-    features: Sequence[FeatureReference], bins: Sequence[Bins], residuals: Float, noise: float, *, towards_none: bool
+    features: Sequence[FeatureReference],
+    bins: Sequence[Bins],
+    residuals: Float,
+    noise: float,
+    *,
+    towards_none: bool,
 ) -> tuple[Adjustment, Float]:
     """The model, and what it says of each row; `bins` (rows,) of each feature, `residuals` (rows,), `noise` the variance of one.
 
@@ -56,16 +69,25 @@ def fit_adjustment(
     Gelman, Bayesian Analysis 1, 2006). With `towards_none` the level is shrunk as well, by a scale of its own.
     """
     entering = _entering(features, bins, residuals)
-    tables, taken = [_table(features[place]) for place in entering], [bins[place] for place in entering]
-    counts = [np.bincount(own, minlength=len(table)) for own, table in zip(taken, tables, strict=True)]
-    centre = np.concatenate([own / len(residuals) @ table for own, table in zip(counts, tables, strict=True)])
+    tables, taken = (
+        [_table(features[place]) for place in entering],
+        [bins[place] for place in entering],
+    )
+    counts = [
+        np.bincount(own, minlength=len(table)) for own, table in zip(taken, tables, strict=True)
+    ]
+    centre = np.concatenate(
+        [own / len(residuals) @ table for own, table in zip(counts, tables, strict=True)]
+    )
     gram, products = _moments(tables, taken, centre, residuals)
     strengths, directions = _directions(gram, len(residuals))
     deviation = np.sqrt(noise)
     means, variances, unknown = _shrunken(strengths, directions @ products / deviation)
     level, level_variance = float(residuals.mean()) / deviation, 1 / len(residuals)
     if towards_none:
-        shrunken, left, _ = _shrunken(np.array([len(residuals)]), np.array([level * len(residuals)]))
+        shrunken, left, _ = _shrunken(
+            np.array([len(residuals)]), np.array([level * len(residuals)])
+        )
         level, level_variance = float(shrunken[0]), float(left[0])
     found = Adjustment(
         features=entering,
@@ -74,12 +96,16 @@ def fit_adjustment(
         centre=centre.tolist(),
         coefficients=(deviation * means @ directions).tolist(),
         unknown=unknown * noise,
-        learned=(np.sqrt(noise * np.maximum(0, unknown - variances))[:, None] * directions).tolist(),
+        learned=(
+            np.sqrt(noise * np.maximum(0, unknown - variances))[:, None] * directions
+        ).tolist(),
     )
     return found, _said(found, tables, taken)
 
 
-def _entering(features: Sequence[FeatureReference], bins: Sequence[Bins], residuals: Float) -> list[int]:
+def _entering(
+    features: Sequence[FeatureReference], bins: Sequence[Bins], residuals: Float
+) -> list[int]:
     """Places of the features that enter; where there is no room for all, those by whose bins the residuals differ most."""
     widths = [_table(feature).shape[1] for feature in features]
     order = sorted(range(len(features)), key=lambda place: -_difference(bins[place], residuals))
@@ -97,23 +123,35 @@ def _difference(bins: Bins, residuals: Float) -> float:
     there = counts > 0
     between = np.square(np.bincount(bins, residuals - residuals.mean())[there]) / counts[there]
     freedom = max(1, int(there.sum()) - 1)
-    return float((between.sum() / max(float(residuals.var()), 1e-300) - freedom) / np.sqrt(2 * freedom))
+    return float(
+        (between.sum() / max(float(residuals.var()), 1e-300) - freedom) / np.sqrt(2 * freedom)
+    )
 
 
 def _table(feature: FeatureReference) -> Float:
     """(bins, columns). Of a number the first two Hermite polynomials of its normal score, as good as uncorrelated, and missing or not."""
     if feature.kind == "category":
         return np.eye(len(feature.counts))
-    scores, is_missing = feature.normal_scores, np.arange(len(feature.counts)) == len(feature.counts) - 1
+    scores, is_missing = (
+        feature.normal_scores,
+        np.arange(len(feature.counts)) == len(feature.counts) - 1,
+    )
     return np.column_stack([scores, (np.square(scores) - 1) / np.sqrt(2) * ~is_missing, is_missing])
 
 
-def _moments(tables: Sequence[Float], bins: Sequence[Bins], centre: Float, residuals: Float) -> tuple[Float, Float]:
+def _moments(
+    tables: Sequence[Float], bins: Sequence[Bins], centre: Float, residuals: Float
+) -> tuple[Float, Float]:
     """(columns, columns) and (columns,): the sums over rows of the centred columns' products, with each other and with the residuals."""
     gram, products = np.zeros((len(centre), len(centre))), np.zeros(len(centre))
     for start in range(0, len(residuals), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
-        block = np.concatenate([table[own[part]] for table, own in zip(tables, bins, strict=True)], axis=1) - centre
+        block = (
+            np.concatenate(
+                [table[own[part]] for table, own in zip(tables, bins, strict=True)], axis=1
+            )
+            - centre
+        )
         gram += block.T @ block
         products += block.T @ residuals[part]
     return gram, products
@@ -140,9 +178,14 @@ def _shrunken(strengths: Float, products: Float) -> tuple[Float, Float, float]:
 
 
 def _said(found: Adjustment, tables: Sequence[Float], bins: Sequence[Bins]) -> Float:
-    coefficients, ends = np.array(found.coefficients), np.cumsum([table.shape[1] for table in tables])
+    coefficients, ends = (
+        np.array(found.coefficients),
+        np.cumsum([table.shape[1] for table in tables]),
+    )
     parts = np.split(coefficients, ends[:-1])
-    said: Float = found.level - float(coefficients @ np.array(found.centre)) + np.zeros(len(bins[0]))
+    said: Float = (
+        found.level - float(coefficients @ np.array(found.centre)) + np.zeros(len(bins[0]))
+    )
     for table, own, part in zip(tables, bins, parts, strict=True):
         said += (table @ part)[own]
     return said

@@ -21,12 +21,19 @@ Float = NDArray[np.float64]
 
 MIN_ROWS = 100  # of a window
 _NORMAL = 1.959964  # of an interval of 95 %
-_MAX_CALIBRATION_ERROR = 0.05  # of the confidence on validation rows, by root mean square over the traffic's bins
-_LEAST_INFORMED = 0.01  # p-value: the mean squared errors of the outlier score's bins differ by more than chance
+_MAX_CALIBRATION_ERROR = (
+    0.05  # of the confidence on validation rows, by root mean square over the traffic's bins
+)
+_LEAST_INFORMED = (
+    0.01  # p-value: the mean squared errors of the outlier score's bins differ by more than chance
+)
 _MAX_DISAGREEMENT = 0.02  # of estimates by one feature or another, in points of accuracy
 _MAX_DISAGREEMENT_OF_ERRORS = 0.1  # the same of a mean squared error, in parts of it
 _FAR = 3.0  # standard errors: what noise hardly makes in any of some dozen features
-_PROMISED, _PROMISED_ROWS = 0.02, 5000  # a valid accuracy is off by at most so much, in 95 of 100 windows of so many rows
+_PROMISED, _PROMISED_ROWS = (
+    0.02,
+    5000,
+)  # a valid accuracy is off by at most so much, in 95 of 100 windows of so many rows
 _MAX_HALF_WIDTH = 0.1  # of the interval of an accuracy; of an RMSE in parts of it
 _MAX_STRANGE = 0.05  # share of rows unlike the reference's, beyond what the reference has itself
 
@@ -46,11 +53,17 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
     """From the window alone. An estimate that is not valid keeps its numbers where there are any, for a look, never for a decision."""
     quality = reference.answers.quality
     if quality is None:
-        return _none(f"the bundle was exported with {reference.answers.rows} validation rows, too few to learn from")
+        return _none(
+            f"the bundle was exported with {reference.answers.rows} validation rows, too few to learn from"
+        )
     if window.num_rows < MIN_ROWS:
         return _none(f"{window.num_rows} rows were seen, expected at least {MIN_ROWS}")
     counts = window.quality_counts
-    shares, means, variances = counts / counts.sum(), np.array(quality.residuals), np.array(quality.variances)
+    shares, means, variances = (
+        counts / counts.sum(),
+        np.array(quality.residuals),
+        np.array(quality.variances),
+    )
     rows = np.maximum(np.array(quality.counts), 1)
     seen = [window.counts(column) for column in range(len(reference.features))]
     residual, open_variance = quality.adjustment.of(reference.features, seen)
@@ -58,7 +71,14 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
     own_variance = float(shares @ variances)  # of one row's label
     # Of what the validation labels leave open, and of the labels that these rows will turn out to have.
     deviation = math.sqrt(open_variance + own_variance / window.num_rows)
-    reasons = [reason for reason in (_unseen(reference, window), _uninformed(quality, shares, rows, means, variances)) if reason]
+    reasons = [
+        reason
+        for reason in (
+            _unseen(reference, window),
+            _uninformed(quality, shares, rows, means, variances),
+        )
+        if reason
+    ]
     reasons += _differently_calibrated(reference, quality, window, value)
     if quality.metric == "accuracy":
         reasons += _left_open(quality, open_variance + own_variance / _PROMISED_ROWS)
@@ -69,8 +89,17 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
         value, low, high = (min(1.0, max(0.0, share)) for share in (value, low, high))
     half = (high - low) / 2 / (value if quality.metric == "rmse" and value else 1)
     if half > _MAX_HALF_WIDTH:
-        reasons.append(f"the interval is too wide to tell anything (plus or minus {half:.2f}, expected at most {_MAX_HALF_WIDTH})")
-    return Estimate(metric=quality.metric, value=value, low=low, high=high, valid=not reasons, reason="; ".join(reasons))
+        reasons.append(
+            f"the interval is too wide to tell anything (plus or minus {half:.2f}, expected at most {_MAX_HALF_WIDTH})"
+        )
+    return Estimate(
+        metric=quality.metric,
+        value=value,
+        low=low,
+        high=high,
+        valid=not reasons,
+        reason="; ".join(reasons),
+    )
 
 
 def _none(reason: str) -> Estimate:
@@ -79,10 +108,14 @@ def _none(reason: str) -> Estimate:
 
 def _unseen(reference: Reference, window: Window) -> str:
     """Why the rows are too unlike the reference's to be judged by them; empty where they are not."""
-    outliers = _surplus(window.num_outliers, window.num_rows, reference.answers.outliers, reference.answers.rows)
+    outliers = _surplus(
+        window.num_outliers, window.num_rows, reference.answers.outliers, reference.answers.rows
+    )
     if outliers > _MAX_STRANGE:
         return f"at least {outliers:.0%} more of the rows are outliers than of the validation rows"
-    outside = _surplus(window.num_outside, window.num_rows, reference.inputs.outside, reference.inputs.rows)
+    outside = _surplus(
+        window.num_outside, window.num_rows, reference.inputs.outside, reference.inputs.rows
+    )
     if outside > _MAX_STRANGE:
         return f"at least {outside:.0%} more of the rows than expected have an input outside the range of all training and validation rows"
     return ""
@@ -95,7 +128,9 @@ def _surplus(count: int, rows: int, own: int, own_rows: int) -> float:
     return share - own_share - 1.645 * deviation
 
 
-def _uninformed(quality: QualityReference, shares: Float, rows: Float, means: Float, variances: Float) -> str:
+def _uninformed(
+    quality: QualityReference, shares: Float, rows: Float, means: Float, variances: Float
+) -> str:
     """Why the score does not tell how good an answer is; empty where it does."""
     if quality.metric == "rmse":
         p_value = quality.information_p_value
@@ -118,13 +153,17 @@ def _left_open(quality: QualityReference, variance: float) -> list[str]:
     return [f"{labels} to plus or minus {half:.1%}, expected at most {_PROMISED:.0%}"]
 
 
-def _differently_calibrated(reference: Reference, quality: QualityReference, window: Window, value: float) -> list[str]:
+def _differently_calibrated(
+    reference: Reference, quality: QualityReference, window: Window, value: float
+) -> list[str]:
     """The feature of the input, if there is one, by whose bins the estimate would still be another.
 
     The adjustment is a smooth curve of each number: what has steps or several turns is not in it, and is found here.
     """
     found = []
-    for column, (feature, stratum) in enumerate(zip(reference.inputs.features, quality.strata, strict=True)):
+    for column, (feature, stratum) in enumerate(
+        zip(reference.inputs.features, quality.strata, strict=True)
+    ):
         shares = window.counts(column) / window.num_rows
         variances, rows = np.array(stratum.variances), np.array(stratum.counts)
         known = rows > 0
@@ -132,9 +171,15 @@ def _differently_calibrated(reference: Reference, quality: QualityReference, win
             continue
         gap = float(shares[known] @ np.array(stratum.residuals)[known])
         deviation = math.sqrt(float(np.square(shares[known]) @ (variances[known] / rows[known])))
-        most = _MAX_DISAGREEMENT if quality.metric == "accuracy" else _MAX_DISAGREEMENT_OF_ERRORS * value
+        most = (
+            _MAX_DISAGREEMENT
+            if quality.metric == "accuracy"
+            else _MAX_DISAGREEMENT_OF_ERRORS * value
+        )
         if abs(gap) > max(most, _FAR * deviation):
             found.append((abs(gap) / max(deviation, 1e-12), feature.name))
     if not found:
         return []
-    return [f"on validation rows with such a {max(found)[1]} the answers were better or worse than the estimate takes them to be"]
+    return [
+        f"on validation rows with such a {max(found)[1]} the answers were better or worse than the estimate takes them to be"
+    ]

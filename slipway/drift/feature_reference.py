@@ -17,8 +17,12 @@ class FeatureReference(Feature):
 
     rows: int  # of the reference; more for features of the input than for those of the answer
     edges: list[float]  # of a number's bins, increasing; empty for a category
-    counts: list[int]  # of a number len(edges) + 2, of a category len(categories) + 1; the last is missing values
-    low: float | None  # the smallest and the largest number; null for a category and where every value is missing
+    counts: list[
+        int
+    ]  # of a number len(edges) + 2, of a category len(categories) + 1; the last is missing values
+    low: (
+        float | None
+    )  # the smallest and the largest number; null for a category and where every value is missing
     high: float | None
 
     def bins(self, values: Float32) -> NDArray[np.intp]:
@@ -29,7 +33,11 @@ class FeatureReference(Feature):
 
     def is_outside(self, values: Float32) -> NDArray[np.bool_]:
         """(rows,) whether a number is below or above all of the reference; never where it is missing, nor for a category."""
-        low, high = (-math.inf, math.inf) if self.low is None or self.high is None else (self.low, self.high)
+        low, high = (
+            (-math.inf, math.inf)
+            if self.low is None or self.high is None
+            else (self.low, self.high)
+        )
         return (values < np.float32(low)) | (values > np.float32(high))
 
     @property

@@ -23,7 +23,17 @@ Float = NDArray[np.float32]
 PREDICTED_CLASS = "predicted_class"
 CONFIDENCE = "confidence"
 OUTLIER_SCORE = "outlier_score"
-_OF_IMAGES = ("brightness", "contrast", "skewness", "sharpness", "noise", "black_share", "white_share", "centre", "top")
+_OF_IMAGES = (
+    "brightness",
+    "contrast",
+    "skewness",
+    "sharpness",
+    "noise",
+    "black_share",
+    "white_share",
+    "centre",
+    "top",
+)
 _OF_COLOURS = ("red", "green", "blue", "saturation", "yellowness")
 _LUMA = (np.float32(0.299), np.float32(0.587), np.float32(0.114))
 _GRID = 48  # guess: positions along a side are enough; a larger image is sampled with the stride that leaves as many or more
@@ -55,7 +65,9 @@ def extract(contract: InputContract, inputs: NDArray[Any], outputs: Float, score
 
     `outputs` (rows, labels) probabilities or (rows, 1) values, `scores` (rows,) outlier scores.
     """
-    return np.concatenate([extract_inputs(contract, inputs), extract_outputs(outputs, scores)], axis=1)
+    return np.concatenate(
+        [extract_inputs(contract, inputs), extract_outputs(outputs, scores)], axis=1
+    )
 
 
 def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
@@ -63,8 +75,15 @@ def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
     if isinstance(contract, ColumnContract):
         return _of_rows(contract, inputs)
     rows = max(1, _BLOCK_BYTES // math.prod(contract.shape))
-    blocks = [_of_images(np.asarray(inputs[start : start + rows])) for start in range(0, len(inputs), rows)]
-    return np.concatenate(blocks) if blocks else np.empty((0, len(input_features(contract))), np.float32)
+    blocks = [
+        _of_images(np.asarray(inputs[start : start + rows]))
+        for start in range(0, len(inputs), rows)
+    ]
+    return (
+        np.concatenate(blocks)
+        if blocks
+        else np.empty((0, len(input_features(contract))), np.float32)
+    )
 
 
 def input_features(contract: InputContract) -> list[Feature]:
@@ -77,7 +96,10 @@ def input_features(contract: InputContract) -> list[Feature]:
             name=f"column {column.name}",
             kind="category" if column.kind in ("boolean", "category") else "number",
             origin="input",
-            categories={"boolean": ["false", "true"], "category": ["missing or unknown", *column.categories]}.get(column.kind, []),
+            categories={
+                "boolean": ["false", "true"],
+                "category": ["missing or unknown", *column.categories],
+            }.get(column.kind, []),
         )
         for column in [*contract.numeric, *contract.categorical]
     ]
@@ -91,7 +113,9 @@ def output_features(output: OutputContract) -> list[Feature]:
 
     if output.kind == "value":
         return [number("value"), number(OUTLIER_SCORE)]
-    label = Feature(name=PREDICTED_CLASS, kind="category", origin="output", categories=output.labels)
+    label = Feature(
+        name=PREDICTED_CLASS, kind="category", origin="output", categories=output.labels
+    )
     return [label, number(CONFIDENCE), number("entropy"), number("margin"), number(OUTLIER_SCORE)]
 
 
@@ -102,14 +126,19 @@ def extract_outputs(outputs: Float, scores: Float) -> Float:
     probabilities = np.clip(outputs, np.finfo(np.float32).tiny, 1)
     entropy = -(probabilities * np.log(probabilities)).sum(axis=1)
     second, first = np.partition(outputs, -2, axis=1)[:, -2:].T
-    return np.column_stack([outputs.argmax(axis=1), first, entropy, first - second, scores]).astype(np.float32)
+    return np.column_stack([outputs.argmax(axis=1), first, entropy, first - second, scores]).astype(
+        np.float32
+    )
 
 
 def _of_rows(contract: ColumnContract, encoded: Float) -> Float:
     """The standardised numbers, NaN where they are missing; booleans as 0 and 1; the codes of categories."""
     numeric, indicated = contract.numeric, contract.indicated
     found = np.array(encoded[:, : len(numeric)], np.float32)
-    missing = {column.name: encoded[:, len(numeric) + position] > 0 for position, column in enumerate(indicated)}
+    missing = {
+        column.name: encoded[:, len(numeric) + position] > 0
+        for position, column in enumerate(indicated)
+    }
     for position, column in enumerate(numeric):
         if column.kind == "boolean":
             found[:, position] = np.rint(found[:, position] * column.std + column.mean)
@@ -142,7 +171,16 @@ def _of_images(pixels: NDArray[np.uint8]) -> Float:
     sharpness, noise = _fine_structure(pixels, grey, stride)
     numbers = sampled.reshape(len(sampled), -1)
     shares = [(numbers == level).mean(axis=1) for level in (0, _WHITE)]
-    found = [mean, contrast, skewness, sharpness, noise, *shares, _mean(middle) - mean, _mean(upper) - mean]
+    found = [
+        mean,
+        contrast,
+        skewness,
+        sharpness,
+        noise,
+        *shares,
+        _mean(middle) - mean,
+        _mean(upper) - mean,
+    ]
     if len(colours) == 3:
         red, green, blue = colours
         spread = np.maximum(np.maximum(red, green), blue) - np.minimum(np.minimum(red, green), blue)
@@ -189,6 +227,11 @@ def _neighbours(pixels: NDArray[np.uint8], grey: Float, stride: int) -> Callable
         rows, columns = slice(1 + down, end + down, stride), slice(1 + right, end + right, stride)
         if stride == 1:
             return grey[:, rows, columns]
-        return _grey([pixels[:, rows, columns, channel].astype(np.float32) for channel in range(pixels.shape[3])])
+        return _grey(
+            [
+                pixels[:, rows, columns, channel].astype(np.float32)
+                for channel in range(pixels.shape[3])
+            ]
+        )
 
     return at

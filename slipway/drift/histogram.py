@@ -20,17 +20,23 @@ def equal_edges(numbers: Float, num_bins: int = NUM_BINS) -> Float:
     most = max(1, min(num_bins, len(ordered) // _LEAST_ROWS))
     if not len(ordered):
         return np.empty(0, np.float32)
-    taken = ordered[[len(ordered) * part // most for part in range(most)]]  # the first value of each part
+    taken = ordered[
+        [len(ordered) * part // most for part in range(most)]
+    ]  # the first value of each part
     starts, times = np.unique(taken, return_counts=True)
     is_constant = ordered[0] == ordered[-1]
     common = starts if is_constant else starts[times > 1]
     starts = starts if is_constant else starts[starts > ordered[0]]
-    return np.unique(np.concatenate([starts, common, np.nextafter(common, np.float32(np.inf))])).astype(np.float32)
+    return np.unique(
+        np.concatenate([starts, common, np.nextafter(common, np.float32(np.inf))])
+    ).astype(np.float32)
 
 
 def bins_of(numbers: Float, edges: Float) -> NDArray[np.intp]:
     """(rows,) from 0 to len(edges), and len(edges) + 1 for NaN."""
-    return np.where(np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, side="right"))
+    return np.where(
+        np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, side="right")
+    )
 
 
 def category_bins(codes: Float, num_categories: int) -> NDArray[np.intp]:
@@ -39,7 +45,9 @@ def category_bins(codes: Float, num_categories: int) -> NDArray[np.intp]:
     return np.where(known, np.where(known, codes, 0).astype(np.intp), num_categories)
 
 
-def merge_rare(window: ArrayLike, reference: ArrayLike, least: float, *, ordered: bool) -> tuple[Counts, Counts]:
+def merge_rare(
+    window: ArrayLike, reference: ArrayLike, least: float, *, ordered: bool
+) -> tuple[Counts, Counts]:
     """Both counts (bins,) with rare bins put together, until the smaller sample is expected to have `least` rows in each.
 
     Neighbours go together where the bins are `ordered`, else the rarest. What is rare is decided on both samples together, so that

@@ -41,7 +41,12 @@ class JointReference(Contract):
         scale, weights = 1 / num_rows + 1 / self.rows, self.eigenvalues
         value = np.asarray(np.square(mean - np.array(self.mean)).sum())
         threshold = np.asarray(quadratic_form_threshold(level, tuple(weights)) * scale)
-        return Comparison("mmd", value, threshold, lambda: np.asarray(quadratic_form_tail(float(value) / scale, np.array(weights))))
+        return Comparison(
+            "mmd",
+            value,
+            threshold,
+            lambda: np.asarray(quadratic_form_tail(float(value) / scale, np.array(weights))),
+        )
 
     @property
     def _draws(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -59,35 +64,63 @@ def random_sums(bins: Sequence[Bins], table: Sequence[NDArray[np.float64]]) -> S
     """
     total = np.zeros(table[0].shape[1], np.int64)
     for start in range(0, len(bins[0]), _BLOCK_ROWS):
-        total += _rounded([column[start : start + _BLOCK_ROWS] for column in bins], table).sum(axis=0)
+        total += _rounded([column[start : start + _BLOCK_ROWS] for column in bins], table).sum(
+            axis=0
+        )
     return total
 
 
-def fit_joint(features: Sequence[FeatureReference], values: NDArray[np.float32]) -> JointReference | None:
+def fit_joint(
+    features: Sequence[FeatureReference], values: NDArray[np.float32]
+) -> JointReference | None:
     """From the features of the input and their (rows, features) values; None with fewer than two numbers that vary, or few rows."""
-    columns = [place for place, feature in enumerate(features) if feature.kind == "number" and feature.varies]
+    columns = [
+        place
+        for place, feature in enumerate(features)
+        if feature.kind == "number" and feature.varies
+    ]
     if len(columns) < 2 or len(values) < _LEAST_ROWS:
         return None
     taken = [features[column] for column in columns]
     bins = [feature.bins(values[:, column]) for feature, column in zip(taken, columns, strict=True)]
-    bandwidth = _bandwidth(np.column_stack([feature.normal_scores[own] for feature, own in zip(taken, bins, strict=True)]))
+    bandwidth = _bandwidth(
+        np.column_stack(
+            [feature.normal_scores[own] for feature, own in zip(taken, bins, strict=True)]
+        )
+    )
     table = _angle_table(taken, *_frequencies(_SEED, len(columns), bandwidth, NUM_FREQUENCIES))
     mean, covariance = _moments(bins, table)
     eigenvalues = np.linalg.eigvalsh(covariance)[::-1]
     kept = eigenvalues[eigenvalues > eigenvalues[0] * 1e-9]
-    return JointReference(columns=columns, seed=_SEED, bandwidth=bandwidth, mean=mean.tolist(), eigenvalues=kept.tolist(), rows=len(values))
+    return JointReference(
+        columns=columns,
+        seed=_SEED,
+        bandwidth=bandwidth,
+        mean=mean.tolist(),
+        eigenvalues=kept.tolist(),
+        rows=len(values),
+    )
 
 
-def _frequencies(seed: int, num_columns: int, bandwidth: float, num: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _frequencies(
+    seed: int, num_columns: int, bandwidth: float, num: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(columns, num) and (num,) phases."""
     generator = np.random.RandomState(seed)
-    return generator.standard_normal((num_columns, num)) / bandwidth, generator.uniform(0, 2 * np.pi, num)
+    return generator.standard_normal((num_columns, num)) / bandwidth, generator.uniform(
+        0, 2 * np.pi, num
+    )
 
 
 def _angle_table(
-    features: Sequence[FeatureReference], frequencies: NDArray[np.float64], phases: NDArray[np.float64]
+    features: Sequence[FeatureReference],
+    frequencies: NDArray[np.float64],
+    phases: NDArray[np.float64],
 ) -> list[NDArray[np.float64]]:
-    table = [np.outer(feature.normal_scores, own) for feature, own in zip(features, frequencies, strict=True)]
+    table = [
+        np.outer(feature.normal_scores, own)
+        for feature, own in zip(features, frequencies, strict=True)
+    ]
     return [table[0] + phases, *table[1:]]
 
 
@@ -100,12 +133,16 @@ def _rounded(bins: Sequence[Bins], table: Sequence[NDArray[np.float64]]) -> Sums
     return rounded
 
 
-def _moments(bins: Sequence[Bins], table: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _moments(
+    bins: Sequence[Bins], table: Sequence[NDArray[np.float64]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean and covariance of the random features, from blocks of rows."""
     num_rows, size = len(bins[0]), table[0].shape[1]
     total, products = np.zeros(size), np.zeros((size, size))
     for start in range(0, num_rows, _BLOCK_ROWS):
-        block = _rounded([column[start : start + _BLOCK_ROWS] for column in bins], table) / FIXED_POINT
+        block = (
+            _rounded([column[start : start + _BLOCK_ROWS] for column in bins], table) / FIXED_POINT
+        )
         total += block.sum(axis=0)
         products += block.T @ block
     mean = total / num_rows

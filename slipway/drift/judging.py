@@ -20,12 +20,17 @@ from slipway.system.contract import Contract
 
 Counts = NDArray[np.int64]
 
-MIN_ROWS = 100  # of a window; below, the normal laws are not trusted at the levels that a budget makes
+MIN_ROWS = (
+    100  # of a window; below, the normal laws are not trusted at the levels that a budget makes
+)
 LEAST_EXPECTED = 20.0  # rows of the smaller sample in a bin; rarer ones are put together
 JOINT = "all_numbers_together"
 _DAYS = 30
 _SQUARED = ("psi", "mmd")  # these grow with the square of a shift
-_NUM_TESTS = {"number": 3, "category": 1}  # psi, and of numbers Kolmogorov and Smirnov's and Mann and Whitney's
+_NUM_TESTS = {
+    "number": 3,
+    "category": 1,
+}  # psi, and of numbers Kolmogorov and Smirnov's and Mann and Whitney's
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ class FeatureVerdict(Contract):
     threshold: float  # for the absolute value
     p_value: float  # of this statistic alone
     drifted: bool
-    psi: float  # for charts, whichever statistic is the strongest; of all numbers together their MMD
+    psi: (
+        float  # for charts, whichever statistic is the strongest; of all numbers together their MMD
+    )
 
     @property
     def strength(self) -> float:
@@ -81,20 +88,37 @@ def judge_at(reference: Reference, window: Window, level: float) -> Verdict:
     """The same at a given probability of an alarm without drift."""
     if window.num_rows < MIN_ROWS:
         return Verdict(verdict="too_small", rows=window.num_rows, level=level, features=[])
-    num_tests = sum(_NUM_TESTS[feature.kind] for feature in reference.features) + (reference.inputs.joint is not None)
+    num_tests = sum(_NUM_TESTS[feature.kind] for feature in reference.features) + (
+        reference.inputs.joint is not None
+    )
     each = level / num_tests  # Bonferroni: whatever the features have to do with each other
-    found = [_judge_feature(feature, window.counts(column), each) for column, feature in enumerate(reference.features)]
+    found = [
+        _judge_feature(feature, window.counts(column), each)
+        for column, feature in enumerate(reference.features)
+    ]
     if reference.inputs.joint is not None:
-        found.append(_verdict_on(JOINT, [reference.inputs.joint.test(window.joint_mean, window.num_rows, each)]))
+        found.append(
+            _verdict_on(
+                JOINT, [reference.inputs.joint.test(window.joint_mean, window.num_rows, each)]
+            )
+        )
     ordered = sorted(found, key=lambda feature: feature.strength, reverse=True)
     drifted = any(feature.drifted for feature in found)
-    return Verdict(verdict="drifted" if drifted else "clean", rows=window.num_rows, level=level, features=ordered)
+    return Verdict(
+        verdict="drifted" if drifted else "clean",
+        rows=window.num_rows,
+        level=level,
+        features=ordered,
+    )
 
 
 def _judge_feature(feature: FeatureReference, counts: Counts, level: float) -> FeatureVerdict:
     tested = [psi(*_comparable(counts, feature), level)]
     if feature.kind == "number":
-        there, own = counts[:-1], np.array(feature.counts[:-1])  # without missing values, which have no order
+        there, own = (
+            counts[:-1],
+            np.array(feature.counts[:-1]),
+        )  # without missing values, which have no order
         if there.sum() >= MIN_ROWS and own.sum() >= MIN_ROWS:
             merged = merge_rare(there, own, LEAST_EXPECTED, ordered=True)
             tested += [kolmogorov_smirnov(*merged, level), mann_whitney(*merged, level)]
@@ -106,11 +130,15 @@ def _comparable(counts: Counts, feature: FeatureReference) -> tuple[Counts, Coun
     own = np.array(feature.counts, np.int64)
     if feature.kind == "category":
         return merge_rare(counts, own, LEAST_EXPECTED, ordered=False)
-    return merge_rare(np.roll(counts, 1), np.roll(own, 1), LEAST_EXPECTED, ordered=True)  # missing ones first, where they are on their own
+    return merge_rare(
+        np.roll(counts, 1), np.roll(own, 1), LEAST_EXPECTED, ordered=True
+    )  # missing ones first, where they are on their own
 
 
 def _verdict_on(name: str, tested: list[Comparison]) -> FeatureVerdict:
-    strongest = max(tested, key=lambda one: _strength(one.statistic, float(one.values), float(one.thresholds)))
+    strongest = max(
+        tested, key=lambda one: _strength(one.statistic, float(one.values), float(one.thresholds))
+    )
     value, threshold = float(strongest.values), float(strongest.thresholds)
     return FeatureVerdict(
         name=name,

@@ -79,8 +79,12 @@ def kolmogorov_tail(x: ArrayLike) -> Float:
     N. Smirnov, Table for estimating the goodness of fit of empirical distributions, Annals of Mathematical Statistics 19 (1948) 279-281.
     """
     values = np.asarray(x, np.float64)
-    terms = [2 * (-1) ** (number - 1) * np.exp(-2 * (number * values) ** 2) for number in range(1, 101)]
-    return np.where(values < 0.2, 1.0, np.clip(sum(terms), 0.0, 1.0))  # below 0.2 the tail is 1 to 12 digits
+    terms = [
+        2 * (-1) ** (number - 1) * np.exp(-2 * (number * values) ** 2) for number in range(1, 101)
+    ]
+    return np.where(
+        values < 0.2, 1.0, np.clip(sum(terms), 0.0, 1.0)
+    )  # below 0.2 the tail is 1 to 12 digits
 
 
 def quadratic_form_tail(x: float, weights: Float) -> float:
@@ -90,7 +94,9 @@ def quadratic_form_tail(x: float, weights: Float) -> float:
     variables, Biometrika 86 (1999) 929-935: its error is relative, so that it holds in the far tail.
     """
     mean = float(weights.sum())
-    if x <= mean * (1 + 1e-6):  # at the mean itself it is undefined; below it only matters that nothing is surprising
+    if x <= mean * (
+        1 + 1e-6
+    ):  # at the mean itself it is undefined; below it only matters that nothing is surprising
         return 1.0 if x <= 0 else 0.5
     point = _saddlepoint(x, weights)
     rest = 1 - 2 * point * weights
@@ -118,7 +124,9 @@ def _saddlepoint(x: float, weights: Float) -> float:
 @lru_cache(maxsize=4096)
 def chi_square_threshold(level: float, degrees_of_freedom: float) -> float:
     """The x whose tail probability is `level`."""
-    return _bisected(lambda x: float(chi_square_tail(x, degrees_of_freedom)), level, degrees_of_freedom)
+    return _bisected(
+        lambda x: float(chi_square_tail(x, degrees_of_freedom)), level, degrees_of_freedom
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -47,7 +47,9 @@ class QualityReference(Contract):
     residuals: list[float]
     variances: list[float]  # of one row's residual
     adjustment: Adjustment  # of the score's claim, by all features
-    strata: list[Stratum]  # of each feature of the input, in order: what is left of the labels when the estimate is taken off
+    strata: list[
+        Stratum
+    ]  # of each feature of the input, in order: what is left of the labels when the estimate is taken off
 
     @property
     def _edges(self) -> Float32:
@@ -60,13 +62,19 @@ class QualityReference(Contract):
     @property
     def information_p_value(self) -> float:
         """How likely bins without information would have means so different (Welch, Biometrika 38, 1951; its chi-square form)."""
-        counts, means, variances = np.array(self.counts), np.array(self.residuals), np.array(self.variances)
+        counts, means, variances = (
+            np.array(self.counts),
+            np.array(self.residuals),
+            np.array(self.variances),
+        )
         there = (counts > 1) & (variances > 0)
         if there.sum() < 2:
             return 1.0
         weights = counts[there] / variances[there]
         centre = (weights @ means[there]) / weights.sum()
-        return float(chi_square_tail(weights @ np.square(means[there] - centre), int(there.sum()) - 1))
+        return float(
+            chi_square_tail(weights @ np.square(means[there] - centre), int(there.sum()) - 1)
+        )
 
 
 def fit_quality(
@@ -87,7 +95,15 @@ def fit_quality(
         errors = np.square(outputs[:, 0].astype(np.float64) - targets)
         return _fit("rmse", OUTLIER_SCORE, scores, errors, np.zeros(len(errors)), features, bins)
     confidence = outputs.max(axis=1)
-    return _fit("accuracy", CONFIDENCE, confidence, (outputs.argmax(axis=1) == targets).astype(np.float64), confidence, features, bins)
+    return _fit(
+        "accuracy",
+        CONFIDENCE,
+        confidence,
+        (outputs.argmax(axis=1) == targets).astype(np.float64),
+        confidence,
+        features,
+        bins,
+    )
 
 
 def _fit(
@@ -103,21 +119,36 @@ def _fit(
     edges = equal_edges(scores, _MOST_BINS)
     own = _stratum(bins_of(scores, edges), len(edges) + 2, truths, said, metric)
     noise = max(float(np.array(own.counts) @ np.array(own.variances)) / len(truths), 1e-300)
-    adjustment, residuals = fit_adjustment(features, bins, truths - said, noise, towards_none=metric == "accuracy")
+    adjustment, residuals = fit_adjustment(
+        features, bins, truths - said, noise, towards_none=metric == "accuracy"
+    )
     strata = [
         _stratum(part, len(described.counts), truths, said + residuals, metric)
         for described, part in zip(features, bins, strict=True)
         if described.origin == "input"
     ]
-    return QualityReference(metric=metric, feature=feature, edges=edges.tolist(), adjustment=adjustment, strata=strata, **own.model_dump())
+    return QualityReference(
+        metric=metric,
+        feature=feature,
+        edges=edges.tolist(),
+        adjustment=adjustment,
+        strata=strata,
+        **own.model_dump(),
+    )
 
 
-def _stratum(bins: NDArray[np.intp], num_bins: int, truths: Float64, said: NDArray[Any], metric: str) -> Stratum:
+def _stratum(
+    bins: NDArray[np.intp], num_bins: int, truths: Float64, said: NDArray[Any], metric: str
+) -> Stratum:
     counts = np.bincount(bins, minlength=num_bins)
     residuals = truths - said
     means = np.bincount(bins, residuals, num_bins) / np.maximum(counts, 1)
-    variances = np.bincount(bins, np.square(residuals - means[bins]), num_bins) / np.maximum(counts - 1, 1)
-    if metric == "accuracy":  # a bin without a wrong answer is not without error: Jeffreys' prior on the share that is right
+    variances = np.bincount(bins, np.square(residuals - means[bins]), num_bins) / np.maximum(
+        counts - 1, 1
+    )
+    if (
+        metric == "accuracy"
+    ):  # a bin without a wrong answer is not without error: Jeffreys' prior on the share that is right
         share = (np.bincount(bins, truths, num_bins) + 0.5) / (counts + 1)
         variances = np.maximum(variances, share * (1 - share) * (counts < _FEW))
     return Stratum(counts=counts.tolist(), residuals=means.tolist(), variances=variances.tolist())

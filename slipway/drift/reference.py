@@ -20,7 +20,13 @@ from slipway.artifacts.bundle import LoadedBundle, OutputContract
 from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.drift.feature_reference import FeatureReference, describe
-from slipway.drift.features import OUTLIER_SCORE, extract_inputs, extract_outputs, input_features, output_features
+from slipway.drift.features import (
+    OUTLIER_SCORE,
+    extract_inputs,
+    extract_outputs,
+    input_features,
+    output_features,
+)
 from slipway.drift.histogram import merge_rare
 from slipway.drift.joint import JointReference, fit_joint
 from slipway.drift.quality_reference import QualityReference, fit_quality
@@ -32,7 +38,9 @@ Float32 = NDArray[np.float32]
 
 FORMAT_VERSION = 2
 DEFAULT_VARIANT = "fp32"
-_ALIKE = 1e-3  # level at which training rows are found unlike the validation rows, over all features
+_ALIKE = (
+    1e-3  # level at which training rows are found unlike the validation rows, over all features
+)
 _LEAST_EXPECTED = 20.0  # rows in a bin, as slipway/drift/judging.py
 
 
@@ -49,7 +57,9 @@ class AnswerReference(Contract):
     """What a variant answers to the validation rows."""
 
     features: list[FeatureReference] = Field(min_length=1)
-    quality: QualityReference | None  # what the quality is estimated with; null where the rows were too few
+    quality: (
+        QualityReference | None
+    )  # what the quality is estimated with; null where the rows were too few
     outlier_threshold: float | None  # scores above are outliers; null: no row is one
     outliers: int  # rows that are
     rows: int
@@ -94,7 +104,9 @@ class References(Contract):
     def of(self, variant: str) -> Reference:
         """For the traffic that `variant` answers; BundleError if there is none for it."""
         if variant not in self.answers:
-            raise BundleError(f"the drift reference has no variant {variant!r}, it has {', '.join(sorted(self.answers))}.")
+            raise BundleError(
+                f"the drift reference has no variant {variant!r}, it has {', '.join(sorted(self.answers))}."
+            )
         return Reference(self.inputs, self.answers[variant])
 
 
@@ -118,10 +130,17 @@ def build_reference(
     """The reference of validation rows and of one variant's answers; `further_inputs` as `describe_inputs` takes them."""
     values = extract_inputs(contract, rows.inputs)
     inputs = describe_inputs(contract, values, further_inputs)
-    return Reference(inputs, describe_answers(output, calibration, Answers(rows.outputs, rows.scores), rows.targets, inputs, values))
+    return Reference(
+        inputs,
+        describe_answers(
+            output, calibration, Answers(rows.outputs, rows.scores), rows.targets, inputs, values
+        ),
+    )
 
 
-def describe_inputs(contract: InputContract, values: Float32, further: Iterable[NDArray[Any]] = ()) -> InputReference:
+def describe_inputs(
+    contract: InputContract, values: Float32, further: Iterable[NDArray[Any]] = ()
+) -> InputReference:
     """Of the features (rows, features) of validation rows, and of blocks of `further` rows (rows, ...), which count unless they are unlike.
 
     Training rows are unlike where a split of the user's own, or one by time, put others into validation, which stand for the traffic.
@@ -131,9 +150,13 @@ def describe_inputs(contract: InputContract, values: Float32, further: Iterable[
     more = extract_blocks(contract, further)
     if len(more) and _are_alike(described, more):
         values = np.concatenate([values, more])
-        described = [describe(feature, values[:, column]) for column, feature in enumerate(features)]
+        described = [
+            describe(feature, values[:, column]) for column, feature in enumerate(features)
+        ]
     joint = fit_joint(described, values)
-    return InputReference(features=described, joint=joint, outside=_num_extreme(described, values), rows=len(values))
+    return InputReference(
+        features=described, joint=joint, outside=_num_extreme(described, values), rows=len(values)
+    )
 
 
 def extract_blocks(contract: InputContract, blocks: Iterable[NDArray[Any]]) -> Float32:
@@ -155,7 +178,10 @@ def describe_answers(
     `targets` (rows,) are class indices, or numbers.
     """
     values = extract_outputs(answers.outputs, answers.scores)
-    own = [describe(feature, values[:, column]) for column, feature in enumerate(output_features(output))]
+    own = [
+        describe(feature, values[:, column])
+        for column, feature in enumerate(output_features(output))
+    ]
     features, both = [*inputs.features, *own], np.concatenate([input_values, values], axis=1)
     bins = [feature.bins(both[:, column]) for column, feature in enumerate(features)]
     return AnswerReference(
@@ -169,7 +195,11 @@ def describe_answers(
 
 def references_bytes(inputs: InputReference, answers: Mapping[str, AnswerReference]) -> bytes:
     """The content of `drift.json`: equal references give equal bytes."""
-    return References(format_version=FORMAT_VERSION, inputs=inputs, answers=dict(answers)).model_dump_json().encode()
+    return (
+        References(format_version=FORMAT_VERSION, inputs=inputs, answers=dict(answers))
+        .model_dump_json()
+        .encode()
+    )
 
 
 def reference_bytes(reference: Reference, variant: str = DEFAULT_VARIANT) -> bytes:
@@ -182,7 +212,9 @@ def parse_references(payload: bytes) -> References:
     try:
         return References.model_validate_json(payload)
     except ValueError as error:
-        raise BundleError(f"drift.json is no reference that this Slipway reads: {error}. Run `dvc repro export`.") from error
+        raise BundleError(
+            f"drift.json is no reference that this Slipway reads: {error}. Run `dvc repro export`."
+        ) from error
 
 
 def read_reference(bundle: LoadedBundle, variant: str = DEFAULT_VARIANT) -> Reference | None:
@@ -199,7 +231,9 @@ def _are_alike(described: Sequence[FeatureReference], values: Float32) -> bool:
     level = _ALIKE / len(described)
     for column, feature in enumerate(described):
         counts = np.bincount(feature.bins(values[:, column]), minlength=len(feature.counts))
-        merged = merge_rare(counts, feature.counts, _LEAST_EXPECTED, ordered=feature.kind == "number")
+        merged = merge_rare(
+            counts, feature.counts, _LEAST_EXPECTED, ordered=feature.kind == "number"
+        )
         if float(psi(*merged, level).p_values) < level:
             return False
     return True

@@ -39,7 +39,10 @@ class Comparison:
 
 def noise(windows: ArrayLike, reference: ArrayLike) -> Float:
     """(...) 1/W + 1/N of the rows in a window and in the reference."""
-    of_both: Float = 1 / np.asarray(windows, np.float64).sum(axis=-1) + 1 / np.asarray(reference, np.float64).sum()
+    of_both: Float = (
+        1 / np.asarray(windows, np.float64).sum(axis=-1)
+        + 1 / np.asarray(reference, np.float64).sum()
+    )
     return of_both
 
 
@@ -58,7 +61,9 @@ def psi(windows: ArrayLike, reference: ArrayLike, level: float) -> Comparison:
     values = (np.square(shares - own / own.sum()) / of_both).sum(axis=-1)
     scale, freedom = noise(counts, own), max(1, counts.shape[-1] - 1)
     thresholds = laws.chi_square_threshold(level, freedom) * scale
-    return Comparison("psi", values, thresholds, lambda: laws.chi_square_tail(values / scale, freedom))
+    return Comparison(
+        "psi", values, thresholds, lambda: laws.chi_square_tail(values / scale, freedom)
+    )
 
 
 def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -> Comparison:
@@ -67,7 +72,12 @@ def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -
     below = np.cumsum(counts, axis=-1) / counts.sum(axis=-1, keepdims=True)
     values = np.abs(below - np.cumsum(own) / own.sum()).max(axis=-1)
     scale = np.sqrt(noise(counts, own))
-    return Comparison("kolmogorov_smirnov", values, laws.kolmogorov_threshold(level) * scale, lambda: laws.kolmogorov_tail(values / scale))
+    return Comparison(
+        "kolmogorov_smirnov",
+        values,
+        laws.kolmogorov_threshold(level) * scale,
+        lambda: laws.kolmogorov_tail(values / scale),
+    )
 
 
 def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> Comparison:
@@ -82,4 +92,9 @@ def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> Comp
     both, size = counts + own, num + num_own
     ties = (both**3 - both).sum(axis=-1) / (size**3 - size)
     deviations = np.sqrt(np.maximum((size + 1) / (12 * num * num_own) * (1 - ties), 1e-300))
-    return Comparison("mann_whitney", values, laws.normal_threshold(level) * deviations, lambda: laws.normal_tail(values / deviations))
+    return Comparison(
+        "mann_whitney",
+        values,
+        laws.normal_threshold(level) * deviations,
+        lambda: laws.normal_tail(values / deviations),
+    )

@@ -42,8 +42,12 @@ class Window:
         """Count (rows, features), as `slipway.drift.features.extract` gives them; ValueError if it is another number of features."""
         reference, layout = self.reference, self._layout
         if features.ndim != 2 or features.shape[1] != len(reference.features):
-            raise ValueError(f"features of shape {features.shape}, expected (rows, {len(reference.features)})")
-        bins = [feature.bins(features[:, column]) for column, feature in enumerate(reference.features)]
+            raise ValueError(
+                f"features of shape {features.shape}, expected (rows, {len(reference.features)})"
+            )
+        bins = [
+            feature.bins(features[:, column]) for column, feature in enumerate(reference.features)
+        ]
         added = np.zeros_like(self._numbers)
         added[_ROWS] = len(features)
         added[_OUTLIERS] = self._num_outliers(features)
@@ -51,14 +55,18 @@ class Window:
         for place, own in zip(layout.features, bins, strict=True):
             added[place] = np.bincount(own, minlength=place.stop - place.start)
         if reference.inputs.joint is not None and len(features):
-            added[layout.joint] = random_sums([bins[column] for column in reference.inputs.joint.columns], layout.joint_table)
+            added[layout.joint] = random_sums(
+                [bins[column] for column in reference.inputs.joint.columns], layout.joint_table
+            )
         quality = reference.answers.quality
         if quality is not None and layout.quality_column is not None:
             scores = features[:, layout.quality_column]
             own = quality.bins(scores)
             added[layout.quality_counts] = np.bincount(own, minlength=len(quality.counts))
             if quality.metric == "accuracy":
-                added[layout.confidence] = np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64).sum()
+                added[layout.confidence] = (
+                    np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64).sum()
+                )
         self._numbers += added  # at once: a row that cannot be counted leaves nothing behind
 
     def merge(self, other: "Window") -> None:
@@ -119,13 +127,19 @@ class Window:
         window = cls(reference)
         start = _MAGIC + reference.fingerprint
         if not payload.startswith(start) or len(payload) != len(start) + window._numbers.nbytes:
-            raise SchemaError("these bytes are no window of this drift reference. Begin a new window.")
+            raise SchemaError(
+                "these bytes are no window of this drift reference. Begin a new window."
+            )
         window._numbers = np.frombuffer(payload, "<i8", offset=len(start)).astype(np.int64)
         return window
 
     def _num_outliers(self, features: NDArray[np.float32]) -> int:
         threshold = self.reference.answers.outlier_threshold
-        return 0 if threshold is None else int((features[:, self.reference.outlier_column] > threshold).sum())
+        return (
+            0
+            if threshold is None
+            else int((features[:, self.reference.outlier_column] > threshold).sum())
+        )
 
     def _num_outside(self, features: NDArray[np.float32]) -> int:
         is_outside = np.zeros(len(features), np.bool_)

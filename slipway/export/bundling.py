@@ -39,8 +39,21 @@ from slipway.export.certification.lineage import package_versions
 from slipway.export.drift import DriftRows, write_drift
 from slipway.export.graphs.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.graphs.quantization import largest_batch
-from slipway.export.graphs.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
-from slipway.export.precision.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
+from slipway.export.graphs.variants import (
+    MEANT_FOR,
+    OF_PRUNED,
+    PRECISION,
+    make_variant,
+    run_in_batches,
+    why_left_out,
+)
+from slipway.export.precision.leaderboard import (
+    FULL,
+    Contest,
+    Effort,
+    make_leaderboard,
+    metric_loss,
+)
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard
@@ -94,8 +107,12 @@ class ExportRows:
 
     calibration: NDArray[Any]
     validation: PackedSplit
-    train: PackedSplit | None = None  # the training split, for the reference of drift; None where the validation rows have to do
-    test: PackedSplit | None = None  # to measure the coverage of variants with a calibration of their own; chooses nothing
+    train: PackedSplit | None = (
+        None  # the training split, for the reference of drift; None where the validation rows have to do
+    )
+    test: PackedSplit | None = (
+        None  # to measure the coverage of variants with a calibration of their own; chooses nothing
+    )
 
 
 def write_bundle(
@@ -117,32 +134,70 @@ def write_bundle(
     fp32 = _export_fp32(trained, rows, params)
     loss = _Loss(fp32, trained, rows.validation, resampling)
     whole = _Source(trained, fp32, params.goal.max_metric_loss)
-    smaller = _smaller(trained, rows, params, loss) if not OF_PRUNED.keys().isdisjoint(params.variants) else whole
+    smaller = (
+        _smaller(trained, rows, params, loss)
+        if not OF_PRUNED.keys().isdisjoint(params.variants)
+        else whole
+    )
     models: dict[str, ModelFile] = {}
     left_out: dict[str, str] = {}
     attempts: dict[str, list[Attempt]] = {}
     for variant in params.variants:
-        source, made_as = (smaller, OF_PRUNED[variant]) if variant in OF_PRUNED else (whole, variant)
-        with tempfile.TemporaryDirectory(dir=root) as scratch:  # the quantizer writes files of its own
+        source, made_as = (
+            (smaller, OF_PRUNED[variant]) if variant in OF_PRUNED else (whole, variant)
+        )
+        with tempfile.TemporaryDirectory(
+            dir=root
+        ) as scratch:  # the quantizer writes files of its own
             if reason := why_left_out(variant, fp32, Path(scratch)):
                 left_out[variant] = reason
                 continue
-            graph, tried = make_variant(made_as, source.fp32, rows.calibration, Path(scratch), loss, source.budget)
+            graph, tried = make_variant(
+                made_as, source.fp32, rows.calibration, Path(scratch), loss, source.budget
+            )
         attempts |= {variant: tried} if len(tried) > 1 else {}
         path = root / f"model_{variant}.onnx"
         files.write_bytes(path, _described(variant, graph, source.trained))
         calibration = source.trained.calibration if source is not whole else None
         if PRECISION[variant] == "int8":
-            calibration = own_thresholds(graph, source.trained.calibration, trained.task, rows.validation, resampling.seed)
-        coverage = own_coverage(graph, calibration, trained.task, rows.test, resampling) if calibration and rows.test else None
-        models[variant] = describe_model(path, PRECISION[variant], _meant_for(variant, trained.pruned), calibration, coverage)
-    calibrations = {variant: model.calibration or trained.calibration for variant, model in models.items()}
-    contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size, calibrations)
+            calibration = own_thresholds(
+                graph, source.trained.calibration, trained.task, rows.validation, resampling.seed
+            )
+        coverage = (
+            own_coverage(graph, calibration, trained.task, rows.test, resampling)
+            if calibration and rows.test
+            else None
+        )
+        models[variant] = describe_model(
+            path, PRECISION[variant], _meant_for(variant, trained.pruned), calibration, coverage
+        )
+    calibrations = {
+        variant: model.calibration or trained.calibration for variant, model in models.items()
+    }
+    contest = Contest(
+        trained.task,
+        trained.output,
+        rows.validation,
+        resampling,
+        params.max_batch_size,
+        calibrations,
+    )
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    canary = write_canary(root, choose_canary(rows.validation, resampling.seed, params.canary_rows), models, params.max_batch_size)
-    drift_rows = DriftRows(rows.validation, rows.train, resampling.seed, min(params.max_batch_size, _DRIFT_BATCH_SIZE))
-    drift_sha256 = write_drift(root, trained.input, trained.output, trained.calibration, models, drift_rows)
-    manifest = _manifest(trained, params, models, board, canary, lineage).model_copy(update={"drift_sha256": drift_sha256})
+    canary = write_canary(
+        root,
+        choose_canary(rows.validation, resampling.seed, params.canary_rows),
+        models,
+        params.max_batch_size,
+    )
+    drift_rows = DriftRows(
+        rows.validation, rows.train, resampling.seed, min(params.max_batch_size, _DRIFT_BATCH_SIZE)
+    )
+    drift_sha256 = write_drift(
+        root, trained.input, trained.output, trained.calibration, models, drift_rows
+    )
+    manifest = _manifest(trained, params, models, board, canary, lineage).model_copy(
+        update={"drift_sha256": drift_sha256}
+    )
     if card is not None:
         text = card(models, board.choice).encode()
         files.write_bytes(root / CARD, text)
@@ -164,8 +219,15 @@ def _smaller(trained: Trained, rows: ExportRows, params: ExportParams, loss: "_L
     """The pruned network. int8 of it may lose as much as the goal allows, and what pruning already lost where that is more."""
     pruned = trained.pruned
     if pruned is None:
-        raise BundleError(f"export.variants {params.variants} asks for a pruned network, but there is none. Run `dvc repro prune`.")
-    itself = replace(trained, network=pruned.network, weights_sha256=pruned.weights_sha256, calibration=pruned.calibration)
+        raise BundleError(
+            f"export.variants {params.variants} asks for a pruned network, but there is none. Run `dvc repro prune`."
+        )
+    itself = replace(
+        trained,
+        network=pruned.network,
+        weights_sha256=pruned.weights_sha256,
+        calibration=pruned.calibration,
+    )
     fp32 = _export_fp32(itself, rows, params)
     return _Source(itself, fp32, max(params.goal.max_metric_loss, loss(fp32)))
 
@@ -179,14 +241,27 @@ def _meant_for(variant: str, pruned: Pruned | None) -> list[Target]:
 class _Loss:
     """What a graph loses against the fp32 one on the validation rows; infinite for answers that are none."""
 
-    def __init__(self, fp32: bytes, trained: Trained, validation: PackedSplit, resampling: Resampling) -> None:
-        self._fp32, self._trained, self._validation, self._resampling = fp32, trained, validation, resampling
+    def __init__(
+        self, fp32: bytes, trained: Trained, validation: PackedSplit, resampling: Resampling
+    ) -> None:
+        self._fp32, self._trained, self._validation, self._resampling = (
+            fp32,
+            trained,
+            validation,
+            resampling,
+        )
 
     def __call__(self, graph: bytes) -> float:
         found = self._answers(graph)
         if not all(np.isfinite(numbers).all() for numbers in found):
             return math.inf
-        return metric_loss(self._trained.task, self._validation.targets, self._reference, found.outputs, self._resampling).value
+        return metric_loss(
+            self._trained.task,
+            self._validation.targets,
+            self._reference,
+            found.outputs,
+            self._resampling,
+        ).value
 
     @cached_property
     def _reference(self) -> NDArray[np.float32]:
@@ -198,9 +273,20 @@ class _Loss:
 
 
 def _export_fp32(trained: Trained, rows: ExportRows, params: ExportParams) -> bytes:
-    graph = export_graph(trained.network, trained.input, trained.output, opset=params.opset, max_batch_size=params.max_batch_size)
-    sizes = sorted({batch for batch in _PARITY_BATCH_SIZES if batch < params.max_batch_size} | {params.max_batch_size})
-    prove_parity(trained.network, graph, rows.validation.inputs, batch_sizes=sizes, max_difference=_PARITY)
+    graph = export_graph(
+        trained.network,
+        trained.input,
+        trained.output,
+        opset=params.opset,
+        max_batch_size=params.max_batch_size,
+    )
+    sizes = sorted(
+        {batch for batch in _PARITY_BATCH_SIZES if batch < params.max_batch_size}
+        | {params.max_batch_size}
+    )
+    prove_parity(
+        trained.network, graph, rows.validation.inputs, batch_sizes=sizes, max_difference=_PARITY
+    )
     return graph
 
 
@@ -218,7 +304,12 @@ def _described(variant: str, graph: bytes, trained: Trained) -> bytes:
 
 
 def _manifest(
-    trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, canary: Canary | None, lineage: Lineage
+    trained: Trained,
+    params: ExportParams,
+    models: dict[str, ModelFile],
+    board: Leaderboard,
+    canary: Canary | None,
+    lineage: Lineage,
 ) -> Bundle:
     return Bundle(
         format_version=FORMAT_VERSION,

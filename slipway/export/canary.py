@@ -34,17 +34,33 @@ def choose_canary(split: PackedSplit, seed: int, num_rows: int) -> ChosenRows | 
     return ChosenRows([split.ids[row] for row in chosen], split.inputs[chosen])
 
 
-def write_canary(root: Path, chosen: ChosenRows | None, models: Mapping[str, ModelFile], batch_size: int) -> Canary | None:
+def write_canary(
+    root: Path, chosen: ChosenRows | None, models: Mapping[str, ModelFile], batch_size: int
+) -> Canary | None:
     """Answer the rows with every graph in `root`, write the file, and what `bundle.json` says of it; None where no rows were chosen."""
     if chosen is None:
         return None
-    answers = {variant: run_in_batches(_open(root, variant, model), chosen.inputs, batch_size) for variant, model in models.items()}
+    answers = {
+        variant: run_in_batches(_open(root, variant, model), chosen.inputs, batch_size)
+        for variant, model in models.items()
+    }
     payload = canary_bytes(CanaryRows(chosen.ids, chosen.inputs, answers["fp32"]))
     files.write_bytes(root / FILE, payload)
-    budgets = {variant: canary_budget(answers[variant], answers["fp32"], model.precision) for variant, model in models.items()}
-    return Canary(file=FILE, sha256=files.sha256_bytes(payload), bytes=len(payload), rows=len(chosen.ids), budgets=budgets)
+    budgets = {
+        variant: canary_budget(answers[variant], answers["fp32"], model.precision)
+        for variant, model in models.items()
+    }
+    return Canary(
+        file=FILE,
+        sha256=files.sha256_bytes(payload),
+        bytes=len(payload),
+        rows=len(chosen.ids),
+        budgets=budgets,
+    )
 
 
 def _open(root: Path, variant: str, model: ModelFile) -> Runner:
     graph = (root / model.file).read_bytes()
-    return open_onnx(graph, variant=variant, precision=model.precision, provider="cpu", num_threads=0)
+    return open_onnx(
+        graph, variant=variant, precision=model.precision, provider="cpu", num_threads=0
+    )

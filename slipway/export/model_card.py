@@ -47,11 +47,15 @@ def read_report(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SchemaError(f"{path} is not JSON: {error}. Run `dvc repro --force`.") from error
     if not isinstance(content, dict):
-        raise SchemaError(f"{path} holds {type(content).__name__}, expected one object. Run `dvc repro --force`.")
+        raise SchemaError(
+            f"{path} holds {type(content).__name__}, expected one object. Run `dvc repro --force`."
+        )
     return content
 
 
-def model_card(facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -> str:
+def model_card(
+    facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]
+) -> str:
     """The whole card as Markdown, of a bundle with these `models` by variant and this `choice` by provider."""
     sections = (
         ("Meant for", _purpose(facts)),
@@ -65,7 +69,10 @@ def model_card(facts: CardFacts, models: Mapping[str, ModelFile], choice: Mappin
         ("Where it comes from", _origin(facts)),
     )
     title = f"# {_task(facts).capitalize()}: {_what(facts)}"
-    return "\n\n".join([title, _in_short(facts), *(f"## {name}\n\n{text}" for name, text in sections)]) + "\n"
+    return (
+        "\n\n".join([title, _in_short(facts), *(f"## {name}\n\n{text}" for name, text in sections)])
+        + "\n"
+    )
 
 
 def _task(facts: CardFacts) -> str:
@@ -74,7 +81,11 @@ def _task(facts: CardFacts) -> str:
 
 def _what(facts: CardFacts) -> str:
     classes = facts.training.network.classes
-    return f"one of {len(classes)} classes" if classes else str(facts.lineage.params["data"]["target_column"])
+    return (
+        f"one of {len(classes)} classes"
+        if classes
+        else str(facts.lineage.params["data"]["target_column"])
+    )
 
 
 def _in_short(facts: CardFacts) -> str:
@@ -94,18 +105,23 @@ def _purpose(facts: CardFacts) -> str:
 def _contract(facts: CardFacts) -> str:
     network = facts.training.network
     if isinstance(network.input, ColumnContract):
-        kinds = [f"`{column.name}` ({column.kind}{', required' if column.required else ''})" for column in network.input.columns]
+        kinds = [
+            f"`{column.name}` ({column.kind}{', required' if column.required else ''})"
+            for column in network.input.columns
+        ]
         takes = f"One row with the columns {', '.join(kinds)}."
     else:
         contract = network.input
         colour = "grey" if contract.channels == 1 else "RGB"
         height, width, _ = contract.shape
-        takes = (
-            f"One picture in any common format; it is turned upright, brought to {width} x {height} px ({contract.fit}) and to {colour}."
-        )
+        takes = f"One picture in any common format; it is turned upright, brought to {width} x {height} px ({contract.fit}) and to {colour}."
     if network.classes:
         shown = ", ".join(f"`{name}`" for name in network.classes[:_MOST_CLASSES])
-        more = f" and {len(network.classes) - _MOST_CLASSES} more" if len(network.classes) > _MOST_CLASSES else ""
+        more = (
+            f" and {len(network.classes) - _MOST_CLASSES} more"
+            if len(network.classes) > _MOST_CLASSES
+            else ""
+        )
         return f"{takes}\n\nThe answer is a probability for each of: {shown}{more}."
     return f"{takes}\n\nThe answer is a number, in the unit of `{facts.lineage.params['data']['target_column']}`."
 
@@ -125,7 +141,11 @@ def _data(facts: CardFacts) -> str:
 
 
 def _counts(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"{entry['count']:,} {_words(rule)}" for rule, entry in sorted(found.items()) if entry["count"])
+    return ", ".join(
+        f"{entry['count']:,} {_words(rule)}"
+        for rule, entry in sorted(found.items())
+        if entry["count"]
+    )
 
 
 def _training(facts: CardFacts) -> str:
@@ -138,14 +158,21 @@ def _training(facts: CardFacts) -> str:
             f"* {train['optimizer']}, learning rate {train['learning_rate']:g} ({train['schedule']}), batches of {train['batch_size']}.",
             f"* Ran as {actual.strategy}, {actual.precision}, {actual.world_size} {_plural(actual.world_size, 'process', 'processes')} "
             f"on {actual.accelerator}"
-            + ("" if len(card.stretches) == 1 else f"; resumed with other processes or threads, {len(card.stretches)} stretches in all")
+            + (
+                ""
+                if len(card.stretches) == 1
+                else f"; resumed with other processes or threads, {len(card.stretches)} stretches in all"
+            )
             + ".",
         ]
     )
 
 
 def _quality(facts: CardFacts) -> str:
-    lines = ["| Metric | Value | Interval | Rows | Baseline | Difference |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| Metric | Value | Interval | Rows | Baseline | Difference |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, metric in facts.metrics.items():
         cells = [_words(name), number(metric.value), interval(metric), f"{metric.rows:,}"]
         lines.append(f"| {' | '.join(cells + baseline_cells(metric, facts.baseline.get(name)))} |")
@@ -164,7 +191,11 @@ def _by_class(facts: CardFacts) -> Iterator[str]:
         f"| {entry['class']} | {entry['rows']:,} | {number(entry['precision'])} | {number(entry['recall'])} | {number(entry['f1'])} |"
         for entry in worst
     ]
-    shown = f"The {len(worst)} weakest of {len(classes)} classes" if len(worst) < len(classes) else "Every class, the weakest first"
+    shown = (
+        f"The {len(worst)} weakest of {len(classes)} classes"
+        if len(worst) < len(classes)
+        else "Every class, the weakest first"
+    )
     yield f"{shown}:\n\n" + "\n".join(lines)
 
 
@@ -174,9 +205,15 @@ def _certainty(facts: CardFacts) -> str:
 
 def _certainties(facts: CardFacts) -> Iterator[str]:
     conformal, outlier = facts.calibration.conformal, facts.calibration.outlier
-    measured = {entry["name"]: Metric(**_without_name(entry)) for entry in facts.evaluation.get("calibration", [])}
+    measured = {
+        entry["name"]: Metric(**_without_name(entry))
+        for entry in facts.evaluation.get("calibration", [])
+    }
     if "calibration_error_before" in measured:
-        before, after = (number(measured[name].value) for name in ("calibration_error_before", "calibration_error"))
+        before, after = (
+            number(measured[name].value)
+            for name in ("calibration_error_before", "calibration_error")
+        )
         yield (
             f"Probabilities are calibrated inside the graph (temperature {number(facts.calibration.temperature)}): "
             f"their expected error on the test split is {after}, without it {before}."
@@ -184,7 +221,9 @@ def _certainties(facts: CardFacts) -> Iterator[str]:
     if conformal.is_vacuous:
         yield f"Its sets and intervals exclude nothing: {conformal.rows:,} validation rows are too few for {conformal.coverage:.0%}."
     else:
-        kind = "a set of labels" if is_classification(facts.training.network.task) else "an interval"
+        kind = (
+            "a set of labels" if is_classification(facts.training.network.task) else "an interval"
+        )
         yield (
             f"Beside each answer stands {kind} that is made to hold the truth for {conformal.coverage:.0%} of rows like the validation "
             f"rows (conformal prediction, {conformal.rows:,} rows). {_on_test('It does', measured.get('coverage'))}"
@@ -225,7 +264,11 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
         yield f"{facts.evaluation['leaked_rows']} test rows leak from another split; the figures without them are in metrics/evaluate.json."
     for copy in facts.split.get("target_copies", []):
         yield f"Suspected leak, {copy['finding']}."
-    unchecked = [_words(rule) for rule, reason in sorted(facts.clean["not_checked"].items()) if reason.endswith("is off")]
+    unchecked = [
+        _words(rule)
+        for rule, reason in sorted(facts.clean["not_checked"].items())
+        if reason.endswith("is off")
+    ]
     if unchecked:
         yield f"Rules of cleaning that were switched off: {', '.join(unchecked)}."
     if is_classification(facts.training.network.task):
@@ -239,7 +282,10 @@ def _files(models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -
         f"| {variant} | `{model.file}` | {size(model.bytes)} | {model.precision} | {', '.join(model.meant_for) or 'nothing'} |"
         for variant, model in models.items()
     ]
-    chosen = [f"On {provider} the service's `auto` takes `{found.variant}`. {found.reason}" for provider, found in choice.items()]
+    chosen = [
+        f"On {provider} the service's `auto` takes `{found.variant}`. {found.reason}"
+        for provider, found in choice.items()
+    ]
     certificate = (
         "How far each of them is from the trained network, on which provider, is in `certificate.json`, which names this bundle by digest. "
         "The service is not ready without it, and shows it at `GET /model`."
@@ -250,7 +296,9 @@ def _files(models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -
 def _origin(facts: CardFacts) -> str:
     revision = facts.lineage.git_revision or "none (outside a git work tree)"
     dirty = " with changes that were not committed" if facts.lineage.git_dirty else ""
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(facts.training.versions.items()))
+    versions = ", ".join(
+        f"{name} {version}" for name, version in sorted(facts.training.versions.items())
+    )
     return "\n".join(
         [
             f"* Git revision `{revision}`{dirty}.",

@@ -65,11 +65,17 @@ def release() -> str:
             write_table(folder / ROWS, pa.table({"id": learnt_from}, schema=_SCHEMA), _SCHEMA)
         load_bundle(folder).verify()
         files.write_json(folder / RECORD, _record(folder).model_dump())
-    rows = f"without its rows: {PACKED} holds others" if learnt_from is None else f"with the ids of the {len(learnt_from)} rows it knows"
+    rows = (
+        f"without its rows: {PACKED} holds others"
+        if learnt_from is None
+        else f"with the ids of the {len(learnt_from)} rows it knows"
+    )
     return f"released {bundle.version} to {RELEASED}, {rows}. Compare with it: evaluate.released: {RELEASED}"
 
 
-def read_known_rows(bundle: LoadedBundle, ids: list[str], packed: Path) -> tuple[NDArray[np.bool_] | None, str]:
+def read_known_rows(
+    bundle: LoadedBundle, ids: list[str], packed: Path
+) -> tuple[NDArray[np.bool_] | None, str]:
     """Which of the test rows `ids` a released bundle has learned from or was chosen by, or None; and what can be said of it.
 
     IntegrityError where what `make release` wrote was altered since.
@@ -80,8 +86,13 @@ def read_known_rows(bundle: LoadedBundle, ids: list[str], packed: Path) -> tuple
         mask = np.array([row_id in known for row_id in ids])
         return mask, f"it knows {int(mask.sum())} of {len(ids)} test rows by {ROWS}"
     if _is_made_from(bundle, packed):
-        return np.zeros(len(ids), bool), "it was made from these very packed rows, so that the test rows are new to it"
-    return None, f"which rows it learned from is not known: {bundle.root} has no {ROWS}, and it was made from other packed rows"
+        return np.zeros(
+            len(ids), bool
+        ), "it was made from these very packed rows, so that the test rows are new to it"
+    return (
+        None,
+        f"which rows it learned from is not known: {bundle.root} has no {ROWS}, and it was made from other packed rows",
+    )
 
 
 def _learnt_from(bundle: LoadedBundle) -> list[str] | None:
@@ -95,13 +106,22 @@ def _learnt_from(bundle: LoadedBundle) -> list[str] | None:
 def _is_made_from(bundle: LoadedBundle, packed: Path) -> bool:
     """By the digest of the packed manifest, which has the digests of all rows."""
     path = packed / "manifest.json"
-    return path.is_file() and bundle.manifest.lineage.digests.get(PACKED.joinpath(path.name).as_posix()) == files.sha256_file(path)
+    return path.is_file() and bundle.manifest.lineage.digests.get(
+        PACKED.joinpath(path.name).as_posix()
+    ) == files.sha256_file(path)
 
 
 def _record(folder: Path) -> Release:
-    digests = {name: files.sha256_file(folder / name) for name in (MANIFEST, CERTIFICATE.name, ROWS) if (folder / name).exists()}
+    digests = {
+        name: files.sha256_file(folder / name)
+        for name in (MANIFEST, CERTIFICATE.name, ROWS)
+        if (folder / name).exists()
+    }
     return Release(
-        format_version=1, bundle_digest=digests[MANIFEST], certificate_digest=digests[CERTIFICATE.name], rows_digest=digests.get(ROWS)
+        format_version=1,
+        bundle_digest=digests[MANIFEST],
+        certificate_digest=digests[CERTIFICATE.name],
+        rows_digest=digests.get(ROWS),
     )
 
 
@@ -113,15 +133,21 @@ def _read_release(bundle: LoadedBundle) -> Release | None:
     try:
         release = Release.model_validate(json.loads(path.read_bytes()))
     except (ValueError, ValidationError) as error:
-        raise BundleError(f"{path} is not what `make release` writes: {error}. Release again.") from error
+        raise BundleError(
+            f"{path} is not what `make release` writes: {error}. Release again."
+        ) from error
     if release.bundle_digest != bundle.digest:
-        raise IntegrityError(f"{path} is for bundle {release.bundle_digest[:12]}, {bundle.root} holds {bundle.version}. Release again.")
+        raise IntegrityError(
+            f"{path} is for bundle {release.bundle_digest[:12]}, {bundle.root} holds {bundle.version}. Release again."
+        )
     return release
 
 
 def _read_rows(path: Path, sha256: str) -> list[str]:
     if not path.is_file() or files.sha256_file(path) != sha256:
-        raise IntegrityError(f"{path} is missing or was altered since the release. Release again, or copy the whole folder again.")
+        raise IntegrityError(
+            f"{path} is missing or was altered since the release. Release again, or copy the whole folder again."
+        )
     ids: list[str] = read_table(path, _SCHEMA)["id"].to_pylist()
     return ids
 

@@ -66,7 +66,11 @@ def open_released_of(root: Path, task: Task) -> LoadedBundle:
 
 
 def ask_released(
-    bundle: LoadedBundle, test: PackedSplit, packed: Path, manifest: PackedManifest, data: Callable[[], DataParams]
+    bundle: LoadedBundle,
+    test: PackedSplit,
+    packed: Path,
+    manifest: PackedManifest,
+    data: Callable[[], DataParams],
 ) -> ReleasedAnswers:
     """What the bundle answers to the test rows of the store `packed`. `data()` says where the raw rows are, where they are needed.
 
@@ -79,14 +83,18 @@ def ask_released(
         outputs[places] = runner.run(inputs).outputs
         answered[places] = True
     if not np.isfinite(outputs[answered]).all():
-        raise BundleError(f"the released model in {bundle.root} answers NaN or infinity. Release another one.")
+        raise BundleError(
+            f"the released model in {bundle.root} answers NaN or infinity. Release another one."
+        )
     labels = bundle.manifest.output.labels
     known, knowledge = read_known_rows(bundle, test.ids, packed)
     return ReleasedAnswers(
         folder=bundle.root.as_posix(),
         version=bundle.version,
         provider=provider,
-        outputs=outputs[:, [labels.index(name) for name in manifest.classes]] if labels else outputs,
+        outputs=outputs[:, [labels.index(name) for name in manifest.classes]]
+        if labels
+        else outputs,
         refused=~answered,
         known=known,
         knowledge=knowledge,
@@ -95,34 +103,62 @@ def ask_released(
 
 def _open(bundle: LoadedBundle) -> tuple[Runner, str]:
     provider = "cpu" if why_unavailable("cuda") else "cuda"
-    return open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider=provider, num_threads=0), provider
+    return open_onnx(
+        bundle.model_bytes("fp32"),
+        variant="fp32",
+        precision="fp32",
+        provider=provider,
+        num_threads=0,
+    ), provider
 
 
-def _batches(bundle: LoadedBundle, test: PackedSplit, manifest: PackedManifest, data: Callable[[], DataParams]) -> Iterator[_Batch]:
+def _batches(
+    bundle: LoadedBundle,
+    test: PackedSplit,
+    manifest: PackedManifest,
+    data: Callable[[], DataParams],
+) -> Iterator[_Batch]:
     """Every row that the bundle takes, once, in batches of at most its largest."""
     contract, size = bundle.manifest.input, bundle.manifest.max_batch_size
     if contract == manifest.input:
-        parts = [np.arange(start, min(start + size, len(test))) for start in range(0, len(test), size)]
-        return (_Batch(places, np.ascontiguousarray(test.inputs[places[0] : places[-1] + 1])) for places in parts)
+        parts = [
+            np.arange(start, min(start + size, len(test))) for start in range(0, len(test), size)
+        ]
+        return (
+            _Batch(places, np.ascontiguousarray(test.inputs[places[0] : places[-1] + 1]))
+            for places in parts
+        )
     if isinstance(contract, ColumnContract):
-        return _grouped(_read(contract, test, data(), bundle.root), size, lambda cells: encode_rows(cells, contract))
+        return _grouped(
+            _read(contract, test, data(), bundle.root),
+            size,
+            lambda cells: encode_rows(cells, contract),
+        )
     return _grouped(_decoded(contract, test, data()), size, np.stack)
 
 
-def _decoded(contract: ImageContract, test: PackedSplit, data: DataParams) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+def _decoded(
+    contract: ImageContract, test: PackedSplit, data: DataParams
+) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """The place and pixels of each image that the contract takes."""
     load_transform(contract)
     places = _Places(test)
     for sample in read_samples(data, wanted=set(test.sources)):
-        place = places.take(sample.source, None if sample.fault else files.sha256_bytes(sample.payload)[:ID_DIGITS])
+        place = places.take(
+            sample.source, None if sample.fault else files.sha256_bytes(sample.payload)[:ID_DIGITS]
+        )
         with contextlib.suppress(ImageError):
             yield place, array_from_bytes(sample.payload, contract)
     places.check_all_taken()
 
 
-def _read(contract: ColumnContract, test: PackedSplit, data: DataParams, root: Path) -> Iterator[tuple[int, dict[str, Cell]]]:
+def _read(
+    contract: ColumnContract, test: PackedSplit, data: DataParams, root: Path
+) -> Iterator[tuple[int, dict[str, Cell]]]:
     """The place and cells of each row that the contract takes."""
-    lacking = {column.name for column in contract.columns}.difference(column_names(find_table(data)))
+    lacking = {column.name for column in contract.columns}.difference(
+        column_names(find_table(data))
+    )
     if lacking:
         raise BundleError(
             f"the released model in {root} takes the columns {', '.join(sorted(lacking))}, which {data.path!r} lacks. "
@@ -147,7 +183,9 @@ class _Places:
         """The place of a raw row; IntegrityError if it is not the row that was packed."""
         place = self._waiting.pop(source, None)
         if place is None or self._ids[place] != row_id:
-            raise IntegrityError(f"{source} changed since it was packed. Run `dvc repro`, which starts at the changed data.")
+            raise IntegrityError(
+                f"{source} changed since it was packed. Run `dvc repro`, which starts at the changed data."
+            )
         return place
 
     def check_all_taken(self) -> None:
@@ -158,7 +196,9 @@ class _Places:
             )
 
 
-def _grouped(rows: Iterator[tuple[int, T]], size: int, make: Callable[[list[T]], NDArray[Any]]) -> Iterator[_Batch]:
+def _grouped(
+    rows: Iterator[tuple[int, T]], size: int, make: Callable[[list[T]], NDArray[Any]]
+) -> Iterator[_Batch]:
     while batch := list(itertools.islice(rows, size)):
         places, items = zip(*batch, strict=True)
         yield _Batch(np.array(places), make(list(items)))

@@ -46,7 +46,9 @@ class Column(ColumnType):
     mean: float  # of the numbers (dates: days since 1970 UTC; booleans: 0 and 1); 0 for categories
     std: float  # above 0; 1 for categories
     fill: float  # the median: what a missing value becomes; 0 for categories
-    quantiles: list[float]  # increasing, of numbers and dates, in the column's own unit; a network may cut its range there
+    quantiles: list[
+        float
+    ]  # increasing, of numbers and dates, in the column's own unit; a network may cut its range there
     # Only rows outside the training split lack values here: a missing (or unknown) one is allowed and becomes `fill`, or code 1.
     imputed: bool = False
 
@@ -129,7 +131,9 @@ class ColumnContract(Contract):
         return np.float32
 
 
-Cell = float | str | None  # a typed value: category as text, everything else as a number; None is missing
+Cell = (
+    float | str | None
+)  # a typed value: category as text, everything else as a number; None is missing
 
 
 def listed_rows(content: Mapping[str, Any]) -> list[Any] | None:
@@ -147,7 +151,9 @@ def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell
     for name in row:
         if name not in contract.accepted:
             hint = _hint(name, {column.name for column in contract.columns})
-            raise CellError("unknown_column", str(name)[:80], f"there is no such column{hint}"[:1000])
+            raise CellError(
+                "unknown_column", str(name)[:80], f"there is no such column{hint}"[:1000]
+            )
     return {column.name: read_cell(row.get(column.name), column) for column in contract.columns}
 
 
@@ -155,45 +161,71 @@ def read_cell(value: Any, column: Column) -> Cell:
     """One JSON value as a typed cell; CellError if the column does not take it."""
     if value is None or (isinstance(value, str) and not value.strip()):
         if column.required or not column.takes_missing:
-            raise CellError("missing_value", column.name, f"a value is missing, expected {_expected(column)}")
+            raise CellError(
+                "missing_value", column.name, f"a value is missing, expected {_expected(column)}"
+            )
         return None
     cell = _typed(value, column)
     if isinstance(cell, str):
         if cell not in column.codes and not column.takes_missing:
-            raise CellError("unknown_category", column.name, f"found {cell[:80]!r}, expected {_expected(column)}")
+            raise CellError(
+                "unknown_category",
+                column.name,
+                f"found {cell[:80]!r}, expected {_expected(column)}",
+            )
         return cell
-    if (column.min is not None and cell < column.min) or (column.max is not None and cell > column.max):
-        raise CellError("out_of_range", column.name, f"found {cell:g}, expected {_expected(column)}")
+    if (column.min is not None and cell < column.min) or (
+        column.max is not None and cell > column.max
+    ):
+        raise CellError(
+            "out_of_range", column.name, f"found {cell:g}, expected {_expected(column)}"
+        )
     return cell
 
 
-def encode(columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: ColumnContract) -> NDArray[np.float32]:
+def encode(
+    columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: ColumnContract
+) -> NDArray[np.float32]:
     """(rows, width) float32 from typed columns: lists of cells, or float64 arrays with NaN where a number is missing.
 
     CellError if a value is beyond float32's range once it is standardised.
     """
     num_rows = len(columns[contract.columns[0].name]) if contract.columns else 0
     encoded = np.empty((num_rows, *contract.shape), np.float32)
-    for begin in range(0, num_rows, _BLOCK_ROWS):  # what lies between is in 64 bits: never of all rows at once
+    for begin in range(
+        0, num_rows, _BLOCK_ROWS
+    ):  # what lies between is in 64 bits: never of all rows at once
         block = slice(begin, begin + _BLOCK_ROWS)
-        numbers = [np.array(columns[name][block], np.float64) for name in contract.layout.names]  # None becomes NaN
-        codes = [_codes(columns[column.name][block], column) for column in contract.layout.categorical]
+        numbers = [
+            np.array(columns[name][block], np.float64) for name in contract.layout.names
+        ]  # None becomes NaN
+        codes = [
+            _codes(columns[column.name][block], column) for column in contract.layout.categorical
+        ]
         _fill(encoded[block], numbers, codes, contract.layout)
     return encoded
 
 
-def encode_rows(rows: Sequence[Mapping[str, Cell]], contract: ColumnContract) -> NDArray[np.float32]:
+def encode_rows(
+    rows: Sequence[Mapping[str, Cell]], contract: ColumnContract
+) -> NDArray[np.float32]:
     """(rows, width) float32 from what `read_row` gave."""
     encoded = np.empty((len(rows), *contract.shape), np.float32)
     numbers = [[row[name] for row in rows] for name in contract.layout.names]
-    codes = [_codes([row[column.name] for row in rows], column) for column in contract.layout.categorical]
+    codes = [
+        _codes([row[column.name] for row in rows], column) for column in contract.layout.categorical
+    ]
     _fill(encoded, numbers, codes, contract.layout)
     return encoded
 
 
 def _hint(name: str, known: set[str]) -> str:
     """By letters in any case alone: it costs no more than the list of names, whatever was sent."""
-    meant = sorted(column for column in known if column.strip().lower() == name.strip().lower()) if len(name) <= MAX_TEXT else []
+    meant = (
+        sorted(column for column in known if column.strip().lower() == name.strip().lower())
+        if len(name) <= MAX_TEXT
+        else []
+    )
     return f"; did you mean {meant[0]!r}?" if meant else f", expected {', '.join(sorted(known))}"
 
 
@@ -212,7 +244,11 @@ def _fill(
     finite = np.isfinite(encoded[:, :end])
     if not finite.all():
         first = int(np.argmin(finite.all(axis=0)))
-        raise CellError("out_of_range", layout.names[first], "a number is too large to be standardised in 32 bits")
+        raise CellError(
+            "out_of_range",
+            layout.names[first],
+            "a number is too large to be standardised in 32 bits",
+        )
     encoded[:, end : end + len(layout.indicated)] = missing[:, layout.indicated]
     for position, column in enumerate(codes, start=end + len(layout.indicated)):
         encoded[:, position] = column
@@ -231,8 +267,13 @@ def read_date(text: str) -> float:
 
 
 def _codes(cells: Sequence[Cell] | NDArray[Any], column: Column) -> NDArray[np.float32]:
-    unknown = 0 if column.has_missing else 1  # without it only imputed columns come here with an unknown one
-    return np.array([unknown if cell is None else column.codes.get(str(cell), unknown) for cell in cells], dtype=np.float32)
+    unknown = (
+        0 if column.has_missing else 1
+    )  # without it only imputed columns come here with an unknown one
+    return np.array(
+        [unknown if cell is None else column.codes.get(str(cell), unknown) for cell in cells],
+        dtype=np.float32,
+    )
 
 
 def _typed(value: Any, column: Column) -> float | str:
@@ -242,7 +283,9 @@ def _typed(value: Any, column: Column) -> float | str:
             return text
     elif column.kind == "boolean" and isinstance(value, bool):
         return float(value)
-    elif column.kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
+    elif (
+        column.kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    ):
         number = _float(value)
         if math.isfinite(number):
             return number
@@ -251,7 +294,9 @@ def _typed(value: Any, column: Column) -> float | str:
             return read_date(value if isinstance(value, str) else value.isoformat())
         except (ValueError, OverflowError):
             pass
-    shown = repr(value[:80]) if isinstance(value, str) else str(value)[:80]  # in quotes what is text, and nothing else
+    shown = (
+        repr(value[:80]) if isinstance(value, str) else str(value)[:80]
+    )  # in quotes what is text, and nothing else
     if isinstance(value, str) and _would_fit(value, column):
         shown = f"the text {shown}"  # quotes alone are easily overlooked
     raise CellError("type_violation", column.name, f"found {shown}, expected {_expected(column)}")

@@ -20,15 +20,31 @@ from slipway.system.contract import Contract
 from slipway.system.errors import ImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
-MAX_PIXELS = 2**30 // 4 // 3  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
+MAX_PIXELS = (
+    2**30 // 4 // 3
+)  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
 UNKNOWN = "not a readable image"  # how the detail begins where the bytes are of no format
 _FORMAT_OF = {"MPO": "JPEG"}  # a JPEG with further pictures behind it, as telephones write it
 _MOST_OF_16_BITS = 65535
 _JPEG, _START_OF_SCAN, _METADATA = b"\xff\xd8", b"\xda", b"\xe1"
 _PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # others (CMYK, YCCK) are Pillow's
-_PLAIN_SUBSAMPLINGS = ("444", "422", "420", "440", "411")  # the chroma of others may be beyond libjpeg-turbo, whose luma is not
+_PLAIN_SUBSAMPLINGS = (
+    "444",
+    "422",
+    "420",
+    "440",
+    "411",
+)  # the chroma of others may be beyond libjpeg-turbo, whose luma is not
 _ORIENTATION = 0x0112  # the tag of EXIF
-_PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "I;16")  # Pillow converts each of them to grey and RGB
+_PLAIN_MODES = (
+    "1",
+    "L",
+    "LA",
+    "RGB",
+    "RGBA",
+    "I",
+    "I;16",
+)  # Pillow converts each of them to grey and RGB
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -53,7 +69,9 @@ class ImageContract(Contract):
     fit: Literal["stretch", "crop", "pad"]
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
     max_pixels: int
-    transform: TransformContract | None  # a function of the user's on each decoded image; null for none
+    transform: (
+        TransformContract | None
+    )  # a function of the user's on each decoded image; null for none
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -133,10 +151,14 @@ def read_jpeg_header(payload: bytes, max_pixels: int) -> JpegHeader | None:
     if colours not in _PLAIN_COLOURS:
         return None
     _check_size(width, height, max_pixels)
-    return JpegHeader(width, height, colours == "Gray", colours == "YCbCr" and subsampling in _PLAIN_SUBSAMPLINGS)
+    return JpegHeader(
+        width, height, colours == "Gray", colours == "YCbCr" and subsampling in _PLAIN_SUBSAMPLINGS
+    )
 
 
-def decode_jpeg(payload: bytes, max_pixels: int, buffer: PixelBuffer | None = None) -> NDArray[np.uint8] | None:
+def decode_jpeg(
+    payload: bytes, max_pixels: int, buffer: PixelBuffer | None = None
+) -> NDArray[np.uint8] | None:
     """(H, W) grey or (H, W, 4) RGBA pixels, alpha 255, of an upright JPEG without a flaw; None: ask `decode_with_pillow`.
 
     It refuses whatever libjpeg-turbo as much as warns of; Pillow then decides, and names the rule. With `buffer` the pixels
@@ -146,12 +168,20 @@ def decode_jpeg(payload: bytes, max_pixels: int, buffer: PixelBuffer | None = No
     return None if header is None else decode_jpeg_pixels(payload, header, buffer)
 
 
-def decode_jpeg_pixels(payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None) -> NDArray[np.uint8] | None:
+def decode_jpeg_pixels(
+    payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None
+) -> NDArray[np.uint8] | None:
     """`decode_jpeg` of the JPEG with this `header`."""
-    return decode_jpeg_grey(payload, header, buffer) if header.is_grey else _decode(payload, header, "RGBA", 4, buffer)
+    return (
+        decode_jpeg_grey(payload, header, buffer)
+        if header.is_grey
+        else _decode(payload, header, "RGBA", 4, buffer)
+    )
 
 
-def decode_jpeg_grey(payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None) -> NDArray[np.uint8] | None:
+def decode_jpeg_grey(
+    payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None
+) -> NDArray[np.uint8] | None:
     """(H, W) luma of the JPEG with this `header`, or None as in `decode_jpeg`, and for the same payloads.
 
     All that is stored is read, but of the chroma no pixel is computed. With rounding, 0.299 R + 0.587 G + 0.114 B of the
@@ -161,7 +191,9 @@ def decode_jpeg_grey(payload: bytes, header: JpegHeader, buffer: PixelBuffer | N
     return None if pixels is None else pixels[:, :, 0]
 
 
-def _decode(payload: bytes, header: JpegHeader, colours: str, channels: int, buffer: PixelBuffer | None) -> NDArray[np.uint8] | None:
+def _decode(
+    payload: bytes, header: JpegHeader, colours: str, channels: int, buffer: PixelBuffer | None
+) -> NDArray[np.uint8] | None:
     memory = buffer.of(header.width * header.height * channels) if buffer else None
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, colours, buffer=memory)
@@ -179,21 +211,28 @@ def decode_with_pillow(payload: bytes, max_pixels: int) -> Decoded:
     except MemoryError:  # says nothing about the image
         raise
     except Exception as error:
-        raise ImageError("truncated", f"{image_format} of {image.width}x{image.height} breaks off or is damaged: {error}") from error
+        raise ImageError(
+            "truncated",
+            f"{image_format} of {image.width}x{image.height} breaks off or is damaged: {error}",
+        ) from error
     _check_range(upright)
     try:
         plain = _in_plain_mode(upright)
     except MemoryError:
         raise
     except Exception as error:
-        detail = f"{image_format} with pixels of mode {upright.mode}, which cannot become RGB: {error}"
+        detail = (
+            f"{image_format} with pixels of mode {upright.mode}, which cannot become RGB: {error}"
+        )
         raise ImageError("undecodable", detail) from error
     return Decoded(plain, image_format, orientation)
 
 
 def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
     """The orientation that the file says, and the image turned by it."""
-    if image_format == "TIFF":  # Pillow itself turns a TIFF when it loads the pixels, and forgets the tag
+    if (
+        image_format == "TIFF"
+    ):  # Pillow itself turns a TIFF when it loads the pixels, and forgets the tag
         orientation = image.getexif().get(_ORIENTATION, 1)
         image.load()
         return orientation, image
@@ -208,7 +247,10 @@ def _check_range(image: Image.Image) -> None:
         return
     low, high = np.asarray(image).min(), np.asarray(image).max()
     if low < 0 or high > _MOST_OF_16_BITS:
-        raise ImageError("undecodable", f"its pixels are integers from {low} to {high}; expected 8 or 16 bits without a sign")
+        raise ImageError(
+            "undecodable",
+            f"its pixels are integers from {low} to {high}; expected 8 or 16 bits without a sign",
+        )
 
 
 def _in_plain_mode(image: Image.Image) -> Image.Image:
@@ -235,13 +277,21 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(payload), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError("pixel_bomb", f"more than {MAX_PIXELS} pixels by its header, the limit is {max_pixels} pixels") from error
+        raise ImageError(
+            "pixel_bomb",
+            f"more than {MAX_PIXELS} pixels by its header, the limit is {max_pixels} pixels",
+        ) from error
     except MemoryError:
         raise
     except Exception as error:
-        raise ImageError("undecodable", f"{UNKNOWN} ({', '.join(FORMATS)} expected, {len(payload)} bytes found)") from error
+        raise ImageError(
+            "undecodable", f"{UNKNOWN} ({', '.join(FORMATS)} expected, {len(payload)} bytes found)"
+        ) from error
     if image.mode == "F":
-        raise ImageError("undecodable", "its pixels are floating-point numbers, which have no fixed range; expected 8- or 16-bit integers")
+        raise ImageError(
+            "undecodable",
+            "its pixels are floating-point numbers, which have no fixed range; expected 8- or 16-bit integers",
+        )
     _check_size(*image.size, max_pixels)
     return image
 
@@ -266,7 +316,9 @@ def _is_upright(payload: bytes) -> bool:
 
 def _orientation_is_upright(payload: bytes) -> bool:
     try:
-        return bool(Image.open(io.BytesIO(payload), formats=["JPEG"]).getexif().get(_ORIENTATION, 1) == 1)
+        return bool(
+            Image.open(io.BytesIO(payload), formats=["JPEG"]).getexif().get(_ORIENTATION, 1) == 1
+        )
     except MemoryError:
         raise
     except Exception:
@@ -276,7 +328,9 @@ def _orientation_is_upright(payload: bytes) -> bool:
 def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8]:
     """(size_px, size_px, channels) uint8 in [0, 255] from a decoded image of any mode and size."""
     resized = _fit(flatten(image, contract.channels), contract)
-    return np.frombuffer(resized.tobytes(), dtype=np.uint8).reshape(contract.shape)  # asarray does the same, and more
+    return np.frombuffer(resized.tobytes(), dtype=np.uint8).reshape(
+        contract.shape
+    )  # asarray does the same, and more
 
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:
@@ -284,15 +338,25 @@ def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint
     return array_and_values(payload, contract)[0]
 
 
-def array_and_values(payload: bytes, contract: ImageContract) -> tuple[NDArray[np.uint8], user_function.Values]:
+def array_and_values(
+    payload: bytes, contract: ImageContract
+) -> tuple[NDArray[np.uint8], user_function.Values]:
     """The same array, and what the contract's transform found on the image; {} without one.
 
     ImageError with the rule `transform_failed` if it fails on this image.
     """
     pixels = _decode_plain(payload, contract.max_pixels)
-    if contract.transform is None and pixels is not None and (array := _as_it_is(pixels, contract)) is not None:
+    if (
+        contract.transform is None
+        and pixels is not None
+        and (array := _as_it_is(pixels, contract)) is not None
+    ):
         return array, {}
-    image = decode_with_pillow(payload, contract.max_pixels).image if pixels is None else _as_image(pixels)
+    image = (
+        decode_with_pillow(payload, contract.max_pixels).image
+        if pixels is None
+        else _as_image(pixels)
+    )
     if contract.transform is None:
         return image_array(image, contract), {}
     made, values = user_function.run(contract.transform.function, contract.transform.sha256, image)
@@ -328,7 +392,9 @@ def flatten(image: Image.Image, channels: int) -> Image.Image:
     """Any mode to grey (1 channel) or RGB (3): 16 bits are scaled to 8, transparency is laid over white."""
     image = _in_plain_mode(image)
     if image.mode in ("I", "I;16"):
-        image = Image.fromarray((np.asarray(image, dtype=np.uint32).clip(0, _MOST_OF_16_BITS) // 257).astype(np.uint8))
+        image = Image.fromarray(
+            (np.asarray(image, dtype=np.uint32).clip(0, _MOST_OF_16_BITS) // 257).astype(np.uint8)
+        )
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)

@@ -20,10 +20,22 @@ _SIZE = Struct(">16sII")  # the first of these
 _CHECKED = slice(12, _HEAD.size - 4)  # what that checksum is of
 _CHUNK = Struct(">I4s")  # the length and the type of a chunk; its content and its checksum follow
 _END = b"\0\0\0\0IEND" + zlib.crc32(b"IEND").to_bytes(4)  # the last chunk
-_FIRST_LENGTH, _FIRST_KIND = slice(_HEAD.size, _HEAD.size + 4), slice(_HEAD.size + 4, _HEAD.size + 8)  # of the chunk behind the head
-_ALL_BUT_PIXELS = _HEAD.size + 12 + len(_END)  # bytes of a file whose only other chunk has the pixels
-_MODES = {b"\x08\0\0\0\0": "L", b"\x08\x02\0\0\0": "RGB"}  # bits, kind of colour, compression, filter, interlacing
-_WITHOUT_EFFECT = {b"gAMA": 4, b"pHYs": 9, b"sRGB": 1}  # bytes of chunks that neither change a pixel nor can be wrong
+_FIRST_LENGTH, _FIRST_KIND = (
+    slice(_HEAD.size, _HEAD.size + 4),
+    slice(_HEAD.size + 4, _HEAD.size + 8),
+)  # of the chunk behind the head
+_ALL_BUT_PIXELS = (
+    _HEAD.size + 12 + len(_END)
+)  # bytes of a file whose only other chunk has the pixels
+_MODES = {
+    b"\x08\0\0\0\0": "L",
+    b"\x08\x02\0\0\0": "RGB",
+}  # bits, kind of colour, compression, filter, interlacing
+_WITHOUT_EFFECT = {
+    b"gAMA": 4,
+    b"pHYs": 9,
+    b"sRGB": 1,
+}  # bytes of chunks that neither change a pixel nor can be wrong
 
 
 class PngHeader(NamedTuple):
@@ -81,7 +93,11 @@ def _has_plain_chunks(payload: bytes) -> bool:
     """Whether there is no chunk that Pillow might heed, and the file does not break off."""
     begin, size = _HEAD.size, len(payload)
     # No other chunks, as small files mostly are.
-    if payload[_FIRST_KIND] == b"IDAT" and int.from_bytes(payload[_FIRST_LENGTH]) == size - _ALL_BUT_PIXELS and payload.endswith(_END):
+    if (
+        payload[_FIRST_KIND] == b"IDAT"
+        and int.from_bytes(payload[_FIRST_LENGTH]) == size - _ALL_BUT_PIXELS
+        and payload.endswith(_END)
+    ):
         return True
     while begin + 8 <= size:
         length, kind = _CHUNK.unpack_from(payload, begin)
@@ -90,7 +106,9 @@ def _has_plain_chunks(payload: bytes) -> bool:
             return False
         if kind == b"IEND":
             return True
-        if kind != b"IDAT" and (length != _WITHOUT_EFFECT.get(kind) or not _is_whole(payload[begin + 4 : end])):
+        if kind != b"IDAT" and (
+            length != _WITHOUT_EFFECT.get(kind) or not _is_whole(payload[begin + 4 : end])
+        ):
             return False
         begin = end
     return False

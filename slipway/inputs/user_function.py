@@ -54,20 +54,28 @@ def load(function: str, sha256: str) -> ImageFunction:
         )
     package = module.partition(".")[0]
     if _loaded.setdefault(package, sha256) != sha256:
-        raise UnavailableError(f"this process has already imported an older version of {package}. Start it again.")
+        raise UnavailableError(
+            f"this process has already imported an older version of {package}. Start it again."
+        )
     try:
         loaded = getattr(importlib.import_module(module), name)
     except AttributeError:
-        raise UnavailableError(f"{module} has no function {name!r}, which {function} names. Write it, or correct the name.") from None
+        raise UnavailableError(
+            f"{module} has no function {name!r}, which {function} names. Write it, or correct the name."
+        ) from None
     except SystemExit as error:  # else the stage would end without a word, and with its exit code
         raise UnavailableError(
             f"{function} cannot be imported: importing {module} calls sys.exit({error.code!r}). "
             "Put that call under `if __name__ == '__main__':`, or remove it."
         ) from error
     except Exception as error:
-        raise UnavailableError(f"{function} cannot be imported: {type(error).__name__}: {error}. Mend or install what it needs.") from error
+        raise UnavailableError(
+            f"{function} cannot be imported: {type(error).__name__}: {error}. Mend or install what it needs."
+        ) from error
     if not callable(loaded):
-        raise UnavailableError(f"{function} is {type(loaded).__name__}, expected a function of one image.")
+        raise UnavailableError(
+            f"{function} is {type(loaded).__name__}, expected a function of one image."
+        )
     _check_signature(function, loaded)
     return loaded  # type: ignore[no-any-return]
 
@@ -84,9 +92,13 @@ def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Va
         raise ImageError(_RULE, f"{function} raised {type(error).__name__}: {error}") from error
     made, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     if not isinstance(made, Image.Image) or not isinstance(values, dict):
-        raise ImageError(_RULE, f"{function} returned {_kind(answer)}, expected an image, or an image and a dict")
+        raise ImageError(
+            _RULE, f"{function} returned {_kind(answer)}, expected an image, or an image and a dict"
+        )
     if min(made.size) == 0:
-        raise ImageError(_RULE, f"{function} returned an image of {made.width}x{made.height} pixels")
+        raise ImageError(
+            _RULE, f"{function} returned an image of {made.width}x{made.height} pixels"
+        )
     return made, {str(key): _scalar(function, key, value) for key, value in values.items()}
 
 
@@ -108,18 +120,27 @@ def _scalar(function: str, key: object, value: object) -> Scalar:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, Scalar) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ImageError(_RULE, f"{function} returned {key}={value!r}, expected a finite number, a text, True or False")
+        raise ImageError(
+            _RULE,
+            f"{function} returned {key}={value!r}, expected a finite number, a text, True or False",
+        )
     return value
 
 
 def _kind(answer: object) -> str:
-    return f"({', '.join(type(part).__name__ for part in answer)})" if isinstance(answer, tuple) else type(answer).__name__
+    return (
+        f"({', '.join(type(part).__name__ for part in answer)})"
+        if isinstance(answer, tuple)
+        else type(answer).__name__
+    )
 
 
 def _split(function: str) -> tuple[str, str]:
     module, _, name = function.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise ParamsError(f"{function!r} is no name of a function, expected 'package.module:function', such as 'transforms.faces:crop'.")
+        raise ParamsError(
+            f"{function!r} is no name of a function, expected 'package.module:function', such as 'transforms.faces:crop'."
+        )
     return module, name
 
 
@@ -135,7 +156,9 @@ def _source_files(module: str, function: str) -> tuple[Path, list[Path]]:
     if spec and not folders and not rest and spec.origin and spec.origin.endswith(".py"):
         return Path(spec.origin).parent, [Path(spec.origin)]
     for folder in folders:
-        if (rest and folder.joinpath(*rest).with_suffix(".py").is_file()) or folder.joinpath(*rest, "__init__.py").is_file():
+        if (rest and folder.joinpath(*rest).with_suffix(".py").is_file()) or folder.joinpath(
+            *rest, "__init__.py"
+        ).is_file():
             return folder, sorted(_python_files(folder))
     raise UnavailableError(
         f"{function} names the module {module}, which is not there as Python code. "

@@ -12,7 +12,9 @@ from slipway.system.contract import Contract
 
 Float = NDArray[np.float64]
 
-NUM_BINS = 15  # as Guo, Pleiss, Sun and Weinberger, On calibration of modern neural networks, ICML 2017
+NUM_BINS = (
+    15  # as Guo, Pleiss, Sun and Weinberger, On calibration of modern neural networks, ICML 2017
+)
 
 
 class ReliabilityBin(Contract):
@@ -30,7 +32,9 @@ def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
 
     Bins have equal numbers of rows where all numbers differ. Equal numbers share a bin, so some may be empty.
     """
-    bins: NDArray[np.int64] = num_bins * np.searchsorted(np.sort(numbers), numbers, side="left") // len(numbers)
+    bins: NDArray[np.int64] = (
+        num_bins * np.searchsorted(np.sort(numbers), numbers, side="left") // len(numbers)
+    )
     return bins
 
 
@@ -39,7 +43,14 @@ def reliability_bins(confidences: Float, hits: NDArray[np.bool_]) -> list[Reliab
     bins = equal_bins(confidences, NUM_BINS)
     parts = ((confidences[bins == index], hits[bins == index]) for index in np.unique(bins))
     return [
-        ReliabilityBin(rows=len(own), low=own.min(), high=own.max(), confidence=own.mean(), accuracy=right.mean()) for own, right in parts
+        ReliabilityBin(
+            rows=len(own),
+            low=own.min(),
+            high=own.max(),
+            confidence=own.mean(),
+            accuracy=right.mean(),
+        )
+        for own, right in parts
     ]
 
 

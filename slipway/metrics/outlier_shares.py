@@ -14,13 +14,17 @@ from slipway.metrics.scores import wilson_interval
 LEAST_RANK = 0.5  # a guess: below it a row's place among the others is mostly another
 
 
-def outlier_share(scores: NDArray[np.float32], calibration: Calibration, confidence: float) -> Metric | None:
+def outlier_share(
+    scores: NDArray[np.float32], calibration: Calibration, confidence: float
+) -> Metric | None:
     """Share of the rows whose (N,) `scores` are above the threshold, with the interval of Wilson; None without a threshold."""
     if calibration.outlier.threshold is None:
         return None
     found = calibration.is_outlier(scores)
     low, high = wilson_interval(int(found.sum()), len(found), confidence)
-    return Metric(value=float(found.mean()), low=low, high=high, confidence=confidence, rows=len(found))
+    return Metric(
+        value=float(found.mean()), low=low, high=high, confidence=confidence, rows=len(found)
+    )
 
 
 def score_rank(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float | None:

@@ -63,14 +63,22 @@ def _ranked(is_own: NDArray[np.bool_], scores: Float) -> RankedClass:
 
 def _scores_of_class(ranked: RankedClass, counts: Float) -> tuple[Float, Float]:
     sorted_counts = counts.take(ranked.order, axis=1)
-    before, own = _running_sums(sorted_counts), sorted_counts.take(ranked.own, axis=1)  # (S, N + 1), (S, P)
+    before, own = (
+        _running_sums(sorted_counts),
+        sorted_counts.take(ranked.own, axis=1),
+    )  # (S, N + 1), (S, P)
     own_before = _running_sums(own)
     num_rows, num_own = before[:, -1], own_before[:, -1]
     until_end = before.take(ranked.end, axis=1)
     # Of the rows at or below the middle of each own row's equals, those of the class itself make num_own ** 2 / 2.
     below = num_rows[:, None] - (before.take(ranked.first, axis=1) + until_end) / 2
     area = (own * below).sum(axis=1) - num_own**2 / 2
-    precision = np.divide(own_before.take(ranked.own_until_end, axis=1), until_end, out=np.zeros_like(own), where=until_end > 0)
+    precision = np.divide(
+        own_before.take(ranked.own_until_end, axis=1),
+        until_end,
+        out=np.zeros_like(own),
+        where=until_end > 0,
+    )
     pairs = num_own * (num_rows - num_own)
     return _mean(area, pairs), _mean((own * precision).sum(axis=1), np.where(pairs > 0, num_own, 0))
 

@@ -20,17 +20,32 @@ from numpy.typing import ArrayLike, NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.metrics.calibration_error import calibration_errors, errors_by_chance
 from slipway.metrics.roc_auc import RankedClass, rank_classes, ranking_scores
-from slipway.system.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS, Task, is_classification
+from slipway.system.contract import (
+    CLASSIFICATION_METRICS,
+    REGRESSION_METRICS,
+    Task,
+    is_classification,
+)
 from slipway.system.errors import MetricError
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 _CHUNK_NUMBERS = 1 << 22  # resamples are drawn in chunks of about this many numbers, 32 MiB each
-_ACCURACIES = ("accuracy", "precision_micro", "recall_micro", "recall_weighted", "f1_micro")  # all are the share of rows that are right
+_ACCURACIES = (
+    "accuracy",
+    "precision_micro",
+    "recall_micro",
+    "recall_weighted",
+    "f1_micro",
+)  # all are the share of rows that are right
 _RANKING = ("roc_auc", "average_precision")
 _BY_ROW = ("top_k_accuracy", "log_loss", "brier")  # means of a number that each row has
-_COUNTED = tuple(name for name in CLASSIFICATION_METRICS if name not in (*_BY_ROW, *_RANKING, "calibration_error"))
+_COUNTED = tuple(
+    name
+    for name in CLASSIFICATION_METRICS
+    if name not in (*_BY_ROW, *_RANKING, "calibration_error")
+)
 _SUM_TOLERANCE = 0.01  # float16 probabilities do not sum to 1 exactly; logits are far away
 
 
@@ -127,7 +142,9 @@ class ClassAnswers:
     def _scores_by_count(self, counts: Float, names: Collection[str]) -> dict[str, Float]:
         found: dict[str, Float] = {}
         if not set(_COUNTED).isdisjoint(names):
-            found |= scores_from_counts(_class_counts(counts, self.targets, self.predicted, self.num_classes))
+            found |= scores_from_counts(
+                _class_counts(counts, self.targets, self.predicted, self.num_classes)
+            )
         if "calibration_error" in names:
             found["calibration_error"] = calibration_errors(self.confidences, self.is_right, counts)
         if not set(_RANKING).isdisjoint(names):
@@ -147,7 +164,9 @@ class ClassAnswers:
         """(N,) how many classes are more probable than the row's own; of equals the first is."""
         own = self.probabilities[np.arange(self.num_rows), self.targets][:, None]
         is_before = np.arange(self.num_classes) < self.targets[:, None]
-        ranks: Int = ((self.probabilities > own) | ((self.probabilities == own) & is_before)).sum(axis=1)
+        ranks: Int = ((self.probabilities > own) | ((self.probabilities == own) & is_before)).sum(
+            axis=1
+        )
         return ranks
 
     @cached_property
@@ -163,11 +182,18 @@ class ValueAnswers:
     """
 
     def __init__(self, targets: ArrayLike, values: ArrayLike) -> None:
-        self.targets, self.values = _checked_values(targets, "targets"), _checked_values(values, "values")
+        self.targets, self.values = (
+            _checked_values(targets, "targets"),
+            _checked_values(values, "values"),
+        )
         if len(self.targets) != len(self.values):
-            raise MetricError(f"{len(self.targets)} targets and {len(self.values)} values, expected one value for each target.")
+            raise MetricError(
+                f"{len(self.targets)} targets and {len(self.values)} values, expected one value for each target."
+            )
         if len(self.targets) < 2:
-            raise MetricError("1 row, expected at least 2: R2 compares with the spread of the targets. Use a larger test split.")
+            raise MetricError(
+                "1 row, expected at least 2: R2 compares with the spread of the targets. Use a larger test split."
+            )
         self.num_rows = len(self.targets)
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
@@ -211,18 +237,32 @@ def classification_metrics(
     hits = dict.fromkeys(_ACCURACIES, answers.num_hits) | {"top_k_accuracy": answers.num_top_k}
     uncertain = [name for name in wanted if name not in hits]
     samples = _samples(answers, [name for name in uncertain if name not in _COUNTED], resampling)
-    samples |= _samples_of_counts(answers.confusion, resampling) if not set(_COUNTED).isdisjoint(uncertain) else {}
-    bounds = {name: wilson_interval(hits[name], answers.num_rows, resampling.confidence) for name in wanted if name in hits}
+    samples |= (
+        _samples_of_counts(answers.confusion, resampling)
+        if not set(_COUNTED).isdisjoint(uncertain)
+        else {}
+    )
+    bounds = {
+        name: wilson_interval(hits[name], answers.num_rows, resampling.confidence)
+        for name in wanted
+        if name in hits
+    }
     bounds |= {name: percentiles(samples[name], resampling.confidence) for name in uncertain}
     if "calibration_error" in wanted:
         bounds["calibration_error"] = _calibration_bounds(
             float(values["calibration_error"][0]), answers, bounds["calibration_error"], resampling
         )
-    return {name: _metric(values[name], bounds[name], resampling, answers.num_rows) for name in wanted}
+    return {
+        name: _metric(values[name], bounds[name], resampling, answers.num_rows) for name in wanted
+    }
 
 
 def regression_metrics(
-    targets: ArrayLike, values: ArrayLike, resampling: Resampling, *, names: Collection[str] | None = None
+    targets: ArrayLike,
+    values: ArrayLike,
+    resampling: Resampling,
+    *,
+    names: Collection[str] | None = None,
 ) -> dict[str, Metric]:
     """MSE, RMSE, MAE, R2 and the median error with their intervals; see `ValueAnswers` for what is taken and refused."""
     answers = ValueAnswers(targets, values)
@@ -230,10 +270,14 @@ def regression_metrics(
     found = answers.scores(np.arange(answers.num_rows)[None], wanted)
     samples = _samples(answers, wanted, resampling)
     bounds = {name: percentiles(samples[name], resampling.confidence) for name in wanted}
-    return {name: _metric(found[name], bounds[name], resampling, answers.num_rows) for name in wanted}
+    return {
+        name: _metric(found[name], bounds[name], resampling, answers.num_rows) for name in wanted
+    }
 
 
-def why_absent(task: Task, targets: ArrayLike, num_classes: int, top_k: int | None) -> dict[str, str]:
+def why_absent(
+    task: Task, targets: ArrayLike, num_classes: int, top_k: int | None
+) -> dict[str, str]:
     """The metrics of `task` that these rows do not define, with the reason of each."""
     if not is_classification(task):
         return {}
@@ -241,10 +285,14 @@ def why_absent(task: Task, targets: ArrayLike, num_classes: int, top_k: int | No
     if top_k is None:
         absent["top_k_accuracy"] = "no k was given"
     elif top_k >= num_classes:
-        absent["top_k_accuracy"] = f"with {num_classes} classes the best {top_k} always have the right one"
+        absent["top_k_accuracy"] = (
+            f"with {num_classes} classes the best {top_k} always have the right one"
+        )
     present = np.unique(_checked_indices(targets, num_classes, "targets"))
     if len(present) == 1:
-        absent |= dict.fromkeys(_RANKING, "all rows have one class, which leaves none to be put before another")
+        absent |= dict.fromkeys(
+            _RANKING, "all rows have one class, which leaves none to be put before another"
+        )
     return absent
 
 
@@ -264,14 +312,18 @@ def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: in
     actual = _checked_indices(targets, num_classes, "targets")
     predicted = _checked_indices(predictions, num_classes, "predictions")
     if len(actual) != len(predicted):
-        raise MetricError(f"{len(actual)} targets and {len(predicted)} predictions, expected one prediction for each target.")
+        raise MetricError(
+            f"{len(actual)} targets and {len(predicted)} predictions, expected one prediction for each target."
+        )
     flat = np.bincount(actual * num_classes + predicted, minlength=num_classes**2)
     return flat.reshape(num_classes, num_classes)
 
 
 def count_classes(matrix: Int) -> ClassCounts:
     """The margins and the diagonal of a (K, K) confusion matrix."""
-    return ClassCounts(hits=np.diagonal(matrix).copy(), actual=matrix.sum(axis=1), predicted=matrix.sum(axis=0))
+    return ClassCounts(
+        hits=np.diagonal(matrix).copy(), actual=matrix.sum(axis=1), predicted=matrix.sum(axis=0)
+    )
 
 
 def class_scores(counts: ClassCounts) -> ClassScores:
@@ -291,8 +343,16 @@ def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
     when each row has one class. Balanced accuracy is the mean recall of the classes that occur.
     """
     per_class, total = class_scores(counts), counts.actual.sum(axis=-1)
-    accuracy, num_seen = _share(counts.hits.sum(axis=-1), total), (counts.actual + counts.predicted > 0).sum(axis=-1)
-    scores = {"accuracy": accuracy, "balanced_accuracy": _share(per_class.recall.sum(axis=-1), (counts.actual > 0).sum(axis=-1))}
+    accuracy, num_seen = (
+        _share(counts.hits.sum(axis=-1), total),
+        (counts.actual + counts.predicted > 0).sum(axis=-1),
+    )
+    scores = {
+        "accuracy": accuracy,
+        "balanced_accuracy": _share(
+            per_class.recall.sum(axis=-1), (counts.actual > 0).sum(axis=-1)
+        ),
+    }
     for name in ("precision", "recall", "f1"):
         values: Float = getattr(per_class, name)
         scores[f"{name}_macro"] = _share(values.sum(axis=-1), num_seen)
@@ -309,7 +369,9 @@ def log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
     shares = checked_probabilities(probabilities)
     actual = _checked_indices(targets, shares.shape[1], "targets")
     if len(actual) != len(shares):
-        raise MetricError(f"{len(actual)} targets and {len(shares)} rows of probabilities, expected one row for each target.")
+        raise MetricError(
+            f"{len(actual)} targets and {len(shares)} rows of probabilities, expected one row for each target."
+        )
     own: Float = shares[np.arange(len(shares)), actual]
     return -np.log(np.clip(own, np.finfo(np.float64).eps, 1.0))
 
@@ -318,8 +380,12 @@ def checked_probabilities(probabilities: ArrayLike) -> Float:
     """`probabilities` as (N, K) float64; MetricError unless each row is in [0, 1] and sums to 1 within 0.01."""
     shares = np.asarray(probabilities, dtype=np.float64)
     if shares.ndim != 2 or 0 in shares.shape:
-        raise MetricError(f"probabilities of shape {shares.shape}, expected (rows, classes) with at least one of each.")
-    wrong = ~((shares >= 0) & (shares <= 1)).all(axis=1) | ~(np.abs(shares.sum(axis=1) - 1) <= _SUM_TOLERANCE)
+        raise MetricError(
+            f"probabilities of shape {shares.shape}, expected (rows, classes) with at least one of each."
+        )
+    wrong = ~((shares >= 0) & (shares <= 1)).all(axis=1) | ~(
+        np.abs(shares.sum(axis=1) - 1) <= _SUM_TOLERANCE
+    )
     if wrong.any():
         first = int(wrong.argmax())
         raise MetricError(
@@ -346,11 +412,15 @@ def _regression_scores(actual: Float, predicted: Float) -> dict[str, Float]:
     }
 
 
-def _samples(answers: ClassAnswers | ValueAnswers, names: Collection[str], resampling: Resampling) -> dict[str, Float]:
+def _samples(
+    answers: ClassAnswers | ValueAnswers, names: Collection[str], resampling: Resampling
+) -> dict[str, Float]:
     """(num_samples,) each metric over resampled rows."""
     if not names:
         return {}
-    chunks = [answers.scores(chosen, names) for chosen in resampled_rows(answers.num_rows, resampling)]
+    chunks = [
+        answers.scores(chosen, names) for chosen in resampled_rows(answers.num_rows, resampling)
+    ]
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}
 
 
@@ -369,7 +439,9 @@ def _samples_of_counts(matrix: Int, resampling: Resampling) -> dict[str, Float]:
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
-def _class_counts(drawn: NDArray[Any], actual: Int, predicted: Int, num_classes: int) -> ClassCounts:
+def _class_counts(
+    drawn: NDArray[Any], actual: Int, predicted: Int, num_classes: int
+) -> ClassCounts:
     """From (S, M) how often each of M alike rows is there, and their (M,) classes."""
     return ClassCounts(
         hits=_sum_by_class(drawn * (actual == predicted), actual, num_classes),
@@ -397,7 +469,11 @@ def resampled_rows(num_rows: int, resampling: Resampling) -> Iterator[Int]:
 def _row_counts(chosen: Int, num_rows: int) -> Float:
     """(S, M) row numbers -> (S, N) how often each row is among them."""
     places = chosen + num_rows * np.arange(len(chosen))[:, None]
-    return np.bincount(places.ravel(), minlength=len(chosen) * num_rows).reshape(-1, num_rows).astype(np.float64)
+    return (
+        np.bincount(places.ravel(), minlength=len(chosen) * num_rows)
+        .reshape(-1, num_rows)
+        .astype(np.float64)
+    )
 
 
 def _chunk_sizes(num_samples: int, width: int) -> Iterator[int]:
@@ -409,36 +485,53 @@ def _chunk_sizes(num_samples: int, width: int) -> Iterator[int]:
 def _wanted(known: tuple[str, ...], names: Collection[str] | None) -> list[str]:
     unknown = sorted(set(names or ()).difference(known))
     if unknown:
-        raise MetricError(f"{', '.join(unknown)}: no metric of this task, expected some of {', '.join(known)}.")
+        raise MetricError(
+            f"{', '.join(unknown)}: no metric of this task, expected some of {', '.join(known)}."
+        )
     return [name for name in known if names is None or name in names]
 
 
 def _metric(value: Float, bounds: tuple[float, float], resampling: Resampling, rows: int) -> Metric:
     low, high = bounds
-    return Metric(value=float(value[0]), low=low, high=high, confidence=resampling.confidence, rows=rows)
+    return Metric(
+        value=float(value[0]), low=low, high=high, confidence=resampling.confidence, rows=rows
+    )
 
 
 def percentiles(samples: Float, confidence: float) -> tuple[float, float]:
     """The bounds that leave equal shares of `samples` (S,) outside. Resamples that do not define the metric (NaN) are left out."""
     defined = samples[np.isfinite(samples)]
     if not len(defined):
-        raise MetricError(f"none of {len(samples)} resamples has rows of two classes. Use more rows, or more resamples.")
+        raise MetricError(
+            f"none of {len(samples)} resamples has rows of two classes. Use more rows, or more resamples."
+        )
     low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
 def _calibration_bounds(
-    value: float, answers: ClassAnswers, percentile_bounds: tuple[float, float], resampling: Resampling
+    value: float,
+    answers: ClassAnswers,
+    percentile_bounds: tuple[float, float],
+    resampling: Resampling,
 ) -> tuple[float, float]:
     """The basic bootstrap interval (Davison and Hinkley 1997, chapter 5), widened to the value, and to 0 where noise alone makes as much.
 
     Noise adds to a calibration error, and resampling adds as much again: percentiles never hold the error of a network
     that is right as often as it says, these bounds in 97 of 100 cases (and of one that is not in 83 to 97; docs/metrics.md).
     """
-    low, high = max(0.0, 2 * value - percentile_bounds[1]), min(1.0, 2 * value - percentile_bounds[0])
+    low, high = (
+        max(0.0, 2 * value - percentile_bounds[1]),
+        min(1.0, 2 * value - percentile_bounds[0]),
+    )
     generator = np.random.default_rng(resampling.seed)
     sizes = _chunk_sizes(resampling.num_samples, answers.num_rows)
-    chance = np.concatenate([errors_by_chance(answers.confidences, generator.random((size, answers.num_rows))) for size in sizes])
+    chance = np.concatenate(
+        [
+            errors_by_chance(answers.confidences, generator.random((size, answers.num_rows)))
+            for size in sizes
+        ]
+    )
     is_noise = value <= np.quantile(chance, (1 + resampling.confidence) / 2)
     return 0.0 if is_noise else min(value, low), max(value, high)
 
@@ -446,7 +539,9 @@ def _calibration_bounds(
 def _checked_indices(indices: ArrayLike, num_classes: int, name: str) -> Int:
     numbers = np.asarray(indices, dtype=np.float64)
     if numbers.ndim != 1 or not len(numbers):
-        raise MetricError(f"{name} of shape {numbers.shape}, expected (rows,) with at least one row.")
+        raise MetricError(
+            f"{name} of shape {numbers.shape}, expected (rows,) with at least one row."
+        )
     wrong = ~((numbers >= 0) & (numbers < num_classes) & (numbers == np.floor(numbers)))
     if wrong.any():
         first = int(wrong.argmax())
@@ -462,7 +557,9 @@ def _checked_values(values: ArrayLike, name: str) -> Float:
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         numbers = numbers[:, 0]
     if numbers.ndim != 1 or not len(numbers):
-        raise MetricError(f"{name} of shape {numbers.shape}, expected (rows,) or (rows, 1) with at least one row.")
+        raise MetricError(
+            f"{name} of shape {numbers.shape}, expected (rows,) or (rows, 1) with at least one row."
+        )
     if not np.isfinite(numbers).all():
         first = int((~np.isfinite(numbers)).argmax())
         raise MetricError(f"{name}: row {first} is {numbers[first]}, expected finite numbers.")
@@ -471,5 +568,7 @@ def _checked_values(values: ArrayLike, name: str) -> Float:
 
 def _share(part: NDArray[np.number], whole: NDArray[np.number]) -> Float:
     """part / whole in float64, 0 where the whole is 0."""
-    share: Float = np.divide(part, whole, out=np.zeros(np.shape(part), dtype=np.float64), where=np.asarray(whole) != 0)
+    share: Float = np.divide(
+        part, whole, out=np.zeros(np.shape(part), dtype=np.float64), where=np.asarray(whole) != 0
+    )
     return share

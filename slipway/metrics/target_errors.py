@@ -23,7 +23,9 @@ class TargetErrors(Contract):
     rmse: Metric
 
 
-def errors_by_target(targets: ArrayLike, values: ArrayLike, num_ranges: int, resampling: Resampling) -> list[TargetErrors]:
+def errors_by_target(
+    targets: ArrayLike, values: ArrayLike, num_ranges: int, resampling: Resampling
+) -> list[TargetErrors]:
     """The ranges by rising target, with bootstrap intervals: `targets` and `values` as `slipway.metrics.scores.ValueAnswers` takes them.
 
     Rows with equal targets are in one range, so that there may be fewer than `num_ranges`.
@@ -32,7 +34,10 @@ def errors_by_target(targets: ArrayLike, values: ArrayLike, num_ranges: int, res
         raise MetricError(f"num_ranges is {num_ranges}, expected at least 1.")
     answers = ValueAnswers(targets, values)
     ranges = equal_bins(answers.targets, num_ranges)
-    return [_range(answers.targets[ranges == index], answers.values[ranges == index], resampling) for index in np.unique(ranges)]
+    return [
+        _range(answers.targets[ranges == index], answers.values[ranges == index], resampling)
+        for index in np.unique(ranges)
+    ]
 
 
 def _range(targets: Float, values: Float, resampling: Resampling) -> TargetErrors:
@@ -41,8 +46,16 @@ def _range(targets: Float, values: Float, resampling: Resampling) -> TargetError
     named = {"mean_error": errors, "mae": np.abs(errors), "rmse": errors**2}
     metrics = {}
     for name, numbers in named.items():
-        means = np.concatenate([numbers.mean(keepdims=True), *(numbers[chosen].mean(axis=1) for chosen in rows)])
+        means = np.concatenate(
+            [numbers.mean(keepdims=True), *(numbers[chosen].mean(axis=1) for chosen in rows)]
+        )
         found = np.sqrt(means) if name == "rmse" else means
         low, high = percentiles(found[1:], resampling.confidence)
-        metrics[name] = Metric(value=float(found[0]), low=low, high=high, confidence=resampling.confidence, rows=len(errors))
+        metrics[name] = Metric(
+            value=float(found[0]),
+            low=low,
+            high=high,
+            confidence=resampling.confidence,
+            rows=len(errors),
+        )
     return TargetErrors(low=float(targets.min()), high=float(targets.max()), **metrics)

@@ -49,7 +49,9 @@ def softmax(logits: NDArray[np.floating]) -> Float:
     return shares
 
 
-def least_probability(probabilities: NDArray[np.float32], targets: NDArray[np.float64], coverage: float) -> float:
+def least_probability(
+    probabilities: NDArray[np.float32], targets: NDArray[np.float64], coverage: float
+) -> float:
     """The threshold of a prediction set, from (N, K) probabilities and (N,) class indices.
 
     The floor((N + 1)(1 - coverage))-th smallest probability of a row's own label; 0, every label, where that is none.
@@ -59,7 +61,9 @@ def least_probability(probabilities: NDArray[np.float32], targets: NDArray[np.fl
     return float(own[place - 1]) if place else 0.0
 
 
-def with_thresholds(calibration: Calibration, answers: Answers, targets: NDArray[np.float64], *, of_classes: bool) -> Calibration:
+def with_thresholds(
+    calibration: Calibration, answers: Answers, targets: NDArray[np.float64], *, of_classes: bool
+) -> Calibration:
     """`calibration` with thresholds from answers to rows that nothing was fitted on, and their (N,) `targets`.
 
     They promise something for the very model that answered, and for no other.
@@ -68,7 +72,9 @@ def with_thresholds(calibration: Calibration, answers: Answers, targets: NDArray
     if of_classes:
         half: float | None = least_probability(answers.outputs, targets, conformal.coverage)
     else:
-        half = upper_quantile(np.abs(answers.outputs[:, 0].astype(np.float64) - targets), conformal.coverage)
+        half = upper_quantile(
+            np.abs(answers.outputs[:, 0].astype(np.float64) - targets), conformal.coverage
+        )
     most = upper_quantile(answers.scores, 1 - exact(outlier.share))
     thresholds = {
         "conformal": conformal.model_copy(update={"threshold": half, "rows": len(targets)}),

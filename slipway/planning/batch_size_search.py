@@ -41,7 +41,9 @@ def search(
     trials: list[Trial] = []
     for rows in sizes:
         predicted = predict(rows) if predict else None
-        fits = predicted is None or available_bytes is None or predicted <= reserve * available_bytes
+        fits = (
+            predicted is None or available_bytes is None or predicted <= reserve * available_bytes
+        )
         rate = _rate(rows, step_seconds) if fits else None
         trials.append(Trial(rows, predicted, rate))
         if rate is None:
@@ -56,8 +58,12 @@ def largest(trials: Sequence[Trial]) -> int | None:
 
 def fastest(trials: Sequence[Trial]) -> int | None:
     """The smallest size whose rate is within 5 % of the best: what is faster than that is noise."""
-    rates = {trial.rows: trial.rows_per_second for trial in trials if trial.rows_per_second is not None}
-    return min((rows for rows, rate in rates.items() if rate >= _NEAR * max(rates.values())), default=None)
+    rates = {
+        trial.rows: trial.rows_per_second for trial in trials if trial.rows_per_second is not None
+    }
+    return min(
+        (rows for rows, rate in rates.items() if rate >= _NEAR * max(rates.values())), default=None
+    )
 
 
 def _rate(rows: int, step_seconds: Callable[[int, int], float]) -> float | None:

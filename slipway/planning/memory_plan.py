@@ -43,7 +43,14 @@ class DeviceMemory:
     @property
     def total(self) -> int:
         """All together."""
-        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations + self.buckets
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.buffers
+            + self.activations
+            + self.buckets
+        )
 
 
 def trace_all(network: Network, params: TrainParams, rows: int, *, accumulates: bool) -> Traces:
@@ -52,22 +59,31 @@ def trace_all(network: Network, params: TrainParams, rows: int, *, accumulates: 
     return Traces(
         full=trace_step(network, params, rows, accumulates=accumulates),
         autocast=trace_step(network, params, rows, half=half, accumulates=accumulates),
-        cast=trace_step(network, params, rows, half=half, casts_parameters=True, accumulates=accumulates),
+        cast=trace_step(
+            network, params, rows, half=half, casts_parameters=True, accumulates=accumulates
+        ),
     )
 
 
-def device_memory(traces: Traces, strategy: str, precision: str, world_size: int, *, on_gpu: bool) -> DeviceMemory:
+def device_memory(
+    traces: Traces, strategy: str, precision: str, world_size: int, *, on_gpu: bool
+) -> DeviceMemory:
     """Of one of `world_size` processes. On the CPU a bucket's pages are held only as far as they were written."""
     mixed = precision != "32-true"
     if not strategy.startswith("deepspeed"):
         step = traces.autocast if mixed else traces.full
-        copies = step.parameters if strategy == "ddp" and world_size > 1 else 0  # DDP's own buckets, beside the gradients
-        return DeviceMemory(step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, copies)
+        copies = (
+            step.parameters if strategy == "ddp" and world_size > 1 else 0
+        )  # DDP's own buckets, beside the gradients
+        return DeviceMemory(
+            step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, copies
+        )
     step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
     num_parameters = traces.full.parameters // 4
     state = num_parameters * _MASTER_BYTES + traces.full.optimizer
     return DeviceMemory(
-        parameters=step.parameters // (world_size if stage == 3 else 1) + (_gathered(step, num_parameters) if stage == 3 else 0),
+        parameters=step.parameters // (world_size if stage == 3 else 1)
+        + (_gathered(step, num_parameters) if stage == 3 else 0),
         gradients=step.parameters // (world_size if stage >= 2 else 1),
         optimizer=state // world_size,
         buffers=step.buffers,
@@ -79,7 +95,9 @@ def device_memory(traces: Traces, strategy: str, precision: str, world_size: int
 def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:
     """As `placement` trains."""
     on_gpu = placement.accelerator == "gpu"
-    return device_memory(traces, placement.strategy, placement.precision, placement.world_size, on_gpu=on_gpu)
+    return device_memory(
+        traces, placement.strategy, placement.precision, placement.world_size, on_gpu=on_gpu
+    )
 
 
 def _gathered(step: StepMemory, num_parameters: int) -> int:

@@ -20,9 +20,17 @@ from slipway.training.telemetry.costs import read_costs
 
 def _comparison(plan: Plan, params: Params, paths: Paths) -> str | None:
     costs = read_costs(paths.costs)
-    if costs is None or plan.placement is None or plan.data is None or plan.network is None or plan.memory is None:
+    if (
+        costs is None
+        or plan.placement is None
+        or plan.data is None
+        or plan.network is None
+        or plan.memory is None
+    ):
         return None
-    run = take_fingerprint(params.seed, params.train, plan.placement, paths.packed, paths.augmented, paths.root).name
+    run = take_fingerprint(
+        params.seed, params.train, plan.placement, paths.packed, paths.augmented, paths.root
+    ).name
     if costs.run != run:
         return f"note      {paths.costs} is of the training {costs.run}, not of these params, data and code ({run}): nothing to compare"
     return compare(plan.network, plan.memory, plan.disk, plan.seconds, costs)
@@ -32,14 +40,26 @@ def _comparison(plan: Plan, params: Params, paths: Paths) -> str | None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m slipway.planning.plan", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="bound of the real steps that are timed; 0 for none")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="bound of the real steps that are timed; 0 for none",
+    )
     arguments = parser.parse_args()
 
     def run(params: Params) -> None:
         plan = make_plan(params, PROJECT_PATHS, this_machine(), arguments.seconds)
-        print("\n".join(filter(None, [describe(plan, params), _comparison(plan, params, PROJECT_PATHS)])), flush=True)
+        print(
+            "\n".join(
+                filter(None, [describe(plan, params), _comparison(plan, params, PROJECT_PATHS)])
+            ),
+            flush=True,
+        )
         if problems := plan.findings.mismatches:
-            raise UnavailableError("this cannot work:\n" + "\n".join(f"  {problem}" for problem in problems))
+            raise UnavailableError(
+                "this cannot work:\n" + "\n".join(f"  {problem}" for problem in problems)
+            )
 
     run_stage(run)
 

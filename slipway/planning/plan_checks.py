@@ -58,13 +58,23 @@ def _relaxed(params: TrainParams, machine: Machine, refusal: str) -> TrainParams
 def check_packages(params: TrainParams, placement: Placement, findings: Findings) -> None:
     """What has to be installed for it."""
     needed = {"deepspeed"} if placement.zero_stage is not None else set()
-    needed |= {"timm"} if params.network.startswith("timm/") else {"tabm"} if params.network == "tabm" else set()
+    needed |= (
+        {"timm"}
+        if params.network.startswith("timm/")
+        else {"tabm"}
+        if params.network == "tabm"
+        else set()
+    )
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
     if missing:
-        findings.mismatches.append(f"{', '.join(missing)} is not installed, but what params.yaml asks for needs it. Run `make install`.")
+        findings.mismatches.append(
+            f"{', '.join(missing)} is not installed, but what params.yaml asks for needs it. Run `make install`."
+        )
 
 
-def check_workers(params: TrainParams, placement: Placement, batch_bytes: int, findings: Findings) -> None:
+def check_workers(
+    params: TrainParams, placement: Placement, batch_bytes: int, findings: Findings
+) -> None:
     """Loader processes against cores and shared memory, through which they hand over their batches."""
     workers = params.num_workers * placement.devices
     if workers == 0:
@@ -87,7 +97,9 @@ def check_disk(needed: int, place: Path, findings: Findings) -> None:
     """What the training writes against what is free below `place`."""
     free = shutil.disk_usage(existing(place)).free
     if needed > free:
-        findings.mismatches.append(f"the training writes up to {size(needed)}, {place.absolute()} has {size(free)} free. Free space there.")
+        findings.mismatches.append(
+            f"the training writes up to {size(needed)}, {place.absolute()} has {size(free)} free. Free space there."
+        )
 
 
 def check_memory(needed: int, available: int | None, what: str, findings: Findings) -> None:

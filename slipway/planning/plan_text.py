@@ -20,8 +20,16 @@ def describe(plan: Plan, params: Params) -> str:
     lines += _steps(plan.shape, plan.steps_per_epoch, params.train.epochs) if plan.shape else []
     lines += _placement(plan.placement) if plan.placement else []
     lines += _memory(plan.memory, plan.placement) if plan.memory and plan.placement else []
-    lines += ["disk", *(f"  {name:<12} {size(value)}" for name, value in plan.disk.items())] if plan.disk else []
-    lines += [_time(plan.seconds, plan.steps_per_epoch, params.train.epochs)] if plan.seconds and plan.steps_per_epoch else []
+    lines += (
+        ["disk", *(f"  {name:<12} {size(value)}" for name, value in plan.disk.items())]
+        if plan.disk
+        else []
+    )
+    lines += (
+        [_time(plan.seconds, plan.steps_per_epoch, params.train.epochs)]
+        if plan.seconds and plan.steps_per_epoch
+        else []
+    )
     return "\n".join([*lines, *(f"note      {remark}" for remark in plan.findings.remarks)])
 
 
@@ -31,8 +39,14 @@ def _network(network: Network) -> list[str]:
 
 
 def _steps(shape: StepShape, per_epoch: int | None, epochs: int) -> list[str]:
-    cut = f"{shape.per_device} per device x {shape.world_size} x {shape.num_accumulated} accumulated"
-    known = [f"steps     {per_epoch:,} per epoch, {per_epoch * epochs:,} in {epochs} epochs"] if per_epoch else []
+    cut = (
+        f"{shape.per_device} per device x {shape.world_size} x {shape.num_accumulated} accumulated"
+    )
+    known = (
+        [f"steps     {per_epoch:,} per epoch, {per_epoch * epochs:,} in {epochs} epochs"]
+        if per_epoch
+        else []
+    )
     return [f"step      {shape.batch_size} rows = {cut}", *known]
 
 
@@ -43,9 +57,18 @@ def _placement(placement: Placement) -> list[str]:
 
 def _memory(memory: PlannedMemory, placement: Placement) -> list[str]:
     process = memory.process_bytes
-    whole = [f"  {'process':<12} {size(process)}, with the interpreter and slack"] if process is not None else []
+    whole = (
+        [f"  {'process':<12} {size(process)}, with the interpreter and slack"]
+        if process is not None
+        else []
+    )
     parts = [f"  {name:<12} {size(getattr(memory.device, name))}" for name in _PARTS]
-    return [f"memory    {size(memory.device.total)} of tensors on each device", *parts, *whole, _table(memory, placement)]
+    return [
+        f"memory    {size(memory.device.total)} of tensors on each device",
+        *parts,
+        *whole,
+        _table(memory, placement),
+    ]
 
 
 def _table(memory: PlannedMemory, placement: Placement) -> str:
@@ -53,7 +76,10 @@ def _table(memory: PlannedMemory, placement: Placement) -> str:
     world, on_gpu = placement.world_size, placement.accelerator == "gpu"
     rows = []
     for strategy in STRATEGIES[1:] if world > 1 else STRATEGIES:
-        totals = [device_memory(memory.traces, strategy, name, world, on_gpu=on_gpu).total for name in _PRECISIONS]
+        totals = [
+            device_memory(memory.traces, strategy, name, world, on_gpu=on_gpu).total
+            for name in _PRECISIONS
+        ]
         rows.append([strategy, *map(size, totals)])
     return text_table(["tensors on each device", "fp32", "bf16", "fp16"], rows, "  ")
 
@@ -67,10 +93,22 @@ def _time(seconds: PlannedSeconds, steps_per_epoch: int, epochs: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
-def compare(network: Network, memory: PlannedMemory, disk: dict[str, int], seconds: PlannedSeconds | None, costs: Costs) -> str:
+def compare(
+    network: Network,
+    memory: PlannedMemory,
+    disk: dict[str, int],
+    seconds: PlannedSeconds | None,
+    costs: Costs,
+) -> str:
     """Predicted beside actual, and by how much the prediction is off; what was not predicted or not measured is left out."""
     held = memory.device.total if costs.on_gpu else memory.process_bytes
     pairs: list[tuple[str, float | None, float, str]] = [
@@ -83,8 +121,15 @@ def compare(network: Network, memory: PlannedMemory, disk: dict[str, int], secon
         ("TensorBoard, MB", disk["TensorBoard"] / 1e6, costs.board_bytes / 1e6, ",.3f"),
     ]
     rows = [
-        [name, format(predicted, form), format(actual, form), f"{(predicted - actual) / actual:+.1%}"]
+        [
+            name,
+            format(predicted, form),
+            format(actual, form),
+            f"{(predicted - actual) / actual:+.1%}",
+        ]
         for name, predicted, actual, form in pairs
         if predicted and actual
     ]
-    return "the last training of these params, in its first process\n" + text_table(["", "predicted", "actual", "error"], rows, "  ")
+    return "the last training of these params, in its first process\n" + text_table(
+        ["", "predicted", "actual", "error"], rows, "  "
+    )

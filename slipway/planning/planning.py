@@ -10,7 +10,14 @@ from slipway.config.sections import TrainParams
 from slipway.inputs.images import ImageContract
 from slipway.planning.available_memory import available_bytes
 from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
-from slipway.planning.plan_checks import Findings, check_disk, check_memory, check_packages, check_placement, check_workers
+from slipway.planning.plan_checks import (
+    Findings,
+    check_disk,
+    check_memory,
+    check_packages,
+    check_placement,
+    check_workers,
+)
 from slipway.planning.rehearsal import Rehearsal
 from slipway.system.contract import is_classification, is_table
 from slipway.system.errors import SlipwayError
@@ -25,7 +32,9 @@ from slipway.training.telemetry.costs import folder_bytes
 # On the CPU a process holds more than its tensors: kernels' own memory and what the allocator keeps. Measured: 1.1 to 1.6 times
 # (bench/results/memory_plan.md).
 CPU_SLACK = 1.25
-_TRAINER_BYTES = 90_000_000  # of Lightning's loops, TensorBoard and DVCLive, once they run; measured
+_TRAINER_BYTES = (
+    90_000_000  # of Lightning's loops, TensorBoard and DVCLive, once they run; measured
+)
 _EVENT_BYTES = 60  # of a scalar in TensorBoard's files
 _NUM_SCALARS = 7
 _HISTOGRAM_BYTES = 4500  # measured on weights and gradients of the demo
@@ -77,16 +86,33 @@ def make_plan(params: Params, paths: Paths, machine: Machine, timing_seconds: fl
         check_packages(train, plan.placement, plan.findings)
         plan.shape = _shape(train, plan.placement, plan.data, plan.findings)
     if plan.network and plan.shape and plan.placement:
-        traces = trace_all(plan.network, train, plan.shape.per_device, accumulates=plan.shape.num_accumulated > 1)
-        in_process = None if plan.placement.accelerator == "gpu" else process_bytes(traces, plan.placement, base_bytes)
+        traces = trace_all(
+            plan.network, train, plan.shape.per_device, accumulates=plan.shape.num_accumulated > 1
+        )
+        in_process = (
+            None
+            if plan.placement.accelerator == "gpu"
+            else process_bytes(traces, plan.placement, base_bytes)
+        )
         plan.memory = PlannedMemory(traces, planned_memory(traces, plan.placement), in_process)
         _check_memory(train, plan.network, plan.shape, plan.placement, plan.memory, plan.findings)
         steps = train.epochs * (plan.steps_per_epoch or 0)
-        board = _board_bytes(train, steps, len(list(plan.network.parameters())), _batch_bytes(plan.network, plan.shape))
+        board = _board_bytes(
+            train,
+            steps,
+            len(list(plan.network.parameters())),
+            _batch_bytes(plan.network, plan.shape),
+        )
         plan.disk = _disk(train, plan.memory.traces, plan.placement, board, paths)
-        check_disk(sum(plan.disk[name] for name in ("saves", "checkpoint", "TensorBoard")), paths.work, plan.findings)
+        check_disk(
+            sum(plan.disk[name] for name in ("saves", "checkpoint", "TensorBoard")),
+            paths.work,
+            plan.findings,
+        )
         if timing_seconds and plan.data and not plan.findings.mismatches:
-            plan.seconds = _seconds(params.seed, train, plan.data, plan.shape, plan.placement, timing_seconds)
+            plan.seconds = _seconds(
+                params.seed, train, plan.data, plan.shape, plan.placement, timing_seconds
+            )
     return plan
 
 
@@ -101,7 +127,11 @@ def _data(paths: Paths, findings: Findings) -> TrainingData | None:
 
 
 def _network(params: Params, plan: Plan) -> Network | None:
-    spec = network_spec(params.train, plan.data.manifest) if plan.data else _spec_without_data(params, plan.findings)
+    spec = (
+        network_spec(params.train, plan.data.manifest)
+        if plan.data
+        else _spec_without_data(params, plan.findings)
+    )
     if spec is None:
         return None
     torch.manual_seed(params.seed)
@@ -116,11 +146,15 @@ def _spec_without_data(params: Params, findings: Findings) -> NetworkSpec | None
     if is_table(params.data.task):
         return None
     if is_classification(params.data.task) and params.data.classes is None:
-        findings.remarks.append("the number of classes is not known yet: the last layer is counted for 2")
+        findings.remarks.append(
+            "the number of classes is not known yet: the last layer is counted for 2"
+        )
     return image_network_spec(params)
 
 
-def _shape(train: TrainParams, placement: Placement, data: TrainingData | None, findings: Findings) -> StepShape | None:
+def _shape(
+    train: TrainParams, placement: Placement, data: TrainingData | None, findings: Findings
+) -> StepShape | None:
     if data and data.num_train < train.batch_size:
         findings.mismatches.append(
             f"train.batch_size is {train.batch_size}, but there are only {data.num_train} training rows. Use at most {data.num_train}."
@@ -138,7 +172,12 @@ def process_bytes(traces: Traces, placement: Placement, base_bytes: int) -> int:
 
 
 def _check_memory(
-    train: TrainParams, network: Network, shape: StepShape, placement: Placement, memory: PlannedMemory, findings: Findings
+    train: TrainParams,
+    network: Network,
+    shape: StepShape,
+    placement: Placement,
+    memory: PlannedMemory,
+    findings: Findings,
 ) -> None:
     check_workers(train, placement, _batch_bytes(network, shape), findings)
     available = available_bytes(on_gpu=placement.accelerator == "gpu")
@@ -151,16 +190,26 @@ def _check_memory(
 
 def _batch_bytes(network: Network, shape: StepShape) -> int:
     contract = network.spec.input
-    return shape.per_device * int(torch.Size(contract.shape).numel()) * (1 if isinstance(contract, ImageContract) else 4)
+    return (
+        shape.per_device
+        * int(torch.Size(contract.shape).numel())
+        * (1 if isinstance(contract, ImageContract) else 4)
+    )
 
 
-def _disk(train: TrainParams, traces: Traces, placement: Placement, board_bytes: int, paths: Paths) -> dict[str, int]:
+def _disk(
+    train: TrainParams, traces: Traces, placement: Placement, board_bytes: int, paths: Paths
+) -> dict[str, int]:
     """Bytes by what takes them; of "saves" all that are there at a time."""
     full = traces.full
     save = full.parameters + full.optimizer + full.buffers
-    if placement.zero_stage is not None:  # the parameters as they compute, besides the float32 masters
+    if (
+        placement.zero_stage is not None
+    ):  # the parameters as they compute, besides the float32 masters
         save += full.parameters if placement.precision == "32-true" else traces.cast.parameters
-    num_saves = 5 if train.keep == "best" else 3  # the newest two, the ones that they keep, and one that is being written
+    num_saves = (
+        5 if train.keep == "best" else 3
+    )  # the newest two, the ones that they keep, and one that is being written
     return {
         "a save": save,
         "saves": num_saves * save,
@@ -173,14 +222,27 @@ def _disk(train: TrainParams, traces: Traces, placement: Placement, board_bytes:
 def _board_bytes(train: TrainParams, steps: int, num_tensors: int, batch_bytes: int) -> int:
     scalars = (steps // train.log_every_steps + train.epochs) * _NUM_SCALARS * _EVENT_BYTES
     every = train.log_histograms_every_epochs
-    return scalars + batch_bytes + (2 * num_tensors * _HISTOGRAM_BYTES * (train.epochs // every) if every else 0)
+    return (
+        scalars
+        + batch_bytes
+        + (2 * num_tensors * _HISTOGRAM_BYTES * (train.epochs // every) if every else 0)
+    )
 
 
-def _seconds(seed: int, train: TrainParams, data: TrainingData, shape: StepShape, placement: Placement, most: float) -> PlannedSeconds:
+def _seconds(
+    seed: int,
+    train: TrainParams,
+    data: TrainingData,
+    shape: StepShape,
+    placement: Placement,
+    most: float,
+) -> PlannedSeconds:
     alone = StepShape(shape.per_device, shape.per_device, 1, 1)
     rehearsal = Rehearsal(seed, train, data, placement, alone)
     sharing = placement.devices if placement.accelerator == "cpu" else 1  # of the cores
     step = rehearsal.step_seconds(_TIMED_STEPS, most * 0.8) * shape.num_accumulated * sharing
     rows = min(train.max_batch_per_device, -(-len(data.val) // placement.world_size))
     answer = rehearsal.answer_seconds(_TIMED_STEPS, most * 0.2) / shape.per_device * rows
-    return PlannedSeconds(step, answer * -(-len(data.val) // (rows * placement.world_size)) * sharing)
+    return PlannedSeconds(
+        step, answer * -(-len(data.val) // (rows * placement.world_size)) * sharing
+    )

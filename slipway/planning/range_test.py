@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from slipway.system.errors import TrainingError
 
-_SMOOTHING = 0.9  # of the moving average, freed of its start as Adam's are (arXiv 1412.6980, section 3)
+_SMOOTHING = (
+    0.9  # of the moving average, freed of its start as Adam's are (arXiv 1412.6980, section 3)
+)
 _DIVERGED = 3.0  # times the lowest smoothed loss
 _FEWEST_POINTS = 10
 _BELOW_LOWEST = 10.0
@@ -40,7 +42,9 @@ def rate_at(index: int, num_steps: int, lowest: float, highest: float) -> float:
     return float(lowest * (highest / lowest) ** (index / max(1, num_steps - 1)))
 
 
-def run_range_test(step: Callable[[int, float], float], num_steps: int, lowest: float, highest: float) -> RangeTest:
+def run_range_test(
+    step: Callable[[int, float], float], num_steps: int, lowest: float, highest: float
+) -> RangeTest:
     """`step(index, rate)` trains one step and returns its loss, or raises TrainingError where it is not finite.
 
     Ends early where the loss has clearly diverged. TrainingError where the curve says nothing: too short, or the loss never fell.

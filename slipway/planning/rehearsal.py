@@ -23,7 +23,14 @@ from slipway.training.networks.drawing import drawn_network
 class Rehearsal:
     """A network, its optimizer and its batches on the device of `placement`, in steps of `shape`, which is of one process."""
 
-    def __init__(self, seed: int, params: TrainParams, data: TrainingData, placement: Placement, shape: StepShape) -> None:
+    def __init__(
+        self,
+        seed: int,
+        params: TrainParams,
+        data: TrainingData,
+        placement: Placement,
+        shape: StepShape,
+    ) -> None:
         self._params, self._shape, self._on_gpu = params, shape, placement.accelerator == "gpu"
         self.device = torch.device("cuda" if self._on_gpu else "cpu")
         network = drawn_network(seed, params, network_spec(params, data.manifest))
@@ -40,7 +47,9 @@ class Rehearsal:
         """The optimizer step `index`, counted through all epochs; its mean loss. TrainingError if that is not finite."""
         losses = []
         for number in range(self._shape.num_accumulated):
-            losses.append(self._backward(index * self._shape.num_accumulated + number, first=number == 0))
+            losses.append(
+                self._backward(index * self._shape.num_accumulated + number, first=number == 0)
+            )
         self._scaler.unscale_(self.optimizer)
         if self._params.gradient_clip_norm:
             clip_grad_norm_(self.module.parameters(), self._params.gradient_clip_norm)
@@ -85,7 +94,9 @@ class Rehearsal:
         inputs = self._to_device(self.batches[0, 0]).inputs
         begin, found = time.perf_counter(), list[float]()
         with torch.no_grad():
-            while len(found) < most_steps and (not found or time.perf_counter() - begin < most_seconds):
+            while len(found) < most_steps and (
+                not found or time.perf_counter() - begin < most_seconds
+            ):
                 start = time.perf_counter()
                 self.module.network(inputs)
                 self._finish()
@@ -94,7 +105,9 @@ class Rehearsal:
         return statistics.median(found)
 
     def _to_device(self, batch: Batch) -> Batch:
-        return self.module.transfer_batch_to_device(batch, self.device, 0) if self._on_gpu else batch
+        return (
+            self.module.transfer_batch_to_device(batch, self.device, 0) if self._on_gpu else batch
+        )
 
     def _finish(self) -> None:
         if self._on_gpu:
@@ -104,4 +117,13 @@ class Rehearsal:
 def _alone(placement: Placement) -> Placement:
     """The same precision in one process without DeepSpeed; fp16 on the CPU, which it alone can do, becomes bf16."""
     on_cpu_in_half = placement.accelerator == "cpu" and placement.precision == "16-mixed"
-    return Placement("single", "bf16-mixed" if on_cpu_in_half else placement.precision, placement.accelerator, 1, 1, "none", None, ())
+    return Placement(
+        "single",
+        "bf16-mixed" if on_cpu_in_half else placement.precision,
+        placement.accelerator,
+        1,
+        1,
+        "none",
+        None,
+        (),
+    )

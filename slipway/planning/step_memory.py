@@ -103,9 +103,13 @@ def trace_step(
         _fill_gradients(copied)
         optimizer = None if casts_parameters else _stepped_optimizer(copied, params)
         state = list(_state_tensors(optimizer)) if optimizer else []
-        autocast = torch.autocast("cpu", dtype=half) if half and not casts_parameters else nullcontext()
+        autocast = (
+            torch.autocast("cpu", dtype=half) if half and not casts_parameters else nullcontext()
+        )
         with _LiveStorages(copied) as live:
-            gradients = [parameter.grad for parameter in copied.parameters() if parameter.grad is not None]
+            gradients = [
+                parameter.grad for parameter in copied.parameters() if parameter.grad is not None
+            ]
             live.start([*copied.parameters(), *copied.buffers(), *gradients, *state])
             del gradients
             _pass(copied, params, rows, autocast, accumulates=accumulates)
@@ -133,10 +137,16 @@ def _stepped_optimizer(network: Network, params: TrainParams) -> Optimizer:
 
 
 def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    return [value for value in tree_leaves([dict(state) for state in optimizer.state.values()]) if isinstance(value, Tensor)]
+    return [
+        value
+        for value in tree_leaves([dict(state) for state in optimizer.state.values()])
+        if isinstance(value, Tensor)
+    ]
 
 
-def _pass(network: Network, params: TrainParams, rows: int, autocast: Any, *, accumulates: bool) -> None:
+def _pass(
+    network: Network, params: TrainParams, rows: int, autocast: Any, *, accumulates: bool
+) -> None:
     """In the order of Lightning: the gradients of the step before are freed only after the forward pass."""
     inputs, targets = _batch(network, rows)
     with autocast:
@@ -149,19 +159,25 @@ def _pass(network: Network, params: TrainParams, rows: int, autocast: Any, *, ac
 def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:
     contract = network.spec.input
     dtype = torch.uint8 if isinstance(contract, ImageContract) else torch.float32
-    targets = torch.zeros(rows, dtype=torch.int64 if is_classification(network.spec.task) else torch.float32)
+    targets = torch.zeros(
+        rows, dtype=torch.int64 if is_classification(network.spec.task) else torch.float32
+    )
     return torch.zeros((rows, *contract.shape), dtype=dtype), targets
 
 
 def parameter_counts(network: nn.Module) -> tuple[int, int]:
     """(trainable, frozen) values in parameters."""
-    trainable = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    trainable = sum(
+        parameter.numel() for parameter in network.parameters() if parameter.requires_grad
+    )
     return trainable, sum(parameter.numel() for parameter in network.parameters()) - trainable
 
 
 def gradient_bytes(network: nn.Module) -> int:
     """Of all gradients that are there."""
-    return _bytes(parameter.grad for parameter in network.parameters() if parameter.grad is not None)
+    return _bytes(
+        parameter.grad for parameter in network.parameters() if parameter.grad is not None
+    )
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

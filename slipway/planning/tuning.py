@@ -34,7 +34,9 @@ PLOT = Path("reports/learning_rate.svg")
 _PARAMS = Path("params.yaml")
 
 
-def tune_batch(params: Params, paths: Paths, seconds: float, *, changes_step: bool) -> dict[str, int | float]:
+def tune_batch(
+    params: Params, paths: Paths, seconds: float, *, changes_step: bool
+) -> dict[str, int | float]:
     """Print what each size of a device's batch does; the changes to propose.
 
     `max_batch_per_device` becomes the largest that fits, which changes no result but rounding. With `changes_step` also
@@ -45,13 +47,17 @@ def tune_batch(params: Params, paths: Paths, seconds: float, *, changes_step: bo
     print(text_table(["rows", "predicted", "rows/s"], [_cells(trial) for trial in trials]))
     most, best = largest(trials), fastest(trials)
     if most is None or best is None:
-        raise UnavailableError("not even one row fits into the memory here. Take a smaller network or smaller images.")
+        raise UnavailableError(
+            "not even one row fits into the memory here. Take a smaller network or smaller images."
+        )
     print(f"largest that fits or that there are rows for: {most}; fastest: {best}")
     changes: dict[str, int | float] = {"train.max_batch_per_device": most}
     return changes | ({"train.batch_size": best * placement.world_size} if changes_step else {})
 
 
-def _batch_trials(params: Params, data: TrainingData, placement: Placement, seconds: float) -> list[Trial]:
+def _batch_trials(
+    params: Params, data: TrainingData, placement: Placement, seconds: float
+) -> list[Trial]:
     on_gpu = placement.accelerator == "gpu"
     base_bytes = own_bytes()
     network = build_network(network_spec(params.train, data.manifest))
@@ -62,7 +68,9 @@ def _batch_trials(params: Params, data: TrainingData, placement: Placement, seco
 
     def step_seconds(rows: int, most_steps: int) -> float:
         gc.collect()  # what the size before has left
-        return Rehearsal(params.seed, params.train, data, placement, StepShape(rows, rows, 1, 1)).step_seconds(most_steps, seconds)
+        return Rehearsal(
+            params.seed, params.train, data, placement, StepShape(rows, rows, 1, 1)
+        ).step_seconds(most_steps, seconds)
 
     sizes = candidate_sizes(data.num_train // placement.world_size)
     return search(sizes, None if on_gpu else predict, available_bytes(on_gpu=on_gpu), step_seconds)
@@ -70,17 +78,25 @@ def _batch_trials(params: Params, data: TrainingData, placement: Placement, seco
 
 def _cells(trial: Trial) -> list[str]:
     rate = "does not fit" if trial.rows_per_second is None else f"{trial.rows_per_second:,.0f}"
-    return [str(trial.rows), "" if trial.predicted_bytes is None else size(trial.predicted_bytes), rate]
+    return [
+        str(trial.rows),
+        "" if trial.predicted_bytes is None else size(trial.predicted_bytes),
+        rate,
+    ]
 
 
-def tune_learning_rate(params: Params, paths: Paths, num_steps: int, lowest: float, highest: float, plot: Path) -> dict[str, int | float]:
+def tune_learning_rate(
+    params: Params, paths: Paths, num_steps: int, lowest: float, highest: float, plot: Path
+) -> dict[str, int | float]:
     """Run the range test with the batch of the params, draw it into `plot` (SVG or PNG); the change to propose."""
     placement, data = place(params.train, this_machine()), open_data(paths)
     shape = cut_step(params.train.batch_size, 1, params.train.max_batch_per_device)
     rehearsal = Rehearsal(params.seed, params.train, data, placement, shape)
     found = run_range_test(rehearsal.step_at, num_steps, lowest, highest)
     draw(found, plot, params.train.learning_rate)
-    print(f"lowest smoothed loss {min(found.smoothed):.4f} at {found.lowest:.2e}; proposed peak {found.proposed:.1e}; curve in {plot}")
+    print(
+        f"lowest smoothed loss {min(found.smoothed):.4f} at {found.lowest:.2e}; proposed peak {found.proposed:.1e}; curve in {plot}"
+    )
     return {"train.learning_rate": found.proposed}
 
 
@@ -90,9 +106,16 @@ def draw(found: RangeTest, path: Path, present: float) -> None:
     axes = figure.add_subplot()
     axes.plot(found.rates, found.losses, color="#c9ced6", linewidth=1, label="loss of each step")
     axes.plot(found.rates, found.smoothed, color="#1f6feb", linewidth=2, label="smoothed")
-    axes.axvline(found.proposed, color="#1a7f37", linestyle="--", label=f"proposed {found.proposed:g}")
+    axes.axvline(
+        found.proposed, color="#1a7f37", linestyle="--", label=f"proposed {found.proposed:g}"
+    )
     axes.axvline(present, color="#9a6700", linestyle=":", label=f"in params.yaml {present:g}")
-    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss", title="Learning-rate range test")
+    axes.set(
+        xscale="log",
+        xlabel="learning rate",
+        ylabel="training loss",
+        title="Learning-rate range test",
+    )
     axes.set_ylim(top=2 * found.smoothed[0] - min(found.smoothed))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -108,11 +131,19 @@ def draw(found: RangeTest, path: Path, present: float) -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m slipway.planning.tuning", description=__doc__)
-    parser.add_argument("--apply", action="store_true", help="write the proposed change into params.yaml")
+    parser.add_argument(
+        "--apply", action="store_true", help="write the proposed change into params.yaml"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     batch = commands.add_parser("batch", help="the largest and the fastest batch of a device")
-    batch.add_argument("--seconds", type=float, default=10.0, help="bound of the timing of each size")
-    batch.add_argument("--step", action="store_true", help="also propose train.batch_size, which changes the result")
+    batch.add_argument(
+        "--seconds", type=float, default=10.0, help="bound of the timing of each size"
+    )
+    batch.add_argument(
+        "--step",
+        action="store_true",
+        help="also propose train.batch_size, which changes the result",
+    )
     rate = commands.add_parser("learning-rate", help="the range test")
     rate.add_argument("--steps", type=int, default=100)
     rate.add_argument("--from", dest="lowest", type=float, default=1e-6)
@@ -122,12 +153,28 @@ def main() -> None:
 
     def run(params: Params) -> None:
         if arguments.command == "batch":
-            changes = tune_batch(params, PROJECT_PATHS, arguments.seconds, changes_step=arguments.step)
+            changes = tune_batch(
+                params, PROJECT_PATHS, arguments.seconds, changes_step=arguments.step
+            )
         else:
-            changes = tune_learning_rate(params, PROJECT_PATHS, arguments.steps, arguments.lowest, arguments.highest, arguments.plot)
+            changes = tune_learning_rate(
+                params,
+                PROJECT_PATHS,
+                arguments.steps,
+                arguments.lowest,
+                arguments.highest,
+                arguments.plot,
+            )
         patch = propose(_PARAMS, changes, apply=arguments.apply)
         print(patch or "params.yaml has these values already.")
-        print("applied." if patch and arguments.apply else "nothing was changed; --apply writes it." if patch else "", flush=True)
+        print(
+            "applied."
+            if patch and arguments.apply
+            else "nothing was changed; --apply writes it."
+            if patch
+            else "",
+            flush=True,
+        )
 
     run_stage(run)
 

@@ -49,7 +49,10 @@ def repository_mistakes() -> list[str]:
     if any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
         return []
     configs = [path for path in (Path(".dvc/config"), Path(".dvc/config.local")) if path.is_file()]
-    if any(re.search(r"^\s*no_scm\s*=\s*true\s*$", path.read_text(), re.MULTILINE | re.IGNORECASE) for path in configs):
+    if any(
+        re.search(r"^\s*no_scm\s*=\s*true\s*$", path.read_text(), re.MULTILINE | re.IGNORECASE)
+        for path in configs
+    ):
         return []
     return [
         f"{Path.cwd()} is in no git repository, which DVC expects: run `git init && git add -A && git commit -m 'A new project'`; "

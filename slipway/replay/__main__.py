@@ -41,14 +41,34 @@ def main() -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m slipway.replay", description=__doc__.splitlines()[0])
-    parser.add_argument("request_id", help="the x-request-id of an answer; with --lineage also its model_version")
-    parser.add_argument("--lineage", action="store_true", help="print where the model comes from, and run nothing")
-    parser.add_argument("--kept", type=Path, help="folder of kept requests (default: SLIPWAY_KEEP_DIRECTORY)")
-    parser.add_argument("--time", type=datetime.fromisoformat, help="of the request, where several have the same id")
-    parser.add_argument("--bundle", type=Path, help="folder of the bundle (default: SLIPWAY_BUNDLE, or artifacts/bundle)")
-    parser.add_argument("--checkpoint", type=Path, help="folder of the trained network (default: checkpoint beside the bundle)")
-    parser.add_argument("--engine", type=Path, help="folder of the engine (default: engine beside the bundle)")
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.replay", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "request_id", help="the x-request-id of an answer; with --lineage also its model_version"
+    )
+    parser.add_argument(
+        "--lineage", action="store_true", help="print where the model comes from, and run nothing"
+    )
+    parser.add_argument(
+        "--kept", type=Path, help="folder of kept requests (default: SLIPWAY_KEEP_DIRECTORY)"
+    )
+    parser.add_argument(
+        "--time", type=datetime.fromisoformat, help="of the request, where several have the same id"
+    )
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        help="folder of the bundle (default: SLIPWAY_BUNDLE, or artifacts/bundle)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="folder of the trained network (default: checkpoint beside the bundle)",
+    )
+    parser.add_argument(
+        "--engine", type=Path, help="folder of the engine (default: engine beside the bundle)"
+    )
     parser.add_argument("--url", help="of a running service that is asked, too")
     return parser
 
@@ -74,7 +94,11 @@ def _replay(arguments: argparse.Namespace) -> int:
     certificate, said = find_certificate(bundle)
     print(describe_request(request), describe_model(bundle, said), sep="\n", end="\n\n", flush=True)
     beside = bundle.root.parent
-    places = Places(arguments.checkpoint or beside / "checkpoint", arguments.engine or beside / "engine", arguments.url)
+    places = Places(
+        arguments.checkpoint or beside / "checkpoint",
+        arguments.engine or beside / "engine",
+        arguments.url,
+    )
     replay = Replay(request, bundle, certificate, places)
     hops = list(replay.run())
     print(_table(hops), end="\n\n")
@@ -86,7 +110,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.url and hops[-1].status == "not_executed":
         raise UnavailableError(f"the service was to be asked: {hops[-1].detail}.")
     if not replay.num_executed:
-        raise UnavailableError("no hop could be run here: install onnxruntime (`pip install '.[serve]'`).")
+        raise UnavailableError(
+            "no hop could be run here: install onnxruntime (`pip install '.[serve]'`)."
+        )
     ran = sum(hop.status != "not_executed" for hop in hops)
     print(f"equal: no outputs part over {ran} hops")
     return EQUAL
@@ -96,7 +122,10 @@ def _bundle(arguments: argparse.Namespace, digest: str) -> LoadedBundle:
     given = arguments.bundle or given_bundle()
     bundle = find_bundle(digest, given)
     if bundle.root != given:
-        print(f"{given} is another model: model {bundle.version} was found in {bundle.root}", file=sys.stderr)
+        print(
+            f"{given} is another model: model {bundle.version} was found in {bundle.root}",
+            file=sys.stderr,
+        )
     return bundle
 
 
@@ -104,13 +133,21 @@ def _request(arguments: argparse.Namespace) -> KeptRequest:
     """The kept request of that id; the newest, or the one of `--time`."""
     kept = arguments.kept or kept_directory()
     if kept is None:
-        raise UnavailableError("no folder of kept requests: give --kept, or set SLIPWAY_KEEP_DIRECTORY as for the service.")
+        raise UnavailableError(
+            "no folder of kept requests: give --kept, or set SLIPWAY_KEEP_DIRECTORY as for the service."
+        )
     if not kept.is_dir():
-        raise UnavailableError(f"{kept} is no folder; give with --kept the one that the service has as SLIPWAY_KEEP_DIRECTORY.")
+        raise UnavailableError(
+            f"{kept} is no folder; give with --kept the one that the service has as SLIPWAY_KEEP_DIRECTORY."
+        )
     found = find_kept(kept, _sane(arguments.request_id))
     if not found:
         there = segments(kept)
-        state = f"what it holds goes back to {_begin(there[0])} UTC" if there else "it holds no kept request"
+        state = (
+            f"what it holds goes back to {_begin(there[0])} UTC"
+            if there
+            else "it holds no kept request"
+        )
         raise UnavailableError(
             f"request {arguments.request_id} is not in {kept}: {state}. "
             "It was not sampled (SLIPWAY_KEEP_SHARE), had to make room (SLIPWAY_KEEP_BYTES), or was not answered."
@@ -119,10 +156,15 @@ def _request(arguments: argparse.Namespace) -> KeptRequest:
         moment = arguments.time if arguments.time.tzinfo else arguments.time.replace(tzinfo=UTC)
         chosen = [request for request in found if request.time == moment]
         if not chosen:
-            raise UnavailableError(f"no request {arguments.request_id} is of that time; there are {_times(found)}.")
+            raise UnavailableError(
+                f"no request {arguments.request_id} is of that time; there are {_times(found)}."
+            )
         return chosen[-1]
     if len(found) > 1:
-        print(f"{len(found)} requests have this id, this is the newest; --time takes another: {_times(found)}", file=sys.stderr)
+        print(
+            f"{len(found)} requests have this id, this is the newest; --time takes another: {_times(found)}",
+            file=sys.stderr,
+        )
     return found[-1]
 
 
@@ -133,7 +175,9 @@ def _begin(segment: Path) -> str:
 
 def _sane(request_id: str) -> str:
     if not _SANE_ID.fullmatch(request_id):
-        raise UnavailableError(f"{request_id[:80]!r} is no request id, expected 1 to 64 of A-Z a-z 0-9 . _ -")
+        raise UnavailableError(
+            f"{request_id[:80]!r} is no request id, expected 1 to 64 of A-Z a-z 0-9 . _ -"
+        )
     return request_id
 
 
@@ -144,7 +188,10 @@ def _times(found: list[KeptRequest]) -> str:
 
 def _table(hops: list[Hop]) -> str:
     columns = ["hop", "compared with", "max difference", "answered", "verdict"]
-    rows = [[hop.name, hop.reference, _difference(hop), hop.answered, hop.status.replace("_", " ")] for hop in hops]
+    rows = [
+        [hop.name, hop.reference, _difference(hop), hop.answered, hop.status.replace("_", " ")]
+        for hop in hops
+    ]
     lines = [text_table(columns, rows)]
     lines += [f"{hop.name}: {hop.detail}" for hop in hops if hop.status == "not_executed"]
     return "\n".join(lines)

@@ -20,7 +20,9 @@ def decode_payload(content_type: str, payload: bytes, contract: InputContract) -
     the bundle's own function on images is not here, or is another.
     """
     if not isinstance(contract, ColumnContract):
-        return np.stack([array_from_bytes(image, contract) for image in _images(content_type, payload)])
+        return np.stack(
+            [array_from_bytes(image, contract) for image in _images(content_type, payload)]
+        )
     try:
         content = json.loads(payload)
     except ValueError as error:
@@ -28,7 +30,9 @@ def decode_payload(content_type: str, payload: bytes, contract: InputContract) -
     if not isinstance(content, dict):
         raise DataError("it is no JSON object")
     rows = listed_rows(content)
-    return encode_rows([read_row(row, contract) for row in ([content] if rows is None else rows)], contract)
+    return encode_rows(
+        [read_row(row, contract) for row in ([content] if rows is None else rows)], contract
+    )
 
 
 def _images(content_type: str, payload: bytes) -> list[bytes]:

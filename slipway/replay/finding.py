@@ -67,4 +67,6 @@ def _digest(root: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise BundleError(f"{root / MANIFEST} cannot be read: {error.strerror}. Give this user the right to it.") from error
+        raise BundleError(
+            f"{root / MANIFEST} cannot be read: {error.strerror}. Give this user the right to it."
+        ) from error

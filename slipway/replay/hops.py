@@ -56,7 +56,13 @@ class _Executed:
 class Replay:
     """One request on its way through the hops of one bundle."""
 
-    def __init__(self, request: KeptRequest, bundle: LoadedBundle, certificate: Certificate | None, places: Places) -> None:
+    def __init__(
+        self,
+        request: KeptRequest,
+        bundle: LoadedBundle,
+        certificate: Certificate | None,
+        places: Places,
+    ) -> None:
         self._request = request
         self._bundle = bundle
         self._certificate = certificate
@@ -66,9 +72,16 @@ class Replay:
     def run(self) -> Iterator[Hop]:
         """Every hop, as it is done. Where the payload cannot be decoded any more, that is the only one."""
         try:
-            inputs = decode_payload(self._request.content_type, self._request.payload, self._bundle.manifest.input)
+            inputs = decode_payload(
+                self._request.content_type, self._request.payload, self._bundle.manifest.input
+            )
         except SlipwayError as error:
-            yield Hop("decode", "parted", "recorded", detail=f"the service took this payload, here it is refused: {error}")
+            yield Hop(
+                "decode",
+                "parted",
+                "recorded",
+                detail=f"the service took this payload, here it is refused: {error}",
+            )
             return
         yield self._decoded(inputs)
         yield self._tried("torch", lambda: self._torch(inputs))
@@ -87,7 +100,14 @@ class Replay:
         if digest_inputs(inputs) == self._request.inputs_sha256:
             return Hop("decode", "equal", "recorded", 0.0, shown)
         what = "pixels" if inputs.dtype == np.uint8 else "encoded rows"
-        return Hop("decode", "parted", "recorded", None, shown, f"the {what} differ from those that the service's model took")
+        return Hop(
+            "decode",
+            "parted",
+            "recorded",
+            None,
+            shown,
+            f"the {what} differ from those that the service's model took",
+        )
 
     def _torch(self, inputs: NDArray[Any]) -> _Answered:
         return TORCH, self._named(torch_answers(self._places.checkpoint, self._bundle, inputs)), {}
@@ -96,7 +116,12 @@ class Replay:
         models = self._bundle.manifest.models
         for variant in sorted(models, key=lambda name: (name != "fp32", name)):
             for provider in ("cpu", *(["cuda"] if "cuda" in models[variant].meant_for else [])):
-                wanted = Execution(backend="onnxruntime", provider=provider, precision=models[variant].precision, variant=variant)
+                wanted = Execution(
+                    backend="onnxruntime",
+                    provider=provider,
+                    precision=models[variant].precision,
+                    variant=variant,
+                )
                 yield self._tried(f"onnxruntime/{provider}/{variant}", self._runs(inputs, wanted))
 
     def _runs(self, inputs: NDArray[Any], wanted: Execution) -> Callable[[], _Answered]:
@@ -116,14 +141,27 @@ class Replay:
 
     def _engine(self, inputs: NDArray[Any]) -> Hop:
         digest = self._certificate.engine_digest if self._certificate else None
-        return self._tried("tensorrt", lambda: self._run(runtime.open_engine(self._places.engine, self._bundle, digest), inputs))
+        return self._tried(
+            "tensorrt",
+            lambda: self._run(
+                runtime.open_engine(self._places.engine, self._bundle, digest), inputs
+            ),
+        )
 
     def _run(self, runner: Runner, inputs: NDArray[Any]) -> _Answered:
         largest = self._bundle.manifest.max_batch_size
         answers = _in_batches(runner, inputs, largest)
         zero = np.zeros(1, np.float32)
-        noise = Answers(zero, zero) if runner.actual.provider == "cpu" else _noise(runner, inputs, answers, largest)
-        return runner.actual, self._named(answers), {name: float(numbers.max()) for name, numbers in self._named(noise).items()}
+        noise = (
+            Answers(zero, zero)
+            if runner.actual.provider == "cpu"
+            else _noise(runner, inputs, answers, largest)
+        )
+        return (
+            runner.actual,
+            self._named(answers),
+            {name: float(numbers.max()) for name, numbers in self._named(noise).items()},
+        )
 
     def _named(self, answers: Answers) -> dict[str, NDArray[np.float32]]:
         return {self._bundle.manifest.output_name: answers.outputs, SCORE_NAME: answers.scores}
@@ -155,7 +193,11 @@ class Replay:
             return Hop("recorded", "parted", detail=str(error))
         for name, numbers in told.items():
             if name not in request.outputs or not np.array_equal(numbers, request.outputs[name]):
-                return Hop("recorded", "parted", detail=f"the answer that was sent is not what the model answered, by its {name}")
+                return Hop(
+                    "recorded",
+                    "parted",
+                    detail=f"the answer that was sent is not what the model answered, by its {name}",
+                )
         return self._against_same("recorded", request.outputs, request.execution)
 
     def _service(self) -> Hop:
@@ -163,7 +205,11 @@ class Replay:
             return Hop("service", "not_executed", detail="no --url was given")
         try:
             execution = served_execution(self._places.url, self._bundle)
-            return self._against_same("service", ask_again(self._places.url, self._request, self._manifest_of(execution)), execution)
+            return self._against_same(
+                "service",
+                ask_again(self._places.url, self._request, self._manifest_of(execution)),
+                execution,
+            )
         except UnavailableError as error:
             return Hop("service", "not_executed", detail=str(error))
         except ParityError as error:
@@ -172,7 +218,9 @@ class Replay:
     def _manifest_of(self, execution: Execution) -> Bundle:
         """With the calibration that answers of this variant are held to."""
         manifest = self._bundle.manifest
-        return manifest.model_copy(update={"calibration": manifest.calibration_of(execution.variant)})
+        return manifest.model_copy(
+            update={"calibration": manifest.calibration_of(execution.variant)}
+        )
 
     def _against_same(self, name: str, answer: Answer, execution: Execution) -> Hop:
         """What a service answered, against the runtime that it says it ran; where that is not here, as one variant against another."""
@@ -182,11 +230,19 @@ class Replay:
         before = self._last_exact()
         ran = f"{execution.backend}/{execution.provider}/{execution.variant}"
         if before is None:
-            return Hop(name, "not_executed", detail=f"it ran {ran}, and nothing could be run here to compare it with")
-        return self._compared(name, answer, before, of_variant(execution, self._certified(execution)))
+            return Hop(
+                name,
+                "not_executed",
+                detail=f"it ran {ran}, and nothing could be run here to compare it with",
+            )
+        return self._compared(
+            name, answer, before, of_variant(execution, self._certified(execution))
+        )
 
     def _compared(self, name: str, answer: Answer, before: _Executed, tolerance: Tolerance) -> Hop:
-        return compare(name, answer, before.name, before.answer, tolerance, self._bundle.manifest.output)
+        return compare(
+            name, answer, before.name, before.answer, tolerance, self._bundle.manifest.output
+        )
 
     def _last_exact(self) -> _Executed | None:
         executed = [hop for hop in self._executed if hop.execution.variant in ("weights", "fp32")]
@@ -201,7 +257,10 @@ class Replay:
 
 
 def _in_batches(runner: Runner, inputs: NDArray[Any], size: int) -> Answers:
-    batches = [runner.run(np.ascontiguousarray(inputs[begin : begin + size])) for begin in range(0, len(inputs), size)]
+    batches = [
+        runner.run(np.ascontiguousarray(inputs[begin : begin + size]))
+        for begin in range(0, len(inputs), size)
+    ]
     return Answers(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
 
 

@@ -47,7 +47,9 @@ class Hop:
 
 def exact(noise: Mapping[str, float]) -> Tolerance:
     """Nothing may change, but for `noise`: how far a runtime's own answers differ between batch sizes, by output name."""
-    return Tolerance(MAX_DIFFERENCE, {name: _MARGIN * difference for name, difference in noise.items()})
+    return Tolerance(
+        MAX_DIFFERENCE, {name: _MARGIN * difference for name, difference in noise.items()}
+    )
 
 
 def of_variant(execution: Execution, measured: float | None) -> Tolerance:
@@ -57,15 +59,33 @@ def of_variant(execution: Execution, measured: float | None) -> Tolerance:
     return Tolerance(None, {} if measured is None else {"value": _MARGIN * measured})
 
 
-def compare(name: str, found: Answer, reference: str, expected: Answer, tolerance: Tolerance, output: OutputContract) -> Hop:
+def compare(
+    name: str,
+    found: Answer,
+    reference: str,
+    expected: Answer,
+    tolerance: Tolerance,
+    output: OutputContract,
+) -> Hop:
     """The hop `name`, which answered `found`, against the hop `reference`."""
     main = output.kind
     shown = describe(found[main], output)
     if found[main].shape != expected[main].shape:
-        return Hop(name, "parted", reference, None, shown, f"answers of shape {found[main].shape}, expected {expected[main].shape}")
+        return Hop(
+            name,
+            "parted",
+            reference,
+            None,
+            shown,
+            f"answers of shape {found[main].shape}, expected {expected[main].shape}",
+        )
     difference = largest_difference(found[main], expected[main])
-    problems = _beyond(found, expected, tolerance) + _flipped(found[main], expected[main], tolerance, output)
-    return Hop(name, "parted" if problems else "equal", reference, difference, shown, "; ".join(problems))
+    problems = _beyond(found, expected, tolerance) + _flipped(
+        found[main], expected[main], tolerance, output
+    )
+    return Hop(
+        name, "parted" if problems else "equal", reference, difference, shown, "; ".join(problems)
+    )
 
 
 def largest_difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
@@ -80,7 +100,10 @@ def describe(outputs: NDArray[np.float32], output: OutputContract) -> str:
     """The label or value of the first rows."""
     if outputs.ndim != 2 or outputs.shape[1] != max(1, len(output.labels)):
         return f"shape {outputs.shape}"
-    rows = [output.labels[int(row.argmax())] if output.labels else f"{row[0]:.7g}" for row in outputs[:3]]
+    rows = [
+        output.labels[int(row.argmax())] if output.labels else f"{row[0]:.7g}"
+        for row in outputs[:3]
+    ]
     return ", ".join(rows) + (", ..." if len(outputs) > len(rows) else "")
 
 
@@ -92,22 +115,37 @@ def _beyond(found: Answer, expected: Answer, tolerance: Tolerance) -> list[str]:
         if not np.isfinite(found[name]).all():
             problems.append(f"{name} is not finite")
         elif tolerance.relative is not None or name in tolerance.absolute:
-            scale = 1.0 if name == "probabilities" else max(1.0, float(np.abs(expected[name]).max()))
+            scale = (
+                1.0 if name == "probabilities" else max(1.0, float(np.abs(expected[name]).max()))
+            )
             most = (tolerance.relative or 0.0) * scale + tolerance.absolute.get(name, 0.0)
             difference = largest_difference(found[name], expected[name])
             if not difference <= most:
-                problems.append(f"the largest difference of {name} is {difference:.3g}, expected at most {most:.3g}")
+                problems.append(
+                    f"the largest difference of {name} is {difference:.3g}, expected at most {most:.3g}"
+                )
     return problems
 
 
-def _flipped(found: NDArray[np.float32], expected: NDArray[np.float32], tolerance: Tolerance, output: OutputContract) -> list[str]:
+def _flipped(
+    found: NDArray[np.float32],
+    expected: NDArray[np.float32],
+    tolerance: Tolerance,
+    output: OutputContract,
+) -> list[str]:
     if not output.labels:
         return []
-    tie = 0.0 if tolerance.relative is None else 2 * (tolerance.relative + tolerance.absolute.get("probabilities", 0.0))
+    tie = (
+        0.0
+        if tolerance.relative is None
+        else 2 * (tolerance.relative + tolerance.absolute.get("probabilities", 0.0))
+    )
     problems = []
     for row in np.flatnonzero(found.argmax(axis=1) != expected.argmax(axis=1)):
         best, now = int(expected[row].argmax()), int(found[row].argmax())
         if not expected[row, best] - expected[row, now] <= tie:
             place = f"row {row}: " if len(found) > 1 else ""
-            problems.append(f"{place}the label is {output.labels[now]!r}, was {output.labels[best]!r}")
+            problems.append(
+                f"{place}the label is {output.labels[now]!r}, was {output.labels[best]!r}"
+            )
     return problems[:3]

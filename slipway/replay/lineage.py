@@ -15,7 +15,10 @@ def describe_request(request: KeptRequest) -> str:
     """One line: when it was answered, how many rows, and what ran."""
     ran = f"{request.execution.backend}/{request.execution.provider}/{request.execution.variant}"
     rows = "1 row" if request.num_rows == 1 else f"{request.num_rows} rows"
-    return _line("request", f"{request.request_id}, {request.time:%Y-%m-%d %H:%M:%S.%f} UTC, {rows}, {len(request.payload)} bytes, {ran}")
+    return _line(
+        "request",
+        f"{request.request_id}, {request.time:%Y-%m-%d %H:%M:%S.%f} UTC, {rows}, {len(request.payload)} bytes, {ran}",
+    )
 
 
 def describe_model(bundle: LoadedBundle, certificate: str) -> str:
@@ -35,10 +38,19 @@ def describe_lineage(bundle: LoadedBundle) -> str:
     """The rest: full digests of bundle, packed data, files and stages, the params that shaped it, and the packages."""
     manifest = bundle.manifest
     digests = manifest.lineage.digests
-    packed = next((digest for path, digest in digests.items() if path.endswith(_PACKED)), "not known")
-    stages = {name.removeprefix(_STAGE): digest for name, digest in digests.items() if name.startswith(_STAGE)}
+    packed = next(
+        (digest for path, digest in digests.items() if path.endswith(_PACKED)), "not known"
+    )
+    stages = {
+        name.removeprefix(_STAGE): digest
+        for name, digest in digests.items()
+        if name.startswith(_STAGE)
+    }
     others = {name: digest for name, digest in digests.items() if not name.startswith(_STAGE)}
-    params = {name: json.dumps(value, ensure_ascii=False) for name, value in manifest.lineage.params.items()}
+    params = {
+        name: json.dumps(value, ensure_ascii=False)
+        for name, value in manifest.lineage.params.items()
+    }
     return "\n".join(
         [
             _line("bundle", f"SHA-256 {bundle.digest}"),
@@ -69,7 +81,9 @@ def _lines(title: str, content: dict[str, str], nothing: str) -> str:
     """A line for each entry, the first behind the title."""
     width = max(map(len, content), default=0)
     entries = [f"{name:{width}}  {value}" for name, value in content.items()] or [nothing]
-    return "\n".join(_line(title if number == 0 else "", entry) for number, entry in enumerate(entries))
+    return "\n".join(
+        _line(title if number == 0 else "", entry) for number, entry in enumerate(entries)
+    )
 
 
 def _line(title: str, text: str) -> str:

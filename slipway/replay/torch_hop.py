@@ -26,7 +26,9 @@ def torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) 
     from slipway.training.uncertainty.calibrated import calibrated
 
     network, manifest = load_network(checkpoint), bundle.manifest
-    outputs, scores = TorchRunner(calibrated(network, manifest.calibration, checkpoint.parent / _STATISTICS)).run(inputs)
+    outputs, scores = TorchRunner(
+        calibrated(network, manifest.calibration, checkpoint.parent / _STATISTICS)
+    ).run(inputs)
     return Answers(in_order_of(manifest.output.labels, network.spec.classes, outputs), scores)
 
 
@@ -34,7 +36,14 @@ def _require(checkpoint: Path, bundle: LoadedBundle) -> None:
     if importlib.util.find_spec("torch") is None:
         raise UnavailableError("torch is not installed")
     path = checkpoint / _WEIGHTS
-    made_of = next((digest for name, digest in bundle.manifest.lineage.digests.items() if name.endswith(_WEIGHTS)), None)
+    made_of = next(
+        (
+            digest
+            for name, digest in bundle.manifest.lineage.digests.items()
+            if name.endswith(_WEIGHTS)
+        ),
+        None,
+    )
     if made_of is None:
         raise UnavailableError("the bundle does not say of which weights it was made")
     if not path.is_file():

@@ -16,13 +16,18 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: st
 
 
 def _line(row: list[str], widths: list[int], right: list[bool], indent: str) -> str:
-    cells = [cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in zip(row, widths, right, strict=True)]
+    cells = [
+        cell.rjust(width) if flush else cell.ljust(width)
+        for cell, width, flush in zip(row, widths, right, strict=True)
+    ]
     return (indent + "  ".join(cells)).rstrip()
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
     filled = [cell for cell in cells if cell]
-    return bool(filled) and all(cell[0].isdigit() or (cell[0] in "-+." and cell[1:2].isdigit()) for cell in filled)
+    return bool(filled) and all(
+        cell[0].isdigit() or (cell[0] in "-+." and cell[1:2].isdigit()) for cell in filled
+    )
 
 
 def number(value: float) -> str:

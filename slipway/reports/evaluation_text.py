@@ -21,13 +21,23 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
         if name in evaluation.without_leaked
     ]
     rows = [
-        [name, number(metric.value), interval(metric), str(metric.rows), *baseline_cells(metric, evaluation.baseline.get(name))]
+        [
+            name,
+            number(metric.value),
+            interval(metric),
+            str(metric.rows),
+            *baseline_cells(metric, evaluation.baseline.get(name)),
+        ]
         for name, metric in first
     ]
-    lines = [text_table(["metric", "value", "interval", "rows", "baseline", "difference"], rows, "  ")]
+    lines = [
+        text_table(["metric", "value", "interval", "rows", "baseline", "difference"], rows, "  ")
+    ]
     lines += [f"  baseline: {baseline_words(evaluation.task)}"] if evaluation.baseline else []
     lines += [f"  {in_words(evaluation.worth)}"] if evaluation.worth else []
-    lines += [f"  WARNING: {doubt}" for doubt in evaluation.worth.doubts] if evaluation.worth else []
+    lines += (
+        [f"  WARNING: {doubt}" for doubt in evaluation.worth.doubts] if evaluation.worth else []
+    )
     lines += [f"  no {name}: {reason}" for name, reason in absent.items()]
     lines += _slices(evaluation.slices) if evaluation.slices else []
     lines += _released(evaluation.released) if evaluation.released else []
@@ -37,13 +47,32 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
 def _slices(scores: SliceScores) -> list[str]:
     worse = scores.worse
     if not scores.judged:
-        return [f"  no slice has enough rows to be judged; {len(scores.too_small)} have too few"] if scores.too_small else []
-    lines = [f"  {len(worse)} of {len(scores.judged)} slices are worse than the other rows; {len(scores.too_small)} have too few rows"]
+        return (
+            [f"  no slice has enough rows to be judged; {len(scores.too_small)} have too few"]
+            if scores.too_small
+            else []
+        )
+    lines = [
+        f"  {len(worse)} of {len(scores.judged)} slices are worse than the other rows; {len(scores.too_small)} have too few rows"
+    ]
     rows = [
-        [score.title, number(score.metric.value), interval(score.metric), str(score.metric.rows), f"{score.p_value:.3g}"]
+        [
+            score.title,
+            number(score.metric.value),
+            interval(score.metric),
+            str(score.metric.rows),
+            f"{score.p_value:.3g}",
+        ]
         for score in worse[:_MOST_SHOWN]
     ]
-    return [*lines, text_table(["slice", scores.metric, "interval", "rows", "adjusted p"], rows, "    ")] if rows else lines
+    return (
+        [
+            *lines,
+            text_table(["slice", scores.metric, "interval", "rows", "adjusted p"], rows, "    "),
+        ]
+        if rows
+        else lines
+    )
 
 
 def _released(released: ReleasedComparison) -> list[str]:

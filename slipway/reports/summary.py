@@ -65,7 +65,10 @@ def _read(root: Path) -> tuple[LoadedBundle, Certificate]:
 
 def _rows(root: Path) -> str:
     clean, split = root / "reports/clean.json", root / "reports/split.json"
-    kept, read, refused, splits = *(_entry(clean, key) for key in ("kept", "read", "refused")), _entry(split, "splits")
+    kept, read, refused, splits = (
+        *(_entry(clean, key) for key in ("kept", "read", "refused")),
+        _entry(split, "splits"),
+    )
     rules = ", ".join(f"{rule} {found['count']}" for rule, found in refused.items())
     shares = ", ".join(f"{name} {splits[name]['rows']}" for name in ("train", "val", "test"))
     return f"rows\n  read {read}, kept {kept}, refused {read - kept}{f' ({rules})' if rules else ''}\n  {shares}"
@@ -74,18 +77,37 @@ def _rows(root: Path) -> str:
 def _metrics(root: Path, bundle: LoadedBundle) -> str:
     task, baseline = bundle.manifest.task, bundle.manifest.baseline
     metrics = read_metrics(root / "metrics/evaluate.json")
-    shown = [(name, metrics[name]) for name in (("accuracy", "f1_macro") if is_classification(task) else ("rmse", "r2"))]
+    shown = [
+        (name, metrics[name])
+        for name in (("accuracy", "f1_macro") if is_classification(task) else ("rmse", "r2"))
+    ]
     rows = [
-        [name, number(metric.value), f"{metric.confidence * 100:g} % {interval(metric)}", *baseline_cells(metric, baseline.get(name))]
+        [
+            name,
+            number(metric.value),
+            f"{metric.confidence * 100:g} % {interval(metric)}",
+            *baseline_cells(metric, baseline.get(name)),
+        ]
         for name, metric in shown
     ]
     title = f"trained network on {shown[0][1].rows} test rows; baseline: {_BASELINES[is_classification(task)]}"
-    return f"{title}\n" + text_table(["metric", "value", "interval", "baseline", "difference"], rows, "  ")
+    return f"{title}\n" + text_table(
+        ["metric", "value", "interval", "baseline", "difference"], rows, "  "
+    )
 
 
 def _hops(certificate: Certificate, bundle: LoadedBundle) -> str:
     executed = [hop for hop in certificate.hops if hop.actual is not None]
-    columns = ["hop", "ran on", "agreement", "max diff", certificate.metric, "size", "ms/row", "rows/s"]
+    columns = [
+        "hop",
+        "ran on",
+        "agreement",
+        "max diff",
+        certificate.metric,
+        "size",
+        "ms/row",
+        "rows/s",
+    ]
     rows = [_hop_row(hop, hop.actual, bundle) for hop in executed if hop.actual is not None]
     return "from the trained network to live HTTP\n" + text_table(columns, rows, "  ")
 
@@ -106,7 +128,9 @@ def _hop_row(hop: Hop, actual: Execution, bundle: LoadedBundle) -> list[str]:
 
 def _ran_on(requested: Execution, actual: Execution) -> str:
     """Where it ran; both where that is not what was asked for."""
-    asked, found = (f"{execution.provider} {execution.precision}" for execution in (requested, actual))
+    asked, found = (
+        f"{execution.provider} {execution.precision}" for execution in (requested, actual)
+    )
     return found if requested == actual else f"{asked} -> {found}"
 
 
@@ -133,7 +157,9 @@ def _entry(path: Path, key: str) -> Any:
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro`.") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise SchemaError(f"{path} has no {key!r} ({error!r}). Run `dvc repro --force {path.stem}`.") from error
+        raise SchemaError(
+            f"{path} has no {key!r} ({error!r}). Run `dvc repro --force {path.stem}`."
+        ) from error
 
 
 if __name__ == "__main__":

@@ -14,11 +14,19 @@ def why_no_engine(*, require: bool) -> str | None:
     """Why no engine can be built here; None if one can. EngineError if one is required and cannot be."""
     reason = why_unavailable("tensorrt")
     if reason and require:
-        raise EngineError(f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a receipt.")
+        raise EngineError(
+            f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a receipt."
+        )
     return reason
 
 
-def compile_engine(folder: Path, bundle: LoadedBundle, request: EngineRequest, timing_cache: Path, module: str = "tensorrt") -> Passport:
+def compile_engine(
+    folder: Path,
+    bundle: LoadedBundle,
+    request: EngineRequest,
+    timing_cache: Path,
+    module: str = "tensorrt",
+) -> Passport:
     """Build what was requested for the GPU that is here, with the TensorRT of that `module`, into `folder`.
 
     EngineError in TensorRT's own words, or if its process crashed. Timings are taken from `timing_cache` and left there.

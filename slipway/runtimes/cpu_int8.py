@@ -19,7 +19,14 @@ def int8_instructions(machine: str | None = None, information: str | None = None
         return machine
     if information is None:
         information = _INFORMATION.read_text() if _INFORMATION.exists() else ""
-    flags = next((line.partition(":")[2].split() for line in information.splitlines() if line.startswith("flags")), [])
+    flags = next(
+        (
+            line.partition(":")[2].split()
+            for line in information.splitlines()
+            if line.startswith("flags")
+        ),
+        [],
+    )
     found = [name for name in _WITH_32_BITS if name in flags]
     if found:
         return found[0]

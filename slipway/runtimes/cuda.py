@@ -74,10 +74,15 @@ def describe_gpu() -> dict[str, str]:
     }
 
 
-def driver_version(library: str = "libnvidia-ml.so.1", module: Path = Path("/sys/module/nvidia/version")) -> str:
+def driver_version(
+    library: str = "libnvidia-ml.so.1", module: Path = Path("/sys/module/nvidia/version")
+) -> str:
     """The NVIDIA driver's own version ("580.95.05"), from NVML or else from its kernel module; "unknown" if neither tells."""
     try:
-        nvml, text = ctypes.CDLL(library), ctypes.create_string_buffer(96)  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
+        nvml, text = (
+            ctypes.CDLL(library),
+            ctypes.create_string_buffer(96),
+        )  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
         if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
             return text.value.decode()
     except (OSError, AttributeError):

@@ -65,27 +65,39 @@ def engine_folder(folder: Path, key: EngineKey) -> Iterator[Path]:
     with files.new_directory(folder) as building:
         yield building
         if not list(building.glob("*.engine")):
-            raise UnavailableError("ONNX Runtime's TensorRT provider built no engine: it gave every part of the graph to another provider.")
+            raise UnavailableError(
+                "ONNX Runtime's TensorRT provider built no engine: it gave every part of the graph to another provider."
+            )
         _write_seal(building, key)
 
 
 def _write_seal(folder: Path, key: EngineKey) -> None:
-    digests = {path.name: files.sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    digests = {
+        path.name: files.sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()
+    }
     files.write_json(folder / SEAL, Seal(key=key, files=digests).model_dump(mode="json"))
 
 
 def _check_seal(folder: Path, key: EngineKey) -> None:
     seal = _read_seal(folder)
-    differing = differences({name: (value, getattr(key, name)) for name, value in dict(seal.key).items()})
+    differing = differences(
+        {name: (value, getattr(key, name)) for name, value in dict(seal.key).items()}
+    )
     if differing:
-        raise EngineError(f"{folder} holds engines of another key. {differing}. Every key has a folder of its own; use {key.folder}.")
+        raise EngineError(
+            f"{folder} holds engines of another key. {differing}. Every key has a folder of its own; use {key.folder}."
+        )
     for name, digest in seal.files.items():
         path = folder / name
         if not path.is_file() or files.sha256_file(path) != digest:
-            raise IntegrityError(f"{path} was altered or removed since it was built. Remove {folder}, and the engine is built again.")
+            raise IntegrityError(
+                f"{path} was altered or removed since it was built. Remove {folder}, and the engine is built again."
+            )
     strangers = sorted({path.name for path in folder.iterdir()} - set(seal.files) - {SEAL})
     if strangers:
-        raise EngineError(f"{folder} holds {strangers}, which its seal does not name. Remove {folder}, and the engine is built again.")
+        raise EngineError(
+            f"{folder} holds {strangers}, which its seal does not name. Remove {folder}, and the engine is built again."
+        )
 
 
 def _read_seal(folder: Path) -> Seal:
@@ -93,6 +105,10 @@ def _read_seal(folder: Path) -> Seal:
     try:
         return Seal.model_validate(json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise EngineError(f"{folder} holds engines whose origin nothing tells: {path} is missing. Remove {folder}.") from None
+        raise EngineError(
+            f"{folder} holds engines whose origin nothing tells: {path} is missing. Remove {folder}."
+        ) from None
     except (ValueError, ValidationError) as error:
-        raise EngineError(f"{path} is not a seal: {error}. Remove {folder}, and the engine is built again.") from error
+        raise EngineError(
+            f"{path} is not a seal: {error}. Remove {folder}, and the engine is built again."
+        ) from error

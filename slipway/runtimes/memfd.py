@@ -25,7 +25,9 @@ def path_or_bytes(model: bytes) -> Iterator[str | bytes]:
     with ExitStack() as open_files:
         try:
             path = _written(model, open_files)
-        except OSError:  # a sandbox or a sysctl forbids it (`vm.memfd_noexec`), or a limit is reached
+        except (
+            OSError
+        ):  # a sandbox or a sysctl forbids it (`vm.memfd_noexec`), or a limit is reached
             open_files.close()
             path = ""
         yield path if path and Path(path).exists() else model

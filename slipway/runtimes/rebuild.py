@@ -27,7 +27,13 @@ from slipway.runtimes.compilation import compile_engine
 from slipway.runtimes.runtime import EngineRunner, open_engine, why_unavailable
 from slipway.system import files
 from slipway.system.contract import Contract
-from slipway.system.errors import EngineError, IntegrityError, LockedError, SlipwayError, UnavailableError
+from slipway.system.errors import (
+    EngineError,
+    IntegrityError,
+    LockedError,
+    SlipwayError,
+    UnavailableError,
+)
 
 FORMAT_VERSION = 1
 CERTIFICATE = "target_certificate.json"
@@ -48,7 +54,9 @@ class TargetCertificate(Contract):
     canary: CanaryResult
 
 
-def rebuild_engine(bundle_root: Path, engine_root: Path, rebuilt: Path, module: str = "tensorrt") -> TargetCertificate:
+def rebuild_engine(
+    bundle_root: Path, engine_root: Path, rebuilt: Path, module: str = "tensorrt"
+) -> TargetCertificate:
     """Build and certify what was requested in `engine_root`, into `rebuilt`; one that is there already and fits is kept.
 
     SlipwayError if that is not possible here, or the engine is not what fp32 is; what was in `rebuilt` before then stays.
@@ -57,7 +65,9 @@ def rebuild_engine(bundle_root: Path, engine_root: Path, rebuilt: Path, module: 
     bundle.verify()
     request = read_request(engine_root)
     if bundle.manifest.canary is None:
-        raise UnavailableError("the bundle has no canary rows to certify an engine on. Set export.canary_rows, and run `dvc repro`.")
+        raise UnavailableError(
+            "the bundle has no canary rows to certify an engine on. Set export.canary_rows, and run `dvc repro`."
+        )
     reason = why_unavailable("tensorrt")
     if reason:
         raise UnavailableError(f"no engine can be built here: {reason}.")
@@ -73,7 +83,9 @@ def open_rebuilt(rebuilt: Path, bundle: LoadedBundle) -> tuple[EngineRunner, Tar
     """
     certificate = read_target_certificate(rebuilt)
     if certificate.bundle_digest != bundle.digest:
-        raise EngineError(f"the engine in {rebuilt} is of bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}.")
+        raise EngineError(
+            f"the engine in {rebuilt} is of bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}."
+        )
     return open_engine(rebuilt, bundle, certificate.engine_digest), certificate
 
 
@@ -86,28 +98,43 @@ def read_target_certificate(rebuilt: Path) -> TargetCertificate:
     except FileNotFoundError:
         raise UnavailableError(f"{rebuilt} holds no engine that was built here.") from None
     except (ValueError, KeyError, AttributeError) as error:
-        raise IntegrityError(f"{path} was altered: {error}. Remove {rebuilt}, and the engine is built again.") from None
+        raise IntegrityError(
+            f"{path} was altered: {error}. Remove {rebuilt}, and the engine is built again."
+        ) from None
     if content.get("format_version") != FORMAT_VERSION:
-        raise EngineError(f"{path} has format version {content.get('format_version')!r}, this Slipway reads version {FORMAT_VERSION}.")
+        raise EngineError(
+            f"{path} has format version {content.get('format_version')!r}, this Slipway reads version {FORMAT_VERSION}."
+        )
     if digest != files.digest_json(content):
-        raise IntegrityError(f"{path} was altered: its `digest` is of something else. Remove {rebuilt}, and the engine is built again.")
+        raise IntegrityError(
+            f"{path} was altered: its `digest` is of something else. Remove {rebuilt}, and the engine is built again."
+        )
     try:
         return TargetCertificate.model_validate(content)
     except ValidationError as error:
         raise EngineError(f"{path} is not a valid certificate: {error}.") from error
 
 
-def answer_canary(run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int) -> CanaryResult | None:
+def answer_canary(
+    run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int
+) -> CanaryResult | None:
     """How `run` answers the bundle's canary rows, None if there are none; ParityError beyond the variant's budget."""
     rows, canary = bundle.canary_rows(), bundle.manifest.canary
     if rows is None or canary is None:
         return None
-    found = [run(rows.inputs[start : start + batch_size]) for start in range(0, len(rows.ids), batch_size)]
+    found = [
+        run(rows.inputs[start : start + batch_size])
+        for start in range(0, len(rows.ids), batch_size)
+    ]
     outputs, scores = zip(*found, strict=True)
-    return check_canary(Answers(np.concatenate(outputs), np.concatenate(scores)), rows, canary.budgets[variant])
+    return check_canary(
+        Answers(np.concatenate(outputs), np.concatenate(scores)), rows, canary.budgets[variant]
+    )
 
 
-def _build(rebuilt: Path, bundle: LoadedBundle, request: EngineRequest, module: str) -> TargetCertificate:
+def _build(
+    rebuilt: Path, bundle: LoadedBundle, request: EngineRequest, module: str
+) -> TargetCertificate:
     with files.new_directory(rebuilt) as folder:
         timings = rebuilt / _TIMINGS
         if timings.exists():

@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import SCORE_NAME, LoadedBundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.engine_manifest import Machine, Passport, Profile, check_machine, check_origin, read_passport, read_plan
+from slipway.artifacts.engine_manifest import (
+    Machine,
+    Passport,
+    Profile,
+    check_machine,
+    check_origin,
+    read_passport,
+    read_plan,
+)
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.cpu_int8 import weight_bits
 from slipway.runtimes.cuda import CudaDevice, describe_gpu
@@ -31,7 +39,9 @@ from slipway.runtimes.tensorrt import check_precision
 from slipway.system.errors import BundleError, EngineError, UnavailableError
 
 NEWEST_FOR_TENSORRT = (3, 12)  # the newest Python that tensorrt-cu13 10.x has wheels for
-ONNX_TENSORRT = "onnxruntime_tensorrt"  # ONNX Runtime's TensorRT provider, told apart from TensorRT itself
+ONNX_TENSORRT = (
+    "onnxruntime_tensorrt"  # ONNX Runtime's TensorRT provider, told apart from TensorRT itself
+)
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # TF32 keeps 10 of fp32's 23 bits, and CUDA would use it without being asked.
 _PROVIDER_OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
@@ -76,25 +86,34 @@ class Device(Protocol):
 class EngineRunner:
     """A TensorRT engine with memory for its largest batch. Threads take turns in `run`."""
 
-    def __init__(self, engine: Any, bundle: LoadedBundle, passport: Passport, device: Device) -> None:
+    def __init__(
+        self, engine: Any, bundle: LoadedBundle, passport: Passport, device: Device
+    ) -> None:
         manifest = bundle.manifest
         self.actual = passport.actual
         self._names = _tensor_names(bundle)
         self._engine = engine  # the context works on it, so it has to live as long
         self._context = engine.create_execution_context()
         if self._context is None:
-            raise EngineError("TensorRT made no execution context: not enough GPU memory. Free some, or lower export.max_batch_size.")
+            raise EngineError(
+                "TensorRT made no execution context: not enough GPU memory. Free some, or lower export.max_batch_size."
+            )
         self._device = device
         self._largest = passport.profile.largest
         self._columns = max(len(manifest.output.labels), 1)
         self._dtype = np.dtype(manifest.input.dtype)
         row_bytes = int(np.prod(manifest.input.shape)) * self._dtype.itemsize
         number = np.dtype(np.float32).itemsize
-        self._addresses = [device.allocate(self._largest * size) for size in (row_bytes, self._columns * number, number)]
+        self._addresses = [
+            device.allocate(self._largest * size)
+            for size in (row_bytes, self._columns * number, number)
+        ]
         for name, address in zip(self._names, self._addresses, strict=True):
             self._context.set_tensor_address(name, address)
         self._turn = threading.Lock()
-        weakref.finalize(self, device.free, self._addresses).atexit = False  # at exit the driver takes all back
+        weakref.finalize(
+            self, device.free, self._addresses
+        ).atexit = False  # at exit the driver takes all back
 
     def run(self, batch: NDArray[Any]) -> Answers:
         """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
@@ -102,10 +121,15 @@ class EngineRunner:
             raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
         if batch.dtype != self._dtype:  # its bytes would be read as something else
             raise ValueError(f"a batch of {batch.dtype}, the engine takes {self._dtype}")
-        answers = Answers(np.empty((len(batch), self._columns), dtype=np.float32), np.empty(len(batch), dtype=np.float32))
+        answers = Answers(
+            np.empty((len(batch), self._columns), dtype=np.float32),
+            np.empty(len(batch), dtype=np.float32),
+        )
         with self._turn:
             self._device.upload(self._addresses[0], np.ascontiguousarray(batch))
-            if not self._context.set_input_shape(self._names[0], batch.shape) or not self._context.execute_async_v3(self._device.stream):
+            if not self._context.set_input_shape(
+                self._names[0], batch.shape
+            ) or not self._context.execute_async_v3(self._device.stream):
                 raise EngineError(
                     f"TensorRT did not run a batch of shape {batch.shape}. Compile the engine again (dvc repro --force compile)."
                 )
@@ -134,7 +158,9 @@ def why_unavailable(provider: str) -> str | None:
     return why_no_cuda_driver() if provider == "cuda" else None
 
 
-def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_threads: int) -> OnnxRunner:
+def open_onnx(
+    model: bytes, *, variant: str, precision: str, provider: str, num_threads: int
+) -> OnnxRunner:
     """Load a graph from its verified bytes. UnavailableError if `provider` cannot run, BundleError if the graph is bad.
 
     `num_threads` 0 lets ONNX Runtime take every core.
@@ -142,7 +168,9 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
     onnxruntime = import_onnxruntime()
 
     if provider not in _PROVIDERS:
-        raise UnavailableError(f"ONNX Runtime was asked for the provider {provider!r}, it has {', '.join(_PROVIDERS)}.")
+        raise UnavailableError(
+            f"ONNX Runtime was asked for the provider {provider!r}, it has {', '.join(_PROVIDERS)}."
+        )
     _require(provider)
     if provider == "cuda":
         onnxruntime.preload_dlls()  # finds the CUDA libraries that came as wheels
@@ -151,10 +179,15 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
     if provider != "cpu":
         names.append(_PROVIDERS["cpu"])
     session = _open_session(model, names, num_threads, f"the {variant} graph on {provider}")
-    return OnnxRunner(session, Execution(backend="onnxruntime", provider=provider, precision=precision, variant=variant))
+    return OnnxRunner(
+        session,
+        Execution(backend="onnxruntime", provider=provider, precision=precision, variant=variant),
+    )
 
 
-def open_onnx_tensorrt(bundle: LoadedBundle, variant: str, profile: Profile, cache: Path, num_threads: int) -> OnnxRunner:
+def open_onnx_tensorrt(
+    bundle: LoadedBundle, variant: str, profile: Profile, cache: Path, num_threads: int
+) -> OnnxRunner:
     """Load a graph in ONNX Runtime's TensorRT provider: its engine is built now, for minutes, or was before and lies below `cache`.
 
     UnavailableError where that provider cannot run, or cannot run this variant as it is; EngineError and IntegrityError where
@@ -164,21 +197,43 @@ def open_onnx_tensorrt(bundle: LoadedBundle, variant: str, profile: Profile, cac
 
     entry = bundle.manifest.models[variant]
     if entry.precision == "fp32":
-        raise UnavailableError("ONNX Runtime's TensorRT provider computes fp32 in TF32 and has no option against it; compile an engine.")
+        raise UnavailableError(
+            "ONNX Runtime's TensorRT provider computes fp32 in TF32 and has no option against it; compile an engine."
+        )
     if "tensorrt" not in entry.meant_for:
-        raise UnavailableError(f"variant {variant!r} is not meant for TensorRT, but for {', '.join(entry.meant_for)}.")
+        raise UnavailableError(
+            f"variant {variant!r} is not meant for TensorRT, but for {', '.join(entry.meant_for)}."
+        )
     model = bundle.model_bytes(variant)
     _require(ONNX_TENSORRT)
     machine = this_machine().model_dump(include={"tensorrt_version", "gpu", "compute_capability"})
     key = EngineKey(
-        model_sha256=entry.sha256, precision=entry.precision, profile=profile, onnxruntime_version=onnxruntime.__version__, **machine
+        model_sha256=entry.sha256,
+        precision=entry.precision,
+        profile=profile,
+        onnxruntime_version=onnxruntime.__version__,
+        **machine,
     )
     with engines_of(cache, key) as folder:
         names: list[Any] = [("TensorrtExecutionProvider", _tensorrt_options(bundle, key, folder))]
         names += [("CUDAExecutionProvider", _PROVIDER_OPTIONS["cuda"]), "CPUExecutionProvider"]
-        session = _open_session(model, names, num_threads, f"the {variant} graph on {ONNX_TENSORRT}")
-        runner = OnnxRunner(session, Execution(backend="onnxruntime", provider="tensorrt", precision=entry.precision, variant=variant))
-        runner.run(np.zeros((profile.smallest, *bundle.manifest.input.shape), dtype=bundle.manifest.input.dtype))  # builds, at the latest
+        session = _open_session(
+            model, names, num_threads, f"the {variant} graph on {ONNX_TENSORRT}"
+        )
+        runner = OnnxRunner(
+            session,
+            Execution(
+                backend="onnxruntime",
+                provider="tensorrt",
+                precision=entry.precision,
+                variant=variant,
+            ),
+        )
+        runner.run(
+            np.zeros(
+                (profile.smallest, *bundle.manifest.input.shape), dtype=bundle.manifest.input.dtype
+            )
+        )  # builds, at the latest
     return runner
 
 
@@ -189,10 +244,15 @@ def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dic
     return {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": str(folder),
-        "trt_engine_cache_prefix": key.model_sha256[:32],  # without it, two models of one architecture have one name
+        "trt_engine_cache_prefix": key.model_sha256[
+            :32
+        ],  # without it, two models of one architecture have one name
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": str(folder),
-    } | {f"trt_profile_{name}_shapes": f"{bundle.manifest.input_name}:{size}x{row}" for name, size in shapes.items()}
+    } | {
+        f"trt_profile_{name}_shapes": f"{bundle.manifest.input_name}:{size}x{row}"
+        for name, size in shapes.items()
+    }
 
 
 def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
@@ -202,8 +262,12 @@ def _open_session(model: bytes, providers: list[Any], num_threads: int, what: st
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves the cores to the server
-    if weight_bits() == 7:  # else sums of int8 saturate; with VNNI it would take the speed that int8 gains, and change nothing
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # leaves the cores to the server
+    if (
+        weight_bits() == 7
+    ):  # else sums of int8 saturate; with VNNI it would take the speed that int8 gains, and change nothing
         options.add_session_config_entry("session.x64quantprecision", "1")
     # TensorRT's provider would name its engines after a file.
     source = path_or_bytes(model) if providers[0][0] == _PROVIDERS["cpu"] else nullcontext(model)
@@ -214,7 +278,9 @@ def _open_session(model: bytes, providers: list[Any], num_threads: int, what: st
         raise BundleError(f"ONNX Runtime cannot load {what}: {error}") from error
     found, wanted = session.get_providers()[0], providers[0][0]
     if found != wanted:
-        raise UnavailableError(f"{wanted} was asked for {what}, but ONNX Runtime chose {found}. Check the CUDA and cuDNN libraries.")
+        raise UnavailableError(
+            f"{wanted} was asked for {what}, but ONNX Runtime chose {found}. Check the CUDA and cuDNN libraries."
+        )
     return session
 
 
@@ -233,8 +299,12 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
     runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        raise EngineError(f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`.")
-    takes = {np.uint8: tensorrt.DataType.UINT8, np.float32: tensorrt.DataType.FLOAT}[bundle.manifest.input.dtype]
+        raise EngineError(
+            f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`."
+        )
+    takes = {np.uint8: tensorrt.DataType.UINT8, np.float32: tensorrt.DataType.FLOAT}[
+        bundle.manifest.input.dtype
+    ]
     _check_tensors(engine, bundle, (takes, tensorrt.DataType.FLOAT, tensorrt.DataType.FLOAT))
     _check_profile(engine, bundle, passport)
     check_precision(tensorrt, engine, passport.actual.precision)
@@ -257,30 +327,47 @@ def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any, Any
     names = _tensor_names(bundle)
     found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
     if found != set(names):
-        raise EngineError(f"the engine has the tensors {sorted(found)}, expected {sorted(names)}. Run `dvc repro --force compile`.")
+        raise EngineError(
+            f"the engine has the tensors {sorted(found)}, expected {sorted(names)}. Run `dvc repro --force compile`."
+        )
     for name, kind in zip(names, kinds, strict=True):
         if engine.get_tensor_dtype(name) != kind:
-            raise EngineError(f"the engine's tensor {name!r} is {engine.get_tensor_dtype(name)}, expected {kind}. Compile it again.")
+            raise EngineError(
+                f"the engine's tensor {name!r} is {engine.get_tensor_dtype(name)}, expected {kind}. Compile it again."
+            )
 
 
 def _check_profile(engine: Any, bundle: LoadedBundle, passport: Passport) -> None:
     profile = passport.profile
-    expected = [(size, *bundle.manifest.input.shape) for size in (profile.smallest, profile.optimal, profile.largest)]
-    found = [tuple(shape) for shape in engine.get_tensor_profile_shape(bundle.manifest.input_name, 0)]
+    expected = [
+        (size, *bundle.manifest.input.shape)
+        for size in (profile.smallest, profile.optimal, profile.largest)
+    ]
+    found = [
+        tuple(shape) for shape in engine.get_tensor_profile_shape(bundle.manifest.input_name, 0)
+    ]
     if found != expected:
-        raise EngineError(f"the engine's profile is {found}, its passport says {expected}. Run `dvc repro --force compile`.")
+        raise EngineError(
+            f"the engine's profile is {found}, its passport says {expected}. Run `dvc repro --force compile`."
+        )
 
 
 def _require(provider: str) -> None:
     reason = why_unavailable(provider)
     if reason:
-        raise UnavailableError(f"provider {provider!r} was asked for and cannot run here: {reason}.")
+        raise UnavailableError(
+            f"provider {provider!r} was asked for and cannot run here: {reason}."
+        )
 
 
 def _why_no_tensorrt() -> str | None:
     if sys.version_info[:2] > NEWEST_FOR_TENSORRT and not importlib.util.find_spec("tensorrt"):
-        newest, here = (".".join(map(str, version)) for version in (NEWEST_FOR_TENSORRT, sys.version_info[:2]))
-        return f"TensorRT has no package for Python {here}; build the environment with Python {newest}"
+        newest, here = (
+            ".".join(map(str, version)) for version in (NEWEST_FOR_TENSORRT, sys.version_info[:2])
+        )
+        return (
+            f"TensorRT has no package for Python {here}; build the environment with Python {newest}"
+        )
     for module in ("tensorrt", "cuda.bindings.runtime"):
         try:
             importlib.import_module(module)
@@ -295,7 +382,9 @@ def _why_no_tensorrt_provider() -> str | None:
     if "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
         return "this build of onnxruntime has no TensorRT provider; install onnxruntime-gpu"
     try:
-        ctypes.CDLL("libnvinfer.so.10")  # what onnxruntime-gpu's provider is linked to; the package tensorrt has loaded it
+        ctypes.CDLL(
+            "libnvinfer.so.10"
+        )  # what onnxruntime-gpu's provider is linked to; the package tensorrt has loaded it
     except OSError:
         return "onnxruntime-gpu needs TensorRT 10 (libnvinfer.so.10); install it with `pip install '.[gpu]'`"
     return None
@@ -308,6 +397,10 @@ def why_no_cuda_driver() -> str | None:
     except OSError:
         return "no NVIDIA driver (libcuda.so.1 is not there)"
     count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+    if (
+        driver.cuInit(0) != 0
+        or driver.cuDeviceGetCount(ctypes.byref(count)) != 0
+        or count.value == 0
+    ):
         return "the NVIDIA driver finds no GPU"
     return None

@@ -24,7 +24,15 @@ from slipway.system.parent_death import tether_to
 OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra asks for
 # From the lowest. TensorRT's own names of data types, and as its engine inspector writes them ("Row major linear FP16 format", "Half").
 _PRECISIONS = ["fp4", "int4", "fp8", "int8", "bf16", "fp16", "fp32"]
-_DATA_TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4", "FP4": "fp4"}
+_DATA_TYPES = {
+    "FLOAT": "fp32",
+    "HALF": "fp16",
+    "BF16": "bf16",
+    "INT8": "int8",
+    "FP8": "fp8",
+    "INT4": "int4",
+    "FP4": "fp4",
+}
 _INSPECTED = _DATA_TYPES | {"FP32": "fp32", "FP16": "fp16", "BFLOAT16": "bf16"}
 _WORD = re.compile(rf"\b({'|'.join(_INSPECTED)})\b", re.IGNORECASE)
 
@@ -50,7 +58,9 @@ class BuiltEngine:
     plan: bytes
     timing_cache: bytes
     precision: str
-    precision_read_from: Literal["engine", "network"]  # of fused layers an engine does not tell the types inside
+    precision_read_from: Literal[
+        "engine", "network"
+    ]  # of fused layers an engine does not tell the types inside
 
 
 def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
@@ -67,17 +77,23 @@ def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
         )
     precision = network_precision(network)
     if precision != request.precision:
-        raise EngineError(f"the graph is of precision {precision}, {request.precision} was requested. Run `dvc repro export`.")
+        raise EngineError(
+            f"the graph is of precision {precision}, {request.precision} was requested. Run `dvc repro export`."
+        )
     config = _configure(trt, builder, request)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise EngineError(f"TensorRT {trt.__version__} built no engine: {_last(logger.problems)} Try a larger compile.workspace_mib.")
+        raise EngineError(
+            f"TensorRT {trt.__version__} built no engine: {_last(logger.problems)} Try a larger compile.workspace_mib."
+        )
     cache = config.get_timing_cache()
     return BuiltEngine(
         plan=bytes(plan),
         timing_cache=bytes(cache.serialize()) if cache else b"",
         precision=precision,
-        precision_read_from="network" if request.compute_capability else _read_back(trt, logger, plan, precision),
+        precision_read_from="network"
+        if request.compute_capability
+        else _read_back(trt, logger, plan, precision),
     )
 
 
@@ -85,7 +101,9 @@ def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
     """`build_engine` in a child process, with the TensorRT module of that name; EngineError also when the child crashes."""
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
-    child = context.Process(target=_build_and_send, args=(sending, module, request, os.getpid()), daemon=True)
+    child = context.Process(
+        target=_build_and_send, args=(sending, module, request, os.getpid()), daemon=True
+    )
     child.start()
     sending.close()
     try:
@@ -94,7 +112,9 @@ def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
         answer = None
     child.join()
     if answer is None:
-        raise EngineError(f"the process that builds the engine {_how_it_ended(child.exitcode)}. Its last words are above.")
+        raise EngineError(
+            f"the process that builds the engine {_how_it_ended(child.exitcode)}. Its last words are above."
+        )
     if isinstance(answer, str):
         raise EngineError(answer)
     engine: BuiltEngine = answer
@@ -104,7 +124,9 @@ def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
 def network_precision(network: Any) -> str:
     """The lowest precision of a tensor in a typed network, which is what a strongly typed engine computes in."""
     layers = (network.get_layer(index) for index in range(network.num_layers))
-    kinds = (layer.get_output(index).dtype.name for layer in layers for index in range(layer.num_outputs))
+    kinds = (
+        layer.get_output(index).dtype.name for layer in layers for index in range(layer.num_outputs)
+    )
     return _lowest(_DATA_TYPES[kind] for kind in kinds if kind in _DATA_TYPES) or "fp32"
 
 
@@ -119,14 +141,18 @@ def check_precision(trt: Any, engine: Any, expected: str) -> Literal["engine", "
     """EngineError if the engine computes in less than `expected`; else whether that was seen in it, or follows from its network alone."""
     found = engine_precision(trt, engine)
     if found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected):
-        raise EngineError(f"the engine computes in {found}, {expected} was requested. Compile it again, or choose another compile.variant.")
+        raise EngineError(
+            f"the engine computes in {found}, {expected} was requested. Compile it again, or choose another compile.variant."
+        )
     return "engine" if found == expected else "network"
 
 
 def _read_back(trt: Any, logger: Any, plan: Any, precision: str) -> Literal["engine", "network"]:
     engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
     if engine is None:
-        raise EngineError(f"TensorRT {trt.__version__} cannot load the engine it has just built: {_last(logger.problems)}")
+        raise EngineError(
+            f"TensorRT {trt.__version__} cannot load the engine it has just built: {_last(logger.problems)}"
+        )
     return check_precision(trt, engine, precision)
 
 
@@ -166,7 +192,9 @@ def _check_version(trt: Any) -> None:
 def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the inspector shows no types
+    config.profiling_verbosity = (
+        trt.ProfilingVerbosity.DETAILED
+    )  # else the inspector shows no types
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
     _restore_timings(config, request.timing_cache)
     batches = (request.profile.smallest, request.profile.optimal, request.profile.largest)

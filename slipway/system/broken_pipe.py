@@ -18,7 +18,9 @@ def quiet_when_unread() -> Iterator[None]:
         try:
             yield
         finally:
-            print(end="", flush=True)  # what is buffered fails here, and not in the interpreter's last moments
+            print(
+                end="", flush=True
+            )  # what is buffered fails here, and not in the interpreter's last moments
     except BrokenPipeError:
         unread = _unread()
         if not unread:

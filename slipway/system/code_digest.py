@@ -31,7 +31,9 @@ _NOT_READ = (".pyc", ".partial", "~", "#", ".orig", ".rej", ".bak", ".swp")
 def stage_names(root: Path) -> list[str]:
     """The stages of the project `root` that have a digest, sorted: all but `code` itself."""
     folder = _base(root, "stages") / "stages"
-    return sorted(path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "code"))
+    return sorted(
+        path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "code")
+    )
 
 
 def stage_digest(root: Path, stage: str) -> str:
@@ -46,14 +48,19 @@ def stage_files(root: Path, stage: str) -> dict[str, str]:
     """
     start = Path("stages") / f"{stage}.py"
     if not (_base(root, "stages") / start).is_file():
-        raise IntegrityError(f"the code of the stage {stage} has no digest: {start} is missing. Restore it.")
+        raise IntegrityError(
+            f"the code of the stage {stage} has no digest: {start} is missing. Restore it."
+        )
     users = _files_below(root / USERS_CODE, root) if stage in RUNS_USERS_CODE else []
     return digests(root, [start, *users])
 
 
 def digests(root: Path, start: Iterable[Path]) -> dict[str, str]:
     """The hex digest of each file that is reached from the files `start`, all relative to `root`."""
-    return {path.as_posix(): _digest(_base(root, path.parts[0]) / path) for path in sorted(reached_files(root, start))}
+    return {
+        path.as_posix(): _digest(_base(root, path.parts[0]) / path)
+        for path in sorted(reached_files(root, start))
+    }
 
 
 def reached_files(root: Path, start: Iterable[Path]) -> set[Path]:
@@ -70,7 +77,9 @@ def reached_files(root: Path, start: Iterable[Path]) -> set[Path]:
                 waiting.extend(file for file in found if file is not None)
                 waiting.extend(_packages_of(root, path))
     folders = {path.parent for path in modules}
-    return modules | {file for folder in folders for file in _assets(_base(root, folder.parts[0]), folder)}
+    return modules | {
+        file for folder in folders for file in _assets(_base(root, folder.parts[0]), folder)
+    }
 
 
 def remember(root: Path) -> None:
@@ -90,12 +99,16 @@ def recall(root: Path) -> None:
         _SOURCES.update(found)
 
 
-_SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {}  # (digest, modules named) by the SHA-256 of a file
+_SOURCES: dict[
+    str, tuple[str, tuple[str, ...]]
+] = {}  # (digest, modules named) by the SHA-256 of a file
 
 
 def _known(root: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
     """The entries of `_SOURCES` whose files are there now."""
-    paths = (path for package in PACKAGES for path in (_base(root, package) / package).rglob("*.py"))
+    paths = (
+        path for package in PACKAGES for path in (_base(root, package) / package).rglob("*.py")
+    )
     keys = {files.sha256_file(path) for path in paths}
     return {key: value for key, value in _SOURCES.items() if key in keys}
 
@@ -113,7 +126,10 @@ def _reduced(payload: bytes) -> tuple[str, tuple[str, ...]]:
         try:
             source = read_source(payload.decode())
             _SOURCES[key] = files.sha256_bytes(source.text.encode()), tuple(sorted(source.modules))
-        except (SyntaxError, ValueError):  # a user's file that this Python cannot read counts as it is
+        except (
+            SyntaxError,
+            ValueError,
+        ):  # a user's file that this Python cannot read counts as it is
             _SOURCES[key] = key, ()
     return _SOURCES[key]
 
@@ -163,8 +179,14 @@ def _assets(base: Path, folder: Path) -> Iterator[Path]:
 
 
 def _files_below(folder: Path, base: Path) -> list[Path]:
-    return [path.relative_to(base) for path in folder.rglob("*") if path.is_file() and _is_read(path)]
+    return [
+        path.relative_to(base) for path in folder.rglob("*") if path.is_file() and _is_read(path)
+    ]
 
 
 def _is_read(path: Path) -> bool:
-    return not path.name.startswith(".") and not path.name.endswith(_NOT_READ) and "__pycache__" not in path.parts
+    return (
+        not path.name.startswith(".")
+        and not path.name.endswith(_NOT_READ)
+        and "__pycache__" not in path.parts
+    )

@@ -5,7 +5,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-Task = Literal["image_classification", "image_regression", "table_classification", "table_regression"]
+Task = Literal[
+    "image_classification", "image_regression", "table_classification", "table_regression"
+]
 CLASSIFICATION_METRICS = (
     "accuracy",
     "balanced_accuracy",
@@ -26,7 +28,14 @@ CLASSIFICATION_METRICS = (
     "calibration_error",
 )
 REGRESSION_METRICS = ("mse", "rmse", "mae", "r2", "median_error")
-UNBOUNDED_METRICS = ("log_loss", "brier", "mse", "rmse", "mae", "median_error")  # the others are never above 1
+UNBOUNDED_METRICS = (
+    "log_loss",
+    "brier",
+    "mse",
+    "rmse",
+    "mae",
+    "median_error",
+)  # the others are never above 1
 
 
 def is_classification(task: Task) -> bool:

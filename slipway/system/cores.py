@@ -19,7 +19,9 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # how mountinfo writes a space in a path
 
 def num_cores(process: Path = _PROCESS) -> int:
     """The number of cores this process may use, a part of one counted as one. `process` is its folder in /proc."""
-    num_seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_seen = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = cpu_quota(process)
     return num_seen if quota is None else min(num_seen, max(1, math.ceil(quota)))
 
@@ -30,7 +32,10 @@ def cpu_quota(process: Path = _PROCESS) -> float | None:
     with suppress(OSError):
         groups = (process / "cgroup").read_text().splitlines()
         mounts = (process / "mountinfo").read_text().splitlines()
-        return min((limit for folder in _folders(groups, mounts) if (limit := _limit(folder)) is not None), default=None)
+        return min(
+            (limit for folder in _folders(groups, mounts) if (limit := _limit(folder)) is not None),
+            default=None,
+        )
     return None
 
 
@@ -43,10 +48,15 @@ def _folders(groups: list[str], mounts: list[str]) -> Iterator[Path]:
             root, mount_point = (_unescaped(field) for field in place.split()[3:5])
             kind, _, options = system.split(" ", 2)
             is_v2 = kind == "cgroup2" and not controllers
-            is_v1 = kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
+            is_v1 = (
+                kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
+            )
             if is_v1 or is_v2:
                 # Where the group is not below what is mounted, the container's own group is the mount itself.
-                is_below = PurePosixPath(path).is_relative_to(root) and ".." not in PurePosixPath(path).parts
+                is_below = (
+                    PurePosixPath(path).is_relative_to(root)
+                    and ".." not in PurePosixPath(path).parts
+                )
                 below = PurePosixPath(path).relative_to(root) if is_below else PurePosixPath()
                 yield from (Path(mount_point) / part for part in [below, *below.parents])
 

@@ -30,7 +30,9 @@ def try_to_write(folders: Iterable[Path]) -> None:
     """OSError, naming the folder, where one that exists takes no 64 KiB: told at the start, and not after an hour of training."""
     for folder in filter(Path.is_dir, folders):
         try:
-            with tempfile.TemporaryFile(dir=folder) as file:  # without a name where the file system can do that
+            with tempfile.TemporaryFile(
+                dir=folder
+            ) as file:  # without a name where the file system can do that
                 file.write(bytes(_TRIED_BYTES))
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(folder.absolute())) from error
@@ -40,7 +42,9 @@ def disk_fault(error: BaseException) -> str | None:
     """One line with the path, the fault and the fix; None if no disk is to blame."""
     for one in _chain(error):
         if isinstance(one, OSError) and one.errno in _FIXES:
-            return _line(one.errno, one.filename2 or one.filename)  # of a copy the target comes second
+            return _line(
+                one.errno, one.filename2 or one.filename
+            )  # of a copy the target comes second
     for one in _chain(error):
         found = next((code for code in _FIXES if os.strerror(code) in str(one)), None)
         if found is None and _SHORT_WRITE.search(str(one)):
@@ -61,5 +65,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _line(code: int, path: object) -> str:
-    place = os.fsdecode(path) if isinstance(path, str | bytes) else f"the file system of {Path.cwd()}"
+    place = (
+        os.fsdecode(path) if isinstance(path, str | bytes) else f"the file system of {Path.cwd()}"
+    )
     return f"{place}: {os.strerror(code)}. {_FIXES[code]}"

@@ -71,7 +71,10 @@ def new_file(path: Path, mode: int = _USUAL) -> Iterator[IO[bytes]]:
     _remove_leftovers(path)
     partial = _partial(path)
     try:
-        with _named(path), open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with (
+            _named(path),
+            open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+        ):
             yield file
             file.flush()
             os.fsync(file.fileno())

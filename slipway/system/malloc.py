@@ -16,7 +16,9 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LARGEST_BLOCK = 32 << 20  # the most that glibc allows; larger ones still come from the system
 _KEPT_BYTES = 256 << 20
-LARGEST_BLOCK_OF_A_SERVICE = 2 << 20  # smaller ones, such as most decoded images, are faster out of what is kept
+LARGEST_BLOCK_OF_A_SERVICE = (
+    2 << 20
+)  # smaller ones, such as most decoded images, are faster out of what is kept
 _KEPT_BYTES_OF_A_SERVICE = 2 << 20
 
 
@@ -47,4 +49,6 @@ def _set_thresholds(largest_block: int, kept_bytes: int) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, largest_block)) and bool(mallopt(_TRIM_THRESHOLD, kept_bytes))
+    return bool(mallopt(_MMAP_THRESHOLD, largest_block)) and bool(
+        mallopt(_TRIM_THRESHOLD, kept_bytes)
+    )

@@ -19,7 +19,10 @@ PACKAGES = ("slipway", "stages", "serving", "transforms")
 _SHOW_DOCSTRINGS = {"bentoml", "click", "fastapi", "typer"}
 _READ_DOCSTRINGS = {"__doc__", "getdoc", "model_json_schema"}
 _MODULE = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?")
-_STRINGS = (ast.JoinedStr, getattr(ast, "TemplateStr", ast.JoinedStr))  # t-strings: from Python 3.14
+_STRINGS = (
+    ast.JoinedStr,
+    getattr(ast, "TemplateStr", ast.JoinedStr),
+)  # t-strings: from Python 3.14
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -28,7 +31,9 @@ class Source:
     """The text that counts in a file of Python, and the first-party modules that it names."""
 
     text: str
-    modules: frozenset[str]  # "a" and "a.b" for `from a import b`, which may be a module or a name in one
+    modules: frozenset[
+        str
+    ]  # "a" and "a.b" for `from a import b`, which may be a module or a name in one
 
 
 def read_source(source: str) -> Source:
@@ -109,7 +114,9 @@ def _rows_that_end_in_a_string(tree: ast.Module) -> Iterator[int]:
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, _STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+        if isinstance(node, _STRINGS) or (
+            isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+        ):
             yield from range(node.lineno, node.end_lineno or 0)
         else:  # the positions inside an f-string differ between versions
             waiting.extend(ast.iter_child_nodes(node))
@@ -118,13 +125,23 @@ def _rows_that_end_in_a_string(tree: ast.Module) -> Iterator[int]:
 def _docstrings(nodes: list[ast.AST]) -> Iterator[ast.expr]:
     """The docstrings that nothing reads."""
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    read |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    read |= {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     packages = {name.partition(".")[0] for name in _imported(nodes)}
     if _READ_DOCSTRINGS & (read | names - {"__doc__"}) or _SHOW_DOCSTRINGS & packages:
         return
     for node in nodes:
-        if isinstance(node, _HAVE_DOCSTRINGS) and not (isinstance(node, ast.Module) and "__doc__" in names):
+        if isinstance(node, _HAVE_DOCSTRINGS) and not (
+            isinstance(node, ast.Module) and "__doc__" in names
+        ):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 yield first.value

@@ -22,9 +22,21 @@ from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_truths
 from slipway.traffic.selection import Collected, Content, collect
 
-_OPTIONAL_COLUMNS = ("group_column", "time_column", "weight_column", "split_column")  # that requests do not have
-_ARROW = {"number": pa.float64(), "boolean": pa.bool_(), "category": pa.string(), "date": pa.string()}
-_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as image data sets on the Hugging Face hub have it
+_OPTIONAL_COLUMNS = (
+    "group_column",
+    "time_column",
+    "weight_column",
+    "split_column",
+)  # that requests do not have
+_ARROW = {
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+    "category": pa.string(),
+    "date": pa.string(),
+}
+_IMAGE = pa.struct(
+    [("bytes", pa.binary()), ("path", pa.string())]
+)  # as image data sets on the Hugging Face hub have it
 _SHOWN_LABELS = 20
 
 
@@ -32,19 +44,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. A SlipwayError says why nothing was written."""
     given = _parser().parse_args(arguments)
     if given.kept is None:
-        raise UnavailableError("no folder of kept requests: give --kept, or set SLIPWAY_KEEP_DIRECTORY as for the service.")
+        raise UnavailableError(
+            "no folder of kept requests: give --kept, or set SLIPWAY_KEEP_DIRECTORY as for the service."
+        )
     if not given.kept.is_dir():
-        raise UnavailableError(f"{given.kept} is no folder; give with --kept the one that the service has as SLIPWAY_KEEP_DIRECTORY.")
+        raise UnavailableError(
+            f"{given.kept} is no folder; give with --kept the one that the service has as SLIPWAY_KEEP_DIRECTORY."
+        )
     if given.out.suffix != ".parquet":
         raise DataError(f"{given.out} does not end in .parquet, which is what this writes.")
     manifest = load_bundle(given.bundle).manifest
     image_column, target_column = _column_names(manifest, given)
     truths, drifted = read_truths(given.state), read_drifted_spans(given.state)
     collected = collect(
-        given.kept, truths, drifted, manifest.input, manifest.output.labels, num_rows=given.rows, unlabelled=given.unlabelled
+        given.kept,
+        truths,
+        drifted,
+        manifest.input,
+        manifest.output.labels,
+        num_rows=given.rows,
+        unlabelled=given.unlabelled,
     )
     if not collected.items:
-        raise DataError(f"there is nothing to collect: {_left_out(collected)}. Tell truths to POST /feedback, or ask for --unlabelled.")
+        raise DataError(
+            f"there is nothing to collect: {_left_out(collected)}. Tell truths to POST /feedback, or ask for --unlabelled."
+        )
     table = _table(collected, manifest, image_column, target_column)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with files.new_file(given.out, files.PRIVATE) as file:  # as the kept requests are
@@ -56,8 +80,13 @@ def summary(collected: Collected, manifest: Bundle, out: Path, target_column: st
     """What was written and what was left out, and the command that a person may run next."""
     items = collected.items
     num_unlabelled = sum(item.truth is None for item in items)
-    facts = [f"{sum(item.is_outlier for item in items)} outliers", f"{sum(item.drifted for item in items)} from drifted windows"]
-    lines = [f"{len(items)} of {collected.num_kept} kept items are in {out}, those of most worth first"]
+    facts = [
+        f"{sum(item.is_outlier for item in items)} outliers",
+        f"{sum(item.drifted for item in items)} from drifted windows",
+    ]
+    lines = [
+        f"{len(items)} of {collected.num_kept} kept items are in {out}, those of most worth first"
+    ]
     if manifest.output.kind == "probabilities":
         facts.insert(0, f"{sum(item.error > 0 for item in items)} that the model had wrong")
         counts = Counter(str(item.truth) for item in items if item.truth is not None)
@@ -65,9 +94,13 @@ def summary(collected: Collected, manifest: Bundle, out: Path, target_column: st
         lines.append(f"  labels: {shown or 'none'}{', ...' * (len(counts) > _SHOWN_LABELS)}")
     lines[1:1] = [f"  {', '.join(facts)}", f"  left out: {_left_out(collected)}"]
     if num_unlabelled:
-        lines.append(f"next: fill in {num_unlabelled} empty cells of {target_column!r}; without a label `clean` refuses a row")
+        lines.append(
+            f"next: fill in {num_unlabelled} empty cells of {target_column!r}; without a label `clean` refuses a row"
+        )
     lines.append(f"{'then' if num_unlabelled else 'next'}: {join_command(out)}")
-    lines.append("  since few rows alone seldom make a model that passes its gates; these rows alone:")
+    lines.append(
+        "  since few rows alone seldom make a model that passes its gates; these rows alone:"
+    )
     return "\n".join([*lines, f"  {next_command(manifest, out)}"])
 
 
@@ -84,17 +117,41 @@ def next_command(manifest: Bundle, out: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m slipway.traffic.collect", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path, metavar="OUT.parquet", help="the data set that is written")
-    parser.add_argument("--kept", type=Path, default=_from("SLIPWAY_KEEP_DIRECTORY"), help="folder of kept requests")
-    parser.add_argument("--state", type=Path, default=_from("SLIPWAY_STATE") or DEFAULT_STATE, help="folder that the service remembers in")
-    parser.add_argument("--bundle", type=Path, default=_from("SLIPWAY_BUNDLE") or Path("artifacts/bundle"), help="what was served")
-    parser.add_argument("--rows", type=_at_least_one, help="most rows; those of most worth (default: all)")
-    parser.add_argument(
-        "--unlabelled", action="store_true", help="also the rows without a truth, with an empty label, for a labelling tool"
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.traffic.collect", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--image-column", help="its name (default: the one that the bundle was trained with)")
-    parser.add_argument("--target-column", help="its name (default: the one that the bundle was trained with)")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT.parquet", help="the data set that is written"
+    )
+    parser.add_argument(
+        "--kept", type=Path, default=_from("SLIPWAY_KEEP_DIRECTORY"), help="folder of kept requests"
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=_from("SLIPWAY_STATE") or DEFAULT_STATE,
+        help="folder that the service remembers in",
+    )
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        default=_from("SLIPWAY_BUNDLE") or Path("artifacts/bundle"),
+        help="what was served",
+    )
+    parser.add_argument(
+        "--rows", type=_at_least_one, help="most rows; those of most worth (default: all)"
+    )
+    parser.add_argument(
+        "--unlabelled",
+        action="store_true",
+        help="also the rows without a truth, with an empty label, for a labelling tool",
+    )
+    parser.add_argument(
+        "--image-column", help="its name (default: the one that the bundle was trained with)"
+    )
+    parser.add_argument(
+        "--target-column", help="its name (default: the one that the bundle was trained with)"
+    )
     return parser
 
 
@@ -116,18 +173,28 @@ def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, str
     image = given.image_column or data.get("image_column")
     target = given.target_column or data.get("target_column")
     if target is None or (image is None and not isinstance(manifest.input, ColumnContract)):
-        raise UnavailableError("the bundle does not say how its data set names the columns: give --target-column, and --image-column.")
+        raise UnavailableError(
+            "the bundle does not say how its data set names the columns: give --target-column, and --image-column."
+        )
     return str(image), str(target)
 
 
-def _table(collected: Collected, manifest: Bundle, image_column: str, target_column: str) -> pa.Table:
+def _table(
+    collected: Collected, manifest: Bundle, image_column: str, target_column: str
+) -> pa.Table:
     contents = [collected.contents[item.key] for item in collected.items]
     if isinstance(manifest.input, ColumnContract):
         inputs = {column.name: _cells(contents, column) for column in manifest.input.columns}
     else:
-        inputs = {image_column: pa.array([{"bytes": content, "path": None} for content in contents], _IMAGE)}
+        inputs = {
+            image_column: pa.array(
+                [{"bytes": content, "path": None} for content in contents], _IMAGE
+            )
+        }
     kind = pa.string() if manifest.output.kind == "probabilities" else pa.float64()
-    return pa.table(inputs | {target_column: pa.array([item.truth for item in collected.items], kind)})
+    return pa.table(
+        inputs | {target_column: pa.array([item.truth for item in collected.items], kind)}
+    )
 
 
 def _cells(contents: Sequence[Content], column: Column) -> pa.Array:
@@ -136,7 +203,12 @@ def _cells(contents: Sequence[Content], column: Column) -> pa.Array:
 
 
 def _left_out(collected: Collected) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(collected.left_out.items()) if count) or "none"
+    return (
+        ", ".join(
+            f"{count} {reason}" for reason, count in sorted(collected.left_out.items()) if count
+        )
+        or "none"
+    )
 
 
 if __name__ == "__main__":

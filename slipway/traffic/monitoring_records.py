@@ -91,14 +91,18 @@ class DriftedSpan:
 def read_truths(state: Path) -> Iterator[Truth]:
     """Every truth that is remembered, the oldest first. UnavailableError where there is no database, or one of another form."""
     with _reading(state) as connection:
-        for row in connection.execute("SELECT request_id, item, label, value, told FROM truths ORDER BY told, request_id, item"):
+        for row in connection.execute(
+            "SELECT request_id, item, label, value, told FROM truths ORDER BY told, request_id, item"
+        ):
             yield Truth(*row)
 
 
 def read_drifted_spans(state: Path) -> list[DriftedSpan]:
     """When the traffic drifted, the oldest first. Errors as of `read_truths`."""
     with _reading(state) as connection:
-        rows = connection.execute("SELECT model, opened, closed FROM windows WHERE drifted = 1 ORDER BY opened").fetchall()
+        rows = connection.execute(
+            "SELECT model, opened, closed FROM windows WHERE drifted = 1 ORDER BY opened"
+        ).fetchall()
     return [DriftedSpan(model.partition("/")[0], opened, closed) for model, opened, closed in rows]
 
 
@@ -106,12 +110,18 @@ def read_drifted_spans(state: Path) -> list[DriftedSpan]:
 def _reading(state: Path) -> Iterator[sqlite3.Connection]:
     path = state / DATABASE
     if not path.is_file():
-        raise UnavailableError(f"{path} is not there: give with --state the folder that the service has as SLIPWAY_STATE.")
+        raise UnavailableError(
+            f"{path} is not there: give with --state the folder that the service has as SLIPWAY_STATE."
+        )
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+        ) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != SCHEMA_VERSION:
-                raise UnavailableError(f"{path} has schema version {version}, this Slipway reads {SCHEMA_VERSION}. Use the service's own.")
+                raise UnavailableError(
+                    f"{path} has schema version {version}, this Slipway reads {SCHEMA_VERSION}. Use the service's own."
+                )
             yield connection
     except sqlite3.Error as error:
         raise UnavailableError(

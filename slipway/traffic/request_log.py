@@ -52,7 +52,9 @@ class KeptRequest:
     content_type: str  # with which `/predict` takes `payload` again
     payload: bytes  # an encoded image, several as slipway.inputs.multipart writes them, or the JSON text of a row or several
     is_list: bool  # whether it holds a list of rows, or several images
-    inputs_sha256: str  # of the pixels or encoded rows that the model took, as `digest_inputs` has it
+    inputs_sha256: (
+        str  # of the pixels or encoded rows that the model took, as `digest_inputs` has it
+    )
     outputs: dict[str, NDArray[np.float32]]  # (rows, ...) by the graph's output name, bit for bit
     answers: list[dict[str, Any]]  # of each row, as the caller got it
 
@@ -158,8 +160,13 @@ def find_kept(folder: Path, request_id: str) -> list[KeptRequest]:
     found = [_decoded(*place) for place in _lines(folder, _beginning(request_id))]
     for request in found:
         if isinstance(request, DamagedLine):
-            raise IntegrityError(f"{request}. It cannot be replayed; remove the line, or take another request.")
-    return sorted((request for request in found if isinstance(request, KeptRequest)), key=lambda request: request.time)
+            raise IntegrityError(
+                f"{request}. It cannot be replayed; remove the line, or take another request."
+            )
+    return sorted(
+        (request for request in found if isinstance(request, KeptRequest)),
+        key=lambda request: request.time,
+    )
 
 
 def segments(folder: Path) -> list[Path]:
@@ -176,9 +183,13 @@ class KeptFolder:
     as long as `tidy` is called now and then. Every method raises OSError where the disk refuses.
     """
 
-    def __init__(self, root: Path, max_bytes: int, num_writers: int, max_age_s: float | None = None) -> None:
+    def __init__(
+        self, root: Path, max_bytes: int, num_writers: int, max_age_s: float | None = None
+    ) -> None:
         self.root = root
-        self.segment_bytes = min(_LARGEST_SEGMENT, max_bytes // (_SEGMENTS_PER_WRITER * num_writers))
+        self.segment_bytes = min(
+            _LARGEST_SEGMENT, max_bytes // (_SEGMENTS_PER_WRITER * num_writers)
+        )
         self._max_bytes = max_bytes
         self._num_writers = num_writers
         self._max_age_s = max_age_s
@@ -188,7 +199,9 @@ class KeptFolder:
 
     def append(self, lines: bytes) -> None:
         """Write whole lines, at most `segment_bytes`. Where that fails none of them is in the folder."""
-        if self._descriptor is not None and (self._size + len(lines) > self.segment_bytes or self._is_old()):
+        if self._descriptor is not None and (
+            self._size + len(lines) > self.segment_bytes or self._is_old()
+        ):
             self.close()
         descriptor = self._descriptor if self._descriptor is not None else self._begin()
         try:
@@ -219,8 +232,12 @@ class KeptFolder:
         with self._alone():
             self._make_room(1)
             path = self.root / f"{datetime.now(UTC).strftime(_BEGIN)}-{secrets.token_hex(4)}.jsonl"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # says that it is written; the kernel lets go of it when the process ends
+            descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600
+            )
+            fcntl.flock(
+                descriptor, fcntl.LOCK_EX
+            )  # says that it is written; the kernel lets go of it when the process ends
         self._descriptor, self._path, self._size, self._begun = descriptor, path, 0, time.time()
         return descriptor
 
@@ -261,7 +278,11 @@ class KeptFolder:
                 path.unlink(missing_ok=True)
             else:
                 closed.append((path, size))
-        excess = sum(size for _, size in closed) + max(num_open, self._num_writers) * self.segment_bytes - self._max_bytes
+        excess = (
+            sum(size for _, size in closed)
+            + max(num_open, self._num_writers) * self.segment_bytes
+            - self._max_bytes
+        )
         for path, size in closed:
             if excess <= 0:
                 break
@@ -315,7 +336,10 @@ def _decoded(segment: Path, number: int, line: bytes) -> KeptRequest | DamagedLi
 
 
 def _encode_outputs(outputs: NDArray[np.float32]) -> dict[str, Any]:
-    return {"shape": outputs.shape, "float32": base64.b64encode(np.ascontiguousarray(outputs, _FLOAT32).data).decode()}
+    return {
+        "shape": outputs.shape,
+        "float32": base64.b64encode(np.ascontiguousarray(outputs, _FLOAT32).data).decode(),
+    }
 
 
 def _decode_outputs(outputs: _Outputs) -> NDArray[np.float32]:

@@ -75,17 +75,26 @@ def collect(
     `labels` are the classes that a truth may name; empty for a numeric target.
     """
     collected = Collected([], {})
-    told = {(truth.request_id, truth.item): truth for truth in truths if _told(truth, bool(labels)) is not None}
+    told = {
+        (truth.request_id, truth.item): truth
+        for truth in truths
+        if _told(truth, bool(labels)) is not None
+    }
     found = list(_items(kept, drifted, contract, bool(labels), collected))
     collected.num_kept = len(found)
     items = _ranked(_without_copies(_labelled(found, told, bool(labels), collected), collected))
     wanted = [item for item in items if unlabelled or item.truth is not None]
     others = [] if unlabelled else [item for item in items if item.truth is None]
-    collected.left_out.update("later than the truth of their id" if item.key[:2] in told else "without a truth" for item in others)
+    collected.left_out.update(
+        "later than the truth of their id" if item.key[:2] in told else "without a truth"
+        for item in others
+    )
     chosen = wanted if num_rows is None else wanted[:num_rows]
     collected.left_out["beyond --rows"] += len(wanted) - len(chosen)
     collected.contents = _contents(kept, {item.key for item in chosen}, contract)
-    collected.items = [item for item in chosen if item.key in collected.contents]  # a segment may be removed meanwhile
+    collected.items = [
+        item for item in chosen if item.key in collected.contents
+    ]  # a segment may be removed meanwhile
     return collected
 
 
@@ -102,14 +111,23 @@ def cell_value(value: Any, column: Column) -> float | bool | str | None:
     raise ValueError(f"{column.name}: {value!r} is no {column.kind}")
 
 
-def _items(kept: Path, drifted: Sequence[DriftedSpan], contract: InputContract, has_classes: bool, collected: Collected) -> Iterator[Item]:
+def _items(
+    kept: Path,
+    drifted: Sequence[DriftedSpan],
+    contract: InputContract,
+    has_classes: bool,
+    collected: Collected,
+) -> Iterator[Item]:
     """Every kept item, without its truth."""
     for request in read_kept(kept):
         if isinstance(request, DamagedLine):
             collected.left_out["in a damaged line"] += 1
             continue
         moment = request.time.timestamp()
-        in_drift = any(span.model == request.model_version and span.opened <= moment <= span.closed for span in drifted)
+        in_drift = any(
+            span.model == request.model_version and span.opened <= moment <= span.closed
+            for span in drifted
+        )
         try:
             contents = _request_contents(request, contract)
         except ValueError:
@@ -149,11 +167,18 @@ def _request_contents(request: KeptRequest, contract: InputContract) -> list[Con
 
 
 def _digest(content: Content) -> str:
-    payload = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
+    payload = (
+        content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
+    )
     return hashlib.sha256(payload).hexdigest()
 
 
-def _labelled(items: Sequence[Item], told: Mapping[tuple[str, int], Truth], has_classes: bool, collected: Collected) -> list[Item]:
+def _labelled(
+    items: Sequence[Item],
+    told: Mapping[tuple[str, int], Truth],
+    has_classes: bool,
+    collected: Collected,
+) -> list[Item]:
     """Of each request id, which callers may use again, the item that its truth is of, and the last one, which may be another."""
     by_id: dict[tuple[str, int], list[Item]] = {}
     for item in sorted(items, key=lambda item: item.key[2]):
@@ -199,15 +224,22 @@ def _ranked(items: Sequence[Item]) -> list[Item]:
     if not items:
         return []
     worth = _ranks([item.error for item in items]) + _ranks([item.doubt for item in items])
-    worth += _ranks([item.outlier_score for item in items]) + np.array([float(item.drifted) for item in items])
-    order = sorted(range(len(items)), key=lambda place: (-worth[place], -items[place].key[2], items[place].digest))
+    worth += _ranks([item.outlier_score for item in items]) + np.array(
+        [float(item.drifted) for item in items]
+    )
+    order = sorted(
+        range(len(items)),
+        key=lambda place: (-worth[place], -items[place].key[2], items[place].digest),
+    )
     return [items[place] for place in order]
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     """(rows,) the share of rows below each, in [0, 1); equals have the same."""
     numbers = np.array(values)
-    below: NDArray[np.float64] = np.searchsorted(np.sort(numbers), numbers, side="left") / len(numbers)
+    below: NDArray[np.float64] = np.searchsorted(np.sort(numbers), numbers, side="left") / len(
+        numbers
+    )
     return below
 
 
@@ -216,7 +248,10 @@ def _contents(kept: Path, wanted: set[Key], contract: InputContract) -> dict[Key
     found: dict[Key, Content] = {}
     for request in read_kept(kept):
         if isinstance(request, KeptRequest) and request.request_id in names:
-            keys = [(request.request_id, item, request.time.timestamp()) for item in range(request.num_rows)]
+            keys = [
+                (request.request_id, item, request.time.timestamp())
+                for item in range(request.num_rows)
+            ]
             if not wanted.isdisjoint(keys):
                 contents = zip(keys, _request_contents(request, contract), strict=True)
                 found |= {key: content for key, content in contents if key in wanted}

@@ -14,7 +14,12 @@ from slipway.system.contract import is_classification
 from slipway.system.malloc import keep_freed_memory
 from slipway.training.batches.batches import ImageChanges, StepShape, TrainingBatches
 from slipway.training.distributed.execution import arrange
-from slipway.training.distributed.strategies import Placement, actual_setup, check_actual, trainer_arguments
+from slipway.training.distributed.strategies import (
+    Placement,
+    actual_setup,
+    check_actual,
+    trainer_arguments,
+)
 from slipway.training.job import TrainingData
 from slipway.training.module import TrainingModule
 from slipway.training.networks.freezing import Freezing
@@ -23,7 +28,9 @@ from slipway.training.recipe.precision import allow_float16_on_cpu, fit_into_hal
 from slipway.training.threads import own_threads
 
 
-def prepare_process(params: TrainParams, placement: Placement, network: Network, threads: int | None = None) -> None:
+def prepare_process(
+    params: TrainParams, placement: Placement, network: Network, threads: int | None = None
+) -> None:
     """Set threads, memory and precision of this process, and the layout of the weights.
 
     `threads` are those of a resumed training; without them, all that this process may use.
@@ -38,16 +45,22 @@ def prepare_process(params: TrainParams, placement: Placement, network: Network,
         if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:
             allow_float16_on_cpu()
     if placement.precision == "32-true":
-        torch.backends.cudnn.allow_tf32 = False  # which torch allows in convolutions: 10 bits of mantissa, not 23
+        torch.backends.cudnn.allow_tf32 = (
+            False  # which torch allows in convolutions: 10 bits of mantissa, not 23
+        )
     arrange(network, params, placement, network.spec.task)
 
 
-def step_arguments(params: TrainParams, placement: Placement, shape: StepShape, work: Path) -> dict[str, Any]:
+def step_arguments(
+    params: TrainParams, placement: Placement, shape: StepShape, work: Path
+) -> dict[str, Any]:
     """The arguments of `pl.Trainer` that decide what a step does and where."""
     return {
         **trainer_arguments(placement, shape.per_device, freezes=params.freeze_epochs > 0),
         "accumulate_grad_batches": shape.num_accumulated,
-        "gradient_clip_val": (params.gradient_clip_norm or None) if placement.zero_stage else None,  # elsewhere the guard clips
+        "gradient_clip_val": (params.gradient_clip_norm or None)
+        if placement.zero_stage
+        else None,  # elsewhere the guard clips
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
@@ -56,15 +69,29 @@ def step_arguments(params: TrainParams, placement: Placement, shape: StepShape, 
     }
 
 
-def training_batches(data: TrainingData, shape: StepShape, rank: int, seed: int, *, on_gpu: bool) -> TrainingBatches:
+def training_batches(
+    data: TrainingData, shape: StepShape, rank: int, seed: int, *, on_gpu: bool
+) -> TrainingBatches:
     """The training rows of one rank, changed as the plan says."""
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
-    return TrainingBatches(data.train, shape, rank, seed, changes, classes=is_classification(data.manifest.task))
+    return TrainingBatches(
+        data.train, shape, rank, seed, changes, classes=is_classification(data.manifest.task)
+    )
 
 
-def training_module(network: Network, params: TrainParams, seed: int, data: TrainingData, batches: TrainingBatches) -> TrainingModule:
+def training_module(
+    network: Network, params: TrainParams, seed: int, data: TrainingData, batches: TrainingBatches
+) -> TrainingModule:
     """What makes the steps."""
-    return TrainingModule(network, params, seed, batches.num_steps, batches.ids, data.mean_weight, data.class_weights(params))
+    return TrainingModule(
+        network,
+        params,
+        seed,
+        batches.num_steps,
+        batches.ids,
+        data.mean_weight,
+        data.class_weights(params),
+    )
 
 
 def freezing(network: Network, params: TrainParams) -> list[pl.Callback]:
@@ -74,7 +101,11 @@ def freezing(network: Network, params: TrainParams) -> list[pl.Callback]:
 
 def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
     """How training images are changed, on the device where that is a GPU; None for a table."""
-    return ImageChanges(plan, contract.size_px, on_device=on_gpu) if isinstance(contract, ImageContract) else None
+    return (
+        ImageChanges(plan, contract.size_px, on_device=on_gpu)
+        if isinstance(contract, ImageContract)
+        else None
+    )
 
 
 class SetupCheck(pl.Callback):

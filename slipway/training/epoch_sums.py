@@ -23,7 +23,9 @@ class EpochSums:
 
     def means(self) -> dict[str, float]:
         """The mean over all rows of all ranks, by name."""
-        names = sorted(self.totals)  # the same order on every rank, which a file that they are read from does not keep
+        names = sorted(
+            self.totals
+        )  # the same order on every rank, which a file that they are read from does not keep
         totals = torch.stack([self.totals[name] for name in names])
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(totals)

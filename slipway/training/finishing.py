@@ -15,7 +15,13 @@ from slipway.training.checkpoints.fingerprint import Fingerprint
 from slipway.training.checkpoints.positions import Position
 from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, count_parameters
-from slipway.training.networks.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
+from slipway.training.networks.networks import (
+    ModelCard,
+    Network,
+    NetworkSpec,
+    build_network,
+    save_checkpoint,
+)
 from slipway.training.recipe.early_stopping import has_ended
 
 
@@ -37,7 +43,9 @@ def write_checkpoint(job: Job) -> None:
     check_inputs()
     job.saves.remove()
     if card.stopped_early:
-        print(f"stopped   after epoch {save.epoch}, {job.params.early_stopping_patience} after the lowest validation loss")
+        print(
+            f"stopped   after epoch {save.epoch}, {job.params.early_stopping_patience} after the lowest validation loss"
+        )
     print(
         f"kept epoch {save.kept_epoch} of {save.epoch} ({job.params.keep}) in {job.paths.checkpoint}, "
         f"measured on {len(job.data.val):,} validation rows"
@@ -71,8 +79,14 @@ def _metrics(card: ModelCard, save: Save) -> dict[str, object]:
         "epochs": card.epochs,
         "stopped_early": card.stopped_early,
         "kept_epoch": card.kept_epoch,
-        **{name.replace("/", "_"): value for name, value in card.metrics.items() if name != "learning_rate"},
-        "skipped_steps": int(save.history[-1]["skipped_steps"]),  # of the whole run, not only up to the kept epoch
+        **{
+            name.replace("/", "_"): value
+            for name, value in card.metrics.items()
+            if name != "learning_rate"
+        },
+        "skipped_steps": int(
+            save.history[-1]["skipped_steps"]
+        ),  # of the whole run, not only up to the kept epoch
         "strategy": card.actual.strategy,
         "precision": card.actual.precision,
         "processes": card.actual.world_size,
@@ -90,12 +104,19 @@ def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
 
 
 def _digests(fingerprint: Fingerprint, params: str) -> dict[str, str]:
-    return {"fingerprint": fingerprint.digest, "params": params, **fingerprint.data, **fingerprint.code}
+    return {
+        "fingerprint": fingerprint.digest,
+        "params": params,
+        **fingerprint.data,
+        **fingerprint.code,
+    }
 
 
 def _git_revision(root: Path) -> str | None:
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return found.stdout.strip()

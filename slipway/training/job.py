@@ -76,7 +76,9 @@ class TrainingData:
         """Of the training rows; DataError if none counts."""
         mean = float(np.concatenate([split.weights for split in self.train]).mean())
         if not mean > 0:
-            raise DataError("every training row has the weight 0, so there is nothing to learn. Look at data.weight_column.")
+            raise DataError(
+                "every training row has the weight 0, so there is nothing to learn. Look at data.weight_column."
+            )
         return mean
 
     def class_weights(self, params: TrainParams) -> Tensor | None:
@@ -145,7 +147,9 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     network = drawn_network(seed, params, spec)
     data.class_weights(params)  # refused here rather than after the start
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
-    fingerprint = take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained_file(params))
+    fingerprint = take_fingerprint(
+        seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained_file(params)
+    )
     return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
 
@@ -153,7 +157,10 @@ def open_data(paths: Paths) -> TrainingData:
     """Map what `precompute` and `augment` left; SchemaError if it is missing or does not fit, IntegrityError if it was altered."""
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
-    train, val = (open_split(paths.packed, manifest, split, verify=is_first_process()) for split in ("train", "val"))
+    train, val = (
+        open_split(paths.packed, manifest, split, verify=is_first_process())
+        for split in ("train", "val")
+    )
     return TrainingData(manifest, [train, copies] if copies else [train], val, plan)
 
 

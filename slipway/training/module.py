@@ -41,9 +41,13 @@ class TrainingModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.network = network
-        self.epoch_metrics: dict[str, float] = {}  # of the epoch that ended last, equal on every rank
+        self.epoch_metrics: dict[
+            str, float
+        ] = {}  # of the epoch that ended last, equal on every rank
         self.guard = StepGuard(network, params, ids)
-        self.optimizer_names: list[str] = []  # of the weights, in the order in which the optimizer counts them
+        self.optimizer_names: list[
+            str
+        ] = []  # of the weights, in the order in which the optimizer counts them
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
         self._classes = is_classification(network.spec.task)
@@ -56,11 +60,17 @@ class TrainingModule(pl.LightningModule):
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The mean loss of a batch, () float32, each row as its weight says."""
         # Dropout and the like: a function of (seed, epoch, batch, rank), so that a resumed run draws the same.
-        torch.manual_seed(_derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank))
+        torch.manual_seed(
+            _derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank)
+        )
         self.guard.start_batch()
-        inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+        inputs = (
+            batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+        )
         # By the mean over all training rows, not over the batch: so a step does not depend on how it is cut over processes.
-        losses = self._losses(self.network(inputs), batch.targets, batch.mixing) * (batch.weights / self._mean_weight)
+        losses = self._losses(self.network(inputs), batch.targets, batch.mixing) * (
+            batch.weights / self._mean_weight
+        )
         return self.guard.watched_mean(losses, batch) + l1_penalty(self.network, self._params.l1)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
@@ -84,8 +94,13 @@ class TrainingModule(pl.LightningModule):
         # Without this each rank would validate, and rank 0 keep, the statistics of its own share of the rows.
         average_running_statistics(self.network)
         if self.train_sums.is_empty:
-            raise TrainingError(f"every step of epoch {self.current_epoch + 1} was skipped, so nothing was learned. See the lines above.")
-        self.epoch_metrics = {"train/loss": self.train_sums.means()["loss"], "skipped_steps": float(self.guard.num_skipped)}
+            raise TrainingError(
+                f"every step of epoch {self.current_epoch + 1} was skipped, so nothing was learned. See the lines above."
+            )
+        self.epoch_metrics = {
+            "train/loss": self.train_sums.means()["loss"],
+            "skipped_steps": float(self.guard.num_skipped),
+        }
         self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
@@ -95,7 +110,9 @@ class TrainingModule(pl.LightningModule):
             score = (answers.argmax(dim=1) == batch.targets).double()
         else:
             score = (answers[:, 0].double() - batch.targets.double()) ** 2
-        self._val_sums.add(loss=self._losses(answers, batch.targets), score=score, counted=batch.counted)
+        self._val_sums.add(
+            loss=self._losses(answers, batch.targets), score=score, counted=batch.counted
+        )
 
     def on_validation_epoch_end(self) -> None:
         means = self._val_sums.means()
@@ -109,14 +126,23 @@ class TrainingModule(pl.LightningModule):
                 f"{self.epoch_metrics} after epoch {self.current_epoch + 1} is not finite. "
                 "Lower train.learning_rate, or use train.precision 32-true."
             )
-        self.epoch_metrics["learning_rate"] = max(float(group["lr"]) for group in self.trainer.optimizers[0].param_groups)
+        self.epoch_metrics["learning_rate"] = max(
+            float(group["lr"]) for group in self.trainer.optimizers[0].param_groups
+        )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """See `optimizers`."""
         configured = optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)
-        self.optimizer_names = optimizer_names(configured["optimizer"], self)  # now, since DeepSpeed makes flat groups of the weights
+        self.optimizer_names = optimizer_names(
+            configured["optimizer"], self
+        )  # now, since DeepSpeed makes flat groups of the weights
         return configured
 
 
 def _derived_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{epoch}/{batch}/{rank}/dropout".encode()).digest()[:8], "little") >> 1
+    return (
+        int.from_bytes(
+            hashlib.sha256(f"{seed}/{epoch}/{batch}/{rank}/dropout".encode()).digest()[:8], "little"
+        )
+        >> 1
+    )

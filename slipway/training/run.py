@@ -15,7 +15,14 @@ from torch import distributed
 from slipway.config.sections import TrainParams
 from slipway.system import files
 from slipway.system.contract import is_classification
-from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
+from slipway.training.assembly import (
+    SetupCheck,
+    freezing,
+    prepare_process,
+    step_arguments,
+    training_batches,
+    training_module,
+)
 from slipway.training.batches.batches import ValidationBatches, training_loader, validation_loader
 from slipway.training.checkpoints.callback import Saver
 from slipway.training.checkpoints.checkpoints import Save
@@ -37,7 +44,13 @@ from slipway.training.networks.networks import Network
 from slipway.training.recipe.early_stopping import has_ended
 from slipway.training.recipe.weight_average import WeightAverage
 from slipway.training.telemetry.costs import CostMeter, write_costs
-from slipway.training.telemetry.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
+from slipway.training.telemetry.progress import (
+    EpochLines,
+    log_finished,
+    loggers,
+    progress_bars,
+    silence_chatter,
+)
 from slipway.training.telemetry.run_log import RunLog
 from slipway.training.telemetry.start_lines import in_words, print_start
 from slipway.training.telemetry.step_clock import StepClock
@@ -60,7 +73,10 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
 
 
 def _train(job: Job, network: Network, log: RunLog) -> None:
-    first, num_parameters = is_first_process(), count_parameters(network)  # before ZeRO-3 cuts it up
+    first, num_parameters = (
+        is_first_process(),
+        count_parameters(network),
+    )  # before ZeRO-3 cuts it up
     if was_started_by_another():
         end_with_parent()
     with files.lock(job.paths.work / "lock", "a training") if first else nullcontext():
@@ -69,7 +85,12 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
             job.saves.open()
             notes = [*problems, *job.saves.others()]
             print_start(job, num_parameters, notes, resumed)
-            log.write("started", resumed_step=_first_step(job, resumed), notes=notes, **asdict(job.placement))
+            log.write(
+                "started",
+                resumed_step=_first_step(job, resumed),
+                notes=notes,
+                **asdict(job.placement),
+            )
         meter = CostMeter(job.saves.root)
         if trains := resumed is None or not has_ended(resumed.history, job.params):
             _fit(job, network, resumed, log, meter)
@@ -79,7 +100,14 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
             write_checkpoint(job)
             log.write("finished")
             if trains:
-                write_costs(job.paths.costs, job.fingerprint.name, num_parameters, meter, job.paths.checkpoint, job.board)
+                write_costs(
+                    job.paths.costs,
+                    job.fingerprint.name,
+                    num_parameters,
+                    meter,
+                    job.paths.checkpoint,
+                    job.board,
+                )
     if distributed.is_initialized():
         distributed.destroy_process_group()  # or a thread of gloo may abort a process that ends before the first does
 
@@ -99,20 +127,38 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
     trainer = pl.Trainer(
         **step_arguments(params, placement, shape, job.paths.work),
         max_epochs=params.epochs,
-        callbacks=[SetupCheck(placement), resumption, *freezing(network, params), *average, lines, telemetry, meter, saver, *bars],
+        callbacks=[
+            SetupCheck(placement),
+            resumption,
+            *freezing(network, params),
+            *average,
+            lines,
+            telemetry,
+            meter,
+            saver,
+            *bars,
+        ],
         logger=loggers(job.paths.live) if is_first_process() else False,
         profiler=clock,
         enable_progress_bar=bool(bars),
     )
     on_gpu, classes = placement.accelerator == "gpu", is_classification(data.manifest.task)
     batches = training_batches(data, shape, trainer.global_rank, job.seed, on_gpu=on_gpu)
-    validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
+    validation = ValidationBatches(
+        data.val,
+        params.max_batch_per_device,
+        placement.world_size,
+        trainer.global_rank,
+        classes=classes,
+    )
     resumption.load_weights(network)
     leave_signals_alone(trainer)
     with ended_together(trainer), _stopping_said(saver, signals):
         trainer.fit(
             training_module(network, params, job.seed, data, batches),
-            training_loader(batches, params.num_workers, pin_memory=on_gpu, **resumption.first_place),
+            training_loader(
+                batches, params.num_workers, pin_memory=on_gpu, **resumption.first_place
+            ),
             validation_loader(validation, params.num_workers, pin_memory=on_gpu),
             ckpt_path=resumption.trainer_state,
             weights_only=True,
@@ -131,7 +177,10 @@ def _stopping_said(saver: Saver, signals: Signals) -> Iterator[None]:
         if is_first_process():
             requeued = requeue() if stopped.signal == signal.SIGUSR1 else None
             what_next = requeued or "run the same command again to go on"
-            print(f"stopped   by {stopped.signal.name} {in_words(saver.saved)}, all saved; {what_next}", flush=True)
+            print(
+                f"stopped   by {stopped.signal.name} {in_words(saver.saved)}, all saved; {what_next}",
+                flush=True,
+            )
         raise
     finally:
         signals.release()

@@ -10,8 +10,20 @@ import pytorch_lightning as pl
 from slipway.config.sections import TrainParams
 from slipway.system.contract import is_classification
 from slipway.system.errors import UnavailableError
-from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
-from slipway.training.batches.batches import ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.training.assembly import (
+    SetupCheck,
+    freezing,
+    prepare_process,
+    step_arguments,
+    training_batches,
+    training_module,
+)
+from slipway.training.batches.batches import (
+    ValidationBatches,
+    cut_step,
+    training_loader,
+    validation_loader,
+)
 from slipway.training.distributed.processes import leave_signals_alone
 from slipway.training.distributed.strategies import Machine, Placement, this_machine
 from slipway.training.job import TrainingData
@@ -19,7 +31,12 @@ from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.weight_average import WeightAverage
 
-ONE_PROCESS = {"strategy": "single", "offload": "none", "devices": 1, "num_nodes": 1}  # of the section train
+ONE_PROCESS = {
+    "strategy": "single",
+    "offload": "none",
+    "devices": 1,
+    "num_nodes": 1,
+}  # of the section train
 
 
 def one_process(what: str, stage: str) -> Machine:
@@ -27,7 +44,9 @@ def one_process(what: str, stage: str) -> Machine:
     machine = this_machine()
     if machine.launch and machine.launch.world_size > 1:
         started = f"{machine.launch.launcher} started {machine.launch.world_size}"
-        raise UnavailableError(f"{what} is one process, but {started}. Run `dvc repro {stage}` without it.")
+        raise UnavailableError(
+            f"{what} is one process, but {started}. Run `dvc repro {stage}` without it."
+        )
     return machine
 
 

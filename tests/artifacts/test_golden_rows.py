@@ -4,7 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway.artifacts.golden_rows import CanaryBudget, CanaryRows, canary_budget, canary_bytes, check_canary, parse_canary
+from slipway.artifacts.golden_rows import (
+    CanaryBudget,
+    CanaryRows,
+    canary_budget,
+    canary_bytes,
+    check_canary,
+    parse_canary,
+)
 from slipway.artifacts.uncertainty import Answers
 from slipway.system.errors import BundleError, ParityError
 from tests.serving.bundles import with_canary, write_bundle
@@ -19,12 +26,18 @@ def answers(seed: int = 0, columns: int = 10) -> Answers:
     if columns == 1:
         return Answers(generator.normal(1000, 50, (NUM_ROWS, 1)).astype(np.float32), scores)
     logits = generator.normal(size=(NUM_ROWS, columns)) * 3
-    return Answers((np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).astype(np.float32), scores)
+    return Answers(
+        (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).astype(np.float32), scores
+    )
 
 
 def rows_of(answers: Answers) -> CanaryRows:
     num_rows = len(answers.outputs)
-    return CanaryRows([f"row{number}" for number in range(num_rows)], np.zeros((num_rows, 4), dtype=np.uint8), answers)
+    return CanaryRows(
+        [f"row{number}" for number in range(num_rows)],
+        np.zeros((num_rows, 4), dtype=np.uint8),
+        answers,
+    )
 
 
 def with_noise(answers: Answers, size: float) -> Answers:
@@ -45,7 +58,13 @@ def test_what_is_written_is_read_back_and_equal_rows_give_equal_bytes() -> None:
 
 def test_a_file_that_would_run_code_or_holds_something_else_is_refused() -> None:
     stream = io.BytesIO()
-    np.savez(stream, ids=np.array([{"an": "object"}], dtype=object), inputs=np.zeros(1), outputs=np.zeros(1), scores=np.zeros(1))
+    np.savez(
+        stream,
+        ids=np.array([{"an": "object"}], dtype=object),
+        inputs=np.zeros(1),
+        outputs=np.zeros(1),
+        scores=np.zeros(1),
+    )
     for payload in (stream.getvalue(), b"text", canary_bytes(rows_of(answers()))[:-30]):
         with pytest.raises(BundleError, match="holds no canary rows"):
             parse_canary(payload, 1)
@@ -55,11 +74,15 @@ def test_a_file_that_would_run_code_or_holds_something_else_is_refused() -> None
 
 @pytest.mark.parametrize("columns", [1, 3, 10])
 @pytest.mark.parametrize(("precision", "bits"), [("fp32", 23), ("fp16", 10), ("int8", 7)])
-def test_answers_that_were_rounded_to_a_precision_are_within_its_budget(columns: int, precision: str, bits: int) -> None:
+def test_answers_that_were_rounded_to_a_precision_are_within_its_budget(
+    columns: int, precision: str, bits: int
+) -> None:
     expected = answers(columns=columns)
     spread = 1.0 if columns > 1 else float(expected.outputs.std())
     budget = canary_budget(expected, expected, precision)
-    result = check_canary(with_noise(expected, 2.0 ** -(bits + 1) * spread), rows_of(expected), budget)
+    result = check_canary(
+        with_noise(expected, 2.0 ** -(bits + 1) * spread), rows_of(expected), budget
+    )
     assert result.mean_difference <= budget.max_mean_difference
 
 
@@ -67,14 +90,23 @@ def test_answers_that_were_rounded_to_a_precision_are_within_its_budget(columns:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_another_model_is_never_within_it(columns: int, precision: str) -> None:
     expected = answers(columns=columns)
-    with pytest.raises(ParityError, match=r"not answered as fp32 answers them: mean difference .* Worst row: row\d+, off by"):
-        check_canary(answers(1, columns), rows_of(expected), canary_budget(expected, expected, precision))
+    with pytest.raises(
+        ParityError,
+        match=r"not answered as fp32 answers them: mean difference .* Worst row: row\d+, off by",
+    ):
+        check_canary(
+            answers(1, columns), rows_of(expected), canary_budget(expected, expected, precision)
+        )
 
 
 def test_tf32_is_not_within_the_budget_of_fp32() -> None:
     expected = answers()
     with pytest.raises(ParityError, match="mean difference"):
-        check_canary(with_noise(expected, 2.0**-11), rows_of(expected), canary_budget(expected, expected, "fp32"))  # TF32 has 10 bits
+        check_canary(
+            with_noise(expected, 2.0**-11),
+            rows_of(expected),
+            canary_budget(expected, expected, "fp32"),
+        )  # TF32 has 10 bits
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -83,14 +115,23 @@ def test_one_row_that_is_not_finite_is_refused_by_its_name(value: float, of: str
     rows = rows_of(answers())
     found = answers()
     (found.outputs[:, 3] if of == "outputs" else found.scores)[17] = value
-    with pytest.raises(ParityError, match="1 of 64 canary rows were answered by NaN or an infinity, the first is row17"):
+    with pytest.raises(
+        ParityError,
+        match="1 of 64 canary rows were answered by NaN or an infinity, the first is row17",
+    ):
         check_canary(found, rows, canary_budget(rows.answers, rows.answers, "fp16"))
 
 
 def test_answers_of_another_shape_are_refused() -> None:
     rows = rows_of(answers())
-    with pytest.raises(ParityError, match=r"answered by \[\(64, 9\), \(64,\)\], expected \[\(64, 10\), \(64,\)\]"):
-        check_canary(Answers(answers().outputs[:, :9], answers().scores), rows, canary_budget(rows.answers, rows.answers, "fp16"))
+    with pytest.raises(
+        ParityError, match=r"answered by \[\(64, 9\), \(64,\)\], expected \[\(64, 10\), \(64,\)\]"
+    ):
+        check_canary(
+            Answers(answers().outputs[:, :9], answers().scores),
+            rows,
+            canary_budget(rows.answers, rows.answers, "fp16"),
+        )
 
 
 def test_more_flips_than_chance_makes_of_the_measured_share_are_refused() -> None:
@@ -102,7 +143,10 @@ def test_more_flips_than_chance_makes_of_the_measured_share_are_refused() -> Non
     found.outputs[: budget.max_flipped] = edge[: budget.max_flipped, ::-1]
     assert len(check_canary(found, rows_of(expected), budget).flipped) == budget.max_flipped
     found.outputs[budget.max_flipped] = edge[budget.max_flipped, ::-1]
-    with pytest.raises(ParityError, match=f"{budget.max_flipped + 1} of 64 labels flipped, expected at most {budget.max_flipped}"):
+    with pytest.raises(
+        ParityError,
+        match=f"{budget.max_flipped + 1} of 64 labels flipped, expected at most {budget.max_flipped}",
+    ):
         check_canary(found, rows_of(expected), budget)
 
 
@@ -116,7 +160,11 @@ def test_outlier_scores_of_another_model_are_refused() -> None:
 def test_a_variant_that_flips_more_on_the_cpu_may_do_so_elsewhere() -> None:
     expected, found = answers(), answers()
     found.outputs[:8] = np.roll(found.outputs[:8], 1, axis=1)
-    assert canary_budget(found, expected, "int8").max_flipped > canary_budget(expected, expected, "int8").max_flipped >= 1
+    assert (
+        canary_budget(found, expected, "int8").max_flipped
+        > canary_budget(expected, expected, "int8").max_flipped
+        >= 1
+    )
 
 
 def test_a_value_has_no_label_that_flips() -> None:

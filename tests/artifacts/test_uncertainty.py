@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
-from slipway.metrics.uncertainty_fitting import fit_temperature, least_probability, softmax, upper_quantile
+from slipway.metrics.uncertainty_fitting import (
+    fit_temperature,
+    least_probability,
+    softmax,
+    upper_quantile,
+)
 from slipway.reports.evaluation.calibration import coverage_doubts, share_of
 from slipway.system.errors import IntegrityError, SchemaError
 from tests.calibrations import CALIBRATION
@@ -20,7 +25,9 @@ NUM_SETS = 200
 FEW = 14  # (14 + 1) * 0.1 is 1.5: the corrected threshold covers 14 of 15 on average, the plain quantile 0.85
 
 
-def simulated(generator: np.random.Generator, num_rows: int, num_classes: int = 5) -> tuple[Float, Float]:
+def simulated(
+    generator: np.random.Generator, num_rows: int, num_classes: int = 5
+) -> tuple[Float, Float]:
     """(N, K) logits that are true, and (N,) classes drawn by them."""
     logits = 2 * generator.normal(size=(num_rows, num_classes))
     classes = (softmax(logits).cumsum(axis=1) < generator.random((num_rows, 1))).sum(axis=1)
@@ -28,7 +35,9 @@ def simulated(generator: np.random.Generator, num_rows: int, num_classes: int = 
 
 
 def with_threshold(threshold: float | None) -> Calibration:
-    return CALIBRATION.model_copy(update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": threshold})})
+    return CALIBRATION.model_copy(
+        update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": threshold})}
+    )
 
 
 # temperature
@@ -49,7 +58,9 @@ def test_rows_that_are_all_right_do_not_make_it_infinitely_sure() -> None:
 
 def test_rows_whose_labels_are_noise_end_at_a_bound_and_no_rows_at_one() -> None:
     generator = np.random.default_rng(0)
-    noise = fit_temperature(generator.normal(size=(500, 3)), generator.integers(3, size=500).astype(np.float64))
+    noise = fit_temperature(
+        generator.normal(size=(500, 3)), generator.integers(3, size=500).astype(np.float64)
+    )
     assert 1 < noise <= 100.01
     assert fit_temperature(np.empty((0, 3)), np.empty(0)) == 1.0
 
@@ -81,7 +92,11 @@ def coverage_of_sets(fit: Fit, memorised: bool = False) -> float:
 
 
 def test_sets_hold_the_truth_as_often_as_asked() -> None:
-    assert COVERAGE <= coverage_of_sets(lambda shares, classes: least_probability(shares, classes, COVERAGE)) < 0.96
+    assert (
+        COVERAGE
+        <= coverage_of_sets(lambda shares, classes: least_probability(shares, classes, COVERAGE))
+        < 0.96
+    )
 
 
 def test_without_the_correction_or_on_training_rows_they_do_not() -> None:
@@ -89,7 +104,12 @@ def test_without_the_correction_or_on_training_rows_they_do_not() -> None:
         return float(np.quantile(shares[np.arange(FEW), classes.astype(int)], 1 - COVERAGE))
 
     assert coverage_of_sets(plain) < COVERAGE
-    assert coverage_of_sets(lambda shares, classes: least_probability(shares, classes, COVERAGE), memorised=True) < COVERAGE
+    assert (
+        coverage_of_sets(
+            lambda shares, classes: least_probability(shares, classes, COVERAGE), memorised=True
+        )
+        < COVERAGE
+    )
 
 
 def coverage_of_intervals(fit: Callable[[Float], float | None]) -> float:
@@ -101,13 +121,17 @@ def coverage_of_intervals(fit: Callable[[Float], float | None]) -> float:
     return float(np.mean(covered))
 
 
-def test_intervals_hold_the_truth_as_often_as_asked_and_without_the_correction_they_do_not() -> None:
+def test_intervals_hold_the_truth_as_often_as_asked_and_without_the_correction_they_do_not() -> (
+    None
+):
     assert COVERAGE <= coverage_of_intervals(lambda errors: upper_quantile(errors, COVERAGE)) < 0.96
     assert coverage_of_intervals(lambda errors: float(np.quantile(errors, COVERAGE))) < COVERAGE
 
 
 def test_ordinary_rows_are_called_outliers_no_more_often_than_asked() -> None:
-    assert 1 - coverage_of_intervals(lambda scores: upper_quantile(scores, COVERAGE)) <= 1 - COVERAGE
+    assert (
+        1 - coverage_of_intervals(lambda scores: upper_quantile(scores, COVERAGE)) <= 1 - COVERAGE
+    )
 
 
 @pytest.mark.parametrize("num_rows", [0, 8])
@@ -117,7 +141,9 @@ def test_too_few_rows_give_every_label_no_interval_and_no_outlier(num_rows: int)
     assert calibration.prediction_sets(np.array([[1.0, 0.0]], dtype=np.float32)).all()
     assert upper_quantile(np.zeros(num_rows), COVERAGE) is None
     assert with_threshold(None).interval(3.0) is None
-    unknown = calibration.model_copy(update={"outlier": calibration.outlier.model_copy(update={"threshold": None})})
+    unknown = calibration.model_copy(
+        update={"outlier": calibration.outlier.model_copy(update={"threshold": None})}
+    )
     assert not unknown.is_outlier(np.array([1e30], dtype=np.float32)).any()
     few = calibration.conformal.model_copy(update={"coverage": COVERAGE, "rows": num_rows})
     assert few.is_vacuous
@@ -132,14 +158,24 @@ def test_nine_rows_are_enough_for_nine_tenths_though_not_in_binary() -> None:
 
 def test_the_best_label_is_in_every_set_and_so_is_one_at_the_threshold() -> None:
     shares = np.array([[0.2, 0.5, 0.3], [0.34, 0.33, 0.33], [0.5, 0.5, 0.0]], dtype=np.float32)
-    assert with_threshold(0.6).prediction_sets(shares).tolist() == [[False, True, False], [True, False, False], [True, True, False]]
-    assert with_threshold(float(np.float32(0.3))).prediction_sets(shares[0]).tolist() == [False, True, True]
+    assert with_threshold(0.6).prediction_sets(shares).tolist() == [
+        [False, True, False],
+        [True, False, False],
+        [True, True, False],
+    ]
+    assert with_threshold(float(np.float32(0.3))).prediction_sets(shares[0]).tolist() == [
+        False,
+        True,
+        True,
+    ]
 
 
 # the file
 
 
-def test_a_calibration_is_read_as_it_was_written_and_refused_when_it_is_not_one(tmp_path: Path) -> None:
+def test_a_calibration_is_read_as_it_was_written_and_refused_when_it_is_not_one(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "calibration.json"
     with pytest.raises(SchemaError, match="is missing"):
         read_calibration(path)
@@ -160,7 +196,9 @@ def measured(hits: int, rows: int) -> Metric:
 
 
 @pytest.mark.parametrize(("hits", "verdict"), [(110, "below"), (124, "within"), (138, "above")])
-def test_a_coverage_is_marked_only_where_the_interval_excludes_the_target(hits: int, verdict: str) -> None:
+def test_a_coverage_is_marked_only_where_the_interval_excludes_the_target(
+    hits: int, verdict: str
+) -> None:
     conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": 200})
     found = measured(hits, 138)
     assert conformal.verdict(found.low, found.high) == verdict
@@ -173,7 +211,9 @@ def test_a_coverage_is_marked_only_where_the_interval_excludes_the_target(hits: 
 
 
 @pytest.mark.parametrize(("rows", "warns"), [(199, True), (200, False)])
-def test_a_coverage_that_was_fitted_on_fewer_than_200_rows_is_marked(rows: int, warns: bool) -> None:
+def test_a_coverage_that_was_fitted_on_fewer_than_200_rows_is_marked(
+    rows: int, warns: bool
+) -> None:
     conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": rows})
     doubts = coverage_doubts(conformal, measured(124, 138))
     assert [f"fitted on {rows} rows, fewer than 200" in doubt for doubt in doubts] == [True] * warns

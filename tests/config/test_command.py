@@ -39,26 +39,79 @@ def _noted(error: Exception) -> Exception:
     ("error", "code", "text"),
     [
         (DataError("no images. Add some."), 1, "error: no images. Add some."),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/packed"), 1, "error: data/packed: No space left on device. Free space"),
-        (OSError(errno.EROFS, os.strerror(errno.EROFS), "artifacts"), 1, "error: artifacts: Read-only file system. Run in"),
-        (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "reports"), 1, "error: reports: Permission denied. Give"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "from", None, "to"), 1, "error: to: No space left on device."),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, f"error: the file system of {Path.cwd()}: No space left on device."),
-        (OSError(errno.EFBIG, os.strerror(errno.EFBIG), "a/b"), 1, "error: a/b: File too large. Raise the limit"),
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 4288 vs 4180"), 1, "No space left on device. Free space"),
-        (ValueError("I/O error: No space left on device (os error 28)"), 1, "No space left on device. Free space"),
-        (ValueError("cannot write 'artifacts/x.onnx': Read-only file system"), 1, "error: artifacts/x.onnx: Read-only file system."),
-        (_caused_by(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/x")), 1, "error: data/x: No space left on device."),
-        (_noted(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/x")), 1, "run the same command again. (rank 1 of 2)"),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/packed"),
+            1,
+            "error: data/packed: No space left on device. Free space",
+        ),
+        (
+            OSError(errno.EROFS, os.strerror(errno.EROFS), "artifacts"),
+            1,
+            "error: artifacts: Read-only file system. Run in",
+        ),
+        (
+            PermissionError(errno.EACCES, os.strerror(errno.EACCES), "reports"),
+            1,
+            "error: reports: Permission denied. Give",
+        ),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "from", None, "to"),
+            1,
+            "error: to: No space left on device.",
+        ),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            1,
+            f"error: the file system of {Path.cwd()}: No space left on device.",
+        ),
+        (
+            OSError(errno.EFBIG, os.strerror(errno.EFBIG), "a/b"),
+            1,
+            "error: a/b: File too large. Raise the limit",
+        ),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 4288 vs 4180"),
+            1,
+            "No space left on device. Free space",
+        ),
+        (
+            ValueError("I/O error: No space left on device (os error 28)"),
+            1,
+            "No space left on device. Free space",
+        ),
+        (
+            ValueError("cannot write 'artifacts/x.onnx': Read-only file system"),
+            1,
+            "error: artifacts/x.onnx: Read-only file system.",
+        ),
+        (
+            _caused_by(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/x")),
+            1,
+            "error: data/x: No space left on device.",
+        ),
+        (
+            _noted(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/x")),
+            1,
+            "run the same command again. (rank 1 of 2)",
+        ),
         (KeyboardInterrupt(), 130, "error: interrupted."),
     ],
 )
-def test_what_a_user_can_mend_is_one_message(capsys: pytest.CaptureFixture[str], error: BaseException, code: int, text: str) -> None:
+def test_what_a_user_can_mend_is_one_message(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, text: str
+) -> None:
     assert _exit_code(error) == code
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), OSError(errno.EBADF, "Bad file descriptor"), RuntimeError("shapes")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError("ours"),
+        OSError(errno.EBADF, "Bad file descriptor"),
+        RuntimeError("shapes"),
+    ],
+)
 def test_a_fault_of_ours_keeps_its_traceback(error: Exception) -> None:
     def run(params: Params) -> None:
         raise error
@@ -67,7 +120,9 @@ def test_a_fault_of_ours_keeps_its_traceback(error: Exception) -> None:
         run_stage(run)
 
 
-def test_a_folder_without_params_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_params_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         run_stage(lambda params: None)
@@ -106,7 +161,9 @@ def _piped(code: str, **unread: bool) -> subprocess.Popen[bytes]:
     read, write = os.pipe()
     os.close(read)
     try:
-        streams: dict[str, Any] = {name: write if is_unread else subprocess.PIPE for name, is_unread in unread.items()}
+        streams: dict[str, Any] = {
+            name: write if is_unread else subprocess.PIPE for name, is_unread in unread.items()
+        }
         return subprocess.Popen([sys.executable, "-c", _UNREAD + code], env=_BUFFERED, **streams)
     finally:
         os.close(write)
@@ -151,15 +208,30 @@ def test_a_broken_pipe_of_anything_else_keeps_its_traceback() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
-    [("serving.rollout", "status"), ("serving.rollout", "--help"), ("serving.auth.keys", "--help"), ("slipway.replay", "--help")],
+    [
+        ("serving.rollout", "status"),
+        ("serving.rollout", "--help"),
+        ("serving.auth.keys", "--help"),
+        ("slipway.replay", "--help"),
+    ],
 )
-def test_every_command_may_be_piped_into_one_that_reads_nothing(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_command_may_be_piped_into_one_that_reads_nothing(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     read, write = os.pipe()
     os.close(read)
     environment = _BUFFERED | {"SLIPWAY_STATE": str(tmp_path)}
     with os.fdopen(write) as stdout:
         command = [sys.executable, "-m", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
     assert done.returncode == 128 + signal.SIGPIPE

@@ -37,16 +37,29 @@ def message(changed: dict[str, Any]) -> str:
     [
         ("table_classification", {"precompute__transform": "transforms.faces:crop"}),
         ("table_regression", {"data__engine": "ray"}),
-        ("image_classification", {"data__columns": {"age": {"kind": "number", "min": None, "max": None, "required": False}}}),
+        (
+            "image_classification",
+            {
+                "data__columns": {
+                    "age": {"kind": "number", "min": None, "max": None, "required": False}
+                }
+            },
+        ),
         ("image_regression", {"data__label_map": {"Cat": "cat"}}),
         ("table_regression", {"data__classes": ["cat"]}),
         ("image_regression", {"audit__folds": 5}),
     ],
 )
-def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(task: str, changes: dict[str, Any]) -> None:
+def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(
+    task: str, changes: dict[str, Any]
+) -> None:
     network = "tabm" if task.startswith("table") else "small_resnet"
     metric = "accuracy" if task.endswith("classification") else "rmse"
-    arguments = yaml.safe_load(STARTS["tabm"]) if network == "tabm" else CONTENT["train"]["network_arguments"]
+    arguments = (
+        yaml.safe_load(STARTS["tabm"])
+        if network == "tabm"
+        else CONTENT["train"]["network_arguments"]
+    )
     fitting = {
         "data__task": task,
         "train__network": network,
@@ -62,10 +75,17 @@ def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(task: s
 
 @pytest.mark.parametrize(
     ("offload", "strategy"),
-    [("optimizer", "deepspeed_stage_1"), ("optimizer", "deepspeed_stage_3"), ("optimizer_and_parameters", "deepspeed_stage_3")],
+    [
+        ("optimizer", "deepspeed_stage_1"),
+        ("optimizer", "deepspeed_stage_3"),
+        ("optimizer_and_parameters", "deepspeed_stage_3"),
+    ],
 )
 def test_a_strategy_that_can_offload_may(offload: str, strategy: str) -> None:
-    assert parse_params(content(train__offload=offload, train__strategy=strategy)).train.offload == offload
+    assert (
+        parse_params(content(train__offload=offload, train__strategy=strategy)).train.offload
+        == offload
+    )
 
 
 def test_the_projects_own_params_are_valid() -> None:
@@ -75,11 +95,20 @@ def test_the_projects_own_params_are_valid() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"train__learning_rte": 0.1}, "train.learning_rte: unknown key; did you mean 'learning_rate'?"),
+        (
+            {"train__learning_rte": 0.1},
+            "train.learning_rte: unknown key; did you mean 'learning_rate'?",
+        ),
         ({"trian": {}}, "trian: unknown key; did you mean 'train'?"),
         ({"evaluate__gates__accuracy__mni": 0.1}, "mni: unknown key; did you mean 'min'?"),
-        ({"data__columns": {"age": "number"}}, "data.columns.age: found 'number', expected a mapping of kind, min, max, required"),
-        ({"data__columns": {"age": {"kidn": 1}}}, "data.columns.age.kidn: unknown key; did you mean 'kind'?"),
+        (
+            {"data__columns": {"age": "number"}},
+            "data.columns.age: found 'number', expected a mapping of kind, min, max, required",
+        ),
+        (
+            {"data__columns": {"age": {"kidn": 1}}},
+            "data.columns.age.kidn: unknown key; did you mean 'kind'?",
+        ),
         ({"split": 3}, "split: found 3, expected a mapping of train, val, test"),
         ({"train__epochs": "thirty"}, "train.epochs: found 'thirty'"),
         ({"train__epochs": 3.5}, "train.epochs: found 3.5"),
@@ -97,49 +126,111 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"augment__horizontal_flip": 1.5}, "augment.horizontal_flip: found 1.5"),
         ({"augment__scale": [1.1, 0.9]}, "scale [1.1, 0.9] goes from large to small"),
         ({"split__train": 0.8}, "train 0.8 + val 0.15 + test 0.15 is 1.1, expected 1"),
-        ({"augment__crop_padding_px": 16}, "augment.crop_padding_px is 16, expected less than precompute.image_size_px 16"),
-        ({"compile__optimal_batch_size": 512}, "compile.optimal_batch_size is 512, above export.max_batch_size 256"),
-        ({"export__variants": ["fp16"], "compile__variant": "fp16"}, "lacks 'fp32'"),
-        ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
-        ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']"),
-        ({"export__goal__max_metric_loss": 5}, "export.goal.max_metric_loss is 5, but a share of the rows is never above 1"),
-        ({"evaluate__released_max_loss": 1.5}, "evaluate.released_max_loss is 1.5, but a share of the rows is never above 1"),
         (
-            {"verify__max_metric_loss": {"fp16": 0.4, "int8": 1, "int8_dynamic": 1, "int8_tensorrt": 2}},
+            {"augment__crop_padding_px": 16},
+            "augment.crop_padding_px is 16, expected less than precompute.image_size_px 16",
+        ),
+        (
+            {"compile__optimal_batch_size": 512},
+            "compile.optimal_batch_size is 512, above export.max_batch_size 256",
+        ),
+        ({"export__variants": ["fp16"], "compile__variant": "fp16"}, "lacks 'fp32'"),
+        (
+            {"export__variants": ["fp32"]},
+            "compile.variant is 'fp16', but export.variants is ['fp32']",
+        ),
+        (
+            {"verify__max_metric_loss": {}},
+            "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']",
+        ),
+        (
+            {"export__goal__max_metric_loss": 5},
+            "export.goal.max_metric_loss is 5, but a share of the rows is never above 1",
+        ),
+        (
+            {"evaluate__released_max_loss": 1.5},
+            "evaluate.released_max_loss is 1.5, but a share of the rows is never above 1",
+        ),
+        (
+            {
+                "verify__max_metric_loss": {
+                    "fp16": 0.4,
+                    "int8": 1,
+                    "int8_dynamic": 1,
+                    "int8_tensorrt": 2,
+                }
+            },
             "verify.max_metric_loss.int8_tensorrt is 2, but a share of the rows is never above 1",
         ),
-        ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
-        ({"export__variants": ["fp32", "fp16", "pruned"]}, "export.variants asks for ['pruned'], but prune.kind is 'none'"),
-        ({"prune__kind": "structured"}, "prune.kind is 'structured', but export.variants ['fp32', 'fp16', 'int8', 'int8_dynamic', "),
+        (
+            {"train__warmup_epochs": 30.0},
+            "train: warmup_epochs is 30.0, expected less than epochs 30",
+        ),
+        (
+            {"export__variants": ["fp32", "fp16", "pruned"]},
+            "export.variants asks for ['pruned'], but prune.kind is 'none'",
+        ),
+        (
+            {"prune__kind": "structured"},
+            "prune.kind is 'structured', but export.variants ['fp32', 'fp16', 'int8', 'int8_dynamic', ",
+        ),
         ({"prune__share": 1.0}, "prune.share: found 1.0"),
         (
             {"prune__kind": "structured", "train__network_arguments__normalisation": "group"},
             "prune.kind is 'structured', but train.network_arguments.normalisation is 'group'",
         ),
         (
-            {"prune__kind": "structured", "train__network": "tabm", "train__network_arguments": yaml.safe_load(STARTS["tabm"])},
+            {
+                "prune__kind": "structured",
+                "train__network": "tabm",
+                "train__network_arguments": yaml.safe_load(STARTS["tabm"]),
+            },
             "prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude",
         ),
         ({"audit__folds": 1}, "folds is 1, expected 0 for no audit, or at least 2"),
-        ({"audit__folds": 5, "audit__epochs": 2}, "train.warmup_epochs is 2.0, expected less than audit.epochs 2"),
-        ({"train__offload": "optimizer"}, "offload is 'optimizer', which needs strategy a deepspeed strategy, but strategy is 'auto'"),
+        (
+            {"audit__folds": 5, "audit__epochs": 2},
+            "train.warmup_epochs is 2.0, expected less than audit.epochs 2",
+        ),
+        (
+            {"train__offload": "optimizer"},
+            "offload is 'optimizer', which needs strategy a deepspeed strategy, but strategy is 'auto'",
+        ),
         (
             {"train__offload": "optimizer_and_parameters", "train__strategy": "deepspeed_stage_2"},
             "offload is 'optimizer_and_parameters', which needs strategy 'deepspeed_stage_3', but strategy is 'deepspeed_stage_2'",
         ),
         ({"train__offload": "all"}, "train.offload: found 'all'"),
         ({"train__loss": "huber"}, "loss is 'huber', which needs huber_delta"),
-        ({"train__loss": "huber", "train__huber_delta": 1.0}, "train.loss is 'huber', but data.task is 'image_classification'"),
+        (
+            {"train__loss": "huber", "train__huber_delta": 1.0},
+            "train.loss is 'huber', but data.task is 'image_classification'",
+        ),
         ({"train__huber_delta": 1.0}, "huber_delta is 1.0, but loss is 'auto': set it to null"),
         ({"train__momentum": 0.9}, "momentum is 0.9, but optimizer is 'adamw': set it to null"),
         ({"train__optimizer": "sgd"}, "optimizer is 'sgd', which needs momentum"),
         ({"train__nesterov": True}, "nesterov is true, but momentum is null"),
-        ({"train__schedule": "step"}, "schedule is 'step', which needs step_epochs; schedule is 'step', which needs step_factor"),
+        (
+            {"train__schedule": "step"},
+            "schedule is 'step', which needs step_epochs; schedule is 'step', which needs step_factor",
+        ),
         ({"train__step_factor": 0.5}, "step_factor is 0.5, but schedule is 'cosine'"),
-        ({"train__schedule": "one_cycle", "train__warmup_epochs": 0.0}, "schedule is 'one_cycle', but warmup_epochs is 0"),
-        ({"train__early_stopping_patience": 30}, "early_stopping_patience is 30, which epochs 30 cannot exhaust"),
-        ({"train__strategy": "deepspeed_stage_3", "train__ema_decay": 0.9}, "ema_decay is 0.9, but strategy is 'deepspeed_stage_3'"),
-        ({"train__strategy": "deepspeed_stage_3", "train__l1": 0.1}, "l1 is 0.1, but strategy is 'deepspeed_stage_3'"),
+        (
+            {"train__schedule": "one_cycle", "train__warmup_epochs": 0.0},
+            "schedule is 'one_cycle', but warmup_epochs is 0",
+        ),
+        (
+            {"train__early_stopping_patience": 30},
+            "early_stopping_patience is 30, which epochs 30 cannot exhaust",
+        ),
+        (
+            {"train__strategy": "deepspeed_stage_3", "train__ema_decay": 0.9},
+            "ema_decay is 0.9, but strategy is 'deepspeed_stage_3'",
+        ),
+        (
+            {"train__strategy": "deepspeed_stage_3", "train__l1": 0.1},
+            "l1 is 0.1, but strategy is 'deepspeed_stage_3'",
+        ),
         ({"train__pretrained": "hub"}, "pretrained is 'hub', but network is 'small_resnet'"),
         ({"train__freeze_epochs": 2}, "freeze_epochs is 2, but pretrained is null"),
         ({"train__unfreeze_epochs": 2}, "unfreeze_epochs is 2, but freeze_epochs is 0"),
@@ -147,18 +238,39 @@ def test_the_projects_own_params_are_valid() -> None:
             {"train__class_weights": "some"},
             "train.class_weights: found 'some'. Input should be 'none' or 'balanced', or a valid dictionary",
         ),
-        ({"train__class_weights": {"cat": -1.0}}, "has 1 mistake:\n  train.class_weights.cat: found -1.0. Input should be greater than 0"),
-        ({"train__devices": 0}, "has 1 mistake:\n  train.devices: found 0. Input should be 'auto', or greater than or equal to 1"),
-        ({"train__channels_last": 3}, "has 1 mistake:\n  train.channels_last: found 3. Input should be 'auto', or a valid boolean"),
+        (
+            {"train__class_weights": {"cat": -1.0}},
+            "has 1 mistake:\n  train.class_weights.cat: found -1.0. Input should be greater than 0",
+        ),
+        (
+            {"train__devices": 0},
+            "has 1 mistake:\n  train.devices: found 0. Input should be 'auto', or greater than or equal to 1",
+        ),
+        (
+            {"train__channels_last": 3},
+            "has 1 mistake:\n  train.channels_last: found 3. Input should be 'auto', or a valid boolean",
+        ),
         ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
-        ({"evaluate__slice_gates": {"acuracy": {"min": 0.5, "max": None}}}, "evaluate.slice_gates names 'acuracy'"),
+        (
+            {"evaluate__slice_gates": {"acuracy": {"min": 0.5, "max": None}}},
+            "evaluate.slice_gates names 'acuracy'",
+        ),
         ({"evaluate__slices": ["age", "place", "age"]}, "slices names 'age' more than once"),
         ({"evaluate__slice_min_rows": 1}, "evaluate.slice_min_rows: found 1"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
-        ({"evaluate__gates__accuracy": {"min": 0.9, "max": 0.8}}, "evaluate.gates.accuracy: min 0.9 is above max 0.8"),
-        ({"evaluate__gates__accuracy": {"min": None, "max": float("inf")}}, "evaluate.gates.accuracy.max: found inf"),
-        ({"evaluate__gates__accuracy": {"min": 95.0, "max": None}}, "evaluate.gates.accuracy asks for min 95, but it is never above 1"),
+        (
+            {"evaluate__gates__accuracy": {"min": 0.9, "max": 0.8}},
+            "evaluate.gates.accuracy: min 0.9 is above max 0.8",
+        ),
+        (
+            {"evaluate__gates__accuracy": {"min": None, "max": float("inf")}},
+            "evaluate.gates.accuracy.max: found inf",
+        ),
+        (
+            {"evaluate__gates__accuracy": {"min": 95.0, "max": None}},
+            "evaluate.gates.accuracy asks for min 95, but it is never above 1",
+        ),
         (
             {"evaluate__slice_gates": {"log_loss": {"min": None, "max": -1.0}}},
             "slice_gates.log_loss asks for max -1, but it is never below",
@@ -166,12 +278,18 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp32", "fp16", "fp16"]}, "variants names 'fp16' more than once"),
     ],
 )
-def test_a_mistake_is_named_with_what_was_found_and_expected(changes: dict[str, Any], words: str) -> None:
+def test_a_mistake_is_named_with_what_was_found_and_expected(
+    changes: dict[str, Any], words: str
+) -> None:
     assert words in message(content(**changes))
 
 
 def _keys(model: dict[str, Any], place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    free_form = {("train", "network_arguments"), ("evaluate", "gates"), ("verify", "max_metric_loss")}
+    free_form = {
+        ("train", "network_arguments"),
+        ("evaluate", "gates"),
+        ("verify", "max_metric_loss"),
+    }
     keys = []
     for key, value in model.items():
         keys.append((*place, key))
@@ -196,8 +314,14 @@ def test_every_mistake_is_named_at_once() -> None:
     assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))
 
 
-def test_arguments_that_do_not_fit_the_network_are_found_before_any_stage_with_a_line_that_does() -> None:
-    table = {"data__task": "table_classification", "data__target_column": "y", "train__network": "tabm"}
+def test_arguments_that_do_not_fit_the_network_are_found_before_any_stage_with_a_line_that_does() -> (
+    None
+):
+    table = {
+        "data__task": "table_classification",
+        "data__target_column": "y",
+        "train__network": "tabm",
+    }
     text = message(content(**table))
     assert "blocks: unknown argument; did you mean 'num_blocks'?" in text
     assert "num_bins: missing" in text
@@ -218,8 +342,15 @@ def test_params_cannot_be_changed_afterwards() -> None:
 
 
 def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
-    text = Path("params.yaml").read_text().replace("label_map: {}", "label_map: {yes: off}").replace("blurred: flag", "blurred: off")
-    (tmp_path / "params.yaml").write_text(text.replace("learning_rate: 0.004", "learning_rate: 4e-03"))
+    text = (
+        Path("params.yaml")
+        .read_text()
+        .replace("label_map: {}", "label_map: {yes: off}")
+        .replace("blurred: flag", "blurred: off")
+    )
+    (tmp_path / "params.yaml").write_text(
+        text.replace("learning_rate: 0.004", "learning_rate: 4e-03")
+    )
     params = load_params(tmp_path / "params.yaml")
     assert params.train.learning_rate == 0.004
     assert params.clean.rules.blurred == "off"
@@ -246,7 +377,9 @@ def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
         ("[" * 3000, "nested too deeply"),
     ],
 )
-def test_a_file_that_holds_no_params_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_file_that_holds_no_params_is_refused(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
     if text is not None:
         (tmp_path / "params.yaml").write_text(text, errors="surrogatepass")
     with pytest.raises(ParamsError, match=words):

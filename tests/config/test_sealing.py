@@ -15,20 +15,41 @@ from slipway.system.code_digest import stage_digest
 from slipway.system.errors import SchemaError, SealError, UnavailableError
 
 PIPELINE: dict[str, Any] = {
-    "clean": {"params": ["data", "clean", {"code.yaml": ["clean"]}], "deps": ["${data.path}"], "outs": ["data/clean"]},
-    "split": {"params": ["seed", "data.task", "split", {"code.yaml": ["split"]}], "deps": ["data/clean"], "outs": ["data/split"]},
-    "train": {"params": ["seed", "train", {"code.yaml": ["train"]}], "deps": ["data/split"], "outs": ["artifacts/checkpoint"]},
-    "export": {"params": ["export"], "deps": ["artifacts/checkpoint"], "outs": ["artifacts/bundle"]},
+    "clean": {
+        "params": ["data", "clean", {"code.yaml": ["clean"]}],
+        "deps": ["${data.path}"],
+        "outs": ["data/clean"],
+    },
+    "split": {
+        "params": ["seed", "data.task", "split", {"code.yaml": ["split"]}],
+        "deps": ["data/clean"],
+        "outs": ["data/split"],
+    },
+    "train": {
+        "params": ["seed", "train", {"code.yaml": ["train"]}],
+        "deps": ["data/split"],
+        "outs": ["artifacts/checkpoint"],
+    },
+    "export": {
+        "params": ["export"],
+        "deps": ["artifacts/checkpoint"],
+        "outs": ["artifacts/bundle"],
+    },
 }
 
 
 @pytest.fixture(name="content")
-def _content(tmp_path: Path, params_content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def _content(
+    tmp_path: Path, params_content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     """The real params over a pipeline of four stages with a folder of raw data, in the working folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    stages = {name: {**stage, "outs": [*stage["outs"], f"artifacts/seals/{name}.json"]} for name, stage in PIPELINE.items()}
+    stages = {
+        name: {**stage, "outs": [*stage["outs"], f"artifacts/seals/{name}.json"]}
+        for name, stage in PIPELINE.items()
+    }
     write("dvc.yaml", {"stages": stages})
     params_content["data"]["path"] = "raw"
     write("params.yaml", params_content)
@@ -53,7 +74,9 @@ def edit(content: dict[str, Any], section: str, key: str, value: Any) -> None:
 def test_a_changed_param_fails_the_stage_and_is_named(content: dict[str, Any]) -> None:
     with pytest.raises(SealError) as refused:
         run("train", content, lambda: edit(content, "train", "label_smoothing", 0.1))
-    assert str(refused.value) == ("params.yaml changed while train ran: train.label_smoothing 0.05 -> 0.1. Restore the value or run again.")
+    assert str(refused.value) == (
+        "params.yaml changed while train ran: train.label_smoothing 0.05 -> 0.1. Restore the value or run again."
+    )
     assert not Path("artifacts/seals/train.json").exists()
 
 
@@ -65,7 +88,9 @@ def test_a_param_of_another_stage_may_change(content: dict[str, Any]) -> None:
 
 
 def test_a_params_yaml_that_is_gone_or_broken_fails_the_stage(content: dict[str, Any]) -> None:
-    with pytest.raises(SealError, match=r"params\.yaml changed while train ran: params\.yaml is not YAML"):
+    with pytest.raises(
+        SealError, match=r"params\.yaml changed while train ran: params\.yaml is not YAML"
+    ):
         run("train", content, lambda: Path("params.yaml").write_text("a: ["))
     write("params.yaml", content)
     with pytest.raises(SealError, match=r"params\.yaml is missing"):
@@ -82,8 +107,12 @@ def test_a_params_yaml_that_is_gone_or_broken_fails_the_stage(content: dict[str,
         (lambda: Path("raw/dogs").mkdir(), "raw/dogs"),
     ],
 )
-def test_changed_raw_data_fails_the_stage_and_its_folder_is_named(content: dict[str, Any], act: Callable[[], object], named: str) -> None:
-    with pytest.raises(SealError, match=rf"raw changed while clean ran: {named}\. Restore it or run again"):
+def test_changed_raw_data_fails_the_stage_and_its_folder_is_named(
+    content: dict[str, Any], act: Callable[[], object], named: str
+) -> None:
+    with pytest.raises(
+        SealError, match=rf"raw changed while clean ran: {named}\. Restore it or run again"
+    ):
         run("clean", content, act)
     run("train", content, lambda: Path("raw/3.png").write_text("3"))  # does not depend on it
 
@@ -115,7 +144,9 @@ def test_a_failed_stage_leaves_no_seal_not_even_an_old_one(content: dict[str, An
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"])
-def test_only_the_first_process_of_a_training_seals(content: dict[str, Any], variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_of_a_training_seals(
+    content: dict[str, Any], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(variable, "1")
     run("train", content, lambda: edit(content, "train", "epochs", 9))
     assert not Path("artifacts/seals").exists()
@@ -127,7 +158,9 @@ def test_only_the_first_process_of_a_training_seals(content: dict[str, Any], var
 
 def test_a_code_yaml_of_other_code_is_refused(content: dict[str, Any]) -> None:
     write("code.yaml", {"train": "00" * 32})
-    with pytest.raises(SealError, match="the code that train runs was changed after the stage `code` wrote"):
+    with pytest.raises(
+        SealError, match="the code that train runs was changed after the stage `code` wrote"
+    ):
         run("train", content)
     write("code.yaml", {"train": stage_digest(Path(), "train")})
     run("train", content)
@@ -135,9 +168,15 @@ def test_a_code_yaml_of_other_code_is_refused(content: dict[str, Any]) -> None:
 
 def lock(content: dict[str, Any], stage: str, code: str | None = None, **changes: Any) -> None:
     """A dvc.lock with an entry of `stage`."""
-    params = {"train": {"seed": content["seed"], "train": {**content["train"], **changes}}, "split": {"seed": content["seed"]}}[stage]
+    params = {
+        "train": {"seed": content["seed"], "train": {**content["train"], **changes}},
+        "split": {"seed": content["seed"]},
+    }[stage]
     digest = {stage: code or stage_digest(Path(), stage)}
-    entry = {"params": {"params.yaml": params, "code.yaml": digest}, "outs": [{"path": f"artifacts/seals/{stage}.json"}]}
+    entry = {
+        "params": {"params.yaml": params, "code.yaml": digest},
+        "outs": [{"path": f"artifacts/seals/{stage}.json"}],
+    }
     write("dvc.lock", {"schema": "2.0", "stages": {stage: entry}})
 
 
@@ -146,7 +185,9 @@ def test_a_record_that_names_other_params_than_the_seal_is_refused(content: dict
     lock(content, "train")
     run("export", content)
     lock(content, "train", label_smoothing=0.1)
-    with pytest.raises(SealError, match=r"dvc\.lock is not true of train: train\.label_smoothing 0\.05 -> 0\.1\."):
+    with pytest.raises(
+        SealError, match=r"dvc\.lock is not true of train: train\.label_smoothing 0\.05 -> 0\.1\."
+    ):
         run("export", content)
     run("split", content)  # does not come after train
 
@@ -162,13 +203,19 @@ def test_a_record_of_other_raw_data_than_the_seal_is_refused(content: dict[str, 
     table = Path("wines.csv")
     table.write_text("a,b\r\n1,2\r\n")
     stages = {
-        "clean": {"deps": ["wines.csv", "raw"], "outs": ["data/clean", "artifacts/seals/clean.json"]},
+        "clean": {
+            "deps": ["wines.csv", "raw"],
+            "outs": ["data/clean", "artifacts/seals/clean.json"],
+        },
         "split": {"deps": ["data/clean"], "outs": ["artifacts/seals/split.json"]},
     }
     write("dvc.yaml", {"stages": stages})
     run("clean", content)
     digest = hashlib.md5(table.read_bytes(), usedforsecurity=False).hexdigest()
-    outs, params = [{"path": "artifacts/seals/clean.json"}], {"code.yaml": {"clean": stage_digest(Path(), "clean")}}
+    outs, params = (
+        [{"path": "artifacts/seals/clean.json"}],
+        {"code.yaml": {"clean": stage_digest(Path(), "clean")}},
+    )
 
     def lock_data(**dep: str) -> None:
         deps = [{"path": "wines.csv", **dep}, {"path": "raw", "hash": "md5", "md5": "00.dir"}]
@@ -179,7 +226,10 @@ def test_a_record_of_other_raw_data_than_the_seal_is_refused(content: dict[str, 
     lock_data(md5="of another kind")  # as DVC 2 wrote it
     run("split", content)
     lock_data(hash="md5", md5="00")  # edited after `clean` had compared
-    with pytest.raises(SealError, match=f'dvc.lock is not true of clean: wines.csv "{digest}" -> "00".*dvc repro -f -s clean'):
+    with pytest.raises(
+        SealError,
+        match=f'dvc.lock is not true of clean: wines.csv "{digest}" -> "00".*dvc repro -f -s clean',
+    ):
         run("split", content)
 
 
@@ -347,7 +397,9 @@ def model(content: dict[str, Any], **changes: Any) -> None:
 
     params = TrainParams.model_validate(content["train"]).model_dump(mode="json")
     Path("artifacts/checkpoint").mkdir(parents=True, exist_ok=True)
-    Path("artifacts/checkpoint/model.json").write_text(json.dumps({"seed": content["seed"], "params": {**params, **changes}}))
+    Path("artifacts/checkpoint/model.json").write_text(
+        json.dumps({"seed": content["seed"], "params": {**params, **changes}})
+    )
 
 
 def test_a_model_of_other_params_than_the_record_is_refused(content: dict[str, Any]) -> None:
@@ -357,7 +409,9 @@ def test_a_model_of_other_params_than_the_record_is_refused(content: dict[str, A
         edit(content, "train", "epochs", 9)  # for the next run: not what the model is compared with
         run("export", {**content, "train": {**content["train"], "epochs": 9}})
         model(content, epochs=9)
-        with pytest.raises(SealError, match=rf"model\.json is not the model of {recorded}: train\.epochs 9 -> 30"):
+        with pytest.raises(
+            SealError, match=rf"model\.json is not the model of {recorded}: train\.epochs 9 -> 30"
+        ):
             run("export", content)
         lock(content, "train")
 
@@ -365,7 +419,11 @@ def test_a_model_of_other_params_than_the_record_is_refused(content: dict[str, A
 def test_the_lineage_has_the_params_that_each_stage_ran_with(content: dict[str, Any]) -> None:
     for stage in ("clean", "split", "train"):
         run(stage, content)
-    later = {**content, "train": {**content["train"], "epochs": 9}, "split": {**content["split"], "folds": 5}}
+    later = {
+        **content,
+        "train": {**content["train"], "epochs": 9},
+        "split": {**content["split"], "folds": 5},
+    }
     write("params.yaml", later)
     found: list[dict[str, Any]] = []
     run("export", later, lambda: found.append(sealed_params(later)))
@@ -375,8 +433,14 @@ def test_the_lineage_has_the_params_that_each_stage_ran_with(content: dict[str, 
 
 
 @pytest.mark.parametrize("key", ["seed", "task"])
-def test_stages_that_ran_with_different_params_have_no_lineage(content: dict[str, Any], key: str) -> None:
-    other = {**content, "seed": 8} if key == "seed" else {**content, "data": {**content["data"], "task": "table_regression"}}
+def test_stages_that_ran_with_different_params_have_no_lineage(
+    content: dict[str, Any], key: str
+) -> None:
+    other = (
+        {**content, "seed": 8}
+        if key == "seed"
+        else {**content, "data": {**content["data"], "task": "table_regression"}}
+    )
     run("clean", content)
     write("params.yaml", other)
     run("split", other)

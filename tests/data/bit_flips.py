@@ -21,7 +21,10 @@ from tests.project_params import clean_params
 
 def outcome(path: Path) -> str:
     """`result` or `error`; an AssertionError if rows are lost."""
-    data, clean = data_params(path), clean_params(rules={"type_violation": "flag", "outlier": "off"})
+    data, clean = (
+        data_params(path),
+        clean_params(rules={"type_violation": "flag", "outlier": "off"}),
+    )
     try:
         raw = read_raw_table(path)
         table = clean_table(raw, data, clean)

@@ -32,7 +32,11 @@ def ray_workers(parent: int) -> list[int]:
             command = (entry / "cmdline").read_bytes()
         except (OSError, IndexError):
             continue
-        if entry.name.isdigit() and command.startswith(b"ray::_map_chunk") and is_below(int(fields[1]), parent):
+        if (
+            entry.name.isdigit()
+            and command.startswith(b"ray::_map_chunk")
+            and is_below(int(fields[1]), parent)
+        ):
             found.append(int(entry.name))
     return found
 
@@ -59,7 +63,9 @@ def main(root: Path, engine: Engine, kill: bool) -> None:
         return (sample for sample in samples if sample.source in sources)
 
     num_killed = 0
-    with work_folder(root / "work", packing_key(rows, form, "image_classification"), "packing") as work:
+    with work_folder(
+        root / "work", packing_key(rows, form, "image_classification"), "packing"
+    ) as work:
         for done, _ in enumerate(pack(read, rows, form, "image_classification", work, 2, engine)):
             if kill and not num_killed and done >= 100:
                 for worker in ray_workers(os.getpid())[:1]:

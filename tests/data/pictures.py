@@ -21,13 +21,23 @@ from slipway.system.files import sha256_bytes
 from tests.project_params import PROJECT, clean_params
 
 CLEAN = clean_params(max_bad_share=0.5, min_side_px=4, max_pixels=10_000)
-CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+CONTRACT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=8,
+    channels=3,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10_000,
+)
 IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def pixels(seed: int, size_px: int = 8, channels: int = 3) -> NDArray[np.uint8]:
     """(size_px, size_px, channels) noise."""
-    return np.random.default_rng(seed).integers(0, 256, (size_px, size_px, channels), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 256, (size_px, size_px, channels), dtype=np.uint8
+    )
 
 
 def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
@@ -47,7 +57,13 @@ def data_params(path: Path, **changes: Any) -> DataParams:
     return DataParams.model_validate({**PROJECT.data.model_dump(), "path": str(path), **changes})
 
 
-def sample(source: str, payload: bytes, label: str | None = None, target: float | None = None, group: str | None = None) -> RawSample:
+def sample(
+    source: str,
+    payload: bytes,
+    label: str | None = None,
+    target: float | None = None,
+    group: str | None = None,
+) -> RawSample:
     """A raw sample that was read without a fault."""
     return RawSample(source, payload, label, target, group, None)
 
@@ -68,7 +84,9 @@ def cleaned_by(
     def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
         return digest_pixels(read(wanted), params, num_workers)
 
-    return collect(clean_samples(read(None), params, num_workers, classes), params, task, again, digests)
+    return collect(
+        clean_samples(read(None), params, num_workers, classes), params, task, again, digests
+    )
 
 
 def from_memory(samples: Iterable[RawSample]) -> Read:
@@ -77,10 +95,17 @@ def from_memory(samples: Iterable[RawSample]) -> Read:
     return lambda wanted: [sample for sample in held if wanted is None or sample.source in wanted]
 
 
-def write_parquet(path: Path, payloads: Sequence[bytes | None], labels: list[Any], **columns: list[Any]) -> Path:
+def write_parquet(
+    path: Path, payloads: Sequence[bytes | None], labels: list[Any], **columns: list[Any]
+) -> Path:
     """A table in the layout of the embedded data."""
-    images = [None if payload is None else {"bytes": payload, "path": f"{index}.png"} for index, payload in enumerate(payloads)]
-    pq.write_table(pa.table({"image": pa.array(images, IMAGE_TYPE), "label": labels, **columns}), path)
+    images = [
+        None if payload is None else {"bytes": payload, "path": f"{index}.png"}
+        for index, payload in enumerate(payloads)
+    ]
+    pq.write_table(
+        pa.table({"image": pa.array(images, IMAGE_TYPE), "label": labels, **columns}), path
+    )
     return path
 
 
@@ -93,8 +118,24 @@ def write_folder(root: Path, classes: dict[str, list[bytes]]) -> Path:
     return root
 
 
-def row(seed: int, label: str | None = "a", target: float | None = None, group: str | None = None) -> dict[str, Any]:
+def row(
+    seed: int, label: str | None = "a", target: float | None = None, group: str | None = None
+) -> dict[str, Any]:
     """A row of `rows.ROWS` with the id of the content `seed`."""
     sha256 = sha256_bytes(str(seed).encode())
-    facts = {"width": 8, "height": 8, "bytes": 100, "sha256": sha256, "flags": [], "corrections": []}
-    return {"id": sha256[:32], "source": str(seed), "label": label, "target": target, "group": group, **facts}
+    facts = {
+        "width": 8,
+        "height": 8,
+        "bytes": 100,
+        "sha256": sha256,
+        "flags": [],
+        "corrections": [],
+    }
+    return {
+        "id": sha256[:32],
+        "source": str(seed),
+        "label": label,
+        "target": target,
+        "group": group,
+        **facts,
+    }

@@ -9,7 +9,9 @@ from slipway.data.tables.cleaning import CleanedTable, clean_table
 from tests.project_params import PROJECT, clean_params
 
 
-def data_params(path: Path, task: str = "table_regression", target: str = "target", **changes: Any) -> DataParams:
+def data_params(
+    path: Path, task: str = "table_regression", target: str = "target", **changes: Any
+) -> DataParams:
     """The section data for a table."""
     values = {"path": str(path), "task": task, "target_column": target}
     return DataParams.model_validate(PROJECT.data.model_dump() | values | changes)
@@ -17,7 +19,9 @@ def data_params(path: Path, task: str = "table_regression", target: str = "targe
 
 def said(kind: str, **changes: Any) -> ColumnParams:
     """An entry of `data.columns`."""
-    return ColumnParams.model_validate({"kind": kind, "min": None, "max": None, "required": False} | changes)
+    return ColumnParams.model_validate(
+        {"kind": kind, "min": None, "max": None, "required": False} | changes
+    )
 
 
 def write_csv(path: Path, text: str | bytes) -> Path:
@@ -28,7 +32,10 @@ def write_csv(path: Path, text: str | bytes) -> Path:
 
 def numbered_csv(path: Path, num_rows: int = 30, **cells: str) -> Path:
     """Columns a, b and target of different numbers, with some cells replaced: `a_3="x"` is row 3 of column a."""
-    rows = [{"a": f"{(7 * row) % 31}.5", "b": f"{(11 * row) % 37}", "target": f"{(5 * row) % 29}"} for row in range(num_rows)]
+    rows = [
+        {"a": f"{(7 * row) % 31}.5", "b": f"{(11 * row) % 37}", "target": f"{(5 * row) % 29}"}
+        for row in range(num_rows)
+    ]
     for place, cell in cells.items():
         name, _, row = place.partition("_")
         rows[int(row)][name] = cell
@@ -43,4 +50,6 @@ def cleaned(data: DataParams, **changes: Any) -> CleanedTable:
 
 def refusals(table: CleanedTable) -> dict[str, tuple[str, str]]:
     """Rule and detail by source."""
-    return {row["source"]: (row["rule"], row["detail"]) for row in table.cleaned.quarantine.to_pylist()}
+    return {
+        row["source"]: (row["rule"], row["detail"]) for row in table.cleaned.quarantine.to_pylist()
+    }

@@ -22,7 +22,10 @@ from tests.project_params import clean_params
 
 COUNTS = (80_000, 240_000)
 ROWS_OF_A_BATCH = 4096
-MOST_BYTES = {"images": 60, "table": 450}  # a row; the table's has 80 in the file, and no cell twice
+MOST_BYTES = {
+    "images": 60,
+    "table": 450,
+}  # a row; the table's has 80 in the file, and no cell twice
 
 
 def facts(count: int) -> Iterator[pa.RecordBatch]:
@@ -41,7 +44,9 @@ def facts(count: int) -> Iterator[pa.RecordBatch]:
             "width": [400] * size,
             "height": [300] * size,
             "bytes": [35_000] * size,
-            "sha256": [row.tobytes() for row in random.integers(0, 256, (size, 32), dtype=np.uint8)],
+            "sha256": [
+                row.tobytes() for row in random.integers(0, 256, (size, 32), dtype=np.uint8)
+            ],
             "thumbnail": [row.tobytes() for row in coarse.repeat(2, axis=1).repeat(2, axis=2)],
         }
         arrays = [pa.array(columns.get(field.name, [None] * size), field.type) for field in FACTS]
@@ -59,7 +64,9 @@ def clean_csv(count: int) -> None:
             file.write(",".join([*(f"number_{index}" for index in range(9)), "target"]) + "\n")
             for begin in range(0, count, ROWS_OF_A_BATCH):
                 size = min(ROWS_OF_A_BATCH, count - begin)
-                np.savetxt(file, np.random.default_rng(begin).normal(50, 10, (size, 10)), "%.4f", ",")
+                np.savetxt(
+                    file, np.random.default_rng(begin).normal(50, 10, (size, 10)), "%.4f", ","
+                )
         cleaned(data_params(path))
 
 
@@ -67,7 +74,9 @@ def tell(kind: str, place: str) -> None:
     """Print the bytes of each row more, with arrays in files or, for the twin, in memory."""
     if place == "memory":
         scratch_tables._SMALLEST_FILE_BYTES = 1 << 60
-    fewer, more = (peak({"images": clean_images, "table": clean_csv}[kind], count) for count in COUNTS)
+    fewer, more = (
+        peak({"images": clean_images, "table": clean_csv}[kind], count) for count in COUNTS
+    )
     print((more - fewer) / (COUNTS[1] - COUNTS[0]))
 
 
@@ -78,7 +87,10 @@ def peak(work: Callable[[int], None], count: int) -> int:
     def watch() -> None:
         nonlocal most
         while not done.wait(0.002):
-            most = max(most, int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024)
+            most = max(
+                most,
+                int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024,
+            )
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -93,10 +105,23 @@ def peak(work: Callable[[int], None], count: int) -> int:
 @pytest.mark.parametrize("kind", ["images", pytest.param("table", marks=pytest.mark.nightly)])
 def test_memory_does_not_grow_with_the_rows(kind: str, tmp_path: Path, root: Path) -> None:
     def bytes_a_row(place: str) -> float:
-        command = [sys.executable, "-c", f"from tests.data.test_cleaning_memory import tell; tell({kind!r}, {place!r})"]
-        done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True)
+        command = [
+            sys.executable,
+            "-c",
+            f"from tests.data.test_cleaning_memory import tell; tell({kind!r}, {place!r})",
+        ]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return float(done.stdout)
 
     assert bytes_a_row("file") < MOST_BYTES[kind]
     assert bytes_a_row("memory") > MOST_BYTES[kind], "the twin"
-    assert [path for path in (tmp_path / ".work").rglob("*") if path.is_file()] == [], "nothing is left"
+    assert [path for path in (tmp_path / ".work").rglob("*") if path.is_file()] == [], (
+        "nothing is left"
+    )

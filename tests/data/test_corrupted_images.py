@@ -53,13 +53,19 @@ def write_images(root: Path, num_images: int) -> dict[str, str]:
     pixels = random.integers(0, 256, (num_images, 3, 3, 3), dtype=np.uint8)
     corrupted: dict[str, str] = {}
     kinds = [kind for kind in CORRUPTIONS for _ in range(NUM_OF_EACH)]
-    chosen = dict(zip(random.choice(num_images, len(kinds), replace=False).tolist(), kinds, strict=True))
+    chosen = dict(
+        zip(random.choice(num_images, len(kinds), replace=False).tolist(), kinds, strict=True)
+    )
     lines = []
     for label in ("cat", "dog"):
         (root / label).mkdir(parents=True)
     for number in range(num_images):
         source = f"{('cat', 'dog')[number % 2]}/{number:05}.jpg"
-        payload = encode(Image.fromarray(pixels[number]).resize((24, 20), Image.Resampling.BICUBIC), "JPEG", quality=90)
+        payload = encode(
+            Image.fromarray(pixels[number]).resize((24, 20), Image.Resampling.BICUBIC),
+            "JPEG",
+            quality=90,
+        )
         lines.append(f"{sha256_bytes(payload)}  {source}\n")
         kind = chosen.get(number)
         if kind is not None:
@@ -77,14 +83,26 @@ def _write(path: Path, payload: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("num_images", [2_500, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(tmp_path: Path, num_images: int) -> None:
+def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(
+    tmp_path: Path, num_images: int
+) -> None:
     corrupted = write_images(tmp_path / "images", num_images)
-    changes = {"data__digests": str(tmp_path / "images" / "SHA256SUMS"), "clean__max_pixels": 1_000_000}
+    changes = {
+        "data__digests": str(tmp_path / "images" / "SHA256SUMS"),
+        "clean__max_pixels": 1_000_000,
+    }
     prepare(tmp_path, tmp_path / "images", **changes)
     run(tmp_path, "clean")
-    rules = {row["source"]: row["rule"] for row in pq.read_table(tmp_path / "data/clean/quarantine.parquet").to_pylist()}
+    rules = {
+        row["source"]: row["rule"]
+        for row in pq.read_table(tmp_path / "data/clean/quarantine.parquet").to_pylist()
+    }
     assert set(rules) == set(corrupted)
-    assert {source: rules[source] for source in corrupted if rules[source] not in RULES[corrupted[source]]} == {}
+    assert {
+        source: rules[source]
+        for source in corrupted
+        if rules[source] not in RULES[corrupted[source]]
+    } == {}
     kept = pq.read_table(tmp_path / "data/clean/rows.parquet").num_rows
     assert kept + len(rules) == num_images
     prepare(tmp_path, tmp_path / "images", clean__max_bad_share=0.01, **changes)

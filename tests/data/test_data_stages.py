@@ -71,7 +71,10 @@ def test_digits_go_the_whole_way_twice_with_the_same_result(tmp_path: Path) -> N
     run(tmp_path, "clean", "split", "precompute", "augment")
     manifest = read_manifest(tmp_path / "data" / "packed")
     assert manifest.classes == [str(digit) for digit in range(10)]
-    splits = {name: open_split(tmp_path / "data" / "packed", manifest, name, verify=True) for name in ("train", "val", "test")}
+    splits = {
+        name: open_split(tmp_path / "data" / "packed", manifest, name, verify=True)
+        for name in ("train", "val", "test")
+    }
     assert sum(len(split) for split in splits.values()) == pq.read_metadata(DIGITS).num_rows
     plan, copies = open_augmented(tmp_path / "data" / "augmented", manifest, verify=True)
     assert copies is not None
@@ -93,7 +96,10 @@ def finished_rows(folder: Path) -> set[int]:
 def _split_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 3000 pictures in `images`, cleaned and split; to be read and copied."""
     folder = tmp_path_factory.mktemp("split")
-    classes = {label: [picture(10_000 * number + seed, 32) for seed in range(1500)] for number, label in enumerate("ab")}
+    classes = {
+        label: [picture(10_000 * number + seed, 32) for seed in range(1500)]
+        for number, label in enumerate("ab")
+    }
     write_folder(folder / "images", classes)
     prepare(folder, folder / "images")
     run(folder, "clean", "split")
@@ -101,9 +107,15 @@ def _split_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("encoding", ["raw", pytest.param("jpeg", marks=pytest.mark.nightly)])
-def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path: Path, split_images: Path, encoding: str) -> None:
+def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(
+    tmp_path: Path, split_images: Path, encoding: str
+) -> None:
     shutil.copytree(split_images / "data", tmp_path / "data")
-    changes = {"precompute__image_size_px": 160, "precompute__channels": 3, "precompute__encoding": encoding}
+    changes = {
+        "precompute__image_size_px": 160,
+        "precompute__channels": 3,
+        "precompute__encoding": encoding,
+    }
     prepare(tmp_path, split_images / "images", **changes)
     run(tmp_path, "precompute")
     packed = tmp_path / "data" / "packed"
@@ -128,7 +140,9 @@ def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path
     assert [path.name for path in (tmp_path / ".work" / "precompute").iterdir()] == ["lock"]
 
 
-def test_a_precompute_whose_params_are_edited_keeps_what_it_packed(tmp_path: Path, split_images: Path) -> None:
+def test_a_precompute_whose_params_are_edited_keeps_what_it_packed(
+    tmp_path: Path, split_images: Path
+) -> None:
     shutil.copytree(split_images / "data", tmp_path / "data")
     prepare(tmp_path, split_images / "images", precompute__image_size_px=160)
     params = tmp_path / "params.yaml"
@@ -141,16 +155,31 @@ def test_a_precompute_whose_params_are_edited_keeps_what_it_packed(tmp_path: Pat
         assert process.wait(120) == 1
     assert not (tmp_path / "data/packed").exists()
     assert len(finished_rows(tmp_path)) == 3000
-    assert [path.name for path in (tmp_path / ".work/precompute").glob("*/store/*.json")] == ["manifest.json"]
+    assert [path.name for path in (tmp_path / ".work/precompute").glob("*/store/*.json")] == [
+        "manifest.json"
+    ]
     params.write_text(before)
     run(tmp_path, "precompute")
     assert read_manifest(tmp_path / "data/packed").classes == ["a", "b"]
 
 
 @pytest.mark.parametrize(("size_px", "says_so"), [(160, False), (8, True)])
-def test_jpeg_says_where_pixels_would_be_smaller(tmp_path: Path, size_px: int, says_so: bool) -> None:
-    write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
-    prepare(tmp_path, tmp_path / "images", precompute__encoding="jpeg", precompute__image_size_px=size_px)
+def test_jpeg_says_where_pixels_would_be_smaller(
+    tmp_path: Path, size_px: int, says_so: bool
+) -> None:
+    write_folder(
+        tmp_path / "images",
+        {
+            label: [picture(100 * number + seed) for seed in range(20)]
+            for number, label in enumerate("ab")
+        },
+    )
+    prepare(
+        tmp_path,
+        tmp_path / "images",
+        precompute__encoding="jpeg",
+        precompute__image_size_px=size_px,
+    )
     run(tmp_path, "clean", "split")
     done = ended(tmp_path, "precompute")
     assert done.returncode == 0, done.stderr
@@ -168,11 +197,19 @@ def halve(image):
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
 def test_a_transform_of_the_users_runs_here_and_on_ray_with_the_same_result(tmp_path: Path) -> None:
     write_folder(
-        tmp_path / "images", {label: [picture(500 * number + seed, 16) for seed in range(300)] for number, label in enumerate("ab")}
+        tmp_path / "images",
+        {
+            label: [picture(500 * number + seed, 16) for seed in range(300)]
+            for number, label in enumerate("ab")
+        },
     )
     (tmp_path / "transforms").mkdir()
     (tmp_path / "transforms" / "__init__.py").write_text(TRANSFORM)
-    changes = {"precompute__transform": "transforms:halve", "precompute__train_size_px": 24, "precompute__num_workers": 2}
+    changes = {
+        "precompute__transform": "transforms:halve",
+        "precompute__train_size_px": 24,
+        "precompute__num_workers": 2,
+    }
     prepare(tmp_path, tmp_path / "images", **changes)
     run(tmp_path, "clean", "split", "precompute")
     expected = digests(tmp_path, "data")
@@ -185,7 +222,13 @@ def test_a_transform_of_the_users_runs_here_and_on_ray_with_the_same_result(tmp_
 
 
 def test_two_precomputes_at_once_are_refused(tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
+    write_folder(
+        tmp_path / "images",
+        {
+            label: [picture(100 * number + seed) for seed in range(20)]
+            for number, label in enumerate("ab")
+        },
+    )
     prepare(tmp_path, tmp_path / "images")
     run(tmp_path, "clean", "split")
     with files.lock(tmp_path / ".work" / "precompute" / "lock", "precompute"):
@@ -195,7 +238,10 @@ def test_two_precomputes_at_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_too_much_bad_data_fails_and_keeps_the_list_for_the_user(tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", {"a": [picture(1), picture(2), b"words"], "b": [picture(3), b"", b"more words"]})
+    write_folder(
+        tmp_path / "images",
+        {"a": [picture(1), picture(2), b"words"], "b": [picture(3), b"", b"more words"]},
+    )
     prepare(tmp_path, tmp_path / "images")
     errors = refusal(tmp_path, "clean")
     assert "3 of 6 samples are bad" in errors
@@ -205,13 +251,25 @@ def test_too_much_bad_data_fails_and_keeps_the_list_for_the_user(tmp_path: Path)
 
 
 def test_the_line_at_the_end_adds_up(tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", {"a": [picture(1), picture(2), picture(1), b"words"], "b": [picture(3), picture(4), picture(3)]})
+    write_folder(
+        tmp_path / "images",
+        {
+            "a": [picture(1), picture(2), picture(1), b"words"],
+            "b": [picture(3), picture(4), picture(3)],
+        },
+    )
     prepare(tmp_path, tmp_path / "images", clean__max_bad_share=0.5)
     assert "read 7, kept 4, bad 1, duplicates 2" in ended(tmp_path, "clean").stdout
 
 
 def test_an_image_that_changed_after_cleaning_is_refused_by_name(tmp_path: Path) -> None:
-    write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
+    write_folder(
+        tmp_path / "images",
+        {
+            label: [picture(100 * number + seed) for seed in range(20)]
+            for number, label in enumerate("ab")
+        },
+    )
     prepare(tmp_path, tmp_path / "images")
     run(tmp_path, "clean", "split")
     (tmp_path / "images" / "a" / "3.png").write_bytes(picture(999))
@@ -229,11 +287,21 @@ def test_a_forbidden_flip_is_refused_naming_both_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
 def test_an_archive_goes_the_same_way_as_its_folder(tmp_path: Path, kind: str) -> None:
-    write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(40)] for number, label in enumerate("ab")})
+    write_folder(
+        tmp_path / "images",
+        {
+            label: [picture(100 * number + seed) for seed in range(40)]
+            for number, label in enumerate("ab")
+        },
+    )
     results = []
     for place in ("of_folder", "of_archive"):
         (tmp_path / place).mkdir()
-        packed = shutil.make_archive(str(tmp_path / "images"), kind, tmp_path, "images") if place == "of_archive" else tmp_path / "images"
+        packed = (
+            shutil.make_archive(str(tmp_path / "images"), kind, tmp_path, "images")
+            if place == "of_archive"
+            else tmp_path / "images"
+        )
         prepare(tmp_path / place, Path(packed))
         run(tmp_path / place, "clean", "split", "precompute")
         results.append(digests(tmp_path / place, "data", "reports"))
@@ -257,25 +325,48 @@ def test_an_archive_with_bad_members_stops_the_stage_with_all_of_them(tmp_path: 
 
 def test_split_folders_go_through_clean_and_split_as_the_given_split(tmp_path: Path) -> None:
     for place in range(60):
-        folder = tmp_path / "images" / ("Train", "Train", "Train", "TEST")[place % 4] / "ab"[place // 4 % 2]
+        folder = (
+            tmp_path
+            / "images"
+            / ("Train", "Train", "Train", "TEST")[place % 4]
+            / "ab"[place // 4 % 2]
+        )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{place}.png").write_bytes(picture(place, size_px=16))
-    shutil.copy(tmp_path / "images" / "TEST" / "a" / "3.png", tmp_path / "images" / "Train" / "a" / "leak.png")
+    shutil.copy(
+        tmp_path / "images" / "TEST" / "a" / "3.png",
+        tmp_path / "images" / "Train" / "a" / "leak.png",
+    )
     (tmp_path / "images" / "README.md").write_text("pictures")
     prepare(tmp_path, Path("images"))
     said = ended(tmp_path, "clean").stdout
-    assert "given split: Train/ -> train (45 rows), TEST/ -> test (15 rows); `split` cuts val from train" in said
+    assert (
+        "given split: Train/ -> train (45 rows), TEST/ -> test (15 rows); `split` cuts val from train"
+        in said
+    )
     assert "copies of rows in another given split: 1" in said
     split_output = ended(tmp_path, "split").stdout
     assert "test 15 (given)" in split_output
     assert "val is cut from train" in split_output
     rows = pq.read_table(tmp_path / "data" / "split" / "rows.parquet").to_pylist()
-    assert {(row["source"].split("/")[0], row["split"]) for row in rows} == {("Train", "train"), ("Train", "val"), ("TEST", "test")}
+    assert {(row["source"].split("/")[0], row["split"]) for row in rows} == {
+        ("Train", "train"),
+        ("Train", "val"),
+        ("TEST", "test"),
+    }
     assert {row["label"] for row in rows} == {"a", "b"}
-    assert json.loads((tmp_path / "reports" / "split.json").read_text())["cut_from_train"] == ["val"]
+    assert json.loads((tmp_path / "reports" / "split.json").read_text())["cut_from_train"] == [
+        "val"
+    ]
     run(tmp_path, "precompute")
     manifest = read_manifest(tmp_path / "data" / "packed")
-    assert sum(len(open_split(tmp_path / "data" / "packed", manifest, name)) for name in ("train", "val", "test")) == 60
+    assert (
+        sum(
+            len(open_split(tmp_path / "data" / "packed", manifest, name))
+            for name in ("train", "val", "test")
+        )
+        == 60
+    )
 
 
 def test_a_stage_before_its_turn_names_what_is_missing(tmp_path: Path) -> None:

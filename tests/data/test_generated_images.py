@@ -21,7 +21,9 @@ pytestmark = [
 
 
 def test_clean_and_precompute_read_what_can_be_read_and_name_the_rest(tmp_path: Path) -> None:
-    payloads = {f"{number}": content for number, content in enumerate((PREMULTIPLIED_GREY, lab(90, 60, 20)))}
+    payloads = {
+        f"{number}": content for number, content in enumerate((PREMULTIPLIED_GREY, lab(90, 60, 20)))
+    }
     for family in FAMILIES.values():
         files = list(family())
         for name, payload in files[:: len(files) // 60]:
@@ -39,7 +41,9 @@ def test_clean_and_precompute_read_what_can_be_read_and_name_the_rest(tmp_path: 
     prepare(tmp_path, root, **changes)
     run(tmp_path, "clean", "split", "precompute")
     quarantine = pq.read_table(tmp_path / "data/clean/quarantine.parquet").to_pylist()
-    refused = {Path(row["source"]).stem: row["rule"] for row in quarantine if row["rule"] in UNREADABLE}
+    refused = {
+        Path(row["source"]).stem: row["rule"] for row in quarantine if row["rule"] in UNREADABLE
+    }
     expected = {name: verdict(name, payload) for name, payload in payloads.items()}
     assert refused == {name: rule for name, rule in expected.items() if rule != READ}
     manifest = read_manifest(tmp_path / "data/packed")
@@ -48,6 +52,8 @@ def test_clean_and_precompute_read_what_can_be_read_and_name_the_rest(tmp_path: 
     for name in manifest.splits:
         split = open_split(tmp_path / "data/packed", manifest, name, verify=True)
         for source, pixels in zip(split.sources, split.inputs[:], strict=True):
-            assert np.array_equal(pixels, array_from_bytes(payloads[Path(source).stem], manifest.input))
+            assert np.array_equal(
+                pixels, array_from_bytes(payloads[Path(source).stem], manifest.input)
+            )
             packed += 1
     assert packed >= 50

@@ -21,7 +21,9 @@ def scene(seed: int, width: int = 64, height: int = 48) -> Image.Image:
     """A smooth picture with an edge: what a photograph looks like to the rules."""
     small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     pixels = np.array(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
-    pixels[height // 3 : height // 2, width // 4 : width // 2] = 255 - pixels[height // 3 : height // 2, width // 4 : width // 2]
+    pixels[height // 3 : height // 2, width // 4 : width // 2] = (
+        255 - pixels[height // 3 : height // 2, width // 4 : width // 2]
+    )
     return Image.fromarray(pixels)
 
 
@@ -29,7 +31,12 @@ def plain(level: int, **options: Any) -> Image.Image:
     return Image.new("RGB", (64, 48), (level, level, level), **options)
 
 
-def clean(samples: list[RawSample], params: CleanParams, task: Task = "image_classification", classes: Any = None) -> Cleaned:
+def clean(
+    samples: list[RawSample],
+    params: CleanParams,
+    task: Task = "image_classification",
+    classes: Any = None,
+) -> Cleaned:
     return cleaned_by(from_memory(samples), params, task, classes=classes)
 
 
@@ -40,17 +47,36 @@ def shifted(level: int) -> Image.Image:
 
 
 BREAKING: dict[str, tuple[RawSample, str]] = {
-    "too_small": (sample("a.png", encode(scene(1, 64, 3)), "cat"), "64x3 pixels, clean.min_side_px is 4"),
-    "odd_aspect": (sample("a.png", encode(scene(1, 400, 48)), "cat"), "400x48 pixels, a ratio of 8.3, clean.max_aspect is 8"),
-    "wrong_extension": (sample("a.jpg", encode(scene(1)), "cat"), "the name ends in .jpg, the content is PNG"),
-    "constant_image": (sample("a.png", encode(plain(90)), "cat"), "grey levels spread by 0.00, clean.constant_std is 1"),
+    "too_small": (
+        sample("a.png", encode(scene(1, 64, 3)), "cat"),
+        "64x3 pixels, clean.min_side_px is 4",
+    ),
+    "odd_aspect": (
+        sample("a.png", encode(scene(1, 400, 48)), "cat"),
+        "400x48 pixels, a ratio of 8.3, clean.max_aspect is 8",
+    ),
+    "wrong_extension": (
+        sample("a.jpg", encode(scene(1)), "cat"),
+        "the name ends in .jpg, the content is PNG",
+    ),
+    "constant_image": (
+        sample("a.png", encode(plain(90)), "cat"),
+        "grey levels spread by 0.00, clean.constant_std is 1",
+    ),
     "too_dark": (sample("a.png", encode(shifted(2)), "cat"), "clean.dark_mean is 10"),
     "too_bright": (sample("a.png", encode(shifted(254)), "cat"), "clean.bright_mean is 245"),
     "blurred": (
-        sample("a.png", encode(Image.fromarray(np.linspace(20, 220, 64 * 48).reshape(48, 64).astype(np.uint8))), "cat"),
+        sample(
+            "a.png",
+            encode(Image.fromarray(np.linspace(20, 220, 64 * 48).reshape(48, 64).astype(np.uint8))),
+            "cat",
+        ),
         "clean.blur_variance is 5",
     ),
-    "unknown_label": (sample("a.png", encode(scene(1)), "cow"), "the class is 'cow', data.classes has 2 others"),
+    "unknown_label": (
+        sample("a.png", encode(scene(1)), "cow"),
+        "the class is 'cow', data.classes has 2 others",
+    ),
 }
 CLASSES = ["cat", "dog"]
 
@@ -60,11 +86,22 @@ def test_the_user_chooses_what_a_broken_rule_leads_to(rule: str) -> None:
     broken, words = BREAKING[rule]
     every = dict.fromkeys(BREAKING, "off")
     good = sample("good.png", encode(scene(2)), "dog")
-    refused = clean([broken, good], clean_params(rules=every | {rule: "refuse"}, max_aspect=8.0), classes=CLASSES)
-    assert [(row["rule"], row["severity"]) for row in refused.quarantine.to_pylist()] == [(rule, "error")]
+    refused = clean(
+        [broken, good],
+        clean_params(rules=every | {rule: "refuse"}, max_aspect=8.0),
+        classes=CLASSES,
+    )
+    assert [(row["rule"], row["severity"]) for row in refused.quarantine.to_pylist()] == [
+        (rule, "error")
+    ]
     assert words in refused.quarantine["detail"][0].as_py()
-    flagged = clean([broken, good], clean_params(rules=every | {rule: "flag"}, max_aspect=8.0), classes=CLASSES)
-    assert {row["source"]: row["flags"] for row in flagged.rows.to_pylist()} == {broken.source: [rule], "good.png": []}
+    flagged = clean(
+        [broken, good], clean_params(rules=every | {rule: "flag"}, max_aspect=8.0), classes=CLASSES
+    )
+    assert {row["source"]: row["flags"] for row in flagged.rows.to_pylist()} == {
+        broken.source: [rule],
+        "good.png": [],
+    }
     assert words in flagged.flagged["detail"][0].as_py()
     unchecked = clean([broken, good], clean_params(rules=every, max_aspect=8.0), classes=CLASSES)
     assert [row["flags"] for row in unchecked.rows.to_pylist()] == [[], []]
@@ -86,10 +123,18 @@ def test_a_rule_is_decided_on_every_pixel_not_on_the_sampled_rows(rule: str) -> 
     unseen = sorted(set(range(300)) - seen)
     pixels[unseen] = bright[unseen]
     every = dict.fromkeys(BREAKING, "off") | {rule: "refuse"}
-    assert clean([sample("a.png", encode(Image.fromarray(pixels)), "cat")], clean_params(rules=every)).quarantine.num_rows == 0
+    assert (
+        clean(
+            [sample("a.png", encode(Image.fromarray(pixels)), "cat")], clean_params(rules=every)
+        ).quarantine.num_rows
+        == 0
+    )
     black = encode(Image.fromarray(np.zeros((300, 200), np.uint8)))
     expected = 0 if rule == "blurred" else 1  # one colour is constant, not blurred
-    assert clean([sample("a.png", black, "cat")], clean_params(rules=every)).quarantine.num_rows == expected
+    assert (
+        clean([sample("a.png", black, "cat")], clean_params(rules=every)).quarantine.num_rows
+        == expected
+    )
 
 
 def _one_white_row(row: int) -> NDArray[np.uint8]:
@@ -101,19 +146,25 @@ def _one_white_row(row: int) -> NDArray[np.uint8]:
 def test_a_picture_of_any_size_is_measured() -> None:
     every = dict.fromkeys(BREAKING, "off") | {"too_dark": "refuse", "constant_image": "refuse"}
     for width, height in ((4, 4), (5, 129), (500, 127), (500, 128), (500, 129), (1000, 700)):
-        [row] = clean([sample("a.png", encode(scene(3, width, height)), "cat")], clean_params(rules=every)).rows.to_pylist()
+        [row] = clean(
+            [sample("a.png", encode(scene(3, width, height)), "cat")], clean_params(rules=every)
+        ).rows.to_pylist()
         assert (row["width"], row["height"]) == (width, height)
 
 
 def test_a_turned_picture_is_corrected_and_says_so() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    [row] = clean([sample("a.jpg", encode(scene(1), "JPEG", exif=exif), "cat")], clean_params()).rows.to_pylist()
+    [row] = clean(
+        [sample("a.jpg", encode(scene(1), "JPEG", exif=exif), "cat")], clean_params()
+    ).rows.to_pylist()
     assert (row["width"], row["height"], row["corrections"]) == (48, 64, ["exif: turned by 90"])
 
 
 @pytest.mark.parametrize(("image", "hint"), [(Image.new("F", (8, 8)), False), (None, True)])
-def test_only_bytes_of_no_format_look_like_something_else(image: Image.Image | None, hint: bool) -> None:
+def test_only_bytes_of_no_format_look_like_something_else(
+    image: Image.Image | None, hint: bool
+) -> None:
     payload = encode(image, "TIFF") if image else b"II*\0 and no more"
     [row] = clean([sample("a.tif", payload, "cat")], clean_params()).quarantine.to_pylist()
     assert row["rule"] == "undecodable"
@@ -137,7 +188,10 @@ def test_equal_pixels_are_duplicates_in_any_format_and_with_any_metadata() -> No
     assert set(cleaned.quarantine["rule"].to_pylist()) == {"exact_duplicate"}
 
 
-@pytest.mark.parametrize(("choice", "num_kept", "flags"), [("refuse", 0, []), ("flag", 1, ["conflicting_label"]), ("off", 1, [])])
+@pytest.mark.parametrize(
+    ("choice", "num_kept", "flags"),
+    [("refuse", 0, []), ("flag", 1, ["conflicting_label"]), ("off", 1, [])],
+)
 def test_the_same_picture_under_two_classes(choice: str, num_kept: int, flags: list[str]) -> None:
     samples = [sample("1", picture(1), "cat"), sample("2", picture(1), "dog")]
     cleaned = clean(samples, clean_params(rules={"conflicting_label": choice}))
@@ -148,11 +202,19 @@ def test_the_same_picture_under_two_classes(choice: str, num_kept: int, flags: l
 
 def looks_same(seed: int) -> list[bytes]:
     image = scene(seed, 160, 120)
-    return [encode(image, "JPEG", quality=95), encode(image, "JPEG", quality=40), encode(image.resize((100, 75)), "JPEG")]
+    return [
+        encode(image, "JPEG", quality=95),
+        encode(image, "JPEG", quality=40),
+        encode(image.resize((100, 75)), "JPEG"),
+    ]
 
 
 def test_near_duplicates_are_one_cluster_named_by_its_smallest_id() -> None:
-    samples = [sample(f"{seed}/{index}", payload, "cat") for seed in range(6) for index, payload in enumerate(looks_same(seed))]
+    samples = [
+        sample(f"{seed}/{index}", payload, "cat")
+        for seed in range(6)
+        for index, payload in enumerate(looks_same(seed))
+    ]
     samples.append(sample("alone", encode(scene(99, 160, 120)), "cat"))
     rows = clean(samples, clean_params()).rows.to_pylist()
     for seed in range(6):
@@ -174,14 +236,22 @@ def test_near_duplicates_can_be_refused_or_left_alone() -> None:
 
 
 def test_near_duplicates_of_two_classes_are_named() -> None:
-    samples = [sample(f"{index}", payload, label) for index, (payload, label) in enumerate(zip(looks_same(1), "ccd", strict=True))]
+    samples = [
+        sample(f"{index}", payload, label)
+        for index, (payload, label) in enumerate(zip(looks_same(1), "ccd", strict=True))
+    ]
     cleaned = clean(samples, clean_params())
-    assert [row["flags"] for row in cleaned.rows.to_pylist()] == [["near_conflict", "near_duplicate"]] * 3
+    assert [row["flags"] for row in cleaned.rows.to_pylist()] == [
+        ["near_conflict", "near_duplicate"]
+    ] * 3
 
 
 def test_pictures_smaller_than_a_thumbnail_are_not_compared() -> None:
     image = scene(1, 16, 15)
-    samples = [sample("1", encode(image, "JPEG", quality=95), "cat"), sample("2", encode(image, "JPEG", quality=60), "cat")]
+    samples = [
+        sample("1", encode(image, "JPEG", quality=95), "cat"),
+        sample("2", encode(image, "JPEG", quality=60), "cat"),
+    ]
     assert clean(samples, clean_params()).rows["cluster"].null_count == 2
 
 
@@ -191,4 +261,6 @@ def test_a_target_far_from_the_others_is_an_outlier(choice: str, num_kept: int) 
     samples.append(sample("far", picture(99), target=1e6))
     cleaned = clean(samples, clean_params(rules={"outlier": choice}), "image_regression")
     assert cleaned.rows.num_rows == num_kept
-    assert [row["source"] for row in cleaned.rows.to_pylist() if row["flags"]] == (["far"] if choice == "flag" else [])
+    assert [row["source"] for row in cleaned.rows.to_pylist() if row["flags"]] == (
+        ["far"] if choice == "flag" else []
+    )

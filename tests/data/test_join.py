@@ -41,12 +41,20 @@ def old_images(folder: Path, form: str) -> Path:
         return folder
     if form == "bytes.parquet":
         images = pa.array([{"bytes": picture(seed), "path": None} for seed in OLD], IMAGE_TYPE)
-        pq.write_table(pa.table({"image": images, "label": list(OLD.values()), "site": [f"s{seed}" for seed in OLD]}), folder / form)
+        pq.write_table(
+            pa.table(
+                {"image": images, "label": list(OLD.values()), "site": [f"s{seed}" for seed in OLD]}
+            ),
+            folder / form,
+        )
         return folder / form
     (folder / "images").mkdir()
     for seed in OLD:
         (folder / "images" / f"{seed}.png").write_bytes(picture(seed))
-    rows = [{"image": f"images/{seed}.png", "label": label, "site": f"s{seed}"} for seed, label in OLD.items()]
+    rows = [
+        {"image": f"images/{seed}.png", "label": label, "site": f"s{seed}"}
+        for seed, label in OLD.items()
+    ]
     if form == "paths.parquet":
         pq.write_table(pa.Table.from_pylist(rows), folder / form)
         return folder / form
@@ -60,7 +68,9 @@ def old_images(folder: Path, form: str) -> Path:
 def collected_images(path: Path, labels: dict[int, str | None]) -> Path:
     """As `slipway.traffic.collect` writes them."""
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in labels], IMAGE_TYPE)
-    pq.write_table(pa.table({"image": images, "label": pa.array(list(labels.values()), pa.string())}), path)
+    pq.write_table(
+        pa.table({"image": images, "label": pa.array(list(labels.values()), pa.string())}), path
+    )
     return path
 
 
@@ -78,9 +88,13 @@ def counts(joined: Joined) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(tmp_path: Path, form: str) -> None:
+def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(
+    tmp_path: Path, form: str
+) -> None:
     data = data_params(old_images(tmp_path / "old", form))
-    collected = collected_images(tmp_path / "collected.parquet", {2: "cat", 10: "dog", 11: "bird"})  # 2 is there already
+    collected = collected_images(
+        tmp_path / "collected.parquet", {2: "cat", 10: "dog", 11: "bird"}
+    )  # 2 is there already
     out = tmp_path / "elsewhere" / "next.parquet"
     joined = join(data, collected, out)
     assert counts(joined) == (6, 2, 1, 0)
@@ -99,13 +113,24 @@ def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(tmp_path:
 def test_a_column_that_no_reader_takes_is_left_out_and_said(tmp_path: Path, kind: str) -> None:
     boxes = {"boxes": [[1, 2]] * 30, "label": ["cat", "dog"] * 15}
     if kind == "images":
-        images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(30)], IMAGE_TYPE)
+        images = pa.array(
+            [{"bytes": picture(seed), "path": None} for seed in range(30)], IMAGE_TYPE
+        )
         pq.write_table(pa.table({"image": images} | boxes), tmp_path / "old.parquet")
-        data, collected = data_params(tmp_path / "old.parquet"), collected_images(tmp_path / "a.parquet", {50: "cat"})
+        data, collected = (
+            data_params(tmp_path / "old.parquet"),
+            collected_images(tmp_path / "a.parquet", {50: "cat"}),
+        )
     else:
-        pq.write_table(pa.table({"a": [float(7 * row % 31) for row in range(30)]} | boxes), tmp_path / "old.parquet")
+        pq.write_table(
+            pa.table({"a": [float(7 * row % 31) for row in range(30)]} | boxes),
+            tmp_path / "old.parquet",
+        )
         pq.write_table(pa.table({"a": [0.5], "label": ["cat"]}), tmp_path / "a.parquet")
-        data, collected = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label"), tmp_path / "a.parquet"
+        data, collected = (
+            raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label"),
+            tmp_path / "a.parquet",
+        )
     joined = join(data, collected, tmp_path / "next.parquet")
     (left_out,) = joined.left_out
     assert "'boxes'" in left_out
@@ -117,40 +142,70 @@ def test_joined_again_nothing_is_doubled_and_a_newer_truth_counts(tmp_path: Path
     first = tmp_path / "first.parquet"
     join(data, collected_images(tmp_path / "a.parquet", {10: "dog", 11: "bird"}), first)
     again = data.model_copy(update={"path": str(first)})
-    joined = join(again, collected_images(tmp_path / "b.parquet", {10: "dog", 11: "cat", 12: None}), first)  # into its own place
+    joined = join(
+        again, collected_images(tmp_path / "b.parquet", {10: "dog", 11: "cat", 12: None}), first
+    )  # into its own place
     assert counts(joined) == (8, 1, 2, 1)
-    assert seeds_and_labels(read(data, first)) == Counter([*OLD.items(), (10, "dog"), (11, "cat"), (12, None)])
+    assert seeds_and_labels(read(data, first)) == Counter(
+        [*OLD.items(), (10, "dog"), (11, "cat"), (12, None)]
+    )
     assert pq.read_table(first)[MARK].to_pylist() == [False] * 6 + [True] * 3
 
 
-def test_another_label_in_the_old_data_keeps_both_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_label_in_the_old_data_keeps_both_and_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = data_params(old_images(tmp_path / "old", "folder"))
-    joined = join(data, collected_images(tmp_path / "a.parquet", {3: "cat"}), tmp_path / "next.parquet")
+    joined = join(
+        data, collected_images(tmp_path / "a.parquet", {3: "cat"}), tmp_path / "next.parquet"
+    )
     assert (counts(joined), joined.conflicting) == ((6, 1, 0, 0), ["dog/3.png"])
-    assert seeds_and_labels(read(data, tmp_path / "next.parquet")) == Counter([*OLD.items(), (3, "cat")])
+    assert seeds_and_labels(read(data, tmp_path / "next.parquet")) == Counter(
+        [*OLD.items(), (3, "cat")]
+    )
 
 
 def test_variants_of_a_label_are_one(tmp_path: Path) -> None:
     data = data_params(old_images(tmp_path / "old", "paths.csv"), label_map={"cat": "Cat"})
-    joined = join(data, collected_images(tmp_path / "a.parquet", {2: "Cat"}), tmp_path / "next.parquet")
+    joined = join(
+        data, collected_images(tmp_path / "a.parquet", {2: "Cat"}), tmp_path / "next.parquet"
+    )
     assert counts(joined) == (6, 0, 1, 0)
-    assert {label for _, label in seeds_and_labels(read(data, tmp_path / "next.parquet"))} == {"Cat", "dog"}
+    assert {label for _, label in seeds_and_labels(read(data, tmp_path / "next.parquet"))} == {
+        "Cat",
+        "dog",
+    }
 
 
 def test_numbers_as_classes_and_collected_text_are_one_column(tmp_path: Path) -> None:
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(3)], IMAGE_TYPE)
     pq.write_table(pa.table({"image": images, "label": [0, 1, 2]}), tmp_path / "old.parquet")
     data = data_params(tmp_path / "old.parquet")
-    joined = join(data, collected_images(tmp_path / "a.parquet", {1: "1", 5: "2"}), tmp_path / "next.parquet")
+    joined = join(
+        data, collected_images(tmp_path / "a.parquet", {1: "1", 5: "2"}), tmp_path / "next.parquet"
+    )
     assert counts(joined) == (3, 1, 1, 0)
     assert pq.read_table(tmp_path / "next.parquet")["label"].to_pylist() == ["0", "1", "2", "2"]
 
 
-def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_ones(tmp_path: Path) -> None:
+def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_ones(
+    tmp_path: Path,
+) -> None:
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(3)], IMAGE_TYPE)
-    facts = {"label": ["a", "b", "a"], "who": [7, 7, 8], "weight": [0.5, 2.0, 1.0], "part": ["train", "val", "test"], "day": [3, 1, 2]}
+    facts = {
+        "label": ["a", "b", "a"],
+        "who": [7, 7, 8],
+        "weight": [0.5, 2.0, 1.0],
+        "part": ["train", "val", "test"],
+        "day": [3, 1, 2],
+    }
     pq.write_table(pa.table({"image": images} | facts), tmp_path / "old.parquet")
-    columns = {"group_column": "who", "weight_column": "weight", "split_column": "part", "time_column": "day"}
+    columns = {
+        "group_column": "who",
+        "weight_column": "weight",
+        "split_column": "part",
+        "time_column": "day",
+    }
     data = data_params(tmp_path / "old.parquet", **columns)
     out = tmp_path / "next.parquet"
     join(data, collected_images(tmp_path / "a.parquet", {5: "a", 6: "b"}), out)
@@ -163,13 +218,18 @@ def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_one
     assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.time_column=null"
 
 
-def test_the_split_that_folders_give_goes_into_the_joined_file_and_its_command(tmp_path: Path) -> None:
+def test_the_split_that_folders_give_goes_into_the_joined_file_and_its_command(
+    tmp_path: Path,
+) -> None:
     for seed, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog")):
         (tmp_path / "old" / place).mkdir(parents=True)
         (tmp_path / "old" / place / f"{seed}.png").write_bytes(picture(seed))
     data, out = data_params(tmp_path / "old"), tmp_path / "next.parquet"
     join(data, collected_images(tmp_path / "a.parquet", {5: "cat"}), out)
-    assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.split_column=slipway_split"
+    assert (
+        next_command(data, out)
+        == f"dvc exp run -S data.path={out} -S data.split_column=slipway_split"
+    )
     found = read(data, out, split_column="slipway_split")
     assert [(sample.label, sample.given_split) for sample in found] == [
         ("cat", "test"),
@@ -187,8 +247,19 @@ def test_the_split_that_shards_give_goes_into_the_joined_table(tmp_path: Path) -
         pq.write_table(pa.table(cells), tmp_path / "old" / f"{split}-00000-of-00001.parquet")
     pq.write_table(pa.table({"a": [9.5], "label": ["y"]}), tmp_path / "new.parquet")
     out = tmp_path / "next.parquet"
-    join(raw_files.data_params(tmp_path / "old", "table_classification", "label"), tmp_path / "new.parquet", out)
-    assert pq.read_table(out)["slipway_split"].to_pylist() == ["test", "test", "train", "train", "train", "train"]
+    join(
+        raw_files.data_params(tmp_path / "old", "table_classification", "label"),
+        tmp_path / "new.parquet",
+        out,
+    )
+    assert pq.read_table(out)["slipway_split"].to_pylist() == [
+        "test",
+        "test",
+        "train",
+        "train",
+        "train",
+        "train",
+    ]
 
 
 def test_refused_rows_of_the_old_data_stay_refused(tmp_path: Path) -> None:
@@ -197,11 +268,15 @@ def test_refused_rows_of_the_old_data_stay_refused(tmp_path: Path) -> None:
     data = data_params(path)
     rules = [sample.fault.rule for sample in read(data, path) if sample.fault]
     assert len(rules) == 3
-    joined = join(data, collected_images(tmp_path / "a.parquet", {10: "cat"}), tmp_path / "next.parquet")
+    joined = join(
+        data, collected_images(tmp_path / "a.parquet", {10: "cat"}), tmp_path / "next.parquet"
+    )
     assert counts(joined)[:2] == (9, 1)
     found = read(data, tmp_path / "next.parquet")
     assert sum(sample.fault is not None for sample in found) == 3
-    assert seeds_and_labels([sample for sample in found if sample.fault is None]) == Counter([*OLD.items(), (10, "cat")])
+    assert seeds_and_labels([sample for sample in found if sample.fault is None]) == Counter(
+        [*OLD.items(), (10, "cat")]
+    )
 
 
 def write_old_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Path:
@@ -215,9 +290,18 @@ def write_old_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Path
         for row in range(num_rows)
     ]  # fmt: skip
     if stored == "csv":
-        return write_csv(path, "\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]) + "\n")
+        return write_csv(
+            path, "\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]) + "\n"
+        )
     typed = [
-        row | {"a": float(row["a"]), "twin": float(row["twin"]), "yes": row["yes"] == "yes", "label": int(row["label"])} for row in rows
+        row
+        | {
+            "a": float(row["a"]),
+            "twin": float(row["twin"]),
+            "yes": row["yes"] == "yes",
+            "label": int(row["label"]),
+        }
+        for row in rows
     ]
     pq.write_table(pa.Table.from_pylist(typed), path)
     return path
@@ -225,35 +309,53 @@ def write_old_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Path
 
 def write_collected_table(path: Path) -> Path:
     """As `slipway.traffic.collect` writes it: the inputs alone, typed; the first row is row 0 of the old table."""
-    columns = {"a": [0.5, 100.25, None], "colour": ["blue", "red", "blue"], "yes": [False, True, True]}
+    columns = {
+        "a": [0.5, 100.25, None],
+        "colour": ["blue", "red", "blue"],
+        "yes": [False, True, True],
+    }
     pq.write_table(pa.table(columns | {"label": ["1", "2", "1"]}), path)
     return path
 
 
 @pytest.mark.parametrize("stored", ["csv", "parquet"])
-def test_a_table_is_joined_old_ids_stay_and_the_inputs_are_those_of_before(tmp_path: Path, stored: str) -> None:
+def test_a_table_is_joined_old_ids_stay_and_the_inputs_are_those_of_before(
+    tmp_path: Path, stored: str
+) -> None:
     old = write_old_table(tmp_path / f"old.{stored}", stored=stored)
     data = raw_files.data_params(old, "table_classification", "label")
     out = tmp_path / "next.parquet"
     joined = join(data, write_collected_table(tmp_path / "collected.parquet"), out)
     assert counts(joined) == (30, 2, 1, 0)
     before, after = cleaned(data), cleaned(data.model_copy(update={"path": str(out)}))
-    assert [(each.name, each.kind) for each in after.types] == [(each.name, each.kind) for each in before.types]
+    assert [(each.name, each.kind) for each in after.types] == [
+        (each.name, each.kind) for each in before.types
+    ]
     labels, joined_labels = (
-        dict(zip(*(table.cleaned.rows[name].to_pylist() for name in ("id", "label")), strict=True)) for table in (before, after)
+        dict(zip(*(table.cleaned.rows[name].to_pylist() for name in ("id", "label")), strict=True))
+        for table in (before, after)
     )
     assert len(joined_labels) == 32
-    assert labels.items() < joined_labels.items()  # by the same ids, so that a stable split moves none of them
+    assert (
+        labels.items() < joined_labels.items()
+    )  # by the same ids, so that a stable split moves none of them
     assert pq.read_table(out)[MARK].to_pylist() == [False] * 30 + [True] * 2
 
 
-def joined_columns(tmp_path: Path, rows: list[dict[str, Any]], new: dict[str, list[Any]], **changes: Any) -> tuple[list[str], list[str]]:
+def joined_columns(
+    tmp_path: Path, rows: list[dict[str, Any]], new: dict[str, list[Any]], **changes: Any
+) -> tuple[list[str], list[str]]:
     """The inputs before and after some rows of other truths were joined to a table."""
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     pq.write_table(pa.table(new), tmp_path / "collected.parquet")
-    data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label", **changes)
+    data = raw_files.data_params(
+        tmp_path / "old.parquet", "table_classification", "label", **changes
+    )
     join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
-    before, after = cleaned(data), cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")}))
+    before, after = (
+        cleaned(data),
+        cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")})),
+    )
     old, all_ids = (set(table.cleaned.rows["id"].to_pylist()) for table in (before, after))
     assert old < all_ids
     return [each.name for each in before.types], [each.name for each in after.types]
@@ -270,7 +372,9 @@ def joined_columns(tmp_path: Path, rows: list[dict[str, Any]], new: dict[str, li
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_column_that_was_no_input_does_not_become_one_by_joining(tmp_path: Path, cells: Callable[[int], Any], reason: str) -> None:
+def test_a_column_that_was_no_input_does_not_become_one_by_joining(
+    tmp_path: Path, cells: Callable[[int], Any], reason: str
+) -> None:
     rows = [
         {
             "a": (7 * row) % 61 + 0.5, "c": math.nan if row % 5 == 0 else float(row % 4), "yes": ("yes", "no")[row % 3 == 0],
@@ -278,29 +382,48 @@ def test_a_column_that_was_no_input_does_not_become_one_by_joining(tmp_path: Pat
         }
         for row in range(60)
     ]  # fmt: skip
-    new: dict[str, list[Any]] = {"a": [0.25, 100.5], "c": [3.0, None], "yes": [True, False], "label": ["0", "1"]}
+    new: dict[str, list[Any]] = {
+        "a": [0.25, 100.5],
+        "c": [3.0, None],
+        "yes": [True, False],
+        "label": ["0", "1"],
+    }
     before, after = joined_columns(tmp_path, rows, new)
     assert before == after == ["a", "c", "yes"], reason
 
 
 @pytest.mark.parametrize(
     ("labels", "told", "label_map"),
-    [([True, False], ["True", "False"], {}), (["Cat", "dog"], ["cat", "dog"], {"Cat": "cat"}), ([0, 1], ["0", "1"], {})],
+    [
+        ([True, False], ["True", "False"], {}),
+        (["Cat", "dog"], ["cat", "dog"], {"Cat": "cat"}),
+        ([0, 1], ["0", "1"], {}),
+    ],
     ids=["booleans", "spelling variants", "numbers"],
 )
 def test_the_old_rows_keep_classes_and_ids_whatever_the_classes_are_stored_as(
     tmp_path: Path, labels: list[Any], told: list[str], label_map: dict[str, str]
 ) -> None:
-    rows = [{"a": (7 * row) % 61 + 0.5, "b": float(row % 9), "label": labels[row % 2]} for row in range(60)]
-    joined_columns(tmp_path, rows, {"a": [0.25, 100.5], "b": [1.0, 2.0], "label": told}, label_map=label_map)
-    data = raw_files.data_params(tmp_path / "next.parquet", "table_classification", "label", label_map=label_map)
+    rows = [
+        {"a": (7 * row) % 61 + 0.5, "b": float(row % 9), "label": labels[row % 2]}
+        for row in range(60)
+    ]
+    joined_columns(
+        tmp_path, rows, {"a": [0.25, 100.5], "b": [1.0, 2.0], "label": told}, label_map=label_map
+    )
+    data = raw_files.data_params(
+        tmp_path / "next.parquet", "table_classification", "label", label_map=label_map
+    )
     assert set(cleaned(data).cleaned.rows["label"].to_pylist()) == set(told)
 
 
 def test_old_rows_without_any_class_are_joined_as_well(tmp_path: Path) -> None:
     rows = [{"a": (7 * row) % 61 + 0.5, "other": f"{row % 3}", "label": None} for row in range(60)]
     pq.write_table(
-        pa.Table.from_pylist(rows, pa.schema([("a", pa.float64()), ("other", pa.string()), ("label", pa.string())])), tmp_path / "o.parquet"
+        pa.Table.from_pylist(
+            rows, pa.schema([("a", pa.float64()), ("other", pa.string()), ("label", pa.string())])
+        ),
+        tmp_path / "o.parquet",
     )
     pq.write_table(pa.table({"a": [0.25], "label": ["0"]}), tmp_path / "new.parquet")
     data = raw_files.data_params(tmp_path / "o.parquet", "table_classification", "label")
@@ -308,23 +431,39 @@ def test_old_rows_without_any_class_are_joined_as_well(tmp_path: Path) -> None:
 
 
 def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
-    rows = [{"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)} for row in range(60)]
+    rows = [
+        {"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)}
+        for row in range(60)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     pq.write_table(
-        pa.table({"a": [0.5, 7.5], "day": ["2020-01-01T00:00:00Z", "2020-02-01"], "label": ["0", "1"]}), tmp_path / "new.parquet"
+        pa.table(
+            {"a": [0.5, 7.5], "day": ["2020-01-01T00:00:00Z", "2020-02-01"], "label": ["0", "1"]}
+        ),
+        tmp_path / "new.parquet",
     )
     data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label")
     assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 1, 0)
 
 
-@pytest.mark.parametrize("labels", [["0", "1"], [None, "1"], ["1", None]], ids=["another truth", "the last has one", "the first has one"])
+@pytest.mark.parametrize(
+    "labels",
+    [["0", "1"], [None, "1"], ["1", None]],
+    ids=["another truth", "the last has one", "the first has one"],
+)
 def test_collected_rows_of_one_value_in_two_forms_are_added_once_however_often_they_are_joined(
     tmp_path: Path, labels: list[str | None]
 ) -> None:
-    rows = [{"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)} for row in range(60)]
+    rows = [
+        {"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)}
+        for row in range(60)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     forms = ["2021-05-05", "2021-05-05T00:00:00"]
-    pq.write_table(pa.table({"a": [0.5, 0.5], "day": forms, "label": pa.array(labels, pa.string())}), tmp_path / "new.parquet")
+    pq.write_table(
+        pa.table({"a": [0.5, 0.5], "day": forms, "label": pa.array(labels, pa.string())}),
+        tmp_path / "new.parquet",
+    )
     data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label")
     out = tmp_path / "next.parquet"
     assert counts(join(data, tmp_path / "new.parquet", out)) == (60, 1, 1, 0)
@@ -335,9 +474,14 @@ def test_collected_rows_of_one_value_in_two_forms_are_added_once_however_often_t
 
 
 @pytest.mark.parametrize("stored", ["text", "numbers"])
-def test_categories_are_compared_as_text_and_numbers_as_numbers(tmp_path: Path, stored: str) -> None:
+def test_categories_are_compared_as_text_and_numbers_as_numbers(
+    tmp_path: Path, stored: str
+) -> None:
     zips: list[Any] = ["0123", "456", "789"] if stored == "text" else [123, 456, 789]
-    rows = [{"a": f"{(7 * row) % 61}.50", "zip": zips[row % 3], "label": str(row % 2)} for row in range(60)]
+    rows = [
+        {"a": f"{(7 * row) % 61}.50", "zip": zips[row % 3], "label": str(row % 2)}
+        for row in range(60)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     new: dict[str, list[Any]] = {
         "a": [0.5, 7.5, 14.5],
@@ -345,7 +489,9 @@ def test_categories_are_compared_as_text_and_numbers_as_numbers(tmp_path: Path, 
         "label": ["0", "1", "0"],
     }
     pq.write_table(pa.table(new), tmp_path / "new.parquet")
-    data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label", columns={"zip": said("category")})
+    data = raw_files.data_params(
+        tmp_path / "old.parquet", "table_classification", "label", columns={"zip": said("category")}
+    )
     assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 2, 1, 0)
     assert pq.read_table(tmp_path / "next.parquet")["zip"].to_pylist()[60:] == [new["zip"][0], None]
 
@@ -357,7 +503,9 @@ def test_what_holds_collected_rows_is_private(tmp_path: Path, kind: str, umask: 
         data = data_params(old_images(tmp_path / "old", "folder"))
         collected = collected_images(tmp_path / "collected.parquet", {10: "cat"})
     else:
-        data = raw_files.data_params(write_old_table(tmp_path / "old.csv"), "table_classification", "label")
+        data = raw_files.data_params(
+            write_old_table(tmp_path / "old.csv"), "table_classification", "label"
+        )
         collected = write_collected_table(tmp_path / "collected.parquet")
     before = os.umask(umask)
     try:
@@ -369,7 +517,10 @@ def test_what_holds_collected_rows_is_private(tmp_path: Path, kind: str, umask: 
 
 def test_a_table_of_numbers_is_joined_with_its_targets(tmp_path: Path) -> None:
     data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
-    pq.write_table(pa.table({"a": [0.5, 1.25], "b": [0.0, 3.0], "target": [0.0, 7.5]}), tmp_path / "collected.parquet")
+    pq.write_table(
+        pa.table({"a": [0.5, 1.25], "b": [0.0, 3.0], "target": [0.0, 7.5]}),
+        tmp_path / "collected.parquet",
+    )
     joined = join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
     assert counts(joined) == (30, 1, 1, 0)
     after = cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")}))
@@ -379,15 +530,25 @@ def test_a_table_of_numbers_is_joined_with_its_targets(tmp_path: Path) -> None:
 
 def test_columns_that_the_user_corrected_stay_corrected(tmp_path: Path) -> None:
     old = write_old_table(tmp_path / "old.csv")
-    data = raw_files.data_params(old, "table_classification", "label", columns={"colour": said("category"), "same": said("ignore")})
+    data = raw_files.data_params(
+        old,
+        "table_classification",
+        "label",
+        columns={"colour": said("category"), "same": said("ignore")},
+    )
     join(data, write_collected_table(tmp_path / "collected.parquet"), tmp_path / "next.parquet")
-    before, after = cleaned(data), cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")}))
+    before, after = (
+        cleaned(data),
+        cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")})),
+    )
     assert [each.name for each in after.types] == [each.name for each in before.types]
 
 
 def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
     data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
-    pq.write_table(pa.table({"a": [0.5], "c": [0.0], "target": [0.0]}), tmp_path / "collected.parquet")
+    pq.write_table(
+        pa.table({"a": [0.5], "c": [0.0], "target": [0.0]}), tmp_path / "collected.parquet"
+    )
     with pytest.raises(DataError, match="do not both have the columns c"):
         join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
     assert not (tmp_path / "next.parquet").exists()
@@ -406,7 +567,10 @@ def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
         main(["next.parquet"])
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "collected.parquet").write_text("PAR1 and no end")
-    with pytest.raises(DataError, match=r"^data/collected\.parquet is not a readable Parquet file \(.*\); write it with"):
+    with pytest.raises(
+        DataError,
+        match=r"^data/collected\.parquet is not a readable Parquet file \(.*\); write it with",
+    ):
         main(["next.parquet"])
     collected_images(tmp_path / "data" / "collected.parquet", {3: "dog", 4: "dog", 10: "cat"})
     main(["next.parquet"])

@@ -22,10 +22,15 @@ from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 
 SLOW = "import time\n\n\ndef wait(image):\n    time.sleep(0.02)\n    return image\n"
 NAME = "waits_for_a_server.crop:wait"
 NUM_WORKERS, NUM_ROUNDS = 4, 3
-AHEAD = NUM_WORKERS * 2 * 16  # images on their way: two chunks of 16 for each worker (`slipway.data.engine.parallel`, `filling`)
+AHEAD = (
+    NUM_WORKERS * 2 * 16
+)  # images on their way: two chunks of 16 for each worker (`slipway.data.engine.parallel`, `filling`)
 NUM_TIMED = {1: 48, NUM_WORKERS: 192}
 NUM_IMAGES = 2 * AHEAD + NUM_TIMED[NUM_WORKERS]
-SAMPLES = [RawSample(str(number), picture(number), str(number % 2), None, None, None) for number in range(NUM_IMAGES)]
+SAMPLES = [
+    RawSample(str(number), picture(number), str(number % 2), None, None, None)
+    for number in range(NUM_IMAGES)
+]
 
 
 def _rows(count: int) -> pa.Table:
@@ -33,9 +38,17 @@ def _rows(count: int) -> pa.Table:
     facts = []
     for number, sample in enumerate(SAMPLES[:count]):
         sha256 = files.sha256_bytes(sample.payload)
-        known = {"id": sha256[:32], "source": sample.source, "label": sample.label, "sha256": sha256, "bytes": len(sample.payload)}
+        known = {
+            "id": sha256[:32],
+            "source": sample.source,
+            "label": sample.label,
+            "sha256": sha256,
+            "bytes": len(sample.payload),
+        }
         split = ("train", "train", "train", "train", "val", "val", "test", "test")[number % 8]
-        facts.append(nothing | known | {"flags": [], "corrections": [], "leaked": False, "split": split})
+        facts.append(
+            nothing | known | {"flags": [], "corrections": [], "leaked": False, "split": split}
+        )
     return pa.Table.from_pylist(facts, schema=SPLIT_ROWS)
 
 
@@ -48,12 +61,17 @@ def _seconds(form: StoreForm, work: Path, num_workers: int) -> float:
     work.mkdir(parents=True)
     ahead, timed = (AHEAD if num_workers > 1 else 1), NUM_TIMED[num_workers]
     rows = _rows(2 * ahead + timed)
-    moments = [time.perf_counter() for _ in pack(_read, rows, form, "image_classification", work, num_workers)]
+    moments = [
+        time.perf_counter()
+        for _ in pack(_read, rows, form, "image_classification", work, num_workers)
+    ]
     return (moments[ahead + timed - 1] - moments[ahead - 1]) / timed
 
 
 @pytest.mark.nightly
-def test_the_gain_of_more_workers_is_foretold(tmp_path: Path, write_functions: WriteFunctions) -> None:
+def test_the_gain_of_more_workers_is_foretold(
+    tmp_path: Path, write_functions: WriteFunctions
+) -> None:
     write_functions("waits_for_a_server", {"__init__.py": "", "crop.py": SLOW})
     transform = TransformContract(function=NAME, sha256=code_digest(NAME))
     contract = ImageContract(
@@ -66,7 +84,12 @@ def test_the_gain_of_more_workers_is_foretold(tmp_path: Path, write_functions: W
     expected = times.image_ms(1, 2) / times.image_ms(NUM_WORKERS, 2)
     gains = []
     for number in range(NUM_ROUNDS):
-        alone, together = (_seconds(form, tmp_path / f"{number}-{workers}", workers) for workers in (1, NUM_WORKERS))
+        alone, together = (
+            _seconds(form, tmp_path / f"{number}-{workers}", workers)
+            for workers in (1, NUM_WORKERS)
+        )
         gains.append(alone / together)
-    print(f"expected {expected:.2f}, measured {statistics.median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})")
+    print(
+        f"expected {expected:.2f}, measured {statistics.median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
+    )
     assert abs(statistics.median(gains) / expected - 1) < 0.25

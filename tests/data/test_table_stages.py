@@ -21,9 +21,15 @@ WINE = ROOT / "data" / "demo" / "wine.csv"
 
 
 def prepare_table(folder: Path, path: Path, task: str, target: str) -> None:
-    gates = {"accuracy": {"min": 0.9, "max": None}} if task == "table_classification" else {"rmse": {"min": None, "max": 1.0}}
+    gates = (
+        {"accuracy": {"min": 0.9, "max": None}}
+        if task == "table_classification"
+        else {"rmse": {"min": None, "max": 1.0}}
+    )
     network = {"train__network": "tabm", "train__network_arguments": yaml.safe_load(STARTS["tabm"])}
-    prepare(folder, path, data__task=task, data__target_column=target, evaluate__gates=gates, **network)
+    prepare(
+        folder, path, data__task=task, data__target_column=target, evaluate__gates=gates, **network
+    )
 
 
 def test_wine_goes_through_the_data_stages_twice_with_the_same_result(tmp_path: Path) -> None:
@@ -32,7 +38,13 @@ def test_wine_goes_through_the_data_stages_twice_with_the_same_result(tmp_path: 
     manifest = read_manifest(tmp_path / "data" / "packed")
     assert manifest.input.kind == "columns"
     assert len(manifest.classes) == 3
-    assert sum(len(open_split(tmp_path / "data/packed", manifest, name, verify=True)) for name in manifest.splits) == 178
+    assert (
+        sum(
+            len(open_split(tmp_path / "data/packed", manifest, name, verify=True))
+            for name in manifest.splits
+        )
+        == 178
+    )
     first = digests(tmp_path, "data", "reports")
     run(tmp_path, "clean", "split", "precompute")
     assert digests(tmp_path, "data", "reports") == first
@@ -81,15 +93,22 @@ def test_a_failed_clean_leaves_the_kinds_to_be_corrected(tmp_path: Path) -> None
 def mixed_file(folder: Path, suffix: str) -> Path:
     """Every kind of column, quotes and missing cells."""
     towns = ["Oslo", '"Bergen, south"', "", "Tromsø"]
-    rows = [f"{7 * row % 31}.25,{towns[row % 4]},{['yes', 'no'][row % 2]},2026-11-{row % 28 + 1:02},{5 * row % 29}" for row in range(80)]
+    rows = [
+        f"{7 * row % 31}.25,{towns[row % 4]},{['yes', 'no'][row % 2]},2026-11-{row % 28 + 1:02},{5 * row % 29}"
+        for row in range(80)
+    ]
     path = write_csv(folder / "t.csv", "\n".join(["size,town,owned,day,target", *rows]) + "\n")
     if suffix == ".parquet":
         pq.write_table(pyarrow.csv.read_csv(path), folder / "t.parquet")
     return path.with_suffix(suffix)
 
 
-@pytest.mark.parametrize(("suffix", "seed"), [(".csv", 11), (".parquet", 99)])  # 99: row counts that are damaged, too
-def test_500_files_with_a_flipped_bit_give_a_result_or_a_data_error(tmp_path: Path, suffix: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "seed"), [(".csv", 11), (".parquet", 99)]
+)  # 99: row counts that are damaged, too
+def test_500_files_with_a_flipped_bit_give_a_result_or_a_data_error(
+    tmp_path: Path, suffix: str, seed: int
+) -> None:
     path = mixed_file(tmp_path, suffix)
     command = [sys.executable, "-m", "tests.data.bit_flips", str(path), "500", str(seed)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -117,16 +136,24 @@ def test_what_has_no_effect_on_a_table_is_named(tmp_path: Path) -> None:
     params["precompute"] |= {"encoding": "jpeg", "train_size_px": 64}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     run(tmp_path, "clean", "split")
-    assert "without effect here are encoding jpeg, train_size_px" in ended(tmp_path, "precompute").stdout
+    assert (
+        "without effect here are encoding jpeg, train_size_px"
+        in ended(tmp_path, "precompute").stdout
+    )
 
 
 def test_split_names_a_near_copy_of_the_target(tmp_path: Path) -> None:
     header, *lines = WINE.read_text().splitlines()
     names = {"1": "nebbiolo", "2": "grignolino", "3": "barbera"}
-    rows = [f"{line},{names[line[0]] if number else 'barbera'}" for number, line in enumerate(lines)]
+    rows = [
+        f"{line},{names[line[0]] if number else 'barbera'}" for number, line in enumerate(lines)
+    ]
     path = write_csv(tmp_path / "t.csv", "\n".join([f"{header},grape", *rows]) + "\n")
     prepare_table(tmp_path, path, "table_classification", "cultivar")
     run(tmp_path, "clean")
-    assert "suspected leak: 'grape' alone predicts the target (balanced accuracy " in ended(tmp_path, "split").stdout
+    assert (
+        "suspected leak: 'grape' alone predicts the target (balanced accuracy "
+        in ended(tmp_path, "split").stdout
+    )
     (found,) = json.loads((tmp_path / "reports" / "split.json").read_text())["target_copies"]
     assert found["column"] == "grape"

@@ -42,30 +42,42 @@ def g(image):
 def form_of(function: str, encoding: str = "raw") -> StoreForm:
     transform = TransformContract(function=function, sha256=user_function.code_digest(function))
     contract = CONTRACT.model_copy(update={"transform": transform})
-    return StoreForm.model_validate({"network": contract, "train_size_px": 8, "encoding": encoding, "jpeg_quality": 90})
+    return StoreForm.model_validate(
+        {"network": contract, "train_size_px": 8, "encoding": encoding, "jpeg_quality": 90}
+    )
 
 
-def write(root: Path, samples: list[RawSample], rows: object, form: StoreForm, num_workers: int = 1) -> None:
+def write(
+    root: Path, samples: list[RawSample], rows: object, form: StoreForm, num_workers: int = 1
+) -> None:
     def read(sources: Collection[str]) -> Iterator[RawSample]:
         return (sample for sample in samples if sample.source in sources)
 
-    with work_folder(root.parent / "work", packing_key(rows, form, "image_classification"), "packing") as work:
+    with work_folder(
+        root.parent / "work", packing_key(rows, form, "image_classification"), "packing"
+    ) as work:
         list(pack(read, rows, form, "image_classification", work, num_workers))
         files.move_directory(work / "store", root)
 
 
-def decoded(payload: bytes, contract: ImageContract) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def decoded(
+    payload: bytes, contract: ImageContract
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """As the service decodes."""
     decoder = ImageDecoder(contract)
     try:
-        pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = asyncio.run(decoder.decode(payload)).inputs[0]
+        pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = asyncio.run(
+            decoder.decode(payload)
+        ).inputs[0]
         return pixels
     finally:
         decoder.close()
 
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
-def test_packed_pixels_are_those_that_the_service_makes(tmp_path: Path, write_functions: WriteFunctions, encoding: str) -> None:
+def test_packed_pixels_are_those_that_the_service_makes(
+    tmp_path: Path, write_functions: WriteFunctions, encoding: str
+) -> None:
     write_functions("faces", {"__init__.py": "", "crops.py": CROP})
     samples, rows = data_set(20)
     form = form_of("faces.crops:crop", encoding)
@@ -78,16 +90,22 @@ def test_packed_pixels_are_those_that_the_service_makes(tmp_path: Path, write_fu
             for index, source in enumerate(split.sources):
                 payload = samples[int(source)].payload
                 assert np.array_equal(split.inputs[index], decoded(payload, form.network))
-                assert not np.array_equal(split.inputs[index], array_from_bytes(payload, CONTRACT)), "the transform changes something"
+                assert not np.array_equal(
+                    split.inputs[index], array_from_bytes(payload, CONTRACT)
+                ), "the transform changes something"
         table = pq.read_table(tmp_path / "packed" / name / "transform.parquet")
         assert table["id"].to_pylist() == split.ids
         assert table.schema.names == ["id", "name", "red", "side"]
         assert set(table["side"].to_pylist()) == {6}
-        assert [f"r{round(red * 255)}" for red in table["red"].to_pylist()] == table["name"].to_pylist()
+        assert [f"r{round(red * 255)}" for red in table["red"].to_pylist()] == table[
+            "name"
+        ].to_pylist()
         assert "transform.parquet" in manifest.splits[name].files
 
 
-def test_an_altered_transform_table_is_refused(tmp_path: Path, write_functions: WriteFunctions) -> None:
+def test_an_altered_transform_table_is_refused(
+    tmp_path: Path, write_functions: WriteFunctions
+) -> None:
     write_functions("faces", {"__init__.py": "", "crops.py": CROP})
     samples, rows = data_set(20)
     write(tmp_path / "packed", samples, rows, form_of("faces.crops:crop"))
@@ -99,36 +117,55 @@ def test_an_altered_transform_table_is_refused(tmp_path: Path, write_functions: 
         open_split(tmp_path / "packed", read_manifest(tmp_path / "packed"), "val", verify=True)
 
 
-def test_every_failing_row_is_named_in_one_pass(tmp_path: Path, write_functions: WriteFunctions) -> None:
+def test_every_failing_row_is_named_in_one_pass(
+    tmp_path: Path, write_functions: WriteFunctions
+) -> None:
     write_functions(
         "faces",
-        {"__init__.py": "def f(image):\n    if image.getpixel((0, 0))[0] < 128:\n        raise ValueError('no face')\n    return image\n"},
+        {
+            "__init__.py": "def f(image):\n    if image.getpixel((0, 0))[0] < 128:\n        raise ValueError('no face')\n    return image\n"
+        },
     )
     samples, rows = data_set(20)
     dark = [
-        sample.source for sample in samples if array_from_bytes(sample.payload, CONTRACT.model_copy(update={"size_px": 12}))[0, 0, 0] < 128
+        sample.source
+        for sample in samples
+        if array_from_bytes(sample.payload, CONTRACT.model_copy(update={"size_px": 12}))[0, 0, 0]
+        < 128
     ]
     assert 2 < len(dark) <= 10, "all of them are shown"
-    with pytest.raises(DataError, match=f"precompute.transform failed on {len(dark)} of 20 images") as raised:
+    with pytest.raises(
+        DataError, match=f"precompute.transform failed on {len(dark)} of 20 images"
+    ) as raised:
         write(tmp_path / "packed", samples, rows, form_of("faces:f"))
     for source in dark:
         assert f"  {source}: faces:f raised ValueError: no face" in str(raised.value)
 
 
-def test_changed_images_and_failing_rows_are_named_together(tmp_path: Path, write_functions: WriteFunctions) -> None:
+def test_changed_images_and_failing_rows_are_named_together(
+    tmp_path: Path, write_functions: WriteFunctions
+) -> None:
     write_functions("faces", {"__init__.py": "def f(image):\n    raise ValueError('no face')\n"})
     samples, rows = data_set(20)
-    with pytest.raises(IntegrityError, match=r"(?s)1 of 20 images are not what they were.*transform_failed: .* failed on 19 of 20"):
+    with pytest.raises(
+        IntegrityError,
+        match=r"(?s)1 of 20 images are not what they were.*transform_failed: .* failed on 19 of 20",
+    ):
         write(tmp_path / "packed", samples[1:], rows, form_of("faces:f"))
 
 
-def test_columns_of_several_types_are_refused_and_whole_numbers_go_with_others(tmp_path: Path, write_functions: WriteFunctions) -> None:
+def test_columns_of_several_types_are_refused_and_whole_numbers_go_with_others(
+    tmp_path: Path, write_functions: WriteFunctions
+) -> None:
     write_functions("faces", {"__init__.py": MIXED})
     samples, rows = data_set(20)
     with pytest.raises(DataError, match="a: int, str"):
         write(tmp_path / "packed", samples, rows, form_of("faces:f"))
     write(tmp_path / "packed", samples, rows, form_of("faces:g"))
-    assert str(pq.read_schema(tmp_path / "packed" / "train" / "transform.parquet").field("b").type) == "double"
+    assert (
+        str(pq.read_schema(tmp_path / "packed" / "train" / "transform.parquet").field("b").type)
+        == "double"
+    )
 
 
 def test_changed_code_has_another_key(write_functions: WriteFunctions) -> None:
@@ -140,7 +177,9 @@ def test_changed_code_has_another_key(write_functions: WriteFunctions) -> None:
     assert packing_key(rows, form_of("faces.crops:crop"), "image_classification") != before
 
 
-def test_the_service_names_the_image_that_the_function_fails_on(write_functions: WriteFunctions) -> None:
+def test_the_service_names_the_image_that_the_function_fails_on(
+    write_functions: WriteFunctions,
+) -> None:
     write_functions("faces", {"__init__.py": "def f(image):\n    raise ValueError('no face')\n"})
     with pytest.raises(Refusal, match="faces:f raised ValueError: no face") as raised:
         decoded(picture(1), form_of("faces:f").network)
@@ -148,7 +187,9 @@ def test_the_service_names_the_image_that_the_function_fails_on(write_functions:
 
 
 @pytest.mark.process
-def test_worker_processes_run_the_same_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_processes_run_the_same_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It must be importable there: the worker gets the parent's import path."""
     folder = tmp_path / "code" / "faces_of_workers"
     folder.mkdir(parents=True)
@@ -158,5 +199,11 @@ def test_worker_processes_run_the_same_function(tmp_path: Path, monkeypatch: pyt
     form = form_of("faces_of_workers:crop")
     for workers in (1, 2):
         write(tmp_path / str(workers) / "packed", samples, rows, form, workers)
-    contents = [{path.name: path.read_bytes() for path in (tmp_path / str(workers) / "packed" / "train").iterdir()} for workers in (1, 2)]
+    contents = [
+        {
+            path.name: path.read_bytes()
+            for path in (tmp_path / str(workers) / "packed" / "train").iterdir()
+        }
+        for workers in (1, 2)
+    ]
     assert contents[0] == contents[1]

@@ -20,19 +20,27 @@ FOUND_WITHIN = 0.25  # of the gain that was foretold
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    )
 
 
 def _project(root: Path, kind: str = "", **train: object) -> Project:
     write_project(root, **{"batch_size": 4, **train})
-    command = [sys.executable, "-m", "tests.doctor.slowed_run", kind] if kind else [sys.executable, "-m", "slipway.doctor.timed_run"]
+    command = (
+        [sys.executable, "-m", "tests.doctor.slowed_run", kind]
+        if kind
+        else [sys.executable, "-m", "slipway.doctor.timed_run"]
+    )
     places = (root / "data/packed", root / "data/augmented", root, root / "scratch")
     return Project(load_params(root / "params.yaml"), *places, command, _started)
 
 
 def _started(command: list[str], stdout: IO[str], stderr: IO[str], **_: Any) -> warm_starts.Process:
     """`python -m MODULE FOLDER` without the seconds that importing takes, five times in a test."""
-    return warm_starts.Process(command[2:], Path(), dict(os.environ), stdout.fileno(), stderr.fileno(), new_session=True)
+    return warm_starts.Process(
+        command[2:], Path(), dict(os.environ), stdout.fileno(), stderr.fileno(), new_session=True
+    )
 
 
 def _examined(root: Path, kind: str, num_rounds: int = NUM_ROUNDS) -> tuple[Project, Diagnosis]:
@@ -50,8 +58,13 @@ def test_what_was_slowed_is_named_and_its_cure_proposed(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly(seconds=60)
-@pytest.mark.parametrize(("kind", "name", "words"), [("transform", "making batches", "it computes"), ("disk", "reading", "it waits")])
-def test_a_slow_part_is_named_and_the_gain_of_its_cure_foretold(tmp_path: Path, kind: str, name: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [("transform", "making batches", "it computes"), ("disk", "reading", "it waits")],
+)
+def test_a_slow_part_is_named_and_the_gain_of_its_cure_foretold(
+    tmp_path: Path, kind: str, name: str, words: str
+) -> None:
     project, found = _examined(tmp_path, kind)
     assert found.bottleneck.name == name
     assert words in found.bottleneck.text
@@ -65,7 +78,9 @@ def test_a_slow_part_is_named_and_the_gain_of_its_cure_foretold(tmp_path: Path, 
 
 
 @pytest.mark.nightly(seconds=30)
-def test_a_training_that_nothing_slows_is_bound_by_something_else_than_its_data(tmp_path: Path) -> None:
+def test_a_training_that_nothing_slows_is_bound_by_something_else_than_its_data(
+    tmp_path: Path,
+) -> None:
     project = _project(tmp_path, batch_size=32)
     found = examine(project, trials=False)
     assert found.bottleneck.name not in ("making batches", "reading", "decoding")

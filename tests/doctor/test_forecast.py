@@ -50,12 +50,17 @@ def test_a_batch_made_in_the_trainer_is_added_to_the_step() -> None:
 
 
 @pytest.mark.parametrize(("num_workers", "expected"), [(1, 80.0), (2, 40.0), (4, 20.0)])
-def test_with_loader_processes_the_slower_of_the_two_decides(num_workers: int, expected: float) -> None:
+def test_with_loader_processes_the_slower_of_the_two_decides(
+    num_workers: int, expected: float
+) -> None:
     assert expected_step_ms(_facts(), num_workers) == expected
 
 
 def test_a_step_is_never_shorter_than_what_it_computes() -> None:
-    assert expected_step_ms(_facts(loader=_loader(batch_ms={0: 4.0, 1: 4.0, 2: 2.0, 4: 1.0})), 2) == 10.5
+    assert (
+        expected_step_ms(_facts(loader=_loader(batch_ms={0: 4.0, 1: 4.0, 2: 2.0, 4: 1.0})), 2)
+        == 10.5
+    )
 
 
 def test_processes_that_compute_share_the_cores() -> None:
@@ -70,7 +75,12 @@ def test_accumulated_batches_are_all_waited_for() -> None:
 def test_no_more_loader_processes_than_pay() -> None:
     assert best_num_workers(_facts()) == 4
     assert best_num_workers(_facts(compute_ms=60.0)) == 2
-    assert best_num_workers(_facts(loader=_loader(batch_ms={0: 0.1, 1: 2.0, 2: 1.5, 4: 1.5}), data_ms=0.1)) == 0
+    assert (
+        best_num_workers(
+            _facts(loader=_loader(batch_ms={0: 0.1, 1: 2.0, 2: 1.5, 4: 1.5}), data_ms=0.1)
+        )
+        == 0
+    )
 
 
 def _parts(**milliseconds: float) -> dict[Part, float]:
@@ -91,8 +101,13 @@ def _parts(**milliseconds: float) -> dict[Part, float]:
         ({"other": 50.0}, {}, False, "loop"),
     ],
 )
-def test_the_largest_part_is_the_bottleneck(parts: dict[str, float], loader: dict[str, float], is_jpeg: bool, name: str) -> None:
-    assert find_bottleneck(_parts(**parts), _facts(loader=_loader(**loader)), is_jpeg=is_jpeg).name == name
+def test_the_largest_part_is_the_bottleneck(
+    parts: dict[str, float], loader: dict[str, float], is_jpeg: bool, name: str
+) -> None:
+    assert (
+        find_bottleneck(_parts(**parts), _facts(loader=_loader(**loader)), is_jpeg=is_jpeg).name
+        == name
+    )
 
 
 def test_standing_in_line_for_a_core_is_not_waiting_for_a_disk() -> None:
@@ -105,16 +120,25 @@ def _names(placement: Placement, **train: Any) -> set[str]:
     params: TrainParams = PROJECT.train.model_copy(update={"batch_size": 32, **train})
     from tests.training.conftest import spec
 
-    return {one.name for one in candidates(params, placement, spec().task, num_train=100, num_cores=2)}
+    return {
+        one.name for one in candidates(params, placement, spec().task, num_train=100, num_cores=2)
+    }
 
 
 def test_what_is_tried_fits_the_present_settings() -> None:
     single = _names(Placement("single", "32-true", "cpu", 1, 1, "none", None, ()))
-    assert {"precision bf16-mixed, channels_last false", "channels_last false", "strategy ddp, devices 2", "batch_size 64"} <= single
+    assert {
+        "precision bf16-mixed, channels_last false",
+        "channels_last false",
+        "strategy ddp, devices 2",
+        "batch_size 64",
+    } <= single
     zero = _names(Placement("deepspeed_stage_2", "16-mixed", "gpu", 1, 1, "none", None, ()))
     assert {"precision bf16-mixed", "strategy single"} <= zero
     assert not any("channels_last" in name for name in zero)
-    assert "batch_size 128" not in _names(Placement("single", "32-true", "cpu", 1, 1, "none", None, ()), batch_size=64)
+    assert "batch_size 128" not in _names(
+        Placement("single", "32-true", "cpu", 1, 1, "none", None, ()), batch_size=64
+    )
 
 
 def test_a_clock_gives_all_time_to_some_part() -> None:

@@ -19,7 +19,12 @@ COLUMN = {
     "kind": "number", "required": True, "min": None, "max": None, "has_missing": False, "categories": [],
     "mean": 0.0, "std": 1.0, "fill": 0.0, "quantiles": [],
 }  # fmt: skip
-CONTRACT = ColumnContract(kind="columns", columns=[Column.model_validate(COLUMN | {"name": f"x{number}"}) for number in range(NUM_COLUMNS)])
+CONTRACT = ColumnContract(
+    kind="columns",
+    columns=[
+        Column.model_validate(COLUMN | {"name": f"x{number}"}) for number in range(NUM_COLUMNS)
+    ],
+)
 OUTPUT = OutputContract(kind="probabilities", labels=CLASSES)
 
 
@@ -39,7 +44,9 @@ class Population:
         share = np.array([self.first_class, *[(1 - self.first_class) / 9] * 9])
         predicted = random.choice(10, num_rows, p=share)
         is_hard = random.uniform(size=num_rows) < self.hardness
-        chance = np.where(is_hard, random.uniform(0.3, 0.8, num_rows), random.beta(12, 1, num_rows) * 0.7 + 0.3)
+        chance = np.where(
+            is_hard, random.uniform(0.3, 0.8, num_rows), random.beta(12, 1, num_rows) * 0.7 + 0.3
+        )
         confidence = np.clip(chance + self.overconfidence, 0.2, 0.999)
         outputs = np.repeat((1 - confidence)[:, None] / 9, 10, axis=1)
         outputs[np.arange(num_rows), predicted] = confidence

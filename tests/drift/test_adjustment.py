@@ -9,7 +9,9 @@ from slipway.drift.feature_reference import FeatureReference, describe
 from slipway.drift.features import Feature
 
 Float = NDArray[np.float64]
-NUMBERS = [Feature(name=f"x{number}", kind="number", origin="input", categories=[]) for number in range(6)]
+NUMBERS = [
+    Feature(name=f"x{number}", kind="number", origin="input", categories=[]) for number in range(6)
+]
 NOISE = 0.25
 
 
@@ -21,13 +23,17 @@ def _numbers(random: np.random.Generator, num_rows: int, shift: float = 0.0) -> 
     return values.astype(np.float32)
 
 
-def _fit(values: NDArray[np.float32], residuals: Float, *, towards_none: bool = True) -> tuple[list[FeatureReference], Adjustment]:
+def _fit(
+    values: NDArray[np.float32], residuals: Float, *, towards_none: bool = True
+) -> tuple[list[FeatureReference], Adjustment]:
     features = [describe(feature, values[:, column]) for column, feature in enumerate(NUMBERS)]
     bins = [feature.bins(values[:, column]) for column, feature in enumerate(features)]
     return features, fit_adjustment(features, bins, residuals, NOISE, towards_none=towards_none)[0]
 
 
-def _of(features: list[FeatureReference], adjustment: Adjustment, values: NDArray[np.float32]) -> tuple[float, float]:
+def _of(
+    features: list[FeatureReference], adjustment: Adjustment, values: NDArray[np.float32]
+) -> tuple[float, float]:
     counts = [
         np.bincount(feature.bins(values[:, column]), minlength=len(feature.counts)).astype(np.int64)
         for column, feature in enumerate(features)
@@ -56,8 +62,12 @@ def test_what_two_features_say_alike_is_counted_once() -> None:
     found, variance = _of(features, adjustment, moved)
     assert abs(found - truth) < 0.02
     assert variance < 0.015**2
-    slopes = [np.polyfit(values[:, column], _residuals(random, values, 0.1), 1)[0] for column in (0, 1)]
-    assert float(moved[:, :2].mean(axis=0) @ slopes) > 1.6 * truth  # the twin: each by itself, and summed
+    slopes = [
+        np.polyfit(values[:, column], _residuals(random, values, 0.1), 1)[0] for column in (0, 1)
+    ]
+    assert (
+        float(moved[:, :2].mean(axis=0) @ slopes) > 1.6 * truth
+    )  # the twin: each by itself, and summed
 
 
 def test_few_labels_of_answers_without_fault_do_little_harm() -> None:
@@ -96,7 +106,9 @@ def test_the_level_is_shrunk_towards_none_only_where_asked() -> None:
     mean = float(residuals.mean())
     assert np.isclose(_fit(values, residuals, towards_none=False)[1].level, mean)
     assert abs(_fit(values, residuals)[1].level) < 0.9 * abs(mean)
-    assert _fit(values, residuals + 0.3)[1].level > 0.9 * (0.3 + mean)  # what is far beyond the noise stays
+    assert _fit(values, residuals + 0.3)[1].level > 0.9 * (
+        0.3 + mean
+    )  # what is far beyond the noise stays
 
 
 def test_values_that_no_label_was_seen_with_widen_the_variance() -> None:
@@ -110,11 +122,18 @@ def test_values_that_no_label_was_seen_with_widen_the_variance() -> None:
 
 def test_a_feature_of_too_many_categories_is_passed_over_and_the_others_enter() -> None:
     random = np.random.default_rng(6)
-    many = Feature(name="many", kind="category", origin="output", categories=[str(number) for number in range(600)])
+    many = Feature(
+        name="many",
+        kind="category",
+        origin="output",
+        categories=[str(number) for number in range(600)],
+    )
     codes, values = random.integers(0, 600, 1000).astype(np.float32), _numbers(random, 1000)[:, 0]
     features = [describe(NUMBERS[0], values), describe(many, codes)]
     bins = [features[0].bins(values), features[1].bins(codes)]
-    adjustment, said = fit_adjustment(features, bins, random.normal(size=1000), 1.0, towards_none=True)
+    adjustment, said = fit_adjustment(
+        features, bins, random.normal(size=1000), 1.0, towards_none=True
+    )
     assert len(adjustment.coefficients) == 3
     assert said.shape == (1000,)
 
@@ -124,5 +143,7 @@ def test_what_it_says_of_rows_is_on_average_what_it_says_of_their_window() -> No
     values = _numbers(random, 2000)
     features = [describe(feature, values[:, column]) for column, feature in enumerate(NUMBERS)]
     bins = [feature.bins(values[:, column]) for column, feature in enumerate(features)]
-    adjustment, said = fit_adjustment(features, bins, _residuals(random, values, 0.1), NOISE, towards_none=True)
+    adjustment, said = fit_adjustment(
+        features, bins, _residuals(random, values, 0.1), NOISE, towards_none=True
+    )
     assert np.isclose(said[:500].mean(), _of(features, adjustment, values[:500])[0])

@@ -12,7 +12,15 @@ from slipway.drift.estimation import MIN_ROWS, Estimate, estimate_quality
 from slipway.drift.reference import ReferenceRows, build_reference
 from slipway.drift.window import Window
 from tests.calibrations import CALIBRATION
-from tests.drift.populations import CONTRACT, ORDINARY, Population, accuracy, features_of_rows, reference_of, window_of
+from tests.drift.populations import (
+    CONTRACT,
+    ORDINARY,
+    Population,
+    accuracy,
+    features_of_rows,
+    reference_of,
+    window_of,
+)
 
 Float = NDArray[np.float64]
 MIXED = Population(hardness=0.2)
@@ -27,7 +35,9 @@ def _estimate(population: Population, seed: int, num_rows: int = 3000) -> tuple[
 
 
 @pytest.mark.parametrize("hardness", [0.0, 0.2, 0.5, 0.9])
-def test_the_accuracy_is_within_two_points_when_hard_rows_become_common_or_rare(hardness: float) -> None:
+def test_the_accuracy_is_within_two_points_when_hard_rows_become_common_or_rare(
+    hardness: float,
+) -> None:
     differences = []
     for seed in range(12):
         estimate, truth = _estimate(Population(hardness=hardness), seed)
@@ -66,16 +76,22 @@ def test_a_badly_calibrated_network_gets_no_valid_estimate() -> None:
     assert "the confidence was off by" in estimate.reason
 
 
-def _miscalibrated_by_x0(seed: int, num_rows: int, excess: Callable[[Float], Float], above: float = -np.inf) -> ReferenceRows:
+def _miscalibrated_by_x0(
+    seed: int, num_rows: int, excess: Callable[[Float], Float], above: float = -np.inf
+) -> ReferenceRows:
     """Answers whose confidence is right on the whole, and by `excess` of the first column too high; rows where that is above a bound."""
     random = np.random.default_rng(seed)
     rows = Population(hardness=1.0).draw(random, 4 * num_rows)
     rows.inputs[:, 0] = random.permutation(rows.inputs[:, 0])
-    is_right = random.uniform(size=4 * num_rows) < rows.outputs.max(axis=1) - excess(rows.inputs[:, 0])
+    is_right = random.uniform(size=4 * num_rows) < rows.outputs.max(axis=1) - excess(
+        rows.inputs[:, 0]
+    )
     predicted = rows.outputs.argmax(axis=1)
     targets = np.where(is_right, predicted, (predicted + 1) % 10).astype(np.float64)
     taken = np.flatnonzero(rows.inputs[:, 0] > above)[:num_rows]
-    return ReferenceRows(rows.inputs[taken], rows.outputs[taken], rows.scores[taken], targets[taken])
+    return ReferenceRows(
+        rows.inputs[taken], rows.outputs[taken], rows.scores[taken], targets[taken]
+    )
 
 
 def _more_with_x0(x0: Float) -> Float:
@@ -98,16 +114,22 @@ def test_rows_whose_confidence_is_worth_another_accuracy_are_estimated_by_their_
         assert estimate.valid, estimate.reason
         assert estimate.value is not None
         differences.append(estimate.value - accuracy(rows))
-        assert abs(float(rows.outputs.max(axis=1).mean()) - accuracy(rows)) > 0.05  # the twin: what the confidence alone says
+        assert (
+            abs(float(rows.outputs.max(axis=1).mean()) - accuracy(rows)) > 0.05
+        )  # the twin: what the confidence alone says
     assert abs(np.mean(differences)) < 0.01
     assert np.mean(np.abs(differences) < 0.02) >= 7 / 8
 
 
 def test_rows_whose_confidence_is_worth_what_no_smooth_curve_says_get_no_valid_estimate() -> None:
     reference = reference_of(_miscalibrated_by_x0(22, 12000, _in_stripes_of_x0))
-    like, unlike = (_miscalibrated_by_x0(23, 3000, _in_stripes_of_x0, above) for above in (-np.inf, 0.0))
+    like, unlike = (
+        _miscalibrated_by_x0(23, 3000, _in_stripes_of_x0, above) for above in (-np.inf, 0.0)
+    )
     stripe = unlike.inputs[:, 0] < 0.7
-    unlike = ReferenceRows(unlike.inputs[stripe], unlike.outputs[stripe], unlike.scores[stripe], unlike.targets[stripe])
+    unlike = ReferenceRows(
+        unlike.inputs[stripe], unlike.outputs[stripe], unlike.scores[stripe], unlike.targets[stripe]
+    )
     assert estimate_quality(reference, window_of(reference, like)).valid
     estimate = estimate_quality(reference, window_of(reference, unlike))
     assert not estimate.valid
@@ -117,16 +139,25 @@ def test_rows_whose_confidence_is_worth_what_no_smooth_curve_says_get_no_valid_e
 
 
 @pytest.mark.parametrize(("num_labels", "is_enough"), [(600, False), (6000, True)])
-def test_an_accuracy_that_the_labels_do_not_tell_to_two_points_is_not_valid(num_labels: int, is_enough: bool) -> None:
+def test_an_accuracy_that_the_labels_do_not_tell_to_two_points_is_not_valid(
+    num_labels: int, is_enough: bool
+) -> None:
     reference = reference_of(MIXED.draw(np.random.default_rng(24), num_labels))
-    estimate = estimate_quality(reference, window_of(reference, Population(hardness=0.9).draw(np.random.default_rng(25), 3000)))
+    estimate = estimate_quality(
+        reference,
+        window_of(reference, Population(hardness=0.9).draw(np.random.default_rng(25), 3000)),
+    )
     assert estimate.valid == is_enough
-    assert (f"{num_labels:,} validation labels tell the accuracy of 5,000 such rows" in estimate.reason) != is_enough
+    assert (
+        f"{num_labels:,} validation labels tell the accuracy of 5,000 such rows" in estimate.reason
+    ) != is_enough
 
 
 def test_a_short_window_is_valid_where_a_long_one_would_be() -> None:
     """The noise of its own labels is in the interval alone."""
-    (short, _), (long, _) = (_estimate(Population(hardness=0.5), 26, num_rows) for num_rows in (500, 5000))
+    (short, _), (long, _) = (
+        _estimate(Population(hardness=0.5), 26, num_rows) for num_rows in (500, 5000)
+    )
     assert short.valid
     assert long.valid
     widths = [(one.high or 0.0) - (one.low or 0.0) for one in (short, long)]
@@ -157,7 +188,10 @@ def test_too_few_rows_get_no_estimate() -> None:
 
 def test_a_few_validation_rows_make_an_interval_too_wide_to_tell() -> None:
     reference = reference_of(MIXED.draw(np.random.default_rng(12), 120))
-    estimate = estimate_quality(reference, window_of(reference, Population(hardness=0.9).draw(np.random.default_rng(13), 100)))
+    estimate = estimate_quality(
+        reference,
+        window_of(reference, Population(hardness=0.9).draw(np.random.default_rng(13), 100)),
+    )
     assert not estimate.valid
 
 
@@ -165,10 +199,17 @@ def _values(seed: int, num_rows: int, far: float, informed: bool = True) -> Refe
     """Errors that grow with the outlier score; of a share `far` of the rows both are larger."""
     random = np.random.default_rng(seed)
     rows = ORDINARY.draw(random, num_rows)
-    scores = random.gamma(20, 0.02, num_rows) + np.where(random.uniform(size=num_rows) < far, 0.2, 0)
+    scores = random.gamma(20, 0.02, num_rows) + np.where(
+        random.uniform(size=num_rows) < far, 0.2, 0
+    )
     errors = random.normal(size=num_rows) * (scores**2 * 6 if informed else 1.0)
     outputs = random.normal(size=(num_rows, 1))
-    return ReferenceRows(rows.inputs, outputs.astype(np.float32), np.minimum(scores, 0.74).astype(np.float32), outputs[:, 0] + errors)
+    return ReferenceRows(
+        rows.inputs,
+        outputs.astype(np.float32),
+        np.minimum(scores, 0.74).astype(np.float32),
+        outputs[:, 0] + errors,
+    )
 
 
 def _rmse_estimate(reference_rows: ReferenceRows, rows: ReferenceRows) -> Estimate:
@@ -180,7 +221,10 @@ def _rmse_estimate(reference_rows: ReferenceRows, rows: ReferenceRows) -> Estima
 
 def test_the_rmse_follows_the_outlier_score() -> None:
     rows = _values(15, 3000, far=0.6)
-    truth, before = (float(np.sqrt(np.square(own.outputs[:, 0] - own.targets).mean())) for own in (rows, _values(16, 6000, far=0.2)))
+    truth, before = (
+        float(np.sqrt(np.square(own.outputs[:, 0] - own.targets).mean()))
+        for own in (rows, _values(16, 6000, far=0.2))
+    )
     estimate = _rmse_estimate(_values(14, 6000, far=0.2), rows)
     assert estimate.valid, estimate.reason
     assert estimate.value == pytest.approx(truth, rel=0.06)
@@ -188,7 +232,9 @@ def test_the_rmse_follows_the_outlier_score() -> None:
 
 
 def test_an_outlier_score_that_tells_nothing_makes_no_valid_rmse() -> None:
-    estimate = _rmse_estimate(_values(17, 3000, far=0.2, informed=False), _values(18, 1000, far=0.2, informed=False))
+    estimate = _rmse_estimate(
+        _values(17, 3000, far=0.2, informed=False), _values(18, 1000, far=0.2, informed=False)
+    )
     assert not estimate.valid
     assert "does not tell large errors from small ones" in estimate.reason
 
@@ -196,4 +242,6 @@ def test_an_outlier_score_that_tells_nothing_makes_no_valid_rmse() -> None:
 def test_labels_are_not_needed() -> None:
     rows = MIXED.draw(np.random.default_rng(19), 1000)
     blind = replace(rows, targets=np.full(1000, np.nan))
-    assert estimate_quality(REFERENCE, window_of(REFERENCE, blind)) == estimate_quality(REFERENCE, window_of(REFERENCE, rows))
+    assert estimate_quality(REFERENCE, window_of(REFERENCE, blind)) == estimate_quality(
+        REFERENCE, window_of(REFERENCE, rows)
+    )

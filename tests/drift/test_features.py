@@ -7,7 +7,15 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
-from slipway.drift.features import extract, extract_inputs, extract_outputs, feature_names, features_of, input_features, output_features
+from slipway.drift.features import (
+    extract,
+    extract_inputs,
+    extract_outputs,
+    feature_names,
+    features_of,
+    input_features,
+    output_features,
+)
 from slipway.inputs.columns import Cell, ColumnContract, encode_rows
 from slipway.inputs.images import ImageContract
 from tests.export.small_bundle import write_small_bundle
@@ -28,18 +36,33 @@ def images(size_px: int, channels: int) -> ImageContract:
 def of_image(pixels: NDArray[Any]) -> dict[str, float]:
     contract = images(pixels.shape[0], pixels.shape[2])
     found = extract_inputs(contract, pixels[None].astype(np.uint8))[0]
-    return {feature.name: float(value) for feature, value in zip(input_features(contract), found, strict=True)}
+    return {
+        feature.name: float(value)
+        for feature, value in zip(input_features(contract), found, strict=True)
+    }
 
 
 def noise(size_px: int, channels: int, rows: int = 1) -> NDArray[np.uint8]:
     return np.random.default_rng(4).integers(60, 180, (rows, size_px, size_px, channels), np.uint8)
 
 
-@pytest.mark.parametrize(("size_px", "channels"), [(16, 1), (28, 1), (32, 3), (97, 3), (224, 3), (2, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("size_px", "channels"), [(16, 1), (28, 1), (32, 3), (97, 3), (224, 3), (2, 1), (1, 3)]
+)
 def test_features_are_finite_and_in_the_order_of_their_names(size_px: int, channels: int) -> None:
     contract = images(size_px, channels)
-    found = extract(contract, noise(size_px, channels, 5), np.full((5, 2), 0.5, np.float32), np.ones(5, np.float32))
-    names = [feature.name for feature in features_of(contract, OutputContract(kind="probabilities", labels=["a", "b"]))]
+    found = extract(
+        contract,
+        noise(size_px, channels, 5),
+        np.full((5, 2), 0.5, np.float32),
+        np.ones(5, np.float32),
+    )
+    names = [
+        feature.name
+        for feature in features_of(
+            contract, OutputContract(kind="probabilities", labels=["a", "b"])
+        )
+    ]
     assert found.shape == (5, len(names))
     assert found.dtype == np.float32
     assert np.isfinite(found).all()
@@ -48,7 +71,9 @@ def test_features_are_finite_and_in_the_order_of_their_names(size_px: int, chann
 
 def test_a_bundle_names_its_features(tmp_path: Any) -> None:
     manifest = write_small_bundle(tmp_path).manifest
-    assert feature_names(manifest) == [feature.name for feature in features_of(manifest.input, manifest.output)]
+    assert feature_names(manifest) == [
+        feature.name for feature in features_of(manifest.input, manifest.output)
+    ]
 
 
 @pytest.mark.parametrize(("size_px", "channels"), [(28, 1), (32, 3), (224, 3)])
@@ -62,17 +87,28 @@ def test_a_rows_features_do_not_depend_on_the_rows_beside_it(size_px: int, chann
 def test_each_fault_moves_the_feature_that_is_named_for_it(size_px: int) -> None:
     plain = of_image(noise(size_px, 3)[0])
     pixels = noise(size_px, 3)[0].astype(np.int64)
-    smooth = sum(np.roll(pixels, (down, right), (0, 1)) for down in (-1, 0, 1) for right in (-1, 0, 1)) // 9
+    smooth = (
+        sum(np.roll(pixels, (down, right), (0, 1)) for down in (-1, 0, 1) for right in (-1, 0, 1))
+        // 9
+    )
     assert of_image(pixels + 40)["brightness"] == pytest.approx(plain["brightness"] + 40, rel=1e-4)
-    assert of_image((pixels - 120) // 2 + 120)["contrast"] == pytest.approx(plain["contrast"] / 2, rel=0.05)
+    assert of_image((pixels - 120) // 2 + 120)["contrast"] == pytest.approx(
+        plain["contrast"] / 2, rel=0.05
+    )
     assert of_image(smooth)["sharpness"] < plain["sharpness"] - 1
     assert of_image(smooth)["noise"] < plain["noise"] / 2
     assert of_image(255 - pixels)["skewness"] == pytest.approx(-plain["skewness"], abs=1e-3)
-    assert of_image(np.where(pixels > 170, 255, pixels))["white_share"] > 0.05 > plain["white_share"]
+    assert (
+        of_image(np.where(pixels > 170, 255, pixels))["white_share"] > 0.05 > plain["white_share"]
+    )
     assert of_image(pixels * np.array([1, 0, 0]))["saturation"] > plain["saturation"]
     assert of_image(pixels * np.array([1, 0, 0]))["red"] == pytest.approx(plain["red"], rel=1e-4)
-    assert of_image(pixels * np.array([1, 0, 0]))["yellowness"] == pytest.approx(plain["red"] / 2, rel=1e-4)
-    assert of_image(pixels * np.array([0, 0, 1]))["yellowness"] == pytest.approx(-plain["blue"], rel=1e-4)
+    assert of_image(pixels * np.array([1, 0, 0]))["yellowness"] == pytest.approx(
+        plain["red"] / 2, rel=1e-4
+    )
+    assert of_image(pixels * np.array([0, 0, 1]))["yellowness"] == pytest.approx(
+        -plain["blue"], rel=1e-4
+    )
     middle = pixels.copy()
     middle[size_px // 4 : -(size_px // 4), size_px // 4 : -(size_px // 4)] += 60
     assert of_image(middle)["centre"] > plain["centre"] + 30
@@ -86,20 +122,47 @@ def test_gaussian_noise_is_measured_in_grey_levels() -> None:
 
 def test_columns_of_a_row_come_back_with_their_missing_values() -> None:
     rows: list[dict[str, Cell]] = [
-        {"age": 65.0, "income": None, "colour": "blue", "city": None, "member": 1.0, "since": 18000.0},
-        {"age": 40.0, "income": 3.2e4, "colour": "red", "city": "Zürich", "member": 0.0, "since": None},
+        {
+            "age": 65.0,
+            "income": None,
+            "colour": "blue",
+            "city": None,
+            "member": 1.0,
+            "since": 18000.0,
+        },
+        {
+            "age": 40.0,
+            "income": 3.2e4,
+            "colour": "red",
+            "city": "Zürich",
+            "member": 0.0,
+            "since": None,
+        },
     ]
     found = extract_inputs(COLUMNS, encode_rows(rows, COLUMNS))
     names = [feature.name for feature in input_features(COLUMNS)]
-    assert names == ["column age", "column income", "column member", "column since", "column colour", "column city"]
+    assert names == [
+        "column age",
+        "column income",
+        "column member",
+        "column since",
+        "column colour",
+        "column city",
+    ]
     np.testing.assert_allclose(found, [[2, np.nan, 1, 0, 3, 0], [0, 0, 0, np.nan, 1, 2]], atol=1e-6)
-    kinds = {feature.name: feature.categories for feature in input_features(COLUMNS) if feature.kind == "category"}
+    kinds = {
+        feature.name: feature.categories
+        for feature in input_features(COLUMNS)
+        if feature.kind == "category"
+    }
     assert kinds["column member"] == ["false", "true"]
     assert kinds["column city"] == ["missing or unknown", "O'Hare <b>", "Zürich"]
 
 
 def test_a_missing_boolean_is_neither_true_nor_false() -> None:
-    contract = ColumnContract(kind="columns", columns=[column("member", "boolean", has_missing=True)])
+    contract = ColumnContract(
+        kind="columns", columns=[column("member", "boolean", has_missing=True)]
+    )
     encoded = encode_rows([{"member": None}, {"member": 1.0}], contract)
     np.testing.assert_array_equal(extract_inputs(contract, encoded), [[np.nan], [1.0]])
 

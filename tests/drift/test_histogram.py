@@ -10,7 +10,9 @@ from slipway.drift.histogram import bins_of, category_bins, equal_edges, merge_r
 
 
 def _counts(numbers: NDArray[Any], edges: NDArray[np.float32]) -> list[int]:
-    counts: list[int] = np.bincount(bins_of(numbers.astype(np.float32), edges), minlength=len(edges) + 2).tolist()
+    counts: list[int] = np.bincount(
+        bins_of(numbers.astype(np.float32), edges), minlength=len(edges) + 2
+    ).tolist()
     return counts
 
 
@@ -53,7 +55,10 @@ def test_unknown_codes_are_in_the_last_bin() -> None:
 def test_merged_bins_hold_every_row_and_are_not_rare(ordered: bool) -> None:
     random = np.random.default_rng(5)
     for _ in range(200):
-        window, reference = random.poisson(random.gamma(0.5, 40, 12)), random.poisson(random.gamma(0.5, 400, 12))
+        window, reference = (
+            random.poisson(random.gamma(0.5, 40, 12)),
+            random.poisson(random.gamma(0.5, 400, 12)),
+        )
         merged = merge_rare(window, reference, 20, ordered=ordered)
         assert (merged[0].sum(), merged[1].sum()) == (window.sum(), reference.sum())
         smaller = min(window.sum(), reference.sum()) / max(1, window.sum() + reference.sum())
@@ -62,5 +67,11 @@ def test_merged_bins_hold_every_row_and_are_not_rare(ordered: bool) -> None:
 
 def test_neighbours_go_together_where_the_bins_are_ordered() -> None:
     window, reference = np.array([100, 1, 100, 2]), np.array([1000, 10, 1000, 10])
-    assert [part.tolist() for part in merge_rare(window, reference, 20, ordered=True)] == [[100, 103], [1000, 1020]]
-    assert [part.tolist() for part in merge_rare(window, reference, 20, ordered=False)] == [[103, 100], [1020, 1000]]
+    assert [part.tolist() for part in merge_rare(window, reference, 20, ordered=True)] == [
+        [100, 103],
+        [1000, 1020],
+    ]
+    assert [part.tolist() for part in merge_rare(window, reference, 20, ordered=False)] == [
+        [103, 100],
+        [1020, 1000],
+    ]

@@ -10,9 +10,17 @@ from slipway.drift import laws
 
 @pytest.mark.parametrize("degrees_of_freedom", [1, 2, 3.7, 9, 19, 99, 999])
 def test_the_chi_square_tail_is_scipys(degrees_of_freedom: float) -> None:
-    x = np.concatenate([[-1.0, 0.0, 1e-9], np.linspace(0.01, 3, 50) * degrees_of_freedom, degrees_of_freedom + np.geomspace(1, 500, 60)])
+    x = np.concatenate(
+        [
+            [-1.0, 0.0, 1e-9],
+            np.linspace(0.01, 3, 50) * degrees_of_freedom,
+            degrees_of_freedom + np.geomspace(1, 500, 60),
+        ]
+    )
     expected = scipy.stats.chi2.sf(x, degrees_of_freedom)
-    np.testing.assert_allclose(laws.chi_square_tail(x, degrees_of_freedom), expected, rtol=1e-9, atol=1e-290)
+    np.testing.assert_allclose(
+        laws.chi_square_tail(x, degrees_of_freedom), expected, rtol=1e-9, atol=1e-290
+    )
 
 
 def test_the_normal_tail_is_scipys() -> None:
@@ -22,16 +30,22 @@ def test_the_normal_tail_is_scipys() -> None:
 
 def test_the_kolmogorov_tail_is_scipys() -> None:
     x = np.linspace(0.01, 6, 200)
-    np.testing.assert_allclose(laws.kolmogorov_tail(x), scipy.special.kolmogorov(x), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        laws.kolmogorov_tail(x), scipy.special.kolmogorov(x), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("level", [0.05, 1e-3, 2e-5, 1e-9])
 def test_a_threshold_is_where_the_tail_has_the_level(level: float) -> None:
-    assert laws.chi_square_threshold(level, 9) == pytest.approx(scipy.stats.chi2.isf(level, 9), rel=1e-7)
+    assert laws.chi_square_threshold(level, 9) == pytest.approx(
+        scipy.stats.chi2.isf(level, 9), rel=1e-7
+    )
     assert laws.normal_threshold(level) == pytest.approx(scipy.stats.norm.isf(level / 2), rel=1e-7)
     assert laws.kolmogorov_threshold(level) == pytest.approx(scipy.special.kolmogi(level), rel=1e-7)
     weights = (3.0, 1.0, 0.2)
-    assert laws.quadratic_form_tail(laws.quadratic_form_threshold(level, weights), np.array(weights)) == pytest.approx(level, rel=1e-6)
+    assert laws.quadratic_form_tail(
+        laws.quadratic_form_threshold(level, weights), np.array(weights)
+    ) == pytest.approx(level, rel=1e-6)
 
 
 @pytest.mark.parametrize("number", [1, 4, 64])
@@ -45,7 +59,9 @@ def test_the_tail_of_a_weighted_sum_is_that_of_its_draws() -> None:
     weights = np.array([2.0, 1.0, 0.5, 0.1, 0.1])
     draws = np.square(np.random.default_rng(3).normal(size=(400_000, 5))) @ weights
     for share in (0.1, 0.01, 0.001):
-        assert laws.quadratic_form_tail(float(np.quantile(draws, 1 - share)), weights) == pytest.approx(share, rel=0.15)
+        assert laws.quadratic_form_tail(
+            float(np.quantile(draws, 1 - share)), weights
+        ) == pytest.approx(share, rel=0.15)
 
 
 def test_a_value_at_or_below_the_mean_surprises_nobody() -> None:

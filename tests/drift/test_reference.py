@@ -28,7 +28,9 @@ ROWS = ORDINARY.draw(np.random.default_rng(1), 800)
 def _with_reference(root: Path) -> LoadedBundle:
     bundle, payload = write_bundle(root), reference_bytes(reference_of(ROWS))
     (root / DRIFT).write_bytes(payload)
-    bundles.write_manifest(root, bundle.manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)}))
+    bundles.write_manifest(
+        root, bundle.manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)})
+    )
     return bundles.load_bundle(root)
 
 
@@ -48,7 +50,9 @@ def test_every_altered_byte_is_refused(tmp_path: Path) -> None:
     bundle = _with_reference(tmp_path)
     whole = (tmp_path / DRIFT).read_bytes()
     for place in np.random.default_rng(2).integers(0, len(whole), 100):
-        (tmp_path / DRIFT).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        (tmp_path / DRIFT).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        )
         for read in (read_reference, LoadedBundle.verify):
             with pytest.raises(BundleError, match=r"drift\.json was altered"):
                 read(bundle)
@@ -68,7 +72,9 @@ def test_each_variant_is_compared_with_its_own_answers() -> None:
     other = Population(overconfidence=-0.1).draw(np.random.default_rng(3), 800)
     inputs = describe_inputs(CONTRACT, ROWS.inputs)
     answers = {
-        name: describe_answers(OUTPUT, CALIBRATION, answers_of(rows), rows.targets, inputs, ROWS.inputs)
+        name: describe_answers(
+            OUTPUT, CALIBRATION, answers_of(rows), rows.targets, inputs, ROWS.inputs
+        )
         for name, rows in (("fp32", ROWS), ("int8", other))
     }
     both = parse_references(references_bytes(inputs, answers))
@@ -94,7 +100,9 @@ def test_training_rows_that_are_of_another_kind_do_not_count() -> None:
 
 def test_the_rows_that_are_expected_outside_the_range_are_counted() -> None:
     inputs = describe_inputs(CONTRACT, ROWS.inputs)
-    extremes = {int(place) for column in ROWS.inputs.T for place in (column.argmin(), column.argmax())}
+    extremes = {
+        int(place) for column in ROWS.inputs.T for place in (column.argmin(), column.argmax())
+    }
     assert inputs.outside == len(extremes)
 
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.project import Project, copy_checkout, draw_shapes, readme_params, wait_until_ready
+from tests.end_to_end.project import (
+    Project,
+    copy_checkout,
+    draw_shapes,
+    readme_params,
+    wait_until_ready,
+)
 
 # Two DeepSpeed processes on few rows: the budgets allow one of the ten test rows to flip.
 SMALL: dict[str, dict[str, Any]] = {
@@ -15,7 +21,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "split": {"assignment": "exact"},
     "augment": {"forbid": []},
     "train": {
-        "network_arguments": {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"},
+        "network_arguments": {
+            "width": 16,
+            "blocks": [1, 1],
+            "dropout": 0.0,
+            "stochastic_depth": 0.0,
+            "normalisation": "batch",
+        },
         "epochs": 25,
         "batch_size": 16,
         "strategy": "deepspeed_stage_2",
@@ -25,7 +37,15 @@ SMALL: dict[str, dict[str, Any]] = {
     "evaluate": {"gates": {"accuracy": {"min": 0.8, "max": None}}},
     "export": {"max_batch_size": 8, "calibration_rows": 32},
     "compile": {"optimal_batch_size": 8},
-    "verify": {"max_metric_loss": {"fp16": 0.11, "int8": 0.11, "int8_dynamic": 0.11, "int8_tensorrt": 0.11}, "timing_rounds": 5},
+    "verify": {
+        "max_metric_loss": {
+            "fp16": 0.11,
+            "int8": 0.11,
+            "int8_dynamic": 0.11,
+            "int8_tensorrt": 0.11,
+        },
+        "timing_rounds": 5,
+    },
 }
 
 
@@ -45,14 +65,21 @@ def _write_table(project: Project) -> None:
     project.set_params({"evaluate": {"slices": ["alcohol", "hue"], "slice_min_rows": 5}})
 
 
-WRITERS = {"finished": _write_pictures, "finished_table": _write_table}  # by the name of their fixture
+WRITERS = {
+    "finished": _write_pictures,
+    "finished_table": _write_table,
+}  # by the name of their fixture
 
 
 @pytest.fixture(scope="session")
-def both_finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
+def both_finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Project]:
     """The two projects, or the one that tests ask for, after `dvc repro`; side by side, as each mostly keeps one core busy."""
     asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    projects = {name: copy_checkout(tmp_path_factory.mktemp(name)) for name in WRITERS if name in asked}
+    projects = {
+        name: copy_checkout(tmp_path_factory.mktemp(name)) for name in WRITERS if name in asked
+    }
     for name, project in projects.items():
         WRITERS[name](project)
     with ThreadPoolExecutor() as threads:

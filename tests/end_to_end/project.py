@@ -44,14 +44,27 @@ class Project:
             text=True,
             timeout=timeout_s,
         )
-        assert (answer.returncode == 0) is succeeds, f"{line} ended with {answer.returncode}:\n{answer.stdout}"
+        assert (answer.returncode == 0) is succeeds, (
+            f"{line} ended with {answer.returncode}:\n{answer.stdout}"
+        )
         return answer.stdout
 
     def environment(self) -> dict[str, str]:
         """The caller's variables, with a home that must stay empty and an author for commits; bytecode is kept, as for a user."""
-        author = {f"GIT_{role}_{part}": "end-to-end" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        return {**inherited, **author, **self.watched_network(), "HOME": str(self.path / ".work" / "home")}
+        author = {
+            f"GIT_{role}_{part}": "end-to-end"
+            for role in ("AUTHOR", "COMMITTER")
+            for part in ("NAME", "EMAIL")
+        }
+        inherited = {
+            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+        }
+        return {
+            **inherited,
+            **author,
+            **self.watched_network(),
+            "HOME": str(self.path / ".work" / "home"),
+        }
 
     def watched_network(self) -> dict[str, str]:
         """Variables that let a process reach loopback only, and log what else it tries in `network_log`.
@@ -59,7 +72,11 @@ class Project:
         Empty where no C compiler built the library for it.
         """
         library = self.path / ".work" / "only_loopback.so"
-        return {"LD_PRELOAD": str(library), "ONLY_LOOPBACK_LOG": str(self.network_log)} if library.is_file() else {}
+        return (
+            {"LD_PRELOAD": str(library), "ONLY_LOOPBACK_LOG": str(self.network_log)}
+            if library.is_file()
+            else {}
+        )
 
     @property
     def network_log(self) -> Path:
@@ -120,7 +137,9 @@ class Project:
 
 def readme_params() -> list[dict[str, dict[str, Any]]]:
     """The changes of params.yaml that the README shows: for small photographs, and for the embedded table."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     return [YAML(typ="safe", pure=True).load(block) for block in blocks]
 
 
@@ -154,7 +173,11 @@ def _wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) 
 def copy_checkout(target: Path) -> Project:
     """The files git knows or would add, committed in a new repository, with this environment as its .venv."""
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for name in filter(None, listing.stdout.split("\0")):
         if (ROOT / name).is_file():
@@ -176,7 +199,9 @@ def draw_shapes(folder: Path) -> None:
     generator = np.random.default_rng(5)
     for number in range(NUM_IMAGES):
         shape = SHAPES[number % len(SHAPES)]
-        pixels = _shape_mask(shape, generator.integers(-2, 3, size=2)) * 180.0 + generator.uniform(0, 60, size=(20, 20))
+        pixels = _shape_mask(shape, generator.integers(-2, 3, size=2)) * 180.0 + generator.uniform(
+            0, 60, size=(20, 20)
+        )
         (folder / shape).mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.astype(np.uint8)).save(folder / shape / f"{number:02}.png")
 

@@ -11,7 +11,19 @@ from slipway.system.code_digest import reached_files
 from tests.end_to_end.project import Project, copy_checkout
 
 pytestmark = pytest.mark.process
-STAGES = ["clean", "split", "precompute", "augment", "audit", "train", "evaluate", "prune", "export", "compile", "verify"]
+STAGES = [
+    "clean",
+    "split",
+    "precompute",
+    "augment",
+    "audit",
+    "train",
+    "evaluate",
+    "prune",
+    "export",
+    "compile",
+    "verify",
+]
 
 
 @pytest.fixture(name="project", scope="module")
@@ -42,7 +54,9 @@ def after(project: Project, name: str, old: str, new: str) -> set[str]:
     assert old in before
     try:
         path.write_text(before.replace(old, new, 1))
-        changed = json.loads(project.shell("dvc repro -q code && dvc status --json").splitlines()[-1])
+        changed = json.loads(
+            project.shell("dvc repro -q code && dvc status --json").splitlines()[-1]
+        )
         ran = stages_run(project.shell("dvc repro"))
         assert set(changed) == ran
         return ran
@@ -64,18 +78,33 @@ def test_changed_comments_and_docstrings_run_nothing(project: Project) -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new", "stages"),
     [
-        ("slipway/training/module.py", "\nimport", "\nimport sys\nimport", {"audit", "train", "prune"}),
+        (
+            "slipway/training/module.py",
+            "\nimport",
+            "\nimport sys\nimport",
+            {"audit", "train", "prune"},
+        ),
         ("serving/page/app.js", "import", "import ", {"verify"}),
     ],
 )
-def test_a_changed_line_runs_exactly_the_stages_that_reach_it(project: Project, name: str, old: str, new: str, stages: set[str]) -> None:
-    reach = {stage for stage in STAGES if Path(name) in reached_files(project.path, [Path(f"stages/{stage}.py")])}
+def test_a_changed_line_runs_exactly_the_stages_that_reach_it(
+    project: Project, name: str, old: str, new: str, stages: set[str]
+) -> None:
+    reach = {
+        stage
+        for stage in STAGES
+        if Path(name) in reached_files(project.path, [Path(f"stages/{stage}.py")])
+    }
     assert after(project, name, old, new) == reach
     assert reach >= stages
 
 
 def test_the_users_function_runs_the_stages_that_call_it(project: Project) -> None:
-    assert after(project, "transforms/__init__.py", '"""', 'X = 1\n"""') == {"precompute", "evaluate", "verify"}
+    assert after(project, "transforms/__init__.py", '"""', 'X = 1\n"""') == {
+        "precompute",
+        "evaluate",
+        "verify",
+    }
 
 
 def test_a_changed_param_of_another_stage_changes_no_digest(project: Project) -> None:

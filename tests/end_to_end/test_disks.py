@@ -16,7 +16,17 @@ from slipway.system import files
 from tests.end_to_end.project import Project
 
 pytestmark = pytest.mark.process
-STAGES = ["clean", "split", "precompute", "augment", "train", "evaluate", "export", "compile", "verify"]
+STAGES = [
+    "clean",
+    "split",
+    "precompute",
+    "augment",
+    "train",
+    "evaluate",
+    "export",
+    "compile",
+    "verify",
+]
 OWN = {  # what a stage may have replaced, file by file, before it met the fault
     "clean": ("data/clean", "reports/clean", "reports/columns"),
     "split": ("data/split", "reports/split"),
@@ -65,16 +75,23 @@ SAYS = {
 
 @cache
 def can_mount() -> bool:
-    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    )
 
 
-def run_on(project: Project, folder: Path, prepare: str, command: str) -> tuple[int, float, str, dict[str, str]]:
+def run_on(
+    project: Project, folder: Path, prepare: str, command: str
+) -> tuple[int, float, str, dict[str, str]]:
     """Exit code, seconds, stderr and the digests of all results, of `command` run on a prepared copy of the project."""
     if not can_mount():
         pytest.skip("no right to mount a file system here")
     (folder / "disk").mkdir(parents=True)
     (folder / "project").symlink_to(project.path)
-    results = "find data artifacts metrics reports -type f ! -path 'data/demo/*' -exec sha256sum {} +"
+    results = (
+        "find data artifacts metrics reports -type f ! -path 'data/demo/*' -exec sha256sum {} +"
+    )
     script = (
         f"{MAKE_DISK} && source env.sh && export DVC_SITE_CACHE_DIR='{folder}/dvc' PYTHONDONTWRITEBYTECODE=1; {prepare}\n"
         f"date +%s.%N >&3; {command} >/dev/null 2>../stderr; code=$?; date +%s.%N >&3; echo $code >&3; {results} >&3"
@@ -85,7 +102,12 @@ def run_on(project: Project, folder: Path, prepare: str, command: str) -> tuple[
             cwd=folder, env=project.environment(), pass_fds=[found.fileno()], timeout=300, check=True,
         )  # fmt: skip
     begin, end, code, *digests = (folder / "found").read_text().splitlines()
-    return int(code), float(end) - float(begin), (folder / "stderr").read_text(), {line[66:]: line[:64] for line in digests}
+    return (
+        int(code),
+        float(end) - float(begin),
+        (folder / "stderr").read_text(),
+        {line[66:]: line[:64] for line in digests},
+    )
 
 
 @pytest.mark.nightly(seconds=4)
@@ -97,7 +119,9 @@ def test_what_is_run_here_succeeds_on_a_disk_with_room(finished: Project, tmp_pa
 @pytest.mark.parametrize(
     ("stage", "fault"),
     [
-        pytest.param(stage, fault, marks=[] if (stage, fault) in BRIEF else pytest.mark.nightly(seconds=4))
+        pytest.param(
+            stage, fault, marks=[] if (stage, fault) in BRIEF else pytest.mark.nightly(seconds=4)
+        )
         for stage in STAGES
         for fault in FAULTS
     ],
@@ -106,7 +130,9 @@ def test_a_disk_that_refuses_is_one_line_and_harms_nothing(
     finished: Project, tmp_path: Path, stage: str, fault: str, is_nightly: bool
 ) -> None:
     prepare, runner = FAULTS[fault]
-    code, seconds, said, after = run_on(finished, tmp_path / "run", prepare, f"{runner} python -m stages.{stage}")
+    code, seconds, said, after = run_on(
+        finished, tmp_path / "run", prepare, f"{runner} python -m stages.{stage}"
+    )
     if code == 0 and fault in ("nearly full", "with a limit of file sizes"):
         return  # all that it writes is small enough
     assert code == 1, said
@@ -115,10 +141,23 @@ def test_a_disk_that_refuses_is_one_line_and_harms_nothing(
     assert re.search(rf"/.*: {SAYS[fault]}\. [A-Z].*\.", lines[0]) or "needs" in lines[0], said
     assert "Traceback" not in said, said
     assert not is_nightly or seconds < 120  # most of it imports, on a busy machine
-    before = {path: digest for path, digest in results(finished.path).items() if not path.startswith(OWN[stage])}
+    before = {
+        path: digest
+        for path, digest in results(finished.path).items()
+        if not path.startswith(OWN[stage])
+    }
     assert {path: after.get(path) for path in before} == before
 
 
 def results(root: Path) -> dict[str, str]:
-    found = [path for folder in ("data", "artifacts", "metrics", "reports") for path in (root / folder).rglob("*") if path.is_file()]
-    return {path.relative_to(root).as_posix(): files.sha256_file(path) for path in found if not path.is_relative_to(root / "data/demo")}
+    found = [
+        path
+        for folder in ("data", "artifacts", "metrics", "reports")
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    ]
+    return {
+        path.relative_to(root).as_posix(): files.sha256_file(path)
+        for path in found
+        if not path.is_relative_to(root / "data/demo")
+    }

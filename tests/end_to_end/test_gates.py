@@ -30,12 +30,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def test_an_experiment_that_misses_its_gate_is_kept_and_its_model_is_not_served(project: Project) -> None:
+def test_an_experiment_that_misses_its_gate_is_kept_and_its_model_is_not_served(
+    project: Project,
+) -> None:
     bundle = (project.path / "artifacts/bundle/bundle.json").read_bytes()
     assert "gates passed" in project.shell("python -m slipway.reports.summary")
 
     said = project.shell("dvc exp run --name strict -S evaluate.gates.log_loss.max=0.0")
-    ran = {stage for stage in ("train", "evaluate", "prune", "export", "compile", "verify") if f"Running stage '{stage}'" in said}
+    ran = {
+        stage
+        for stage in ("train", "evaluate", "prune", "export", "compile", "verify")
+        if f"Running stage '{stage}'" in said
+    }
     assert ran == {"evaluate", "verify"}
     assert (project.path / "artifacts/bundle/bundle.json").read_bytes() == bundle
 
@@ -57,5 +63,7 @@ def test_an_experiment_that_misses_its_gate_is_kept_and_its_model_is_not_served(
         assert answer.status_code == 503
         assert "log_loss is " in answer.text
 
-    project.shell("git checkout -q params.yaml dvc.lock metrics && dvc checkout -q && dvc status | grep 'up to date'")
+    project.shell(
+        "git checkout -q params.yaml dvc.lock metrics && dvc checkout -q && dvc status | grep 'up to date'"
+    )
     assert "gates passed" in project.shell("python -m slipway.reports.summary")

@@ -10,7 +10,9 @@ from bench.kills import EQUAL, digests, run_killed, small_project
 pytestmark = pytest.mark.process
 
 
-def test_a_training_killed_three_ways_ends_with_the_digests_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_training_killed_three_ways_ends_with_the_digests_of_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
     whole, killed = (small_project(tmp_path / name) for name in ("whole", "killed"))
     with ThreadPoolExecutor() as thread:
         uninterrupted = thread.submit(whole.shell, "dvc repro train")

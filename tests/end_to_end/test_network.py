@@ -19,12 +19,16 @@ def attempts(project: Project) -> list[str]:
     return project.network_log.read_text().splitlines() if project.network_log.exists() else []
 
 
-def test_the_pipeline_and_the_service_reach_for_no_address_but_loopback(finished: Project, service: str) -> None:
+def test_the_pipeline_and_the_service_reach_for_no_address_but_loopback(
+    finished: Project, service: str
+) -> None:
     wait_until_ready(service)
     assert attempts(finished) == []
 
 
-def test_a_service_started_from_a_bare_shell_reaches_for_no_address_but_loopback(finished: Project) -> None:
+def test_a_service_started_from_a_bare_shell_reaches_for_no_address_but_loopback(
+    finished: Project,
+) -> None:
     before = attempts(finished)
     unset = "-u ORT_DISABLE_TELEMETRY -u BENTOML_DO_NOT_TRACK -u DVC_NO_ANALYTICS -u RAY_USAGE_STATS_ENABLED"
     with finished.service(f"env {unset} bentoml serve") as address:
@@ -32,7 +36,9 @@ def test_a_service_started_from_a_bare_shell_reaches_for_no_address_but_loopback
     assert attempts(finished) == before
 
 
-def test_a_stage_started_from_a_bare_shell_reaches_for_no_address_but_loopback(finished: Project) -> None:
+def test_a_stage_started_from_a_bare_shell_reaches_for_no_address_but_loopback(
+    finished: Project,
+) -> None:
     before = attempts(finished)
     finished.shell("env -u ORT_DISABLE_TELEMETRY -u BENTOML_DO_NOT_TRACK python -m stages.compile")
     assert attempts(finished) == before
@@ -47,10 +53,18 @@ def test_a_stage_started_from_a_bare_shell_reaches_for_no_address_but_loopback(f
         "socket.getaddrinfo('host.example', 80)",
     ],
 )
-def test_an_attempt_to_leave_this_machine_is_refused_and_logged(finished: Project, tmp_path: Path, code: str) -> None:
+def test_an_attempt_to_leave_this_machine_is_refused_and_logged(
+    finished: Project, tmp_path: Path, code: str
+) -> None:
     attempts(finished)
     log = tmp_path / "network.log"
     environment = {**os.environ, **finished.watched_network(), "ONLY_LOOPBACK_LOG": str(log)}
-    ended = subprocess.run([sys.executable, "-c", f"import socket; {code}"], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import socket; {code}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 1
     assert any(name in log.read_text() for name in ("192.0.2.1", "2001:db8::1", "host.example"))

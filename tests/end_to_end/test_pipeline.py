@@ -22,7 +22,9 @@ def test_every_file_is_kept_or_quarantined_with_its_rule(finished: Project) -> N
     kept = pq.read_table(finished.path / "data/clean/rows.parquet")
     refused = pq.read_table(finished.path / "data/clean/quarantine.parquet").to_pydict()
     assert kept.num_rows == NUM_IMAGES
-    rules = dict(zip((Path(source).name for source in refused["source"]), refused["rule"], strict=True))
+    rules = dict(
+        zip((Path(source).name for source in refused["source"]), refused["rule"], strict=True)
+    )
     assert rules.pop("notes.png") == "undecodable"
     assert rules.pop("half.png") == "truncated"
     assert list(rules.values()) == ["exact_duplicate"]
@@ -55,7 +57,13 @@ def test_the_certificate_covers_every_variant_and_live_http(finished: Project) -
     certificate = read_certificate(finished.path / "artifacts/certificate.json")
     assert certificate.status == "certified"
     agreeing = {hop.name for hop in certificate.hops if hop.status == "agrees"}
-    assert {"torch", "onnxruntime/cpu/fp32", "onnxruntime/cpu/fp16", "onnxruntime/cpu/int8", "http"} <= agreeing
+    assert {
+        "torch",
+        "onnxruntime/cpu/fp32",
+        "onnxruntime/cpu/fp16",
+        "onnxruntime/cpu/int8",
+        "http",
+    } <= agreeing
     unexecuted = [hop for hop in certificate.hops if hop.status == "not_executed"]
     assert all(hop.reason and hop.actual is None for hop in unexecuted)
     exact = [hop for hop in certificate.hops if hop.name in {"onnxruntime/cpu/fp32", "http"}]
@@ -63,9 +71,14 @@ def test_the_certificate_covers_every_variant_and_live_http(finished: Project) -
 
 
 def test_no_file_that_a_stage_wrote_is_a_pickle(finished: Project) -> None:
-    written = [finished.path / name for name in ("artifacts", "metrics", "reports", "data/clean", "data/split", "data/packed")]
+    written = [
+        finished.path / name
+        for name in ("artifacts", "metrics", "reports", "data/clean", "data/split", "data/packed")
+    ]
     assert sum(len(list(folder.rglob("*.*"))) for folder in written) > 30
-    assert {folder.name: artefact_dangers(folder) for folder in written} == {folder.name: {} for folder in written}
+    assert {folder.name: artefact_dangers(folder) for folder in written} == {
+        folder.name: {} for folder in written
+    }
 
 
 def test_a_second_repro_does_nothing(finished: Project) -> None:
@@ -84,4 +97,8 @@ def test_nothing_was_written_to_the_users_home(finished: Project) -> None:
 
 
 def test_no_partial_file_is_left(finished: Project) -> None:
-    assert [path for folder in ("data", "artifacts", "reports", "metrics") for path in (finished.path / folder).rglob("*.partial")] == []
+    assert [
+        path
+        for folder in ("data", "artifacts", "reports", "metrics")
+        for path in (finished.path / folder).rglob("*.partial")
+    ] == []

@@ -18,7 +18,11 @@ SERVERS = {"make serve", "bentoml serve"}
 
 def commands(readme: str) -> list[str]:
     """Every line of the bash blocks, without comments."""
-    lines = (line.split(" # ")[0].strip() for block in BLOCK.findall(readme) for line in block.splitlines())
+    lines = (
+        line.split(" # ")[0].strip()
+        for block in BLOCK.findall(readme)
+        for line in block.splitlines()
+    )
     return [line for line in lines if line]
 
 
@@ -37,7 +41,9 @@ def test_ci_runs_the_two_commands_of_the_start(readme: str, root: Path) -> None:
 
 
 def test_every_file_the_readme_names_exists(readme: str, root: Path) -> None:
-    named = set(re.findall(r"\]\(([\w./-]+)\)", readme)) | set(re.findall(r"`((?:slipway|serving|stages|tests|docs)/[\w./-]+)`", readme))
+    named = set(re.findall(r"\]\(([\w./-]+)\)", readme)) | set(
+        re.findall(r"`((?:slipway|serving|stages|tests|docs)/[\w./-]+)`", readme)
+    )
     assert [name for name in named if not (root / name).exists()] == []
 
 
@@ -50,11 +56,20 @@ def test_the_params_that_the_readme_shows_are_valid(root: Path) -> None:
 
 
 @pytest.mark.nightly(seconds=80)
-def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_before_train(finished: Project, readme: str) -> None:
+def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_before_train(
+    finished: Project, readme: str
+) -> None:
     lines = [line for line in commands(readme) if line.startswith("dvc ")]
     outputs = {line: finished.shell(line) for line in lines}
     ran = re.findall(r"Running stage '(\w+)'", outputs["dvc exp run -S train.learning_rate=0.01"])
-    assert [stage for stage in ran if stage != "audit"] == ["train", "evaluate", "prune", "export", "compile", "verify"]
+    assert [stage for stage in ran if stage != "audit"] == [
+        "train",
+        "evaluate",
+        "prune",
+        "export",
+        "compile",
+        "verify",
+    ]
     table = next(output for line, output in outputs.items() if line.startswith("dvc exp show"))
     assert "learning_rate" in table
     assert "0.01" in table
@@ -62,7 +77,9 @@ def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_bef
 
 
 @pytest.mark.process
-def test_the_servers_start_and_the_curl_line_gets_a_prediction(finished: Project, service: str, readme: str) -> None:
+def test_the_servers_start_and_the_curl_line_gets_a_prediction(
+    finished: Project, service: str, readme: str
+) -> None:
     curl = next(line for line in commands(readme) if line.startswith("curl -F"))
     assert set(commands(readme)) >= SERVERS
     answer = finished.shell(curl.replace("http://127.0.0.1:3000", service))
@@ -70,7 +87,9 @@ def test_the_servers_start_and_the_curl_line_gets_a_prediction(finished: Project
 
 
 @pytest.mark.process
-def test_the_curl_line_for_a_row_gets_a_prediction(finished_table: Project, table_service: str, readme: str) -> None:
+def test_the_curl_line_for_a_row_gets_a_prediction(
+    finished_table: Project, table_service: str, readme: str
+) -> None:
     curl = next(line for line in commands(readme) if "application/json" in line)
     answer = finished_table.shell(curl.replace("http://127.0.0.1:3000", table_service))
     assert json.loads(answer[answer.index('{"label"') :].splitlines()[0])["label"] == "1"
@@ -78,5 +97,9 @@ def test_the_curl_line_for_a_row_gets_a_prediction(finished_table: Project, tabl
 
 def test_every_command_is_run_by_some_test(readme: str) -> None:
     tested = RUN_BY_CI | SERVERS | {"source env.sh"}
-    untested = [line for line in commands(readme) if line not in tested and not line.startswith(("dvc ", "curl "))]
+    untested = [
+        line
+        for line in commands(readme)
+        if line not in tested and not line.startswith(("dvc ", "curl "))
+    ]
     assert untested == []

@@ -31,7 +31,11 @@ def configure(project: Project, data_path: str) -> None:
 
 def results(project: Project) -> dict[str, str]:
     folders = [project.path / "data" / name for name in ("clean", "split")]
-    return {path.relative_to(project.path).as_posix(): files.sha256_file(path) for folder in folders for path in sorted(folder.iterdir())}
+    return {
+        path.relative_to(project.path).as_posix(): files.sha256_file(path)
+        for folder in folders
+        for path in sorted(folder.iterdir())
+    }
 
 
 def kept(project: Project) -> int:
@@ -49,7 +53,9 @@ def test_an_imported_archive_is_pushed_pulled_and_updated(tmp_path: Path) -> Non
     configure(first, "data/shapes.zip")
     first.shell(f"dvc import-url {elsewhere}/shapes.zip data/shapes.zip")
     first.shell(f"dvc remote add --default store {remote}")
-    first.shell("dvc repro split && git add -A && git commit -qm 'Shapes from elsewhere' && dvc push")
+    first.shell(
+        "dvc repro split && git add -A && git commit -qm 'Shapes from elsewhere' && dvc push"
+    )
     assert kept(first) == 64
 
     # A fresh clone has neither the source nor the first one's cache.
@@ -58,12 +64,16 @@ def test_an_imported_archive_is_pushed_pulled_and_updated(tmp_path: Path) -> Non
     second = clone(first, tmp_path / "second")
     assert not (second.path / "data/shapes.zip").exists()
     second.shell("dvc pull data/shapes.zip.dvc")
-    assert files.sha256_file(second.path / "data/shapes.zip") == files.sha256_file(elsewhere / "gone.zip")
+    assert files.sha256_file(second.path / "data/shapes.zip") == files.sha256_file(
+        elsewhere / "gone.zip"
+    )
     second.shell("dvc pull clean split")
     assert "Stage 'clean' didn't change, skipping" in second.shell("dvc repro split")
     assert results(second) == results(first)
     shutil.rmtree(second.path / "data" / "clean")
-    second.shell("dvc repro --force --single-item clean split")  # without it DVC would look at the source, too
+    second.shell(
+        "dvc repro --force --single-item clean split"
+    )  # without it DVC would look at the source, too
     assert results(second) == results(first)
 
     # The source grows: `dvc update` takes the new version, and the stages notice.

@@ -16,7 +16,10 @@ pytestmark = pytest.mark.process
 READERS: dict[str, tuple[Any, set[str]]] = {
     "seed": (8, {"split", "augment", "audit", "train", "evaluate", "prune", "export", "verify"}),
     "data.engine": ("ray", {"clean", "precompute"}),
-    "data.image_column": ("picture", {"clean", "precompute", "evaluate", "verify"}),  # those that read raw bytes
+    "data.image_column": (
+        "picture",
+        {"clean", "precompute", "evaluate", "verify"},
+    ),  # those that read raw bytes
     "data.split_column": ("part", {"clean", "split"}),
     "clean.blur_variance": (21.0, {"clean"}),
     "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
@@ -62,13 +65,17 @@ for content in json.load(sys.stdin):
 
 
 @pytest.fixture(name="stages_to_run", scope="module")
-def _stages_to_run(finished: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def _stages_to_run(
+    finished: Project, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, set[str]]:
     """The stages that DVC finds changed by themselves once a key has another value; what follows from them is not among these."""
     path = finished.path / "params.yaml"
     before, contents = path.read_text(), tmp_path_factory.mktemp("contents") / "contents.json"
     try:
         contents.write_text(json.dumps([_with_value(finished, key, before) for key in READERS]))
-        said = finished.shell(f"python -c {shlex.quote(STATUS_OF_EACH)} < {contents}").splitlines()[-len(READERS) :]
+        said = finished.shell(f"python -c {shlex.quote(STATUS_OF_EACH)} < {contents}").splitlines()[
+            -len(READERS) :
+        ]
     finally:
         path.write_text(before)
     return {key: set(json.loads(line)) for key, line in zip(READERS, said, strict=True)}
@@ -82,8 +89,13 @@ def _with_value(project: Project, key: str, content: str) -> str:
 
 
 @pytest.mark.parametrize("key", READERS)
-def test_a_changed_parameter_runs_the_stages_that_read_it_and_no_other(key: str, stages_to_run: dict[str, set[str]]) -> None:
-    assert stages_to_run[key] == {"code", *READERS[key][1]}  # which checks params.yaml whatever changed
+def test_a_changed_parameter_runs_the_stages_that_read_it_and_no_other(
+    key: str, stages_to_run: dict[str, set[str]]
+) -> None:
+    assert stages_to_run[key] == {
+        "code",
+        *READERS[key][1],
+    }  # which checks params.yaml whatever changed
 
 
 def test_nothing_changed_runs_nothing(finished: Project) -> None:
@@ -91,7 +103,9 @@ def test_nothing_changed_runs_nothing(finished: Project) -> None:
 
 
 @pytest.mark.nightly
-def test_a_repro_with_nothing_to_do_takes_less_than_three_seconds_of_a_core(finished: Project) -> None:
+def test_a_repro_with_nothing_to_do_takes_less_than_three_seconds_of_a_core(
+    finished: Project,
+) -> None:
     """Of a core that needs half a second for `dvc version`, so that a slow machine does not count; nor does what else runs on it.
 
     Processor time: DVC waits for nothing and uses one core.

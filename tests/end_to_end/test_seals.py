@@ -52,7 +52,10 @@ def _project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(name="unchanged", autouse=True)
 def _unchanged(project: Project) -> Iterator[None]:
     """Everything that a test edits or a stage writes is as it was, after each test."""
-    edited = {path: path.read_bytes() for path in [project.path / "params.yaml", project.path / "dvc.lock", *_seals(project)]}
+    edited = {
+        path: path.read_bytes()
+        for path in [project.path / "params.yaml", project.path / "dvc.lock", *_seals(project)]
+    }
     yield
     for path, content in edited.items():
         path.write_bytes(content)
@@ -69,7 +72,13 @@ def run_and(project: Project, stage: str, act: Callable[[], None]) -> tuple[int,
     log = project.path / ".work/stage.log"
     with log.open("w") as output:
         line = f"source env.sh && exec python -m stages.{stage}"
-        process = subprocess.Popen(["bash", "-c", line], cwd=project.path, env=project.environment(), stdout=output, stderr=output)
+        process = subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=project.path,
+            env=project.environment(),
+            stdout=output,
+            stderr=output,
+        )
         while seal.is_file():
             assert process.poll() is None, log.read_text()
             time.sleep(0.001)
@@ -90,11 +99,18 @@ def edit_of(project: Project, key: str, value: Any) -> Callable[[], None]:
 
 
 # The last stage first, and each but once: what a stage writes anew does not fit later ones any more.
-IN_TURN = [stage if stage in ("verify", "train", "clean") else pytest.param(stage, marks=pytest.mark.nightly) for stage in reversed(EDITS)]
+IN_TURN = [
+    stage
+    if stage in ("verify", "train", "clean")
+    else pytest.param(stage, marks=pytest.mark.nightly)
+    for stage in reversed(EDITS)
+]
 
 
 @pytest.mark.parametrize("stage", IN_TURN)
-def test_only_params_that_a_stage_reads_must_not_change_while_it_runs(project: Project, stage: str) -> None:
+def test_only_params_that_a_stage_reads_must_not_change_while_it_runs(
+    project: Project, stage: str
+) -> None:
     seal = project.path / f"artifacts/seals/{stage}.json"
     before = seal.read_bytes()
     key, value, other, other_value = EDITS[stage]
@@ -125,7 +141,9 @@ def test_a_killed_stage_leaves_no_seal_and_runs_again(project: Project) -> None:
     seal = project.path / "artifacts/seals/clean.json"
     before = seal.read_bytes()
     line = "source env.sh && exec python -m stages.clean"
-    with subprocess.Popen(["bash", "-c", line], cwd=project.path, env=project.environment()) as process:
+    with subprocess.Popen(
+        ["bash", "-c", line], cwd=project.path, env=project.environment()
+    ) as process:
         while seal.is_file():
             time.sleep(0.001)
         os.kill(process.pid, signal.SIGKILL)
@@ -143,7 +161,10 @@ def test_code_that_changes_while_a_stage_runs_fails_it(project: Project) -> None
     finally:
         path.write_text(before)
     assert code == 1, said
-    assert "error: code changed while split ran: slipway/data/splits/units.py. Restore it or run again." in said
+    assert (
+        "error: code changed while split ran: slipway/data/splits/units.py. Restore it or run again."
+        in said
+    )
 
 
 @pytest.mark.nightly
@@ -194,9 +215,16 @@ def test_params_edited_while_dvc_recorded_a_stage_are_refused_by_the_next(projec
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param("evaluate", marks=pytest.mark.nightly), "export", pytest.param("verify", marks=pytest.mark.nightly)]
+    "stage",
+    [
+        pytest.param("evaluate", marks=pytest.mark.nightly),
+        "export",
+        pytest.param("verify", marks=pytest.mark.nightly),
+    ],
 )
-def test_a_model_of_other_params_than_dvc_lock_says_is_refused(project: Project, stage: str) -> None:
+def test_a_model_of_other_params_than_dvc_lock_says_is_refused(
+    project: Project, stage: str
+) -> None:
     card = project.path / "artifacts/checkpoint/model.json"
     before = card.read_bytes()
     content = json.loads(before)
@@ -207,16 +235,32 @@ def test_a_model_of_other_params_than_dvc_lock_says_is_refused(project: Project,
         said = project.shell(f"python -m stages.{stage}", succeeds=False)
     finally:
         card.write_bytes(before)
-    assert "artifacts/checkpoint/model.json is not the model of dvc.lock: train.label_smoothing 0.1 -> 0.05" in said
+    assert (
+        "artifacts/checkpoint/model.json is not the model of dvc.lock: train.label_smoothing 0.1 -> 0.05"
+        in said
+    )
 
 
 def test_the_bundle_names_what_the_stages_ran_with_and_not_params_yaml(project: Project) -> None:
     project.set_value("split.folds", 5)
     project.set_value("train.label_smoothing", 0.2)
     project.shell("python -m stages.export")
-    params = json.loads((project.path / "artifacts/bundle/bundle.json").read_text())["lineage"]["params"]
+    params = json.loads((project.path / "artifacts/bundle/bundle.json").read_text())["lineage"][
+        "params"
+    ]
     assert (params["split"]["folds"], params["train"]["label_smoothing"]) == (0, 0.05)
-    assert {"seed", "data", "clean", "split", "precompute", "augment", "train", "evaluate", "prune", "export"} == set(params)
+    assert {
+        "seed",
+        "data",
+        "clean",
+        "split",
+        "precompute",
+        "augment",
+        "train",
+        "evaluate",
+        "prune",
+        "export",
+    } == set(params)
 
 
 @pytest.mark.nightly
@@ -229,7 +273,9 @@ def test_a_seal_is_the_same_after_each_run_and_nothing_is_left_to_do(project: Pr
 
 @pytest.mark.nightly
 def test_an_experiment_in_a_folder_of_its_own_is_sealed(project: Project) -> None:
-    assert "Ran experiment" in project.shell("dvc exp run --temp -n sealed -S evaluate.coverage=0.8")
+    assert "Ran experiment" in project.shell(
+        "dvc exp run --temp -n sealed -S evaluate.coverage=0.8"
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -19,7 +19,9 @@ def first_picture(project: Project) -> Path:
 
 
 def test_the_service_answers_with_the_certified_model(finished: Project, service: str) -> None:
-    answer = plain_http.post(f"{service}/predict", files={"image": first_picture(finished).read_bytes()})
+    answer = plain_http.post(
+        f"{service}/predict", files={"image": first_picture(finished).read_bytes()}
+    )
     card = plain_http.get(f"{service}/model").json()
     assert answer.status_code == 200, answer.text
     content = answer.json()
@@ -29,16 +31,26 @@ def test_the_service_answers_with_the_certified_model(finished: Project, service
     assert card["execution"]["actual"]["provider"] == "cpu"
 
 
-def test_wrong_requests_get_one_error_shape_and_the_next_right_one_is_answered(finished: Project, service: str) -> None:
+def test_wrong_requests_get_one_error_shape_and_the_next_right_one_is_answered(
+    finished: Project, service: str
+) -> None:
     wrong = [
         plain_http.post(f"{service}/predict", content=b"", headers={"content-type": "image/png"}),
-        plain_http.post(f"{service}/predict", content=b"hello", headers={"content-type": "image/png"}),
-        plain_http.post(f"{service}/predict", content=b"hello", headers={"content-type": "text/plain"}),
+        plain_http.post(
+            f"{service}/predict", content=b"hello", headers={"content-type": "image/png"}
+        ),
+        plain_http.post(
+            f"{service}/predict", content=b"hello", headers={"content-type": "text/plain"}
+        ),
         plain_http.post(f"{service}/predict", json={"image": "http://127.0.0.1/a.png"}),
         plain_http.get(f"{service}/predict"),
         plain_http.get(f"{service}/nowhere"),
     ]
-    right = plain_http.post(f"{service}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
+    right = plain_http.post(
+        f"{service}/predict",
+        content=first_picture(finished).read_bytes(),
+        headers={"content-type": "image/png"},
+    )
     for answer in wrong:
         assert 400 <= answer.status_code < 500, answer.text
         assert set(answer.json()) == {"error"}
@@ -54,19 +66,32 @@ def test_a_bundle_with_one_changed_byte_is_never_ready(finished: Project, tmp_pa
     payload = bytearray(model.read_bytes())
     payload[len(payload) // 2] ^= 1
     model.write_bytes(payload)
-    with finished.service(SLIPWAY_BUNDLE=str(tampered), SLIPWAY_STATE=str(tmp_path / "state")) as address:
+    with finished.service(
+        SLIPWAY_BUNDLE=str(tampered), SLIPWAY_STATE=str(tmp_path / "state")
+    ) as address:
         deadline = time.monotonic() + 30
-        while "model_fp32.onnx was altered" not in (ready := plain_http.get(f"{address}/readyz")).text:
+        while (
+            "model_fp32.onnx was altered" not in (ready := plain_http.get(f"{address}/readyz")).text
+        ):
             assert ready.status_code == 503  # it is looking still
             assert time.monotonic() < deadline, ready.text
             time.sleep(0.1)
-        answer = plain_http.post(f"{address}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
+        answer = plain_http.post(
+            f"{address}/predict",
+            content=first_picture(finished).read_bytes(),
+            headers={"content-type": "image/png"},
+        )
     assert ready.status_code == 503
     assert answer.status_code == 503
 
 
 def test_a_built_bento_serves_from_an_empty_folder(finished: Project, tmp_path: Path) -> None:
-    tag = finished.shell("bentoml build --output tag").strip().splitlines()[-1].removeprefix("__tag__:")
+    tag = (
+        finished.shell("bentoml build --output tag")
+        .strip()
+        .splitlines()[-1]
+        .removeprefix("__tag__:")
+    )
     elsewhere = Project(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
     (elsewhere.path / ".venv").symlink_to(sys.prefix)
@@ -74,5 +99,7 @@ def test_a_built_bento_serves_from_an_empty_folder(finished: Project, tmp_path: 
     (elsewhere.path / ".bentoml").symlink_to(finished.path / ".bentoml")
     with elsewhere.service(f"bentoml serve {tag}") as address:
         wait_until_ready(address)
-        answer = plain_http.post(f"{address}/predict", files={"image": first_picture(finished).read_bytes()})
+        answer = plain_http.post(
+            f"{address}/predict", files={"image": first_picture(finished).read_bytes()}
+        )
     assert answer.json()["label"] == "cross"

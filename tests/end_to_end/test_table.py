@@ -20,14 +20,23 @@ pytestmark = pytest.mark.process
 def raw_rows(project: Project) -> list[dict[str, float]]:
     """The inputs of every row, as a client would send them."""
     with (project.path / "data/demo/wine.csv").open(newline="") as file:
-        return [{name: float(cell) for name, cell in row.items() if name != "cultivar"} for row in csv.DictReader(file)]
+        return [
+            {name: float(cell) for name, cell in row.items() if name != "cultivar"}
+            for row in csv.DictReader(file)
+        ]
 
 
 def test_every_executed_hop_agrees_and_http_is_one_of_them(finished_table: Project) -> None:
     certificate = read_certificate(finished_table.path / "artifacts/certificate.json")
     assert certificate.status == "certified"
     agreeing = {hop.name for hop in certificate.hops if hop.status == "agrees"}
-    assert {"torch", "onnxruntime/cpu/fp32", "onnxruntime/cpu/fp16", "onnxruntime/cpu/int8", "http"} <= agreeing
+    assert {
+        "torch",
+        "onnxruntime/cpu/fp32",
+        "onnxruntime/cpu/fp16",
+        "onnxruntime/cpu/int8",
+        "http",
+    } <= agreeing
 
 
 def test_every_row_is_kept_and_in_one_split(finished_table: Project) -> None:
@@ -42,17 +51,25 @@ def test_the_inferred_columns_are_written_down_for_the_user(finished_table: Proj
     assert {column["kind"] for column in columns.values()} == {"number"}
 
 
-def test_the_service_answers_one_row_and_several_alike(finished_table: Project, table_service: str) -> None:
+def test_the_service_answers_one_row_and_several_alike(
+    finished_table: Project, table_service: str
+) -> None:
     rows = raw_rows(finished_table)[:3]
     alone = [plain_http.post(f"{table_service}/predict", json=row).json() for row in rows]
     together = plain_http.post(f"{table_service}/predict", json={"rows": rows}).json()
     wrong = plain_http.post(f"{table_service}/predict", json=rows[0] | {"alcohol": "strong"})
     model, page = plain_http.get(f"{table_service}/model"), plain_http.get(table_service)
-    assert [answer["label"] for answer in alone] == [answer["label"] for answer in together["predictions"]]
-    assert alone[0]["probabilities"] == pytest.approx(together["predictions"][0]["probabilities"], abs=1e-6)
+    assert [answer["label"] for answer in alone] == [
+        answer["label"] for answer in together["predictions"]
+    ]
+    assert alone[0]["probabilities"] == pytest.approx(
+        together["predictions"][0]["probabilities"], abs=1e-6
+    )
     assert wrong.status_code == 422
     assert wrong.json()["error"]["field"] == "alcohol"
-    assert "alcohol" in [column["name"] for column in model.json()["input"]["columns"]]  # of which the page makes its form
+    assert "alcohol" in [
+        column["name"] for column in model.json()["input"]["columns"]
+    ]  # of which the page makes its form
     assert page.status_code == 200
 
 
@@ -61,9 +78,15 @@ def test_the_services_contract_was_fitted_on_the_training_rows(finished_table: P
     assert isinstance(contract, ColumnContract)
     splits = pq.read_table(finished_table.path / "data/split/rows.parquet").to_pydict()
     rows = raw_rows(finished_table)
-    train = [rows[int(source)]["alcohol"] for source, split in zip(splits["source"], splits["split"], strict=True) if split == "train"]
+    train = [
+        rows[int(source)]["alcohol"]
+        for source, split in zip(splits["source"], splits["split"], strict=True)
+        if split == "train"
+    ]
     assert _column(contract, "alcohol").mean == pytest.approx(sum(train) / len(train), rel=1e-12)
-    assert _column(contract, "alcohol").mean != pytest.approx(sum(row["alcohol"] for row in rows) / len(rows), rel=1e-9)
+    assert _column(contract, "alcohol").mean != pytest.approx(
+        sum(row["alcohol"] for row in rows) / len(rows), rel=1e-9
+    )
 
 
 def test_the_pages_of_a_table_are_there(finished_table: Project) -> None:
@@ -83,15 +106,23 @@ def test_the_columns_that_the_user_names_cut_the_test_rows(finished_table: Proje
     assert found == dict.fromkeys(("class", "alcohol", "hue"), content["rows"])
 
 
-def test_a_released_bundle_is_compared_with_itself_on_rows_that_it_does_not_know(finished_table: Project) -> None:
+def test_a_released_bundle_is_compared_with_itself_on_rows_that_it_does_not_know(
+    finished_table: Project,
+) -> None:
     """Through raw rows: the last test of this project, whose params it changes."""
     assert "released" in finished_table.shell("python -m slipway.export.release")
-    finished_table.set_params({"evaluate": {"released": "artifacts/released", "released_max_loss": 0.0}})
+    finished_table.set_params(
+        {"evaluate": {"released": "artifacts/released", "released_max_loss": 0.0}}
+    )
     printed = finished_table.shell("dvc repro evaluate")
     content = json.loads((finished_table.path / "metrics/evaluate.json").read_text())
     (released,) = content["released"]
     assert (released["difference"]["difference"], released["p_value"]) == (0, 1)
-    assert (released["known"], released["refused"], released["difference"]["rows"]) == (0, 0, content["rows"])
+    assert (released["known"], released["refused"], released["difference"]["rows"]) == (
+        0,
+        0,
+        content["rows"],
+    )
     assert f"against released {released['version']}" in printed
 
 

@@ -20,7 +20,14 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.gates import write_gates
 from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
 from slipway.config.params import Params, load_params, parse_params
-from slipway.data.store.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
+from slipway.data.store.packed import (
+    PackedManifest,
+    PackedSplit,
+    TargetScale,
+    open_split,
+    write_manifest,
+    write_split,
+)
 from slipway.export.bundling import ExportRows, Trained, write_bundle
 from slipway.export.certification.lineage import trace_lineage
 from slipway.export.graphs.graph import torch_answers
@@ -31,19 +38,40 @@ from slipway.metrics.scores import Resampling, classification_metrics, regressio
 from slipway.reports.evaluation.record import Evaluation, write_evaluation
 from slipway.system import files
 from slipway.system.contract import Task
-from slipway.training.networks.networks import ModelCard, Network, NetworkSpec, build_network, load_network, save_checkpoint
+from slipway.training.networks.networks import (
+    ModelCard,
+    Network,
+    NetworkSpec,
+    build_network,
+    load_network,
+    save_checkpoint,
+)
 from slipway.training.uncertainty.calibrated import CalibratedNetwork, calibrated
 from slipway.training.uncertainty.calibrating import Calibrator
 from slipway.training.uncertainty.outlier_score import save_outlier_score
 from tests.model_cards import model_card
 from tests.packed_rows import packed_rows
 
-CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CONTRACT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=8,
+    channels=3,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10**6,
+)
 CLASSES = ["amber", "blue", "green"]
 COLOURS = np.array([[200, 140, 40], [40, 80, 200], [60, 180, 80]])
 NUM_ROWS = {"train": 96, "val": 30, "test": 41}
 RESAMPLING = Resampling(seed=7, num_samples=100, confidence=0.95)
-SMALL_RESNET = {"width": 16, "blocks": [1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
+SMALL_RESNET = {
+    "width": 16,
+    "blocks": [1],
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "normalisation": "batch",
+}
 QUICK = Effort(limit_s=0.0, memory=False)  # six rounds of one row
 
 
@@ -70,7 +98,9 @@ class Project:
         return load_network(self.checkpoint)
 
     def calibrated(self) -> CalibratedNetwork:
-        return calibrated(self.network(), self.calibration(), self.root / "artifacts/outlier_score.safetensors")
+        return calibrated(
+            self.network(), self.calibration(), self.root / "artifacts/outlier_score.safetensors"
+        )
 
     def calibration(self) -> Calibration:
         return read_calibration(self.root / "artifacts/calibration.json")
@@ -101,14 +131,21 @@ def regressor(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="session")
 def export_params() -> Params:
     """The repository's parameters, made small."""
-    content: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    content: dict[str, Any] = yaml.safe_load(
+        (Path(__file__).parents[2] / "params.yaml").read_text()
+    )
     content["data"] |= {"path": "data/raw.parquet"}
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     content["compile"] |= {"optimal_batch_size": 8, "variant": "fp16", "require": False}
     content["verify"] |= {
         "batch_seconds": 60,
         "timing_rounds": 3,
-        "max_metric_loss": {"fp16": 0.01, "int8": 0.05, "int8_dynamic": 0.05, "int8_tensorrt": 0.05},
+        "max_metric_loss": {
+            "fp16": 0.01,
+            "int8": 0.05,
+            "int8_dynamic": 0.05,
+            "int8_tensorrt": 0.05,
+        },
     }
     content["evaluate"] |= {"bootstrap_samples": 100}
     return parse_params(content)
@@ -159,9 +196,18 @@ def _png(image: NDArray[np.uint8]) -> bytes:
 
 
 def _write_raw(path: Path, payloads: list[bytes], targets: NDArray[np.float64], task: Task) -> None:
-    labels = [CLASSES[int(target)] for target in targets] if task == "image_classification" else targets.tolist()
+    labels = (
+        [CLASSES[int(target)] for target in targets]
+        if task == "image_classification"
+        else targets.tolist()
+    )
     path.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"image": [{"bytes": payload, "path": None} for payload in payloads], "label": labels}), path)
+    pq.write_table(
+        pa.table(
+            {"image": [{"bytes": payload, "path": None} for payload in payloads], "label": labels}
+        ),
+        path,
+    )
 
 
 def _write_packed(
@@ -179,7 +225,9 @@ def _write_packed(
         np.save(root / name / "inputs.npy", images[start : start + size])
         ids = [files.sha256_bytes(payloads[row])[:32] for row in rows]
         splits[name] = write_split(
-            root / name, packed_rows(ids, [str(row) for row in rows], targets[start : start + size]), images.shape[1:]
+            root / name,
+            packed_rows(ids, [str(row) for row in rows], targets[start : start + size]),
+            images.shape[1:],
         )
         start += size
     train = targets[: NUM_ROWS["train"]]
@@ -192,14 +240,18 @@ def _write_packed(
         classes=CLASSES if is_classification else [],
         mean=pixels.mean(axis=(0, 1, 2)).tolist(),
         std=pixels.std(axis=(0, 1, 2)).tolist(),
-        target_scale=None if is_classification else TargetScale(mean=float(train.mean()), std=float(train.std())),
+        target_scale=None
+        if is_classification
+        else TargetScale(mean=float(train.mean()), std=float(train.std())),
         splits=splits,
     )
     write_manifest(root, manifest)
     return manifest
 
 
-def _train(project: Project, manifest: PackedManifest, name: str, arguments: dict[str, Any]) -> None:
+def _train(
+    project: Project, manifest: PackedManifest, name: str, arguments: dict[str, Any]
+) -> None:
     spec = NetworkSpec(
         task=project.task,
         name=name,
@@ -214,14 +266,19 @@ def _train(project: Project, manifest: PackedManifest, name: str, arguments: dic
     torch.manual_seed(0)
     network, split = build_network(spec).train(), project.split("train")
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    pixels, targets = torch.from_numpy(np.array(split.inputs)), torch.from_numpy(np.array(split.targets))
+    pixels, targets = (
+        torch.from_numpy(np.array(split.inputs)),
+        torch.from_numpy(np.array(split.targets)),
+    )
     for _ in range(40):
         optimizer.zero_grad()
         answer = network(pixels)
         if spec.target_scale is None:
             loss = functional.cross_entropy(answer, targets.long())
         else:
-            loss = functional.mse_loss(answer[:, 0] / spec.target_scale.std, targets.float() / spec.target_scale.std)
+            loss = functional.mse_loss(
+                answer[:, 0] / spec.target_scale.std, targets.float() / spec.target_scale.std
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     save_checkpoint(project.checkpoint, model_card(spec), network.state_dict())
@@ -229,7 +286,9 @@ def _train(project: Project, manifest: PackedManifest, name: str, arguments: dic
 
 def _calibrate(project: Project) -> None:
     params = load_params(Path(__file__).parents[2] / "params.yaml").evaluate
-    fitted = Calibrator(project.network(), params, 7, "cpu").fit(project.split("train"), project.split("val"))
+    fitted = Calibrator(project.network(), params, 7, "cpu").fit(
+        project.split("train"), project.split("val")
+    )
     write_calibration(project.root / "artifacts/calibration.json", fitted.calibration)
     save_outlier_score(project.root / "artifacts/outlier_score.safetensors", fitted.score)
 
@@ -238,20 +297,42 @@ def trained(project: Project) -> Trained:
     network = project.calibrated()
     card = ModelCard.model_validate_json((project.checkpoint / "model.json").read_text())
     outputs = torch_answers(network, project.split("test").inputs[:]).outputs
-    measure = classification_metrics if project.task == "image_classification" else regression_metrics
+    measure = (
+        classification_metrics if project.task == "image_classification" else regression_metrics
+    )
     metrics = measure(project.split("test").targets, outputs, RESAMPLING)
     targets, classes = project.split("test").targets, card.network.classes
-    baseline = baseline_scores(project.task, project.split("train").targets, targets, len(classes), None)
+    baseline = baseline_scores(
+        project.task, project.split("train").targets, targets, len(classes), None
+    )
     calibration = project.calibration()
-    return Trained(network, project.task, card.network.input, classes, card.weights_sha256, calibration, metrics, baseline)
+    return Trained(
+        network,
+        project.task,
+        card.network.input,
+        classes,
+        card.weights_sha256,
+        calibration,
+        metrics,
+        baseline,
+    )
 
 
 def write_reports(root: Path, num_rows: dict[str, int]) -> None:
     """What clean and split tell of the rows, as far as a model card repeats it."""
     total = sum(num_rows.values())
     refused = {"exact_duplicate": {"count": 2, "examples": []}}
-    clean = {"read": total + 2, "kept": total, "refused": refused, "flagged": {}, "not_checked": {"blurred": "clean.rules.blurred is off"}}
-    split = {"splits": {name: {"rows": rows} for name, rows in num_rows.items()}, "leaks": {"rows": 0}}
+    clean = {
+        "read": total + 2,
+        "kept": total,
+        "refused": refused,
+        "flagged": {},
+        "not_checked": {"blurred": "clean.rules.blurred is off"},
+    }
+    split = {
+        "splits": {name: {"rows": rows} for name, rows in num_rows.items()},
+        "leaks": {"rows": 0},
+    }
     files.write_json(root / "reports/clean.json", clean)
     files.write_json(root / "reports/split.json", split)
 
@@ -279,7 +360,11 @@ def _exported(project: Project) -> Project:
     content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     params = parse_params(content)
-    rows = ExportRows(project.split("train").inputs[:], project.split("val"), project.split("train"))
+    rows = ExportRows(
+        project.split("train").inputs[:], project.split("val"), project.split("train")
+    )
     with files.new_directory(project.bundle_root) as folder:
-        write_bundle(folder, trained(project), rows, params.export, RESAMPLING, trace_lineage({}, []), QUICK)
+        write_bundle(
+            folder, trained(project), rows, params.export, RESAMPLING, trace_lineage({}, []), QUICK
+        )
     return project

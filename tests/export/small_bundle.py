@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from slipway.artifacts.bundle import Bundle, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
+from slipway.artifacts.bundle import (
+    Bundle,
+    Lineage,
+    LoadedBundle,
+    describe_model,
+    load_bundle,
+    write_manifest,
+)
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import Machine, Passport, Profile
 from slipway.artifacts.input_contract import InputContract, input_name
@@ -27,11 +34,22 @@ COLUMN = {
     "mean": 0.0, "std": 1.0, "fill": 0.0, "quantiles": [],
 }  # fmt: skip
 COLUMNS = ColumnContract(kind="columns", columns=[Column.model_validate(COLUMN)])
-CONTRACT = ImageContract(kind="images", transform=None, size_px=4, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CONTRACT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=4,
+    channels=1,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10**6,
+)
 
 
 def write_small_bundle(
-    root: Path, model: bytes = b"a graph", labels: list[str] = LABELS, contract: InputContract = CONTRACT
+    root: Path,
+    model: bytes = b"a graph",
+    labels: list[str] = LABELS,
+    contract: InputContract = CONTRACT,
 ) -> LoadedBundle:
     root.mkdir(parents=True, exist_ok=True)
     files.write_bytes(root / "model_fp16.onnx", model)
@@ -53,7 +71,9 @@ def write_small_bundle(
             "calibration": CALIBRATION,
             "metrics": {},
             "baseline": {},
-            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
+            "lineage": Lineage(
+                git_revision=None, git_dirty=False, params={}, data=None, digests={}
+            ),
             "versions": {},
         }
     )

@@ -33,9 +33,13 @@ def test_every_variant_has_a_reference_of_its_own_answers(classifier: Project) -
         references.of("fp64")
 
 
-def test_the_rows_that_it_was_made_of_are_no_drift_and_inverted_ones_are(classifier: Project) -> None:
+def test_the_rows_that_it_was_made_of_are_no_drift_and_inverted_ones_are(
+    classifier: Project,
+) -> None:
     bundle, inputs = classifier.bundle(), classifier.split("val").inputs[:]
-    runner = open_onnx(bundle.model_bytes("int8"), variant="int8", precision="int8", provider="cpu", num_threads=1)
+    runner = open_onnx(
+        bundle.model_bytes("int8"), variant="int8", precision="int8", provider="cpu", num_threads=1
+    )
     reference = read_reference(bundle, "int8")
     assert reference is not None
     verdicts = []
@@ -55,7 +59,9 @@ def test_a_regressors_bundle_has_a_reference_of_its_values(regressor: Project) -
     assert reference.names[-2:] == ["value", "outlier_score"]
 
 
-def test_one_changed_byte_of_it_makes_the_bundle_unusable(classifier: Project, tmp_path: Path) -> None:
+def test_one_changed_byte_of_it_makes_the_bundle_unusable(
+    classifier: Project, tmp_path: Path
+) -> None:
     bundle = classifier.bundle()
     path = bundle.root / DRIFT
     whole = path.read_bytes()

@@ -23,7 +23,9 @@ PROFILE = Profile(smallest=1, optimal=4, largest=16)
 
 
 def request_for(precision: str, profile: Profile = PROFILE) -> EngineRequest:
-    execution = Execution(backend="tensorrt", provider="tensorrt", precision=precision, variant="fp32")
+    execution = Execution(
+        backend="tensorrt", provider="tensorrt", precision=precision, variant="fp32"
+    )
     return EngineRequest(requested=execution, profile=profile, workspace_mib=64)
 
 
@@ -32,19 +34,29 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Loade
     """An engine that was compiled here, and its bundle."""
     fake_tensorrt.pretend(monkeypatch.setattr)
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
-    monkeypatch.setattr(compilation, "build_engine_apart", lambda module, request: build_engine(fake_tensorrt, request))
+    monkeypatch.setattr(
+        compilation,
+        "build_engine_apart",
+        lambda module, request: build_engine(fake_tensorrt, request),
+    )
     bundle = write_bundle(tmp_path / "bundle")
-    compilation.compile_engine(tmp_path / "engine", bundle, request_for("fp32"), tmp_path / "timing.cache")
+    compilation.compile_engine(
+        tmp_path / "engine", bundle, request_for("fp32"), tmp_path / "timing.cache"
+    )
     return tmp_path / "engine", bundle
 
 
 def test_what_was_compiled_is_loaded_and_answers(engine: tuple[Path, LoadedBundle]) -> None:
     root, bundle = engine
     pixels = np.random.default_rng(0).integers(0, 256, (16, *CONTRACT.shape), dtype=np.uint8)
-    assert np.allclose(open_engine(root, bundle).run(pixels).outputs, probabilities(pixels), atol=1e-6)
+    assert np.allclose(
+        open_engine(root, bundle).run(pixels).outputs, probabilities(pixels), atol=1e-6
+    )
 
 
-def test_the_passport_says_what_was_read_back_and_where_it_was_built(engine: tuple[Path, LoadedBundle]) -> None:
+def test_the_passport_says_what_was_read_back_and_where_it_was_built(
+    engine: tuple[Path, LoadedBundle],
+) -> None:
     root, bundle = engine
     passport = read_passport(root)
     assert (passport.actual, passport.precision_read_from) == (passport.requested, "engine")
@@ -91,17 +103,28 @@ def test_another_driver_or_cuda_alone_keeps_the_engine(engine: tuple[Path, Loade
     assert open_engine(root, bundle)
 
 
-def test_a_graph_of_another_precision_than_requested_is_not_compiled(engine: tuple[Path, LoadedBundle], tmp_path: Path) -> None:
+def test_a_graph_of_another_precision_than_requested_is_not_compiled(
+    engine: tuple[Path, LoadedBundle], tmp_path: Path
+) -> None:
     _, bundle = engine
     with pytest.raises(EngineError, match="the graph is of precision fp32, fp16 was requested"):
-        compilation.compile_engine(tmp_path / "other", bundle, request_for("fp16"), tmp_path / "timing.cache")
+        compilation.compile_engine(
+            tmp_path / "other", bundle, request_for("fp16"), tmp_path / "timing.cache"
+        )
 
 
 class Inspected:
     """An engine of which the inspector shows these formats."""
 
     def __init__(self, *formats: str) -> None:
-        self._layers = [{"Name": "Half Int8 FP8", "Inputs": [{"Format/Datatype": text}], "Weights": {"Type": "Int8"}} for text in formats]
+        self._layers = [
+            {
+                "Name": "Half Int8 FP8",
+                "Inputs": [{"Format/Datatype": text}],
+                "Weights": {"Type": "Int8"},
+            }
+            for text in formats
+        ]
 
     def create_engine_inspector(self) -> "Inspected":
         return self
@@ -124,13 +147,17 @@ class Inspected:
         (("FP8", "Int8"), "fp8"),
     ],
 )
-def test_the_lowest_precision_between_the_layers_is_the_engines(formats: tuple[str, ...], precision: str | None) -> None:
+def test_the_lowest_precision_between_the_layers_is_the_engines(
+    formats: tuple[str, ...], precision: str | None
+) -> None:
     assert engine_precision(fake_tensorrt, Inspected(*formats)) == precision
 
 
 def test_an_engine_that_computes_in_less_than_was_requested_is_refused() -> None:
     assert check_precision(fake_tensorrt, Inspected("Half"), "fp16") == "engine"
-    assert check_precision(fake_tensorrt, Inspected("Float"), "fp16") == "network"  # fused layers show their ends alone
+    assert (
+        check_precision(fake_tensorrt, Inspected("Float"), "fp16") == "network"
+    )  # fused layers show their ends alone
     with pytest.raises(EngineError, match="computes in int8, fp16 was requested"):
         check_precision(fake_tensorrt, Inspected("Half", "Int8"), "fp16")
     with pytest.raises(EngineError, match="computes in fp16, fp32 was requested"):

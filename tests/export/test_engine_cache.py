@@ -30,7 +30,10 @@ def of_seed(root: Path, seed: int) -> LoadedBundle:
     weights = np.random.default_rng(seed).normal(size=WEIGHTS.shape).astype(np.float32) / 800
     graph.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "weights"))
     bundle = write_bundle(root, graph)
-    models = {"fp16": describe_model(root / "model_fp32.onnx", "fp16", ["cuda", "tensorrt"]), **bundle.manifest.models}
+    models = {
+        "fp16": describe_model(root / "model_fp32.onnx", "fp16", ["cuda", "tensorrt"]),
+        **bundle.manifest.models,
+    }
     return write_bundle(root, graph, models=models)
 
 
@@ -53,11 +56,18 @@ class NaiveSession:
 
     def __init__(self, model: bytes, sess_options: Any, providers: list[Any]) -> None:
         (self.first, options), *_ = providers
-        names = "_".join(node.name or node.op_type for node in onnx.load_model_from_string(model).graph.node)
-        path = Path(options["trt_engine_cache_path"]) / f"{options.get('trt_engine_cache_prefix', 'TRT')}_{names}.engine"
+        names = "_".join(
+            node.name or node.op_type for node in onnx.load_model_from_string(model).graph.node
+        )
+        path = (
+            Path(options["trt_engine_cache_path"])
+            / f"{options.get('trt_engine_cache_prefix', 'TRT')}_{names}.engine"
+        )
         if self.builds and not path.exists():
             path.write_bytes(model)
-        self._session = self.real(path.read_bytes() if self.builds else model, providers=["CPUExecutionProvider"])
+        self._session = self.real(
+            path.read_bytes() if self.builds else model, providers=["CPUExecutionProvider"]
+        )
 
     def get_providers(self) -> list[str]:
         return [self.first]
@@ -79,12 +89,16 @@ def naive_answer(bundle: LoadedBundle, cache: Path) -> NDArray[np.float32]:
     """With one folder for all, as the provider's own documentation shows it."""
     cache.mkdir(exist_ok=True)
     options = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(cache)}
-    session = NaiveSession(bundle.model_bytes("fp16"), None, [("TensorrtExecutionProvider", options)])
+    session = NaiveSession(
+        bundle.model_bytes("fp16"), None, [("TensorrtExecutionProvider", options)]
+    )
     answer: NDArray[np.float32] = session.run(None, {"image": PIXELS})[0]
     return answer
 
 
-def test_in_a_shared_folder_the_second_seed_gets_the_first_ones_engine(seeds: Seeds, provider: type[NaiveSession], tmp_path: Path) -> None:
+def test_in_a_shared_folder_the_second_seed_gets_the_first_ones_engine(
+    seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
+) -> None:
     """The twin: this is the fault."""
     first, second = seeds
     assert np.array_equal(naive_answer(first, tmp_path / "shared"), right(first))
@@ -92,7 +106,9 @@ def test_in_a_shared_folder_the_second_seed_gets_the_first_ones_engine(seeds: Se
     assert not np.allclose(right(first), right(second), atol=1e-3)
 
 
-def test_two_seeds_of_one_architecture_never_share_an_engine(seeds: Seeds, provider: type[NaiveSession], tmp_path: Path) -> None:
+def test_two_seeds_of_one_architecture_never_share_an_engine(
+    seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
+) -> None:
     for _ in range(2):  # built, and then read
         for bundle in seeds:
             runner = open_onnx_tensorrt(bundle, "fp16", PROFILE, tmp_path / "cache", 1)
@@ -100,7 +116,9 @@ def test_two_seeds_of_one_architecture_never_share_an_engine(seeds: Seeds, provi
             assert (runner.actual.backend, runner.actual.provider) == ("onnxruntime", "tensorrt")
     folders = list((tmp_path / "cache").iterdir())
     assert len(folders) == 2
-    assert len({next(folder.glob("*.engine")).name for folder in folders}) == 2  # nor would they in one folder
+    assert (
+        len({next(folder.glob("*.engine")).name for folder in folders}) == 2
+    )  # nor would they in one folder
 
 
 def key_of(bundle: LoadedBundle, **changes: Any) -> EngineKey:
@@ -140,13 +158,17 @@ def test_whatever_an_engine_is_bound_to_is_in_its_key_and_another_keys_folder_is
         build(tmp_path / "folder", other)
 
 
-def test_a_folder_of_engines_without_a_seal_is_refused(seeds: Seeds, provider: type[NaiveSession], tmp_path: Path) -> None:
+def test_a_folder_of_engines_without_a_seal_is_refused(
+    seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
+) -> None:
     naive_answer(seeds[0], tmp_path / "shared")
     with pytest.raises(EngineError, match="whose origin nothing tells"):
         build(tmp_path / "shared", key_of(seeds[1]))
 
 
-def test_an_altered_engine_and_one_that_was_put_there_are_refused(seeds: Seeds, tmp_path: Path) -> None:
+def test_an_altered_engine_and_one_that_was_put_there_are_refused(
+    seeds: Seeds, tmp_path: Path
+) -> None:
     key = key_of(seeds[0])
     build(tmp_path / "folder", key)
     (tmp_path / "folder/y.engine").write_bytes(b"another")
@@ -176,7 +198,10 @@ def test_a_provider_that_gave_the_graph_to_another_is_refused(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NaiveSession, "builds", False)
-    with pytest.raises(UnavailableError, match="built no engine: it gave every part of the graph to another provider"):
+    with pytest.raises(
+        UnavailableError,
+        match="built no engine: it gave every part of the graph to another provider",
+    ):
         open_onnx_tensorrt(seeds[0], "fp16", PROFILE, tmp_path / "cache", 1)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -201,8 +226,13 @@ def test_no_flag_lowers_a_precision_and_fp32_which_would_be_tf32_is_refused(
 
     monkeypatch.setattr(NaiveSession, "__init__", spy)
     open_onnx_tensorrt(seeds[0], "fp16", PROFILE, tmp_path / "cache", 1)
-    assert not [name for name in given if name.endswith(("fp16_enable", "int8_enable", "bf16_enable"))]
-    assert (given["trt_profile_min_shapes"], given["trt_profile_max_shapes"]) == ("image:1x8x8x3", "image:16x8x8x3")
+    assert not [
+        name for name in given if name.endswith(("fp16_enable", "int8_enable", "bf16_enable"))
+    ]
+    assert (given["trt_profile_min_shapes"], given["trt_profile_max_shapes"]) == (
+        "image:1x8x8x3",
+        "image:16x8x8x3",
+    )
     with pytest.raises(UnavailableError, match="computes fp32 in TF32"):
         open_onnx_tensorrt(seeds[0], "fp32", PROFILE, tmp_path / "cache", 1)
 
@@ -212,14 +242,18 @@ NO_PROVIDER = why_unavailable(ONNX_TENSORRT)
 
 @pytest.mark.skipif(NO_PROVIDER is None, reason="there is a GPU with TensorRT")
 def test_without_a_gpu_it_is_refused_and_never_replaced(seeds: Seeds, tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match=f"{ONNX_TENSORRT!r} was asked for and cannot run here"):
+    with pytest.raises(
+        UnavailableError, match=f"{ONNX_TENSORRT!r} was asked for and cannot run here"
+    ):
         open_onnx_tensorrt(seeds[0], "fp16", PROFILE, tmp_path / "cache", 1)
 
 
 @pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_PROVIDER is not None, reason=str(NO_PROVIDER))
-def test_on_a_gpu_two_seeds_have_their_own_engines_and_answers(seeds: Seeds, tmp_path: Path) -> None:
+def test_on_a_gpu_two_seeds_have_their_own_engines_and_answers(
+    seeds: Seeds, tmp_path: Path
+) -> None:
     for _ in range(2):
         for bundle in seeds:
             runner = open_onnx_tensorrt(bundle, "fp16", PROFILE, tmp_path / "cache", 1)

@@ -30,7 +30,9 @@ LARGEST_SUM = 2**15 - 1  # of two products in 16 bits
         ("aarch64", "", "aarch64", 8),
     ],
 )
-def test_weights_have_as_many_bits_as_the_instructions_hold(machine: str, information: str, instructions: str, bits: int) -> None:
+def test_weights_have_as_many_bits_as_the_instructions_hold(
+    machine: str, information: str, instructions: str, bits: int
+) -> None:
     assert int8_instructions(machine, information) == instructions
     assert weight_bits(instructions) == bits
 
@@ -40,8 +42,15 @@ def test_the_certificate_says_what_int8_was_measured_with() -> None:
 
 
 def largest_weight(model: bytes) -> int:
-    arrays = (numpy_helper.to_array(tensor) for tensor in onnx.load_model_from_string(model).graph.initializer)
-    return max(int(np.abs(array.astype(int)).max()) for array in arrays if array.dtype == np.int8 and array.ndim == 2)
+    arrays = (
+        numpy_helper.to_array(tensor)
+        for tensor in onnx.load_model_from_string(model).graph.initializer
+    )
+    return max(
+        int(np.abs(array.astype(int)).max())
+        for array in arrays
+        if array.dtype == np.int8 and array.ndim == 2
+    )
 
 
 def test_two_products_with_weights_of_7_bits_fit_and_with_8_they_do_not(tmp_path: Path) -> None:
@@ -50,7 +59,9 @@ def test_two_products_with_weights_of_7_bits_fit_and_with_8_they_do_not(tmp_path
     assert 2 * 255 * largest_weight(narrow) <= LARGEST_SUM < 2 * 255 * largest_weight(wide)
     narrow, wide = (dynamic_graph(fp32, tmp_path, bits) for bits in (7, 8))
     assert 2 * 255 * largest_weight(narrow) <= LARGEST_SUM < 2 * 255 * largest_weight(wide)
-    assert largest_weight(StaticQuantizer(fp32, ROWS, tmp_path, TENSORRT, 7).graph()) == 127  # a GPU's products do not saturate
+    assert (
+        largest_weight(StaticQuantizer(fp32, ROWS, tmp_path, TENSORRT, 7).graph()) == 127
+    )  # a GPU's products do not saturate
 
 
 def large_sums() -> tuple[bytes, NDArray[np.float32]]:
@@ -58,19 +69,36 @@ def large_sums() -> tuple[bytes, NDArray[np.float32]]:
     generator = np.random.default_rng(0)
     nodes = [onnx.helper.make_node("MatMul", ["row", "weight"], ["value"], name="layer")]
     weight = generator.uniform(0.8, 1.0, (WIDTH, WIDTH)).astype(np.float32)
-    return graph(nodes, {"weight": weight}, ["N", WIDTH]), generator.uniform(0.8, 1.0, (64, WIDTH)).astype(np.float32)
+    return graph(nodes, {"weight": weight}, ["N", WIDTH]), generator.uniform(
+        0.8, 1.0, (64, WIDTH)
+    ).astype(np.float32)
 
 
 def error(answers: NDArray[np.float32], rows: NDArray[np.float32], fp32: bytes) -> float:
-    exact = open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1).run(rows).outputs
+    exact = (
+        open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+        .run(rows)
+        .outputs
+    )
     return float(np.abs(answers - exact).max() / exact.max())
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT])
-def test_a_graph_with_weights_of_8_bits_from_another_machine_does_not_saturate(scheme: Scheme, tmp_path: Path) -> None:
+def test_a_graph_with_weights_of_8_bits_from_another_machine_does_not_saturate(
+    scheme: Scheme, tmp_path: Path
+) -> None:
     fp32, rows = large_sums()
     wide = StaticQuantizer(fp32, rows, tmp_path, scheme, 8).graph()
-    assert error(open_onnx(wide, variant="int8", precision="int8", provider="cpu", num_threads=1).run(rows).outputs, rows, fp32) < 0.02
+    assert (
+        error(
+            open_onnx(wide, variant="int8", precision="int8", provider="cpu", num_threads=1)
+            .run(rows)
+            .outputs,
+            rows,
+            fp32,
+        )
+        < 0.02
+    )
 
 
 @pytest.mark.parametrize("bits", [7, 8])
@@ -94,5 +122,7 @@ def test_onnx_runtime_is_asked_not_to_saturate_where_it_would_and_not_to_lose_sp
 @pytest.mark.skipif(weight_bits() == 8, reason="this machine's int8 products do not saturate")
 def test_without_the_runtimes_setting_it_would(tmp_path: Path) -> None:
     fp32, rows = large_sums()
-    session = onnxruntime.InferenceSession(StaticQuantizer(fp32, rows, tmp_path, CPU, 8).graph(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        StaticQuantizer(fp32, rows, tmp_path, CPU, 8).graph(), providers=["CPUExecutionProvider"]
+    )
     assert error(session.run(["value"], {"row": rows})[0], rows, fp32) > 0.1

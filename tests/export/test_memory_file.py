@@ -23,7 +23,9 @@ def test_a_large_model_is_a_file_with_its_bytes_as_long_as_it_is_needed() -> Non
     assert not Path(given).exists()
 
 
-def test_a_small_one_and_one_where_there_are_no_such_files_are_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_one_and_one_where_there_are_no_such_files_are_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with path_or_bytes(LARGE[:1000]) as given:
         assert given == LARGE[:1000]
     monkeypatch.delattr(os, "memfd_create")
@@ -40,7 +42,9 @@ def full(*_: object, **__: object) -> int:
 
 
 @pytest.mark.parametrize("make", [forbidden, full])
-def test_where_such_a_file_cannot_be_made_or_written_it_is_bytes(make: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_such_a_file_cannot_be_made_or_written_it_is_bytes(
+    make: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "memfd_create", make)
     with path_or_bytes(LARGE) as given:
         assert given is LARGE
@@ -48,7 +52,13 @@ def test_where_such_a_file_cannot_be_made_or_written_it_is_bytes(make: Callable[
 
 def graph_with(tensor: onnx.TensorProto) -> onnx.GraphProto:
     taken = helper.make_tensor_value_info("taken", TensorProto.FLOAT, [2])
-    return helper.make_graph([helper.make_node("Add", ["taken", tensor.name], ["sum"])], "graph", [taken], [taken], initializer=[tensor])
+    return helper.make_graph(
+        [helper.make_node("Add", ["taken", tensor.name], ["sum"])],
+        "graph",
+        [taken],
+        [taken],
+        initializer=[tensor],
+    )
 
 
 def elsewhere() -> onnx.TensorProto:
@@ -61,7 +71,9 @@ def elsewhere() -> onnx.TensorProto:
 
 def nested(tensor: onnx.TensorProto) -> onnx.ModelProto:
     """The tensor is a constant in a branch of a node."""
-    branch = helper.make_graph([helper.make_node("Constant", [], ["weight"], value=tensor)], "branch", [], [])
+    branch = helper.make_graph(
+        [helper.make_node("Constant", [], ["weight"], value=tensor)], "branch", [], []
+    )
     node = helper.make_node("If", ["taken"], ["sum"], then_branch=branch, else_branch=branch)
     return helper.make_model(helper.make_graph([node], "graph", [], []))
 

@@ -20,11 +20,19 @@ from tests.export.conftest import Project
 def facts_of(project: Project, params: Params) -> CardFacts:
     reports = project.root / "reports"
     return CardFacts(
-        training=read_model_card(project.checkpoint).model_copy(update={"params": params.train.model_dump()}),
+        training=read_model_card(project.checkpoint).model_copy(
+            update={"params": params.train.model_dump()}
+        ),
         calibration=project.calibration(),
         metrics=read_metrics(project.root / "metrics/evaluate.json"),
         baseline=read_baseline(project.root / "metrics/evaluate.json"),
-        lineage=Lineage(git_revision="abc", git_dirty=True, params=params.model_dump(mode="json"), data=None, digests={}),
+        lineage=Lineage(
+            git_revision="abc",
+            git_dirty=True,
+            params=params.model_dump(mode="json"),
+            data=None,
+            digests={},
+        ),
         clean=read_report(reports / "clean.json"),
         split=read_report(reports / "split.json"),
         evaluation=read_report(project.root / "metrics/evaluate.json"),
@@ -36,7 +44,10 @@ def test_every_figure_is_one_that_was_measured(classifier: Project, export_param
     facts, manifest = facts_of(classifier, export_params), classifier.bundle().manifest
     text = model_card(facts, manifest.models, manifest.choice)
     accuracy = facts.metrics["accuracy"]
-    assert f"accuracy is **{accuracy.value:.4f}** (95 % interval {accuracy.low:.4f} to {accuracy.high:.4f})" in text
+    assert (
+        f"accuracy is **{accuracy.value:.4f}** (95 % interval {accuracy.low:.4f} to {accuracy.high:.4f})"
+        in text
+    )
     difference = accuracy.value - facts.baseline["accuracy"]
     assert f"| {facts.baseline['accuracy']:.4f} | {difference:+.4g} |" in text
     assert "Baseline: the majority class of the training rows" in text
@@ -46,13 +57,17 @@ def test_every_figure_is_one_that_was_measured(classifier: Project, export_param
     assert "`amber`, `blue`, `green`" in text
     assert "Git revision `abc` with changes that were not committed" in text
     assert "switched off: blurred" in text
-    assert all(f"| {variant} | `{model.file}` |" in text for variant, model in manifest.models.items())
+    assert all(
+        f"| {variant} | `{model.file}` |" in text for variant, model in manifest.models.items()
+    )
     assert all(choice.reason.rstrip(".") in text for choice in manifest.choice.values())
 
 
 @pytest.mark.process
 def test_a_number_has_its_name_and_no_classes(regressor: Project, export_params: Params) -> None:
-    params = export_params.model_copy(update={"data": export_params.data.model_copy(update={"target_column": "level"})})
+    params = export_params.model_copy(
+        update={"data": export_params.data.model_copy(update={"target_column": "level"})}
+    )
     text = model_card(facts_of(regressor, params), regressor.bundle().manifest.models, {})
     assert text.startswith("# Image regression: level")
     assert "in the unit of `level`" in text
@@ -60,21 +75,41 @@ def test_a_number_has_its_name_and_no_classes(regressor: Project, export_params:
     assert "F1" not in text
 
 
-def test_the_purpose_is_the_users_own_words_or_said_to_be_missing(classifier: Project, export_params: Params) -> None:
+def test_the_purpose_is_the_users_own_words_or_said_to_be_missing(
+    classifier: Project, export_params: Params
+) -> None:
     facts = facts_of(classifier, export_params)
     assert "Nobody has written down yet what this model is for" in model_card(facts, {}, {})
-    written = {**facts.lineage.params, "export": {**facts.lineage.params["export"], "purpose": "Sorts fruit. Not for people.\n"}}
-    text = model_card(replace(facts, lineage=facts.lineage.model_copy(update={"params": written})), {}, {})
+    written = {
+        **facts.lineage.params,
+        "export": {**facts.lineage.params["export"], "purpose": "Sorts fruit. Not for people.\n"},
+    }
+    text = model_card(
+        replace(facts, lineage=facts.lineage.model_copy(update={"params": written})), {}, {}
+    )
     assert "## Meant for\n\nSorts fruit. Not for people.\n" in text
     assert "Nobody has written" not in text
 
 
 def test_what_is_weak_is_told(classifier: Project, export_params: Params) -> None:
     facts = facts_of(classifier, export_params)
-    slice_ = {"by": "brightness", "value": "below 40", "rows": 12, "metric": "accuracy", "measured": 0.5, "low": 0.3, "high": 0.7}
+    slice_ = {
+        "by": "brightness",
+        "value": "below 40",
+        "rows": 12,
+        "metric": "accuracy",
+        "measured": 0.5,
+        "low": 0.3,
+        "high": 0.7,
+    }
     slices = [slice_ | {"is_worse": True}, slice_ | {"value": "above 40", "is_worse": False}]
-    text = model_card(replace(facts, evaluation={**facts.evaluation, "slices": slices, "leaked_rows": 3}), {}, {})
-    assert "Worse than the rest where brightness is below 40: accuracy 0.5000 (0.3000 to 0.7000, n = 12)." in text
+    text = model_card(
+        replace(facts, evaluation={**facts.evaluation, "slices": slices, "leaked_rows": 3}), {}, {}
+    )
+    assert (
+        "Worse than the rest where brightness is below 40: accuracy 0.5000 (0.3000 to 0.7000, n = 12)."
+        in text
+    )
     assert "above 40" not in text
     assert "3 test rows leak" in text
     assert "too few to say much: amber (14)" in text
@@ -90,7 +125,11 @@ def test_the_stage_bundles_a_card_that_no_byte_of_may_change(
             if path.name != "bundle":
                 (tmp_path / name / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    export.run(export_params.model_copy(update={"export": export_params.export.model_copy(update={"variants": ["fp32"]})}))
+    export.run(
+        export_params.model_copy(
+            update={"export": export_params.export.model_copy(update={"variants": ["fp32"]})}
+        )
+    )
     bundle = load_bundle(export.BUNDLE)
     bundle.verify()
     card = bundle.card()
@@ -104,7 +143,10 @@ def test_the_stage_bundles_a_card_that_no_byte_of_may_change(
         bundle.verify()
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "is missing"), ("{", "is not JSON"), (json.dumps([1]), "holds list")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "is missing"), ("{", "is not JSON"), (json.dumps([1]), "holds list")],
+)
 def test_a_report_that_is_none_is_refused(tmp_path: Path, content: Any, message: str) -> None:
     if content is not None:
         (tmp_path / "clean.json").write_text(content)

@@ -20,7 +20,9 @@ from slipway.system.errors import EngineError, IntegrityError, UnavailableError
 from tests.export.small_bundle import MACHINE, TENSORRT_FP16, passport_for, write_small_bundle
 
 PLAN = b"an engine"
-REQUEST = EngineRequest(requested=TENSORRT_FP16, profile=Profile(smallest=1, optimal=4, largest=8), workspace_mib=256)
+REQUEST = EngineRequest(
+    requested=TENSORRT_FP16, profile=Profile(smallest=1, optimal=4, largest=8), workspace_mib=256
+)
 
 
 def test_a_fitting_engine_is_read_back(tmp_path: Path) -> None:
@@ -33,7 +35,10 @@ def test_a_fitting_engine_is_read_back(tmp_path: Path) -> None:
 
 
 def test_an_engine_of_another_graph_of_the_same_architecture_is_refused(tmp_path: Path) -> None:
-    old, new = write_small_bundle(tmp_path / "old", b"old weights"), write_small_bundle(tmp_path / "new", b"new weights")
+    old, new = (
+        write_small_bundle(tmp_path / "old", b"old weights"),
+        write_small_bundle(tmp_path / "new", b"new weights"),
+    )
     with pytest.raises(EngineError, match="model digest"):
         check_origin(passport_for(old, PLAN), new)
 
@@ -44,24 +49,34 @@ def test_an_engine_of_another_graph_of_the_same_architecture_is_refused(tmp_path
         ({"profile": Profile(smallest=1, optimal=2, largest=4)}, "largest batch"),
         ({"actual": TENSORRT_FP16.model_copy(update={"precision": "fp32"})}, "precision"),
         ({"actual": TENSORRT_FP16.model_copy(update={"precision": "fp32"})}, "requested execution"),
-        ({"actual": TENSORRT_FP16.model_copy(update={"variant": "int8_tensorrt"})}, "no variant 'int8_tensorrt'"),
+        (
+            {"actual": TENSORRT_FP16.model_copy(update={"variant": "int8_tensorrt"})},
+            "no variant 'int8_tensorrt'",
+        ),
     ],
 )
-def test_an_engine_that_is_not_what_the_bundle_says_is_refused_by_name(tmp_path: Path, change: dict[str, Any], name: str) -> None:
+def test_an_engine_that_is_not_what_the_bundle_says_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], name: str
+) -> None:
     bundle = write_small_bundle(tmp_path)
     with pytest.raises(EngineError, match=name):
         check_origin(passport_for(bundle, PLAN, **change), bundle)
 
 
 @pytest.mark.parametrize("field", ["tensorrt_version", "gpu", "compute_capability"])
-def test_an_engine_of_another_machine_is_refused_with_both_values(tmp_path: Path, field: str) -> None:
+def test_an_engine_of_another_machine_is_refused_with_both_values(
+    tmp_path: Path, field: str
+) -> None:
     here = MACHINE.model_copy(update={field: "other"})
     with pytest.raises(EngineError, match=f"built with {getattr(MACHINE, field)}, here other"):
         check_machine(passport_for(write_small_bundle(tmp_path), PLAN), here)
 
 
 def test_a_driver_update_alone_keeps_the_engine(tmp_path: Path) -> None:
-    check_machine(passport_for(write_small_bundle(tmp_path), PLAN), MACHINE.model_copy(update={"driver_version": "13.2"}))
+    check_machine(
+        passport_for(write_small_bundle(tmp_path), PLAN),
+        MACHINE.model_copy(update={"driver_version": "13.2"}),
+    )
 
 
 @pytest.mark.parametrize("position", range(len(PLAN)))
@@ -105,7 +120,12 @@ def test_a_passport_and_a_receipt_say_what_was_requested(tmp_path: Path) -> None
     write_engine(tmp_path / "engine", PLAN, passport)
     write_receipt(tmp_path / "receipt", REQUEST, "no NVIDIA driver")
     for root in (tmp_path / "engine", tmp_path / "receipt"):
-        assert EngineRequest(**{name: getattr(read_request(root), name) for name in EngineRequest.model_fields}) == REQUEST
+        assert (
+            EngineRequest(
+                **{name: getattr(read_request(root), name) for name in EngineRequest.model_fields}
+            )
+            == REQUEST
+        )
 
 
 def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
@@ -122,7 +142,9 @@ def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
         ('{"format_version": 2}', "not a valid"),
     ],
 )
-def test_a_passport_that_is_not_understood_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_a_passport_that_is_not_understood_is_refused(
+    tmp_path: Path, content: str, message: str
+) -> None:
     files.write_text(tmp_path / "passport.json", content)
     with pytest.raises(EngineError, match=message):
         read_passport(tmp_path)

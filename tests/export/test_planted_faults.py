@@ -32,7 +32,9 @@ from tests.export.small_bundle import passport_for
 pytestmark = pytest.mark.process
 
 
-def run_hops(project: Project, network: Any, bundle: LoadedBundle, params: Params) -> list[Measured]:
+def run_hops(
+    project: Project, network: Any, bundle: LoadedBundle, params: Params
+) -> list[Measured]:
     runner = HopRunner(comparison_of(project), bundle, network, params.verify)
     return [runner.torch, *runner.run_onnx()]
 
@@ -46,7 +48,9 @@ class FakeEngine:
 
     def __init__(self, actual: Execution, graph: bytes, is_stale: bool) -> None:
         self.actual = actual
-        self._runner = open_onnx(graph, variant="fp16", precision="fp16", provider="cpu", num_threads=1)
+        self._runner = open_onnx(
+            graph, variant="fp16", precision="fp16", provider="cpu", num_threads=1
+        )
         self._is_stale = is_stale
 
     def run(self, batch: NDArray[Any]) -> Answers:
@@ -58,7 +62,12 @@ def guilty(measured: list[Measured]) -> str | None:
     return fault.name if fault else None
 
 
-def altered(project: Project, tmp_path: Path, change: Callable[[onnx.ModelProto], None], variant: str = "fp32") -> LoadedBundle:
+def altered(
+    project: Project,
+    tmp_path: Path,
+    change: Callable[[onnx.ModelProto], None],
+    variant: str = "fp32",
+) -> LoadedBundle:
     """A bundle whose manifest fits, but whose graph was changed before it was digested."""
     folder = tmp_path / "bundle"
     shutil.copytree(project.bundle_root, folder)
@@ -75,29 +84,49 @@ def altered(project: Project, tmp_path: Path, change: Callable[[onnx.ModelProto]
 def scale_weights(factor: float) -> Callable[[onnx.ModelProto], None]:
     def change(model: onnx.ModelProto) -> None:
         tensor = max(model.graph.initializer, key=lambda candidate: len(candidate.raw_data))
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(factor), tensor.name))
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(
+                onnx.numpy_helper.to_array(tensor) * np.float32(factor), tensor.name
+            )
+        )
 
     return change
 
 
-def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Project, export_params: Params) -> None:
+def test_a_healthy_bundle_has_no_guilty_hop(
+    classifier: Project, regressor: Project, export_params: Params
+) -> None:
     for project in (classifier, regressor):
         measured = run_hops(project, project.calibrated(), project.bundle(), export_params)
         assert guilty(measured) is None
         assert [hop.name for hop, answers in measured if answers] == [
             "torch",
-            *(f"onnxruntime/cpu/{variant}" for variant in ("fp32", "fp16", "int8", "int8_tensorrt")),
+            *(
+                f"onnxruntime/cpu/{variant}"
+                for variant in ("fp32", "fp16", "int8", "int8_tensorrt")
+            ),
         ]
         assert all(hop.rows == 41 for hop, answers in measured if answers)
 
 
-def test_fp32_answers_every_row_in_each_batch_size_within_the_bound(classifier: Project, export_params: Params) -> None:
+def test_fp32_answers_every_row_in_each_batch_size_within_the_bound(
+    classifier: Project, export_params: Params
+) -> None:
     measured = run_hops(classifier, classifier.calibrated(), classifier.bundle(), export_params)
     (fp32,) = (hop for hop, _ in measured if hop.name == "onnxruntime/cpu/fp32")
-    assert [(check.batch_size, check.rows, check.flipped) for check in fp32.batches] == [(size, 41, 0) for size in (1, 2, 7, 32)]
-    assert all(check.max_difference is not None and check.max_difference <= 1e-5 for check in fp32.batches)
+    assert [(check.batch_size, check.rows, check.flipped) for check in fp32.batches] == [
+        (size, 41, 0) for size in (1, 2, 7, 32)
+    ]
+    assert all(
+        check.max_difference is not None and check.max_difference <= 1e-5 for check in fp32.batches
+    )
     assert fp32.max_difference == max(check.max_difference or 0.0 for check in fp32.batches)
-    assert [len(hop.batches) for hop, answers in measured if answers and hop.name != fp32.name] == [0, 1, 1, 1]  # torch has none
+    assert [len(hop.batches) for hop, answers in measured if answers and hop.name != fp32.name] == [
+        0,
+        1,
+        1,
+        1,
+    ]  # torch has none
 
 
 def shift_the_mean(network: ImageNetwork) -> Callable[[onnx.ModelProto], None]:
@@ -105,21 +134,38 @@ def shift_the_mean(network: ImageNetwork) -> Callable[[onnx.ModelProto], None]:
     mean = network.pixel_mean.detach().numpy()
 
     def change(model: onnx.ModelProto) -> None:
-        found = [tensor for tensor in model.graph.initializer if tensor.dims and list(tensor.dims) == list(mean.shape)]
-        (tensor,) = [tensor for tensor in found if np.allclose(onnx.numpy_helper.to_array(tensor), mean)]
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) + np.float32(2.0), tensor.name))
+        found = [
+            tensor
+            for tensor in model.graph.initializer
+            if tensor.dims and list(tensor.dims) == list(mean.shape)
+        ]
+        (tensor,) = [
+            tensor for tensor in found if np.allclose(onnx.numpy_helper.to_array(tensor), mean)
+        ]
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(
+                onnx.numpy_helper.to_array(tensor) + np.float32(2.0), tensor.name
+            )
+        )
 
     return change
 
 
-def test_a_wrong_mean_is_found_in_the_first_graph(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+def test_a_wrong_mean_is_found_in_the_first_graph(
+    classifier: Project, tmp_path: Path, export_params: Params
+) -> None:
     network = classifier.network()
     assert isinstance(network, ImageNetwork)
     bundle = altered(classifier, tmp_path, shift_the_mean(network))
-    assert guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params)) == "onnxruntime/cpu/fp32"
+    assert (
+        guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params))
+        == "onnxruntime/cpu/fp32"
+    )
 
 
-def test_swapped_channels_are_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
+def test_swapped_channels_are_found_in_the_first_graph(
+    classifier: Project, export_params: Params
+) -> None:
     class SwappedNetwork(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -129,22 +175,34 @@ def test_swapped_channels_are_found_in_the_first_graph(classifier: Project, expo
             answers: tuple[torch.Tensor, torch.Tensor] = self.network(image.flip(3))
             return answers
 
-    assert guilty(run_hops(classifier, SwappedNetwork(), classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
+    assert (
+        guilty(run_hops(classifier, SwappedNetwork(), classifier.bundle(), export_params))
+        == "onnxruntime/cpu/fp32"
+    )
 
 
-def test_permuted_labels_are_found_in_the_first_graph(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+def test_permuted_labels_are_found_in_the_first_graph(
+    classifier: Project, tmp_path: Path, export_params: Params
+) -> None:
     shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
     content = json.loads((tmp_path / "bundle/bundle.json").read_text())
     content["output"]["labels"] = content["output"]["labels"][::-1]
     files.write_json(tmp_path / "bundle/bundle.json", content)
-    measured = run_hops(classifier, classifier.calibrated(), load_bundle(tmp_path / "bundle"), export_params)
+    measured = run_hops(
+        classifier, classifier.calibrated(), load_bundle(tmp_path / "bundle"), export_params
+    )
     assert guilty(measured) == "onnxruntime/cpu/fp32"
     assert len(measured[1][0].flipped) > 20
 
 
-def test_other_weights_of_the_same_architecture_are_found(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+def test_other_weights_of_the_same_architecture_are_found(
+    classifier: Project, tmp_path: Path, export_params: Params
+) -> None:
     bundle = altered(classifier, tmp_path, scale_weights(1.001))
-    assert guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params)) == "onnxruntime/cpu/fp32"
+    assert (
+        guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params))
+        == "onnxruntime/cpu/fp32"
+    )
 
 
 @pytest.mark.parametrize("variant", ["fp16", "int8", "int8_tensorrt"])
@@ -153,7 +211,10 @@ def test_a_broken_variant_is_the_guilty_hop_and_fp32_is_not(
 ) -> None:
     def negate_the_answer(model: onnx.ModelProto) -> None:
         softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
-        model.graph.node.insert(list(model.graph.node).index(softmax), onnx.helper.make_node("Neg", [softmax.input[0]], ["negated"]))
+        model.graph.node.insert(
+            list(model.graph.node).index(softmax),
+            onnx.helper.make_node("Neg", [softmax.input[0]], ["negated"]),
+        )
         softmax.input[0] = "negated"
 
     bundle = altered(classifier, tmp_path, negate_the_answer, variant)
@@ -164,7 +225,10 @@ def test_a_broken_variant_is_the_guilty_hop_and_fp32_is_not(
         raise_if_refused(certificate, tmp_path)
 
 
-@pytest.mark.parametrize(("variant", "status"), [("int8_tensorrt", "uncertified"), ("fp16", "uncertified"), ("int8", "differs")])
+@pytest.mark.parametrize(
+    ("variant", "status"),
+    [("int8_tensorrt", "uncertified"), ("fp16", "uncertified"), ("int8", "differs")],
+)
 def test_a_variant_that_loses_too_much_blocks_only_where_it_is_meant_to_be_served(
     classifier: Project, tmp_path: Path, export_params: Params, variant: str, status: str
 ) -> None:
@@ -196,10 +260,14 @@ def test_a_variant_that_loses_too_much_blocks_only_where_it_is_meant_to_be_serve
 def answers_of_fp32(project: Project, inputs: Any) -> NDArray[np.float32]:
     graph = project.bundle().model_bytes("fp32")
     runner = open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
-    return np.concatenate([runner.run(np.ascontiguousarray(inputs[row : row + 1])).outputs for row in range(41)])
+    return np.concatenate(
+        [runner.run(np.ascontiguousarray(inputs[row : row + 1])).outputs for row in range(41)]
+    )
 
 
-def test_a_layer_that_overflows_fp16_is_refused_by_name_before_it_is_written(classifier: Project) -> None:
+def test_a_layer_that_overflows_fp16_is_refused_by_name_before_it_is_written(
+    classifier: Project,
+) -> None:
     graph, rows = classifier.bundle().model_bytes("fp32"), classifier.split("train").inputs[:]
     fp16_graph(graph, rows)
     model = onnx.load_model_from_string(graph)
@@ -212,14 +280,23 @@ def test_an_fp16_layer_that_overflowed_is_the_guilty_hop_and_fp32_is_not(
     classifier: Project, tmp_path: Path, export_params: Params
 ) -> None:
     def overflow(model: onnx.ModelProto) -> None:
-        halves = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16]
+        halves = [
+            tensor
+            for tensor in model.graph.initializer
+            if tensor.data_type == onnx.TensorProto.FLOAT16
+        ]
         tensor = max(halves, key=lambda candidate: len(candidate.raw_data))
         with np.errstate(over="ignore"):
             weights = onnx.numpy_helper.to_array(tensor) * np.float16(65504) * np.float16(8)
         assert np.isinf(weights).any()
         tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
 
-    measured = run_hops(classifier, classifier.calibrated(), altered(classifier, tmp_path, overflow, "fp16"), export_params)
+    measured = run_hops(
+        classifier,
+        classifier.calibrated(),
+        altered(classifier, tmp_path, overflow, "fp16"),
+        export_params,
+    )
     assert guilty(measured) == "onnxruntime/cpu/fp16"
     (hop,) = (hop for hop, _ in measured if hop.name == "onnxruntime/cpu/fp16")
     assert hop.metric is None
@@ -233,9 +310,17 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
     """A forged or mistaken passport: the plan is of the same architecture, with the weights of another training."""
     bundle = classifier.bundle()
     engine = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
-    write_engine(tmp_path, b"plan", passport_for(bundle, b"plan", profile=Profile(smallest=1, optimal=8, largest=32)))
-    runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
-    right, wrong = (FakeEngine(engine, bundle.model_bytes("fp16"), turned) for turned in (False, True))
+    write_engine(
+        tmp_path,
+        b"plan",
+        passport_for(bundle, b"plan", profile=Profile(smallest=1, optimal=8, largest=32)),
+    )
+    runner = HopRunner(
+        comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify
+    )
+    right, wrong = (
+        FakeEngine(engine, bundle.model_bytes("fp16"), turned) for turned in (False, True)
+    )
     assert runner.run_engine(tmp_path, opener=lambda *_: right)[0].status == "agrees"
     hop, _ = runner.run_engine(tmp_path, opener=lambda *_: wrong)
     assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")
@@ -243,10 +328,16 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
     assert len(hop.flipped) > 20
 
 
-def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(
+    classifier: Project, tmp_path: Path, export_params: Params
+) -> None:
     bundle = classifier.bundle()
-    runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
-    stale = passport_for(bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32))
+    runner = HopRunner(
+        comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify
+    )
+    stale = passport_for(
+        bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32)
+    )
     write_engine(tmp_path / "stale", b"plan", stale)
     hop, _ = runner.run_engine(tmp_path / "stale")
     assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")

@@ -30,21 +30,37 @@ def _smaller(classifier: Project) -> Pruned:
     """Half of its channels, with another temperature than the trained network's."""
     weights, _ = prune_channels(classifier.network(), 0.5)
     network = network_of(classifier.network().spec, weights)
-    fitted = Calibrator(network, PARAMS.evaluate, 7, "cpu").fit(classifier.split("train"), classifier.split("val"))
+    fitted = Calibrator(network, PARAMS.evaluate, 7, "cpu").fit(
+        classifier.split("train"), classifier.split("val")
+    )
     calibration = fitted.calibration.model_copy(update={"temperature": 0.5})
-    return Pruned("structured", CalibratedNetwork(network, 0.5, fitted.score).eval(), "a" * 64, calibration)
+    return Pruned(
+        "structured", CalibratedNetwork(network, 0.5, fitted.score).eval(), "a" * 64, calibration
+    )
 
 
 def bundle_of(project: Project, root: Path, pruned: Pruned | None) -> LoadedBundle:
-    params = PARAMS.export.model_copy(update={"variants": ["fp32", *OF_PRUNED], "max_batch_size": 32})
+    params = PARAMS.export.model_copy(
+        update={"variants": ["fp32", *OF_PRUNED], "max_batch_size": 32}
+    )
     rows = ExportRows(project.split("train").inputs[:], project.split("val"))
     with files.new_directory(root) as folder:
-        write_bundle(folder, replace(trained(project), pruned=pruned), rows, params, RESAMPLING, trace_lineage({}, []), QUICK)
+        write_bundle(
+            folder,
+            replace(trained(project), pruned=pruned),
+            rows,
+            params,
+            RESAMPLING,
+            trace_lineage({}, []),
+            QUICK,
+        )
     return load_bundle(root)
 
 
 @pytest.fixture(name="bundle", scope="module")
-def _bundle(classifier: Project, smaller: Pruned, tmp_path_factory: pytest.TempPathFactory) -> LoadedBundle:
+def _bundle(
+    classifier: Project, smaller: Pruned, tmp_path_factory: pytest.TempPathFactory
+) -> LoadedBundle:
     return bundle_of(classifier, tmp_path_factory.mktemp("pruned") / "bundle", smaller)
 
 
@@ -53,20 +69,37 @@ def test_the_graph_answers_as_the_pruned_network_of_torch(
     bundle: LoadedBundle, smaller: Pruned, classifier: Project, variant: str, most: float
 ) -> None:
     rows = classifier.split("test").inputs[:20]
-    runner = open_onnx(bundle.model_bytes(variant), variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
+    runner = open_onnx(
+        bundle.model_bytes(variant),
+        variant=variant,
+        precision=PRECISION[variant],
+        provider="cpu",
+        num_threads=1,
+    )
     found, expected = runner.run(rows), torch_answers(smaller.network, rows)
     assert np.abs(found.outputs - expected.outputs).max() <= most
     if variant == "pruned":
         assert np.abs(found.scores - expected.scores).max() <= 1e-5 * expected.scores.max()
-    assert np.abs(found.outputs - torch_answers(classifier.calibrated(), rows).outputs).max() > 1e-3  # it is another network
+    assert (
+        np.abs(found.outputs - torch_answers(classifier.calibrated(), rows).outputs).max() > 1e-3
+    )  # it is another network
 
 
-def test_a_pruned_variant_has_a_calibration_of_its_own_and_the_others_the_bundles(bundle: LoadedBundle, smaller: Pruned) -> None:
+def test_a_pruned_variant_has_a_calibration_of_its_own_and_the_others_the_bundles(
+    bundle: LoadedBundle, smaller: Pruned
+) -> None:
     manifest = bundle.manifest
     assert manifest.calibration_of("pruned") == smaller.calibration
     rounded = manifest.calibration_of("pruned_int8")  # has thresholds of its own on top
-    assert (rounded.temperature, rounded.outlier.statistics_sha256) == (0.5, smaller.calibration.outlier.statistics_sha256)
-    assert manifest.calibration_of("fp32") == manifest.calibration_of("an engine's") == manifest.calibration
+    assert (rounded.temperature, rounded.outlier.statistics_sha256) == (
+        0.5,
+        smaller.calibration.outlier.statistics_sha256,
+    )
+    assert (
+        manifest.calibration_of("fp32")
+        == manifest.calibration_of("an engine's")
+        == manifest.calibration
+    )
     assert manifest.calibration.temperature != 0.5
 
 
@@ -74,10 +107,14 @@ def test_smaller_is_smaller_and_both_take_part_in_the_choice(bundle: LoadedBundl
     models = bundle.manifest.models
     assert models["pruned_int8"].bytes < models["pruned"].bytes < models["fp32"].bytes
     assert set(bundle.manifest.choice["cpu"].figures) == {"fp32", *OF_PRUNED}
-    assert {variant: models[variant].meant_for for variant in OF_PRUNED} == {variant: MEANT_FOR[variant] for variant in OF_PRUNED}
+    assert {variant: models[variant].meant_for for variant in OF_PRUNED} == {
+        variant: MEANT_FOR[variant] for variant in OF_PRUNED
+    }
 
 
-def test_zeros_in_a_dense_graph_are_never_chosen(classifier: Project, smaller: Pruned, tmp_path: Path) -> None:
+def test_zeros_in_a_dense_graph_are_never_chosen(
+    classifier: Project, smaller: Pruned, tmp_path: Path
+) -> None:
     """What `fp32` is compared with is of another width here, faster than any zeros: it is not chosen either."""
     bundle = bundle_of(classifier, tmp_path / "bundle", replace(smaller, kind="magnitude"))
     assert [bundle.manifest.models[variant].meant_for for variant in OF_PRUNED] == [[], []]
@@ -86,6 +123,8 @@ def test_zeros_in_a_dense_graph_are_never_chosen(classifier: Project, smaller: P
     assert {choice.figures[variant].verdict for variant in OF_PRUNED} == {"not meant for cpu"}
 
 
-def test_variants_of_a_network_that_is_not_there_are_refused(classifier: Project, tmp_path: Path) -> None:
+def test_variants_of_a_network_that_is_not_there_are_refused(
+    classifier: Project, tmp_path: Path
+) -> None:
     with pytest.raises(BundleError, match="asks for a pruned network, but there is none"):
         bundle_of(classifier, tmp_path / "bundle", None)

@@ -44,7 +44,9 @@ CLASSES = sorted(LABELS)  # another order than the bundle's
 ORDER = [LABELS.index(name) for name in CLASSES]
 
 
-def manifest_like(task: str = "image_classification", contract: object = CONTRACT, classes: list[str] = CLASSES) -> PackedManifest:
+def manifest_like(
+    task: str = "image_classification", contract: object = CONTRACT, classes: list[str] = CLASSES
+) -> PackedManifest:
     return PackedManifest.model_validate(
         {
             "format_version": 2,
@@ -76,11 +78,19 @@ def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
     return data_params(tmp_path / "raw", "image_classification"), test, own
 
 
-def test_the_packed_rows_are_asked_where_the_released_model_takes_them_and_its_columns_come_in_the_new_order(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (37, *CONTRACT.shape), dtype=np.uint8)  # its largest batch is 16
-    test = packed_split(pixels, np.zeros(37), [f"{row:032x}" for row in range(37)], [str(row) for row in range(37)])
+def test_the_packed_rows_are_asked_where_the_released_model_takes_them_and_its_columns_come_in_the_new_order(
+    tmp_path: Path,
+) -> None:
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (37, *CONTRACT.shape), dtype=np.uint8
+    )  # its largest batch is 16
+    test = packed_split(
+        pixels, np.zeros(37), [f"{row:032x}" for row in range(37)], [str(row) for row in range(37)]
+    )
     write_bundle(tmp_path)
-    found = ask_released(open_released(tmp_path, manifest_like()), test, NOWHERE, manifest_like(), no_raw_data)
+    found = ask_released(
+        open_released(tmp_path, manifest_like()), test, NOWHERE, manifest_like(), no_raw_data
+    )
     assert found.outputs == pytest.approx(probabilities(pixels)[:, ORDER], abs=1e-6)
     assert not found.refused.any()
     assert found.version == load_bundle(tmp_path).version
@@ -92,7 +102,9 @@ def test_raw_images_are_decoded_by_the_released_models_own_contract(
     data, test, own = images
     write_bundle(tmp_path / "released")
     other = manifest_like(contract=CONTRACT.model_copy(update={"size_px": 4}))
-    found = ask_released(open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data)
+    found = ask_released(
+        open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data
+    )
     assert found.outputs == pytest.approx(probabilities(own)[:, ORDER], abs=1e-6)
     assert not found.refused.any()
 
@@ -103,7 +115,13 @@ def test_an_image_that_the_released_contract_does_not_take_is_marked_and_not_gue
     data, test, _ = images
     small = CONTRACT.model_copy(update={"max_pixels": 20 * 12 - 1})
     write_bundle(tmp_path / "released", input=small)
-    found = ask_released(open_released(tmp_path / "released", manifest_like()), test, NOWHERE, manifest_like(), lambda: data)
+    found = ask_released(
+        open_released(tmp_path / "released", manifest_like()),
+        test,
+        NOWHERE,
+        manifest_like(),
+        lambda: data,
+    )
     assert found.refused.all()
 
 
@@ -115,7 +133,9 @@ def test_a_raw_image_that_changed_since_it_was_packed_is_refused(
     write_bundle(tmp_path / "released")
     other = manifest_like(contract=CONTRACT.model_copy(update={"size_px": 4}))
     with pytest.raises(IntegrityError, match="changed since it was packed"):
-        ask_released(open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data)
+        ask_released(
+            open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data
+        )
 
 
 def write_rows(path: Path, colour_of_row_7: str) -> DataParams:
@@ -131,28 +151,41 @@ def write_rows(path: Path, colour_of_row_7: str) -> DataParams:
 def packed_table(data: DataParams) -> tuple[PackedSplit, list[dict[str, object]]]:
     raw = list(read_json_rows(data, COLUMNS.columns, {str(number) for number in range(50)}))
     ids, sources = [row_id for _, row_id, _ in raw], [source for source, _, _ in raw]
-    return packed_split(np.zeros((50, 2), np.float32), np.arange(50) % 3, ids, sources), [row for _, _, row in raw]  # type: ignore[misc]
+    split = packed_split(np.zeros((50, 2), np.float32), np.arange(50) % 3, ids, sources)
+    return split, [dict(row) for _, _, row in raw]
 
 
-def test_raw_rows_of_a_table_are_encoded_by_the_released_contract_and_those_it_refuses_are_marked(tmp_path: Path) -> None:
-    data = write_rows(tmp_path / "rows.csv", "violet")  # a category that the released model never saw
+def test_raw_rows_of_a_table_are_encoded_by_the_released_contract_and_those_it_refuses_are_marked(
+    tmp_path: Path,
+) -> None:
+    data = write_rows(
+        tmp_path / "rows.csv", "violet"
+    )  # a category that the released model never saw
     test, rows = packed_table(data)
     write_bundle(tmp_path / "released", row_classifier())
-    new = manifest_like("table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]}))
-    found = ask_released(open_released(tmp_path / "released", new), test, NOWHERE, new, lambda: data)
+    new = manifest_like(
+        "table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]})
+    )
+    found = ask_released(
+        open_released(tmp_path / "released", new), test, NOWHERE, new, lambda: data
+    )
     assert np.flatnonzero(found.refused).tolist() == [7]
     taken = [row for number, row in enumerate(rows) if number != 7]
     expected = row_probabilities(encode_rows([read_row(row, COLUMNS) for row in taken], COLUMNS))
     assert found.outputs[~found.refused] == pytest.approx(expected[:, ORDER], abs=1e-5)
 
 
-def test_a_table_that_lacks_a_column_of_the_released_model_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_table_that_lacks_a_column_of_the_released_model_is_refused_by_its_name(
+    tmp_path: Path,
+) -> None:
     data = write_rows(tmp_path / "rows.csv", "red")
     test, _ = packed_table(data)
     lines = [line.split(",", 1)[1] for line in (tmp_path / "rows.csv").read_text().splitlines()]
     (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
     write_bundle(tmp_path / "released", row_classifier())
-    new = manifest_like("table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]}))
+    new = manifest_like(
+        "table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]})
+    )
     with pytest.raises(BundleError, match="takes the columns age"):
         ask_released(open_released(tmp_path / "released", new), test, NOWHERE, new, lambda: data)
 
@@ -161,10 +194,16 @@ def test_a_table_that_lacks_a_column_of_the_released_model_is_refused_by_its_nam
     ("task", "classes", "said"),
     [
         ("image_regression", [], "is for image_classification, data.task is image_regression"),
-        ("image_classification", ["dark", "green", "grey"], r"lacks \['green'\] and has \['bright'\]"),
+        (
+            "image_classification",
+            ["dark", "green", "grey"],
+            r"lacks \['green'\] and has \['bright'\]",
+        ),
     ],
 )
-def test_a_released_model_of_another_question_is_refused(tmp_path: Path, task: str, classes: list[str], said: str) -> None:
+def test_a_released_model_of_another_question_is_refused(
+    tmp_path: Path, task: str, classes: list[str], said: str
+) -> None:
     write_bundle(tmp_path)
     with pytest.raises(BundleError, match=said):
         open_released(tmp_path, manifest_like(task, classes=classes))
@@ -187,10 +226,17 @@ def test_an_altered_or_missing_bundle_is_refused(tmp_path: Path) -> None:
 def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest:
     """A project with a packed table and a certified bundle that was made from it."""
     monkeypatch.chdir(tmp_path)
-    manifest = write_packed_table(releasing.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12})
+    manifest = write_packed_table(
+        releasing.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12}
+    )
     digests = {"data/packed/manifest.json": files.sha256_file(releasing.PACKED / "manifest.json")}
     lineage = Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests=digests)
-    bundle = write_bundle(releasing.BUNDLE, row_classifier(), lineage=lineage, card_sha256=files.sha256_bytes(b"# A card"))
+    bundle = write_bundle(
+        releasing.BUNDLE,
+        row_classifier(),
+        lineage=lineage,
+        card_sha256=files.sha256_bytes(b"# A card"),
+    )
     (releasing.BUNDLE / CARD).write_bytes(b"# A card")
     certify(releasing.CERTIFICATE, with_canary(bundle))
     assert is_table(manifest.task)
@@ -201,7 +247,9 @@ def packed_ids(first: int, number: int) -> list[str]:
     return [files.sha256_bytes(str(row).encode())[:32] for row in range(first, first + number)]
 
 
-def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(certified: PackedManifest) -> None:
+def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(
+    certified: PackedManifest,
+) -> None:
     said = release()
     bundle = load_bundle(RELEASED)
     bundle.verify()
@@ -210,7 +258,9 @@ def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(certif
     assert (RELEASED / "certificate.json").read_bytes() == releasing.CERTIFICATE.read_bytes()
     assert bundle.version in said
     assert "40 rows" in said
-    known, knowledge = read_known_rows(bundle, packed_ids(28, 20), releasing.PACKED)  # 2 of train, 10 of val, 8 of test
+    known, knowledge = read_known_rows(
+        bundle, packed_ids(28, 20), releasing.PACKED
+    )  # 2 of train, 10 of val, 8 of test
     assert known is not None
     assert known.tolist() == [True] * 12 + [False] * 8
     assert "12 of 20" in knowledge
@@ -224,7 +274,9 @@ def test_released_twice_is_the_same_folder(certified: PackedManifest) -> None:
 
 
 @pytest.mark.parametrize("status", ["refused", "draft"])
-def test_a_bundle_that_is_not_certified_is_not_released_and_the_former_release_stays(certified: PackedManifest, status: str) -> None:
+def test_a_bundle_that_is_not_certified_is_not_released_and_the_former_release_stays(
+    certified: PackedManifest, status: str
+) -> None:
     release()
     before = (RELEASED / "release.json").read_bytes()
     certify(releasing.CERTIFICATE, load_bundle(releasing.BUNDLE), status=status)
@@ -234,7 +286,9 @@ def test_a_bundle_that_is_not_certified_is_not_released_and_the_former_release_s
 
 
 @pytest.mark.parametrize("value", [0.5, None])
-def test_a_bundle_with_missed_or_unjudged_gates_is_not_released(certified: PackedManifest, value: float | None) -> None:
+def test_a_bundle_with_missed_or_unjudged_gates_is_not_released(
+    certified: PackedManifest, value: float | None
+) -> None:
     release()
     before = (RELEASED / "release.json").read_bytes()
     certify(releasing.CERTIFICATE, load_bundle(releasing.BUNDLE), gates=[gate(value)])
@@ -252,15 +306,21 @@ def test_an_altered_bundle_is_not_released(certified: PackedManifest) -> None:
 
 
 def test_of_other_packed_rows_nothing_is_claimed(certified: PackedManifest) -> None:
-    (releasing.PACKED / "manifest.json").write_text((releasing.PACKED / "manifest.json").read_text() + "\n")
+    (releasing.PACKED / "manifest.json").write_text(
+        (releasing.PACKED / "manifest.json").read_text() + "\n"
+    )
     assert "without its rows" in release()
     known, knowledge = read_known_rows(load_bundle(RELEASED), packed_ids(0, 5), releasing.PACKED)
     assert known is None
     assert "not known" in knowledge
 
 
-def test_a_bundle_of_these_very_packed_rows_knows_none_of_the_test_rows(certified: PackedManifest) -> None:
-    known, knowledge = read_known_rows(load_bundle(releasing.BUNDLE), packed_ids(40, 12), releasing.PACKED)
+def test_a_bundle_of_these_very_packed_rows_knows_none_of_the_test_rows(
+    certified: PackedManifest,
+) -> None:
+    known, knowledge = read_known_rows(
+        load_bundle(releasing.BUNDLE), packed_ids(40, 12), releasing.PACKED
+    )
     assert known is not None
     assert not known.any()
     assert "these very packed rows" in knowledge

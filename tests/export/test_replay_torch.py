@@ -34,12 +34,19 @@ def with_lineage(project: Project, bundle: LoadedBundle, folder: Path) -> Loaded
     return load_bundle(folder)
 
 
-def replay(project: Project, bundle: LoadedBundle, checkpoint: Path | None = None) -> dict[str, Hop]:
+def replay(
+    project: Project, bundle: LoadedBundle, checkpoint: Path | None = None
+) -> dict[str, Hop]:
     inputs = project.split("test").inputs[:1]
-    runner = open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    runner = open_onnx(
+        bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1
+    )
     outputs, scores = runner.run(np.ascontiguousarray(inputs))
     labels = bundle.manifest.output.labels
-    answer = {"label": labels[int(outputs.argmax())], "probabilities": dict(zip(labels, outputs[0].tolist(), strict=True))}
+    answer = {
+        "label": labels[int(outputs.argmax())],
+        "probabilities": dict(zip(labels, outputs[0].tolist(), strict=True)),
+    }
     request = KeptRequest(
         request_id="one",
         time=datetime.now(UTC),
@@ -56,11 +63,19 @@ def replay(project: Project, bundle: LoadedBundle, checkpoint: Path | None = Non
     return {hop.name: hop for hop in Replay(request, bundle, None, places).run()}
 
 
-def test_the_trained_network_is_the_reference_and_every_hop_agrees(classifier: Project, tmp_path: Path) -> None:
+def test_the_trained_network_is_the_reference_and_every_hop_agrees(
+    classifier: Project, tmp_path: Path
+) -> None:
     hops = replay(classifier, with_lineage(classifier, classifier.bundle(), tmp_path / "bundle"))
     assert hops["torch"].status == "reference"
     assert hops["onnxruntime/cpu/fp32"].reference == "torch"
-    for name in ("decode", "onnxruntime/cpu/fp32", "onnxruntime/cpu/fp16", "onnxruntime/cpu/int8", "recorded"):
+    for name in (
+        "decode",
+        "onnxruntime/cpu/fp32",
+        "onnxruntime/cpu/fp16",
+        "onnxruntime/cpu/int8",
+        "recorded",
+    ):
         assert hops[name].status == "equal", hops[name]
     assert 0 < (hops["onnxruntime/cpu/int8"].difference or 0) < 0.2
 
@@ -68,12 +83,16 @@ def test_the_trained_network_is_the_reference_and_every_hop_agrees(classifier: P
 def test_a_graph_of_other_weights_parts_from_torch(classifier: Project, tmp_path: Path) -> None:
     bundle = altered(classifier, tmp_path, scale_weights(1.05))
     hops = replay(classifier, with_lineage(classifier, bundle, bundle.root))
-    assert next(name for name, hop in hops.items() if hop.status == "parted") == "onnxruntime/cpu/fp32"
+    assert (
+        next(name for name, hop in hops.items() if hop.status == "parted") == "onnxruntime/cpu/fp32"
+    )
     assert hops["onnxruntime/cpu/fp32"].reference == "torch"
     assert hops["recorded"].status == "equal"
 
 
-def test_another_checkpoint_is_not_executed_with_the_reason(classifier: Project, tmp_path: Path) -> None:
+def test_another_checkpoint_is_not_executed_with_the_reason(
+    classifier: Project, tmp_path: Path
+) -> None:
     bundle = with_lineage(classifier, classifier.bundle(), tmp_path / "bundle")
     other = tmp_path / "checkpoint"
     shutil.copytree(classifier.checkpoint, other)

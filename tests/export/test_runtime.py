@@ -89,7 +89,9 @@ class FakeEngine:
 
 def make_runner(tmp_path: Path, runs: bool = True) -> tuple[EngineRunner, FakeDevice]:
     bundle, device = write_small_bundle(tmp_path), FakeDevice()
-    return EngineRunner(FakeEngine(FakeContext(device, runs)), bundle, passport_for(bundle, b"plan"), device), device
+    return EngineRunner(
+        FakeEngine(FakeContext(device, runs)), bundle, passport_for(bundle, b"plan"), device
+    ), device
 
 
 def pictures(num_rows: int) -> NDArray[np.uint8]:
@@ -121,12 +123,18 @@ def test_an_engine_for_a_table_has_memory_for_four_bytes_a_number(tmp_path: Path
     contract = fit_contract({"size": [1.0, 2.0], "place": ["a", "b"]})
     bundle, device = write_small_bundle(tmp_path, contract=contract), FakeDevice()
     EngineRunner(FakeEngine(FakeContext(device)), bundle, passport_for(bundle, b"plan"), device)
-    assert [len(memory) for memory in device.memory.values()] == [8 * 2 * 4, 8 * len(LABELS) * 4, 8 * 4]
+    assert [len(memory) for memory in device.memory.values()] == [
+        8 * 2 * 4,
+        8 * len(LABELS) * 4,
+        8 * 4,
+    ]
 
 
 def test_an_engine_takes_a_batch_that_is_not_contiguous(tmp_path: Path) -> None:
     batch = pictures(8)[::2]
-    assert np.allclose(make_runner(tmp_path)[0].run(batch).outputs[:, 0], batch.reshape(4, -1).mean(axis=1))
+    assert np.allclose(
+        make_runner(tmp_path)[0].run(batch).outputs[:, 0], batch.reshape(4, -1).mean(axis=1)
+    )
 
 
 def test_threads_take_turns_and_get_their_own_answers(tmp_path: Path) -> None:
@@ -216,6 +224,8 @@ def test_the_drivers_own_version_is_read_from_whatever_tells_it(tmp_path: Path) 
     assert driver_version("libc.so.6", module) == "580.95.05"  # a library that is not NVML
 
 
-@pytest.mark.skipif(sys.version_info[:2] <= NEWEST_FOR_TENSORRT, reason="TensorRT has packages for this Python")
+@pytest.mark.skipif(
+    sys.version_info[:2] <= NEWEST_FOR_TENSORRT, reason="TensorRT has packages for this Python"
+)
 def test_tensorrt_on_a_python_without_its_package_is_refused_by_name() -> None:
     assert "TensorRT has no package for Python 3.1" in str(_why_no_tensorrt())

@@ -33,17 +33,33 @@ def sealed(classifier: Project, tmp_path: Path) -> Path:
     """A bundle, an engine of one of its graphs and the certificate of both, as verify leaves them."""
     shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
-    write_engine(tmp_path / "engine", PLAN, passport_for(bundle, PLAN, profile=Profile(smallest=1, optimal=8, largest=32)))
-    hops = [failed(name, FP32, "", actual=FP32).model_copy(update={"status": "agrees"}) for name in REQUIRED]
+    write_engine(
+        tmp_path / "engine",
+        PLAN,
+        passport_for(bundle, PLAN, profile=Profile(smallest=1, optimal=8, largest=32)),
+    )
+    hops = [
+        failed(name, FP32, "", actual=FP32).model_copy(update={"status": "agrees"})
+        for name in REQUIRED
+    ]
     engine_digest = files.sha256_file(tmp_path / "engine" / PASSPORT)
-    write_certificate(tmp_path / "certificate.json", make_certificate(bundle, hops, {}, [], engine_digest=engine_digest, draft=False))
+    write_certificate(
+        tmp_path / "certificate.json",
+        make_certificate(bundle, hops, {}, [], engine_digest=engine_digest, draft=False),
+    )
     return tmp_path
 
 
 def accept(root: Path) -> ServedModel:
     """What a service does before it answers anything: its own loader."""
-    places = {"bundle": root / "bundle", "certificate": root / "certificate.json", "engine": root / "engine"}
-    return load_model(read_settings({f"SLIPWAY_{name.upper()}": str(path) for name, path in places.items()}))
+    places = {
+        "bundle": root / "bundle",
+        "certificate": root / "certificate.json",
+        "engine": root / "engine",
+    }
+    return load_model(
+        read_settings({f"SLIPWAY_{name.upper()}": str(path) for name, path in places.items()})
+    )
 
 
 def flip(path: Path, bit: int) -> None:
@@ -52,9 +68,14 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(payload)
 
 
-def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_files_are_not(sealed: Path) -> None:
+def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_files_are_not(
+    sealed: Path,
+) -> None:
     assert accept(sealed).version
-    generator, paths = np.random.default_rng(0), sorted(path for path in sealed.rglob("*") if path.is_file())
+    generator, paths = (
+        np.random.default_rng(0),
+        sorted(path for path in sealed.rglob("*") if path.is_file()),
+    )
     assert {path.name for path in paths} == {
         "bundle.json",
         "certificate.json",
@@ -101,9 +122,17 @@ def test_every_model_of_a_bundle_is_checked_even_those_that_do_not_run(sealed: P
 
 
 @pytest.mark.parametrize(
-    ("written", "altered"), [('"latency_ms": null', '"latency_ms": 0.1'), ('"rows": 0', '"rows": -0'), ("\n}", "\n }"), ("}", "} ")]
+    ("written", "altered"),
+    [
+        ('"latency_ms": null', '"latency_ms": 0.1'),
+        ('"rows": 0', '"rows": -0'),
+        ("\n}", "\n }"),
+        ("}", "} "),
+    ],
 )
-def test_an_edited_certificate_is_refused_even_where_its_json_means_the_same(sealed: Path, written: str, altered: str) -> None:
+def test_an_edited_certificate_is_refused_even_where_its_json_means_the_same(
+    sealed: Path, written: str, altered: str
+) -> None:
     path = sealed / "certificate.json"
     text = path.read_text()
     assert written in text

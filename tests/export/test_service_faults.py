@@ -42,7 +42,9 @@ from tests.serving.bundles import (
 
 pytestmark = pytest.mark.process
 CPU = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
-PICTURES = [picture(number, size=(20, 14)) for number in range(24)]  # larger than the network's, so that they are resized
+PICTURES = [
+    picture(number, size=(20, 14)) for number in range(24)
+]  # larger than the network's, so that they are resized
 ROWS = [table_row(number) | ({"income": None} if number % 4 == 0 else {}) for number in range(24)]
 
 
@@ -51,12 +53,22 @@ def run_hops(folder: Path, bundle: LoadedBundle, params: Params, code: Path = RO
     certify(folder / "certificate.json", bundle, status="draft")
     is_table = isinstance(bundle.manifest.input, ColumnContract)
     rows, outputs = _table_rows() if is_table else _image_rows()
-    judge, before = Comparison(rows, Resampling(1, 50, 0.95)), Measurement(CPU, outputs, latency_ms=1.0, rows_per_second=1.0)
+    judge, before = (
+        Comparison(rows, Resampling(1, 50, 0.95)),
+        Measurement(CPU, outputs, latency_ms=1.0, rows_per_second=1.0),
+    )
     reference = judge.first("onnxruntime/cpu/fp32", CPU, before)
-    settings = {"SLIPWAY_BUNDLE": str(folder / "bundle"), "SLIPWAY_CERTIFICATE": str(folder / "certificate.json")}
+    settings = {
+        "SLIPWAY_BUNDLE": str(folder / "bundle"),
+        "SLIPWAY_CERTIFICATE": str(folder / "certificate.json"),
+    }
     command = ["env", f"--chdir={code}", *serve_command()]
-    service = ServiceHop(command, settings | {"SLIPWAY_ACCEPT_DRAFT": "true"}, folder / "service.log")
-    hop, _ = service.run(judge, bundle, [(reference, before)], _payloads(rows, is_table), params.verify)
+    service = ServiceHop(
+        command, settings | {"SLIPWAY_ACCEPT_DRAFT": "true"}, folder / "service.log"
+    )
+    hop, _ = service.run(
+        judge, bundle, [(reference, before)], _payloads(rows, is_table), params.verify
+    )
     return [reference, hop]
 
 
@@ -72,18 +84,24 @@ def _table_rows() -> tuple[TestRows, NDArray[np.float32]]:
 
 def _rows(task: Task, inputs: NDArray[Any]) -> TestRows:
     names = [f"row{number}" for number in range(len(inputs))]
-    return TestRows(task, LABELS, names, names, inputs, (np.arange(len(inputs)) % 3).astype(np.float64))
+    return TestRows(
+        task, LABELS, names, names, inputs, (np.arange(len(inputs)) % 3).astype(np.float64)
+    )
 
 
 def _payloads(rows: TestRows, is_table: bool) -> Iterator[Payload]:
     contents = [json.dumps(row).encode() for row in ROWS] if is_table else PICTURES
     kind = "application/json" if is_table else "application/octet-stream"
-    return (Payload(place, rows.ids[place], content, kind) for place, content in enumerate(contents))
+    return (
+        Payload(place, rows.ids[place], content, kind) for place, content in enumerate(contents)
+    )
 
 
 def copy_of_the_service(folder: Path, name: str, written: str, planted: str) -> Path:
     """The service's code with one place changed; everything else is the project's own."""
-    shutil.copytree(ROOT / "serving", folder / "serving", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "serving", folder / "serving", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (folder / "slipway").symlink_to(ROOT / "slipway")
     path = folder / "serving" / name
     text = path.read_text()
@@ -97,22 +115,37 @@ def assert_http_is_guilty(hops: list[Hop], bundle: LoadedBundle) -> None:
     assert fault is not None
     assert fault.name == "http"
     assert fault.reference == "onnxruntime/cpu/fp32"
-    with pytest.raises(ParityError, match=r"hop http differs from onnxruntime/cpu/fp32: .*Worst row: row\d+\."):
-        raise_if_refused(make_certificate(bundle, hops, {}, [], draft=False), Path("certificate.json"))
+    with pytest.raises(
+        ParityError, match=r"hop http differs from onnxruntime/cpu/fp32: .*Worst row: row\d+\."
+    ):
+        raise_if_refused(
+            make_certificate(bundle, hops, {}, [], draft=False), Path("certificate.json")
+        )
 
 
-def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_params: Params) -> None:
+def test_a_copy_of_the_service_without_a_fault_agrees(
+    tmp_path: Path, export_params: Params
+) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     code = copy_of_the_service(
-        tmp_path / "code", "requests/decoding.py", "self._contract = contract", "self._contract = contract  # as it was"
+        tmp_path / "code",
+        "requests/decoding.py",
+        "self._contract = contract",
+        "self._contract = contract  # as it was",
     )
-    assert [hop.status for hop in run_hops(tmp_path, bundle, export_params, code)] == ["agrees", "agrees"]
+    assert [hop.status for hop in run_hops(tmp_path, bundle, export_params, code)] == [
+        "agrees",
+        "agrees",
+    ]
 
 
 @pytest.mark.parametrize(
     ("written", "planted"),
     [
-        ("return array_from_bytes(image, self._contract)", "return array_from_bytes(image, self._contract)[..., ::-1]"),
+        (
+            "return array_from_bytes(image, self._contract)",
+            "return array_from_bytes(image, self._contract)[..., ::-1]",
+        ),
         pytest.param(
             "self._contract = contract",
             'self._contract = contract.model_copy(update={"interpolation": "nearest"})',
@@ -121,7 +154,9 @@ def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_par
     ],
     ids=["swapped channels", "another filter"],
 )
-def test_a_fault_in_the_services_decoding_is_found(tmp_path: Path, export_params: Params, written: str, planted: str) -> None:
+def test_a_fault_in_the_services_decoding_is_found(
+    tmp_path: Path, export_params: Params, written: str, planted: str
+) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     code = copy_of_the_service(tmp_path / "code", "requests/decoding.py", written, planted)
     assert_http_is_guilty(run_hops(tmp_path, bundle, export_params, code), bundle)
@@ -139,7 +174,9 @@ def test_a_fault_in_the_services_decoding_is_found(tmp_path: Path, export_params
 def test_a_fault_in_the_columns_that_the_service_reads_is_found(
     tmp_path: Path, export_params: Params, column: str, change: dict[str, Any]
 ) -> None:
-    columns = [entry.model_copy(update=change if entry.name == column else {}) for entry in COLUMNS.columns]
+    columns = [
+        entry.model_copy(update=change if entry.name == column else {}) for entry in COLUMNS.columns
+    ]
     wrong = ColumnContract(kind="columns", columns=columns)
     bundle = write_bundle(tmp_path / "bundle", row_classifier(), input=wrong)
     assert_http_is_guilty(run_hops(tmp_path, bundle, export_params), bundle)

@@ -42,7 +42,10 @@ def write_params(folder: Path, content: dict[str, Any]) -> None:
 
 
 def run_stage(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"BENTOML_HOME": str(folder / ".bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
+    environment = os.environ | {
+        "BENTOML_HOME": str(folder / ".bentoml"),
+        "BENTOML_DO_NOT_TRACK": "True",
+    }
     return warm_starts.run([f"stages.{stage}"], folder, environment, timeout=300)
 
 
@@ -58,28 +61,46 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
     assert (hops["http"].rows, hops["http"].flipped, hops["http"].max_difference) == (41, [], 0.0)
     assert hops["http"].reference == f"onnxruntime/cpu/{bundle.manifest.choice['cpu'].variant}"
     leaderboard = json.loads((project / "reports/leaderboard.json").read_text())
-    assert leaderboard["choice"] == {name: choice.model_dump(mode="json") for name, choice in bundle.manifest.choice.items()}
+    assert leaderboard["choice"] == {
+        name: choice.model_dump(mode="json") for name, choice in bundle.manifest.choice.items()
+    }
     assert "Chosen on the CPU" in (project / "reports/leaderboard.html").read_text()
     assert "onnxruntime/cpu/int8_tensorrt" in result.stdout
     if NO_GPU:
         skipped = {name for name, hop in hops.items() if hop.status == "not_executed"}
-        assert {"tensorrt/fp16", "onnxruntime/tensorrt/fp16", "onnxruntime/tensorrt/int8_tensorrt"} <= skipped
+        assert {
+            "tensorrt/fp16",
+            "onnxruntime/tensorrt/fp16",
+            "onnxruntime/tensorrt/int8_tensorrt",
+        } <= skipped
         assert "onnxruntime/tensorrt/fp32" not in hops  # it would be TF32
     assert bundle.manifest.canary is not None
     assert bundle.manifest.canary.rows == NUM_ROWS["val"]
     assert set(bundle.manifest.canary.budgets) == set(bundle.manifest.models)
     metrics = json.loads((project / "metrics/verify.json").read_text())
     assert metrics["certified"] == 1
-    assert {"accuracy_change", "accuracy_change_low", "accuracy_change_high"} <= set(metrics["hops"][-1])
-    assert [(check.batch_size, check.rows) for check in hops["onnxruntime/cpu/fp32"].batches] == [(1, 41), (2, 41), (7, 41), (32, 41)]
+    assert {"accuracy_change", "accuracy_change_low", "accuracy_change_high"} <= set(
+        metrics["hops"][-1]
+    )
+    assert [(check.batch_size, check.rows) for check in hops["onnxruntime/cpu/fp32"].batches] == [
+        (1, 41),
+        (2, 41),
+        (7, 41),
+        (32, 41),
+    ]
     assert hops["http"].max_score_difference == 0.0
-    assert "No hop differs by more than verify allows." in (project / "reports/verify.html").read_text()
+    assert (
+        "No hop differs by more than verify allows."
+        in (project / "reports/verify.html").read_text()
+    )
     assert bundle.manifest.lineage.params["export"]["max_batch_size"] == 32
     assert bundle.manifest.lineage.digests["artifacts/checkpoint/weights.safetensors"]
     assert not list(project.rglob("*.partial"))
 
 
-def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(project: Path, classifier: Project) -> None:
+def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(
+    project: Path, classifier: Project
+) -> None:
     content = json.loads((project / "artifacts/bundle/bundle.json").read_text())
     content["output"]["labels"] = content["output"]["labels"][::-1]
     (project / "artifacts/bundle/bundle.json").write_text(json.dumps(content))
@@ -92,7 +113,9 @@ def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(p
     assert certificate.status == "refused"
     assert certificate.hops[-1].name == "http"
     assert certificate.hops[-1].status == "not_executed"
-    assert "The first bad hop is onnxruntime/cpu/fp32" in (project / "reports/verify.html").read_text()
+    assert (
+        "The first bad hop is onnxruntime/cpu/fp32" in (project / "reports/verify.html").read_text()
+    )
 
 
 def test_a_missed_gate_is_certified_as_missed_and_fails_no_stage(project: Path) -> None:
@@ -104,7 +127,9 @@ def test_a_missed_gate_is_certified_as_missed_and_fails_no_stage(project: Path) 
     assert "gates: 1 of 2 passed" in verified.stdout
     certificate = read_certificate(project / "artifacts/certificate.json")
     assert (certificate.status, certificate.gates) == ("certified", "missed")
-    assert {hop.name: hop.status for hop in certificate.hops}["http"] == "agrees"  # a private service was ready
+    assert {hop.name: hop.status for hop in certificate.hops}[
+        "http"
+    ] == "agrees"  # a private service was ready
     page = (project / "reports/verify.html").read_text()
     assert "missed: f1_macro is 0.5" in page
     assert "not served, canaried, released or packed" in page
@@ -129,11 +154,16 @@ def test_gates_of_other_metrics_than_the_bundles_are_refused(project: Path) -> N
     assert not (project / "artifacts/certificate.json").exists()
 
 
-def test_the_lineage_of_a_bundle_does_not_know_its_gates(project: Path, export_params: Params) -> None:
+def test_the_lineage_of_a_bundle_does_not_know_its_gates(
+    project: Path, export_params: Params
+) -> None:
     lineages = []
     for least in (0.1, 0.9):
         content = export_params.model_dump(mode="json")
-        content["evaluate"] |= {"gates": {"accuracy": {"min": least, "max": None}}, "released_max_loss": least}
+        content["evaluate"] |= {
+            "gates": {"accuracy": {"min": least, "max": None}},
+            "released_max_loss": least,
+        }
         write_params(project, content)
         assert run_stage(project, "export").returncode == 0
         params = load_bundle(project / "artifacts/bundle").manifest.lineage.params
@@ -178,14 +208,24 @@ def test_without_a_gpu_compile_leaves_a_receipt_with_the_reason(
     compile_stage.run(export_params)
     assert [path.name for path in (project / "artifacts/engine").iterdir()] == ["receipt.json"]
     receipt = json.loads((project / "artifacts/engine/receipt.json").read_text())
-    assert (receipt["status"], receipt["reason"], receipt["requested"]["variant"]) == ("not_executed", NO_GPU, "fp16")
+    assert (receipt["status"], receipt["reason"], receipt["requested"]["variant"]) == (
+        "not_executed",
+        NO_GPU,
+        "fp16",
+    )
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU with TensorRT")
-def test_without_a_gpu_a_required_engine_fails_the_stage(project: Path, monkeypatch: pytest.MonkeyPatch, export_params: Params) -> None:
+def test_without_a_gpu_a_required_engine_fails_the_stage(
+    project: Path, monkeypatch: pytest.MonkeyPatch, export_params: Params
+) -> None:
     monkeypatch.chdir(project)
-    required = export_params.model_copy(update={"compile": export_params.compile.model_copy(update={"require": True})})
-    with pytest.raises(EngineError, match=r"compile\.require is true, but no engine can be built here"):
+    required = export_params.model_copy(
+        update={"compile": export_params.compile.model_copy(update={"require": True})}
+    )
+    with pytest.raises(
+        EngineError, match=r"compile\.require is true, but no engine can be built here"
+    ):
         compile_stage.run(required)
     assert not (project / "artifacts/engine").exists()
 
@@ -213,5 +253,7 @@ def test_with_a_gpu_an_engine_of_another_one_is_built_again_without_params(proje
     (project / "params.yaml").unlink()
     result = run_stage(project, "compile")
     assert result.returncode == 0, result.stderr
-    runner, certificate = open_rebuilt(project / "artifacts/rebuilt_engine", load_bundle(project / "artifacts/bundle"))
+    runner, certificate = open_rebuilt(
+        project / "artifacts/rebuilt_engine", load_bundle(project / "artifacts/bundle")
+    )
     assert runner.actual == certificate.execution

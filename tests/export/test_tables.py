@@ -28,7 +28,12 @@ from slipway.metrics.scores import Resampling
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.contract import Task, is_classification
 from slipway.system.errors import ParityError
-from slipway.training.networks.networks import NetworkSpec, TableNetwork, build_network, load_network
+from slipway.training.networks.networks import (
+    NetworkSpec,
+    TableNetwork,
+    build_network,
+    load_network,
+)
 from slipway.training.networks.tabm import RowEncoding
 from slipway.training.uncertainty.calibrated import calibrated as calibrated_as
 from tests import warm_starts
@@ -41,35 +46,68 @@ from tests.project_params import NO_AUGMENTATION
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 NUM_ROWS = {"train": 1500, "val": 300, "test": 301}
-SMALL = {"num_submodels": 4, "num_blocks": 2, "width": 32, "dropout": 0.1, "embedding_size": 8, "num_bins": 24}
+SMALL = {
+    "num_submodels": 4,
+    "num_blocks": 2,
+    "width": 32,
+    "dropout": 0.1,
+    "embedding_size": 8,
+    "num_bins": 24,
+}
 
 
 def params_for(task: Task) -> Params:
     content: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     content["data"]["task"] = task
     content["augment"] |= NO_AUGMENTATION
-    content["train"] |= {"network": "tabm", "network_arguments": SMALL, "epochs": 6, "batch_size": 64, "learning_rate": 0.01}
-    content["train"] |= {"weight_decay": 0.0003, "warmup_epochs": 1.0, "devices": 1, "accelerator": "cpu"}
-    gate = {"accuracy": {"min": 0.85, "max": None}} if is_classification(task) else {"r2": {"min": 0.9, "max": None}}
+    content["train"] |= {
+        "network": "tabm",
+        "network_arguments": SMALL,
+        "epochs": 6,
+        "batch_size": 64,
+        "learning_rate": 0.01,
+    }
+    content["train"] |= {
+        "weight_decay": 0.0003,
+        "warmup_epochs": 1.0,
+        "devices": 1,
+        "accelerator": "cpu",
+    }
+    gate = (
+        {"accuracy": {"min": 0.85, "max": None}}
+        if is_classification(task)
+        else {"r2": {"min": 0.9, "max": None}}
+    )
     content["evaluate"] |= {"gates": gate, "bootstrap_samples": 100}
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 256}
     content["compile"] |= {"optimal_batch_size": 8}
     content["verify"] |= {
         "batch_seconds": 1,
         "timing_rounds": 3,
-        "max_metric_loss": {"fp16": 0.004, "int8": 0.02, "int8_dynamic": 0.02, "int8_tensorrt": 0.02},
+        "max_metric_loss": {
+            "fp16": 0.004,
+            "int8": 0.02,
+            "int8_dynamic": 0.02,
+            "int8_tensorrt": 0.02,
+        },
     }
     return parse_params(content)
 
 
 def run_stage(folder: Path, stage: str) -> str:
-    done = warm_starts.run([f"stages.{stage}"], folder, os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)
+    done = warm_starts.run(
+        [f"stages.{stage}"], folder, os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("task", ["table_regression", pytest.param("table_classification", marks=pytest.mark.nightly)])
-def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "task", ["table_regression", pytest.param("table_classification", marks=pytest.mark.nightly)]
+)
+def test_a_table_goes_from_packed_rows_to_agreeing_hops(
+    tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = params_for(task)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json")))
     write_packed_table(tmp_path / "data/packed", task, NUM_ROWS)
@@ -83,10 +121,14 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     bundle, artifacts = load_bundle(Path("artifacts/bundle")), Path("artifacts")
     calibration = read_calibration(artifacts / "calibration.json")
     assert bundle.manifest.calibration == calibration
-    network = calibrated_as(load_network(artifacts / "checkpoint"), calibration, artifacts / "outlier_score.safetensors")
+    network = calibrated_as(
+        load_network(artifacts / "checkpoint"), calibration, artifacts / "outlier_score.safetensors"
+    )
     manifest = read_manifest(Path("data/packed"))
     assert (bundle.manifest.input_name, bundle.manifest.input) == ("row", manifest.input)
-    comparison = Comparison(read_test_rows(Path("data/packed"), manifest.classes), Resampling(7, 100, 0.95))
+    comparison = Comparison(
+        read_test_rows(Path("data/packed"), manifest.classes), Resampling(7, 100, 0.95)
+    )
     runner = HopRunner(comparison, bundle, network, params.verify)
     measured = [runner.torch, *runner.run_onnx(), runner.run_engine(Path("artifacts/engine"))]
     hops = [hop for hop, answers in measured if answers is not None]
@@ -96,7 +138,9 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     ]  # fmt: skip
     assert {hop.status for hop in hops} == {"agrees"}, [(hop.name, hop.reason) for hop in hops]
     assert {hop.rows for hop in hops} == {NUM_ROWS["test"]}
-    assert make_certificate(bundle, hops, {}, [], draft=True).metric == ("accuracy" if is_classification(task) else "rmse")
+    assert make_certificate(bundle, hops, {}, [], draft=True).metric == (
+        "accuracy" if is_classification(task) else "rmse"
+    )
     assert json.loads(Path("metrics/evaluate.json").read_text())["rows"] == NUM_ROWS["test"]
     assert "Worst errors" in Path("reports/evaluate.html").read_text()
 
@@ -115,21 +159,51 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, ExportR
     assert isinstance(network, TableNetwork)
     assert isinstance(network.backbone.pieces, torch.nn.Parameter)
     torch.nn.init.normal_(network.backbone.pieces)
-    rows = ExportRows(open_split(root, manifest, "train").inputs[:256], open_split(root, manifest, "val"))
-    trained = Trained(calibrated(network, rows.calibration, None), spec.task, spec.input, [], "0" * 64, CALIBRATION, {}, {})
-    return trained, rows, export_graph(trained.network, spec.input, trained.output, opset=18, max_batch_size=64)
+    rows = ExportRows(
+        open_split(root, manifest, "train").inputs[:256], open_split(root, manifest, "val")
+    )
+    trained = Trained(
+        calibrated(network, rows.calibration, None),
+        spec.task,
+        spec.input,
+        [],
+        "0" * 64,
+        CALIBRATION,
+        {},
+        {},
+    )
+    return (
+        trained,
+        rows,
+        export_graph(trained.network, spec.input, trained.output, opset=18, max_batch_size=64),
+    )
 
 
 def answers(graph: bytes, rows: NDArray[Any]) -> Answers:
-    return run_in_batches(open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1), rows, 64)
+    return run_in_batches(
+        open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1), rows, 64
+    )
 
 
-def test_the_graph_is_the_network_at_every_batch_size(exported: tuple[Trained, ExportRows, bytes]) -> None:
+def test_the_graph_is_the_network_at_every_batch_size(
+    exported: tuple[Trained, ExportRows, bytes],
+) -> None:
     trained, rows, graph = exported
     check_graph(graph, trained.input, trained.output)
-    assert prove_parity(trained.network, graph, rows.validation.inputs, batch_sizes=[1, 2, 7, 64], max_difference=1e-5) < 1e-5
+    assert (
+        prove_parity(
+            trained.network,
+            graph,
+            rows.validation.inputs,
+            batch_sizes=[1, 2, 7, 64],
+            max_difference=1e-5,
+        )
+        < 1e-5
+    )
     with pytest.raises(ParityError, match="batch of 65"):  # beyond what it was exported for
-        prove_parity(_never_the_same(), graph, rows.validation.inputs, batch_sizes=[65], max_difference=0.0)
+        prove_parity(
+            _never_the_same(), graph, rows.validation.inputs, batch_sizes=[65], max_difference=0.0
+        )
 
 
 def _never_the_same() -> Any:
@@ -141,26 +215,43 @@ def _never_the_same() -> Any:
 
 
 @pytest.mark.parametrize("variant", ["fp16", "int8", "int8_dynamic", "int8_tensorrt"])
-def test_every_variant_answers_as_fp32_does(exported: tuple[Trained, ExportRows, bytes], variant: str, tmp_path: Path) -> None:
+def test_every_variant_answers_as_fp32_does(
+    exported: tuple[Trained, ExportRows, bytes], variant: str, tmp_path: Path
+) -> None:
     trained, rows, graph = exported
     smaller, _ = make_variant(variant, graph, rows.calibration, tmp_path, lambda graph: 0.0, 0.0)
     check_graph(smaller, trained.input, trained.output)
-    expected, found = answers(graph, rows.validation.inputs[:]), answers(smaller, rows.validation.inputs[:])
+    expected, found = (
+        answers(graph, rows.validation.inputs[:]),
+        answers(smaller, rows.validation.inputs[:]),
+    )
     off = np.square(found.outputs - expected.outputs).mean() ** 0.5 / expected.outputs.std()
     assert off < (0.002 if variant == "fp16" else 0.1)
-    outliers = np.array([[1e30, -1e30, 1e30, 0.0, 0.0, 1.0]], dtype=np.float32)  # three numbers, a boolean, an indicator, a code
+    outliers = np.array(
+        [[1e30, -1e30, 1e30, 0.0, 0.0, 1.0]], dtype=np.float32
+    )  # three numbers, a boolean, an indicator, a code
     assert all(np.isfinite(numbers).all() for numbers in answers(smaller, outliers))
 
 
-def test_places_in_bins_and_the_targets_unit_stay_in_fp32(exported: tuple[Trained, ExportRows, bytes]) -> None:
+def test_places_in_bins_and_the_targets_unit_stay_in_fp32(
+    exported: tuple[Trained, ExportRows, bytes],
+) -> None:
     _, rows, graph = exported
     half = onnx.load_model_from_string(fp16_graph(graph, rows.calibration)).graph
     kinds = {tensor.name: tensor.data_type for tensor in half.initializer}
-    for name in ("encoding.edges", "encoding.inverse_widths", "encoding.codes_0", "target_mean", "target_std"):
+    for name in (
+        "encoding.edges",
+        "encoding.inverse_widths",
+        "encoding.codes_0",
+        "target_mean",
+        "target_std",
+    ):
         assert kinds[f"network.{name}"] == onnx.TensorProto.FLOAT, name
     assert kinds["network.backbone.pieces"] == onnx.TensorProto.FLOAT16
     casts = [node for node in half.node if node.op_type == "Cast"]
-    assert not {node.input[0] for node in casts} & {output for node in casts for output in node.output}, "rounded and cast back"
+    assert not {node.input[0] for node in casts} & {
+        output for node in casts for output in node.output
+    }, "rounded and cast back"
 
 
 def test_a_graph_without_layers_is_halved_as_a_whole() -> None:

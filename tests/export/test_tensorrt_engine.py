@@ -26,7 +26,9 @@ from tests.export.conftest import QUICK, RESAMPLING, Project
 from tests.packed_rows import packed_split
 from tests.packed_tables import write_packed_table
 
-needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed")
+needs_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed"
+)
 FOR_TENSORRT = [variant for variant, targets in MEANT_FOR.items() if "tensorrt" in targets]
 
 
@@ -34,7 +36,13 @@ FOR_TENSORRT = [variant for variant, targets in MEANT_FOR.items() if "tensorrt" 
 def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> LoadedBundle:
     """timm's resnet18, untrained, through the whole of `export`."""
     contract = ImageContract(
-        kind="images", transform=None, size_px=32, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6
+        kind="images",
+        transform=None,
+        size_px=32,
+        channels=3,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
     )
     spec = NetworkSpec(
         task="image_classification", name="timm/resnet18", arguments={}, classes=["a", "b", "c"], input=contract,
@@ -42,11 +50,22 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     )  # fmt: skip
     torch.manual_seed(0)
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
-    trained = Trained(calibrated(build_network(spec), pictures), spec.task, contract, spec.classes, "0" * 64, CALIBRATION, {}, {})
+    trained = Trained(
+        calibrated(build_network(spec), pictures),
+        spec.task,
+        contract,
+        spec.classes,
+        "0" * 64,
+        CALIBRATION,
+        {},
+        {},
+    )
     folder = tmp_path_factory.mktemp("resnet18")
     ids = [f"{row:016x}" for row in range(len(pictures))]
     rows = ExportRows(pictures, packed_split(pictures, np.arange(len(pictures)) % 3, ids, ids))
-    write_bundle(folder, trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
+    write_bundle(
+        folder, trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK
+    )
     return load_bundle(folder)
 
 
@@ -54,8 +73,17 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
 def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> LoadedBundle:
     """An untrained network for tables, through the whole of `export`."""
     root = tmp_path_factory.mktemp("table")
-    manifest = write_packed_table(root / "packed", "table_classification", {"train": 200, "val": 40})
-    arguments = {"num_submodels": 4, "num_blocks": 2, "width": 32, "dropout": 0.1, "embedding_size": 8, "num_bins": 16}
+    manifest = write_packed_table(
+        root / "packed", "table_classification", {"train": 200, "val": 40}
+    )
+    arguments = {
+        "num_submodels": 4,
+        "num_blocks": 2,
+        "width": 32,
+        "dropout": 0.1,
+        "embedding_size": 8,
+        "num_bins": 16,
+    }
     spec = NetworkSpec(
         task=manifest.task, name="tabm", arguments=arguments, classes=manifest.classes, input=manifest.input, mean=[], std=[],
         target_scale=None,
@@ -66,7 +94,15 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
     trained = Trained(network, spec.task, spec.input, spec.classes, "0" * 64, CALIBRATION, {}, {})
     (root / "bundle").mkdir()
     rows = ExportRows(train.inputs[:], val)
-    write_bundle(root / "bundle", trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
+    write_bundle(
+        root / "bundle",
+        trained,
+        rows,
+        export_params.export,
+        RESAMPLING,
+        trace_lineage({}, []),
+        QUICK,
+    )
     return load_bundle(root / "bundle")
 
 
@@ -84,13 +120,22 @@ def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -
 
 
 def nothing() -> BuildRequest:
-    return BuildRequest(b"", "image", (1, 1, 1), "fp32", Profile(smallest=1, optimal=1, largest=1), workspace_bytes=1)
+    return BuildRequest(
+        b"",
+        "image",
+        (1, 1, 1),
+        "fp32",
+        Profile(smallest=1, optimal=1, largest=1),
+        workspace_bytes=1,
+    )
 
 
 @needs_rtx
 @pytest.mark.process
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
-def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profile(classifier: Project, variant: str) -> None:
+def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profile(
+    classifier: Project, variant: str
+) -> None:
     request = request_for(classifier.bundle(), variant)
     built = build_engine_apart("tensorrt_rtx", request)
     assert len(built.plan) > 1000
@@ -117,7 +162,9 @@ def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, vari
 
 @needs_rtx
 @pytest.mark.process
-def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(classifier: Project) -> None:
+def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(
+    classifier: Project,
+) -> None:
     with pytest.raises(EngineError, match=r"does not take the graph(.|\n)*DequantizeLinear"):
         build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "int8"))
 
@@ -127,15 +174,22 @@ def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(c
 def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Project) -> None:
     tensorrt_rtx = importlib.import_module("tensorrt_rtx")
     for found, requested in (("fp32", "fp16"), ("fp16", "int8"), ("int8_tensorrt", "fp16")):
-        with pytest.raises(EngineError, match=f"the graph is of precision {found.split('_')[0]}, {requested} was requested"):
-            build_engine(tensorrt_rtx, replace(request_for(classifier.bundle(), found), precision=requested))
+        with pytest.raises(
+            EngineError,
+            match=f"the graph is of precision {found.split('_')[0]}, {requested} was requested",
+        ):
+            build_engine(
+                tensorrt_rtx, replace(request_for(classifier.bundle(), found), precision=requested)
+            )
 
 
 @needs_rtx
 @pytest.mark.process
 def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
     first = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16"))
-    assert build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16", first.timing_cache)).plan
+    assert build_engine_apart(
+        "tensorrt_rtx", request_for(classifier.bundle(), "fp16", first.timing_cache)
+    ).plan
 
 
 @pytest.mark.process
@@ -147,7 +201,9 @@ def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
         ("os._exit(3)", "ended with exit code 3"),
     ],
 )
-def test_a_crash_inside_tensorrt_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, message: str) -> None:
+def test_a_crash_inside_tensorrt_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, message: str
+) -> None:
     (tmp_path / "crashing_tensorrt.py").write_text(f"import os\n{death}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(EngineError, match=message):
@@ -164,13 +220,22 @@ def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("Builder", "create_network create_builder_config create_optimization_profile build_serialized_network"),
+        (
+            "Builder",
+            "create_network create_builder_config create_optimization_profile build_serialized_network",
+        ),
         ("INetworkDefinition", "num_layers get_layer"),
         ("ILayer", "num_outputs get_output"),
         ("OnnxParser", "parse num_errors get_error"),
-        ("IBuilderConfig", "clear_flag set_memory_pool_limit create_timing_cache set_timing_cache get_timing_cache profiling_verbosity"),
+        (
+            "IBuilderConfig",
+            "clear_flag set_memory_pool_limit create_timing_cache set_timing_cache get_timing_cache profiling_verbosity",
+        ),
         ("Runtime", "deserialize_cuda_engine"),
-        ("ICudaEngine", "num_io_tensors get_tensor_name get_tensor_dtype get_tensor_profile_shape create_engine_inspector"),
+        (
+            "ICudaEngine",
+            "num_io_tensors get_tensor_name get_tensor_dtype get_tensor_profile_shape create_engine_inspector",
+        ),
         ("ICudaEngine", "create_execution_context"),
         ("EngineInspector", "get_engine_information"),
         ("IExecutionContext", "set_tensor_address set_input_shape execute_async_v3"),
@@ -179,7 +244,9 @@ def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
         ("DataType", "FLOAT HALF BF16 INT8 UINT8"),
     ],
 )
-def test_what_we_call_and_what_our_pretended_tensorrt_has_is_in_the_real_interface(kind: str, names: str) -> None:
+def test_what_we_call_and_what_our_pretended_tensorrt_has_is_in_the_real_interface(
+    kind: str, names: str
+) -> None:
     real = getattr(importlib.import_module("tensorrt_rtx"), kind)
     assert [name for name in names.split() if not hasattr(real, name)] == []
     assert not hasattr(real, "no_such_name")
@@ -188,5 +255,7 @@ def test_what_we_call_and_what_our_pretended_tensorrt_has_is_in_the_real_interfa
 def test_an_old_tensorrt_is_refused_with_both_versions() -> None:
     old = types.ModuleType("tensorrt")
     old.__dict__["__version__"] = "10.9.0.34"
-    with pytest.raises(EngineError, match=r"TensorRT 10\.9\.0\.34 is installed, expected at least 10\.13"):
+    with pytest.raises(
+        EngineError, match=r"TensorRT 10\.9\.0\.34 is installed, expected at least 10\.13"
+    ):
         build_engine(old, nothing())

@@ -44,11 +44,16 @@ class Exported:
     bundle: LoadedBundle
 
 
-IN_TURN = [pytest.param(name, marks=() if name == TRANSFORMER else pytest.mark.nightly(seconds=40)) for name in NETWORKS]
+IN_TURN = [
+    pytest.param(name, marks=() if name == TRANSFORMER else pytest.mark.nightly(seconds=40))
+    for name in NETWORKS
+]
 
 
 @pytest.fixture(name="exported", scope="module", params=IN_TURN)
-def _exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Exported:
+def _exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, export_params: Params
+) -> Exported:
     name: str = request.param
     size_px, arguments = NETWORKS[name]
     root = tmp_path_factory.mktemp("timm")
@@ -72,7 +77,9 @@ def _exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Exported(name, project, bundle)
 
 
-def test_every_hop_that_runs_here_agrees_with_torch(exported: Exported, export_params: Params) -> None:
+def test_every_hop_that_runs_here_agrees_with_torch(
+    exported: Exported, export_params: Params
+) -> None:
     """int8 has a budget here that a network trained for seconds keeps."""
     rows = read_test_rows(exported.project.packed, CLASSES)
     loss = dict.fromkeys(("int8", "int8_dynamic", "fp16", *OF_PRUNED), 0.2)
@@ -86,7 +93,9 @@ def test_every_hop_that_runs_here_agrees_with_torch(exported: Exported, export_p
     assert make_certificate(exported.bundle, hops, {}, [], draft=True).status == "draft"
 
 
-def test_dynamic_int8_takes_a_graph_with_the_exporters_shapes(exported: Exported, tmp_path: Path) -> None:
+def test_dynamic_int8_takes_a_graph_with_the_exporters_shapes(
+    exported: Exported, tmp_path: Path
+) -> None:
     """They name weights by shapes that these no longer have once they are fused."""
     fp32 = exported.bundle.model_bytes("fp32")
     assert onnx.load_model_from_string(fp32).graph.value_info
@@ -94,7 +103,9 @@ def test_dynamic_int8_takes_a_graph_with_the_exporters_shapes(exported: Exported
     assert prepare(fp32, tmp_path).exists()
 
 
-def test_sums_are_quantized_between_convolutions_and_not_between_matrix_products(exported: Exported, tmp_path: Path) -> None:
+def test_sums_are_quantized_between_convolutions_and_not_between_matrix_products(
+    exported: Exported, tmp_path: Path
+) -> None:
     split = exported.project.split("train")
     quantizer = StaticQuantizer(exported.bundle.model_bytes("fp32"), split.inputs[:], tmp_path, CPU)
     assert quantizer.layers

@@ -18,7 +18,9 @@ WIDTH, HEIGHT = 9, 7
 _SHORT, _LONG = 3, 4  # types of TIFF values
 _RAW, _DEFLATE, _PACK_BITS = 1, 8, 32773  # compressions of TIFF
 _ALL_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I", "I;16", "F")
-_TIFF_MODES = dict.fromkeys(("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "zstd", "lzma"), _ALL_MODES) | {
+_TIFF_MODES = dict.fromkeys(
+    ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "zstd", "lzma"), _ALL_MODES
+) | {
     "jpeg": ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB"),
     "group4": ("1",),
 }
@@ -115,7 +117,10 @@ def tiff(
     if pixels is None:
         pixels = _noise(row_bytes * HEIGHT * planes, photometric * 1000 + samples * 100 + bits)
     size = len(pixels) // planes
-    strips = [_compressed(pixels[size * plane : size * (plane + 1)], compression) for plane in range(planes)]
+    strips = [
+        _compressed(pixels[size * plane : size * (plane + 1)], compression)
+        for plane in range(planes)
+    ]
     starts = [8 + sum(map(len, strips[:plane])) for plane in range(planes)]
     tags: dict[int, tuple[int, list[int]]] = {
         256: (_LONG, [WIDTH]),
@@ -146,7 +151,12 @@ def tiff(
     content = b"".join(strips)
     content += b"\0" * (len(content) % 2)
     magic = b"MM" if is_big_endian else b"II"
-    return magic + struct.pack(f"{order}HI", 42, 8 + len(content)) + content + _directory(tags, order, 8 + len(content))
+    return (
+        magic
+        + struct.pack(f"{order}HI", 42, 8 + len(content))
+        + content
+        + _directory(tags, order, 8 + len(content))
+    )
 
 
 def _directory(tags: dict[int, tuple[int, list[int]]], order: str, start: int) -> bytes:
@@ -174,7 +184,9 @@ def _compressed(strip: bytes, compression: int) -> bytes:
 
 def png_files() -> Iterator[ImageFile]:
     """Colour type x depth x interlacing x order of the chunks; five of the types and all pairs but 15 are valid."""
-    for colour, depth, interlace, order in product((0, 2, 3, 4, 6, 1), (1, 2, 4, 8, 16), (0, 1), _PNG_ORDERS):
+    for colour, depth, interlace, order in product(
+        (0, 2, 3, 4, 6, 1), (1, 2, 4, 8, 16), (0, 1), _PNG_ORDERS
+    ):
         yield ImageFile(
             f"png colour={colour} depth={depth} interlace={interlace}: {order}",
             png(colour, depth, interlace, order),
@@ -185,8 +197,12 @@ def png(colour: int, depth: int, interlace: int = 0, order: str = "plain") -> by
     """A PNG of WIDTH x HEIGHT pixels, whose chunks are in an `order` of _PNG_ORDERS."""
     ihdr = _chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, depth, colour, 0, 0, interlace))
     palette_size = 2 if order == "short PLTE" else 2 ** min(depth, 8)
-    plte = _chunk(b"PLTE", b"\1\2\3\4" if order == "PLTE of 4 bytes" else _noise(3 * palette_size, 5))
-    transparency = {"empty tRNS": b"", "long tRNS": bytes(300)}.get(order, b"\0\1" * (3 if colour == 2 else 1))
+    plte = _chunk(
+        b"PLTE", b"\1\2\3\4" if order == "PLTE of 4 bytes" else _noise(3 * palette_size, 5)
+    )
+    transparency = {"empty tRNS": b"", "long tRNS": bytes(300)}.get(
+        order, b"\0\1" * (3 if colour == 2 else 1)
+    )
     trns = _chunk(b"tRNS", transparency)
     stream = zlib.compress(_png_rows(colour, depth, interlace, order))
     if order == "damaged stream":
@@ -244,7 +260,9 @@ def png(colour: int, depth: int, interlace: int = 0, order: str = "plain") -> by
         before = [*before, _chunk(b"acTL", struct.pack(">II", 1, 0))]
         before += [_chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, WIDTH, HEIGHT, 0, 0, 1, 10, 0, 0))]
     chunks = [*([] if order == "no IHDR" else [ihdr]), *before, *middle, *behind]
-    whole = b"\x89PNG\r\n\x1a\n" + b"".join(chunks) + (b"more" if order == "bytes behind IEND" else b"")
+    whole = (
+        b"\x89PNG\r\n\x1a\n" + b"".join(chunks) + (b"more" if order == "bytes behind IEND" else b"")
+    )
     return whole[:-20] if order == "broken off" else whole
 
 
@@ -272,7 +290,12 @@ def _png_rows(colour: int, depth: int, interlace: int, order: str) -> bytes:
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def bmp_files() -> Iterator[ImageFile]:
@@ -306,7 +329,9 @@ def bmp(header: int, bits: int, compression: int, is_top_down: bool) -> bytes:
     elif compression == 2:
         pixels = b"".join(bytes([WIDTH, row * 17, 0, 0]) for row in range(HEIGHT)) + b"\0\1"
     start = 14 + len(content) + len(palette)
-    return b"BM" + struct.pack("<IHHI", start + len(pixels), 0, 0, start) + content + palette + pixels
+    return (
+        b"BM" + struct.pack("<IHHI", start + len(pixels), 0, 0, start) + content + palette + pixels
+    )
 
 
 def encoded_files() -> Iterator[ImageFile]:
@@ -316,7 +341,9 @@ def encoded_files() -> Iterator[ImageFile]:
     rgb, grey = rgba.convert("RGB"), rgba.convert("L")
     exif = Image.Exif()
     exif[0x0112] = 6
-    for mode, quality, progressive, subsampling, restart in product(("L", "RGB", "CMYK"), (20, 95), (False, True), (0, 1, 2), (0, 1)):
+    for mode, quality, progressive, subsampling, restart in product(
+        ("L", "RGB", "CMYK"), (20, 95), (False, True), (0, 1, 2), (0, 1)
+    ):
         options: dict[str, Any] = {
             "quality": quality,
             "progressive": progressive,
@@ -326,9 +353,15 @@ def encoded_files() -> Iterator[ImageFile]:
         jpeg = _encoded(rgb.convert(mode), "JPEG", **options)
         yield ImageFile(f"jpeg {mode} {options}", jpeg)
         for transform in (0, 1, 2, 7) if restart == 0 else ():
-            yield ImageFile(f"jpeg {mode} {options} adobe={transform}", _with_adobe(jpeg, transform))
-    yield ImageFile("jpeg of a YCbCr image on its side", _encoded(rgb.convert("YCbCr"), "JPEG", exif=exif))
-    yield ImageFile("jpeg with a second picture", _encoded(rgb, "MPO", save_all=True, append_images=[rgb]))
+            yield ImageFile(
+                f"jpeg {mode} {options} adobe={transform}", _with_adobe(jpeg, transform)
+            )
+    yield ImageFile(
+        "jpeg of a YCbCr image on its side", _encoded(rgb.convert("YCbCr"), "JPEG", exif=exif)
+    )
+    yield ImageFile(
+        "jpeg with a second picture", _encoded(rgb, "MPO", save_all=True, append_images=[rgb])
+    )
     images: dict[str, Image.Image] = {
         "L": grey,
         "LA": rgba.convert("LA"),
@@ -338,16 +371,24 @@ def encoded_files() -> Iterator[ImageFile]:
     }
     for (mode, image), lossless, with_exif in product(images.items(), (False, True), (False, True)):
         options = {"lossless": lossless} | ({"exif": exif} if with_exif else {})
-        yield ImageFile(f"webp {mode} lossless={lossless} exif={with_exif}", _encoded(image, "WEBP", **options))
-    yield ImageFile("webp animated", _encoded(rgba, "WEBP", save_all=True, append_images=[rgba.rotate(180)]))
+        yield ImageFile(
+            f"webp {mode} lossless={lossless} exif={with_exif}", _encoded(image, "WEBP", **options)
+        )
+    yield ImageFile(
+        "webp animated", _encoded(rgba, "WEBP", save_all=True, append_images=[rgba.rotate(180)])
+    )
     for mode, interlace, transparency in product(("L", "P"), (0, 1), (None, 0, 3)):
-        options = {"interlace": interlace} | ({} if transparency is None else {"transparency": transparency})
+        options = {"interlace": interlace} | (
+            {} if transparency is None else {"transparency": transparency}
+        )
         yield ImageFile(f"gif {mode} {options}", _encoded(images[mode], "GIF", **options))
     for mode in _ALL_MODES:
         made = _in_mode(rgb, mode)
         for compression in _TIFF_MODES:
             if mode in _TIFF_MODES[compression]:
-                yield ImageFile(f"tiff {mode} {compression}", _encoded(made, "TIFF", compression=compression))
+                yield ImageFile(
+                    f"tiff {mode} {compression}", _encoded(made, "TIFF", compression=compression)
+                )
         for image_format, modes in _OTHER_MODES.items():
             if mode in modes:
                 yield ImageFile(f"{image_format.lower()} {mode}", _encoded(made, image_format))
@@ -372,7 +413,9 @@ def _with_adobe(jpeg: bytes, transform: int) -> bytes:
     found = jpeg.find(b"\xff\xee\x00\x0eAdobe")
     if found >= 0:
         jpeg = jpeg[:found] + jpeg[found + 16 :]
-    return jpeg[:2] + b"\xff\xee\x00\x0eAdobe" + struct.pack(">HHHB", 100, 0, 0, transform) + jpeg[2:]
+    return (
+        jpeg[:2] + b"\xff\xee\x00\x0eAdobe" + struct.pack(">HHHB", 100, 0, 0, transform) + jpeg[2:]
+    )
 
 
 def mutated_files() -> Iterator[ImageFile]:
@@ -413,7 +456,9 @@ def _valid_files() -> Iterator[ImageFile]:
         (5, 4, None, 8),
         (8, 3, None, 8),
     ):
-        yield ImageFile(f"tiff {photometric} {samples} {bits}", tiff(photometric, samples, extra, bits))
+        yield ImageFile(
+            f"tiff {photometric} {samples} {bits}", tiff(photometric, samples, extra, bits)
+        )
     yield ImageFile("tiff deflate", tiff(2, 3, compression=_DEFLATE, is_planar=True))
     for header, bits, compression in (
         (40, 1, 0),
@@ -451,14 +496,18 @@ def _flip(payload: bytes, generator: random.Random) -> bytes:
 
 def _flip_in_head(payload: bytes, generator: random.Random) -> bytes:
     changed = bytearray(payload)
-    changed[generator.randrange(min(len(changed), 80))] = generator.choice((0, 1, 127, 255, generator.randrange(256)))
+    changed[generator.randrange(min(len(changed), 80))] = generator.choice(
+        (0, 1, 127, 255, generator.randrange(256))
+    )
     return bytes(changed)
 
 
 def _flip_in_tail(payload: bytes, generator: random.Random) -> bytes:
     """Flip a byte in the tail, where a TIFF has its tags."""
     changed = bytearray(payload)
-    changed[-1 - generator.randrange(min(len(changed), 130))] = generator.choice((0, 1, 2, 127, 255, generator.randrange(256)))
+    changed[-1 - generator.randrange(min(len(changed), 130))] = generator.choice(
+        (0, 1, 2, 127, 255, generator.randrange(256))
+    )
     return bytes(changed)
 
 

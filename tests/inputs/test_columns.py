@@ -9,18 +9,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slipway.inputs.columns import _BLOCK_ROWS, MAX_TEXT, Column, ColumnContract, Kind, encode, encode_rows, read_date, read_row
+from slipway.inputs.columns import (
+    _BLOCK_ROWS,
+    MAX_TEXT,
+    Column,
+    ColumnContract,
+    Kind,
+    encode,
+    encode_rows,
+    read_date,
+    read_row,
+)
 from slipway.system.errors import CellError
 
 FINITE = st.floats(-1e30, 1e30, allow_nan=False)
 KINDS: tuple[Kind, ...] = ("number", "category", "boolean", "date")
 TEXTS = st.text('ab "\\é漢', min_size=1, max_size=5).filter(lambda text: text == text.strip())
-STRATEGIES = {"number": FINITE | st.integers(-(2**60), 2**60), "boolean": st.booleans(), "date": st.datetimes().map(datetime.isoformat)}
+STRATEGIES = {
+    "number": FINITE | st.integers(-(2**60), 2**60),
+    "boolean": st.booleans(),
+    "date": st.datetimes().map(datetime.isoformat),
+}
 
 
 def column(name: str, kind: Kind, **changes: Any) -> Column:
-    facts: dict[str, Any] = {"required": False, "min": None, "max": None, "has_missing": False, "categories": [], "quantiles": []}
-    return Column.model_validate({"name": name, "kind": kind, "mean": 0.0, "std": 1.0, "fill": 0.0, **facts, **changes})
+    facts: dict[str, Any] = {
+        "required": False,
+        "min": None,
+        "max": None,
+        "has_missing": False,
+        "categories": [],
+        "quantiles": [],
+    }
+    return Column.model_validate(
+        {"name": name, "kind": kind, "mean": 0.0, "std": 1.0, "fill": 0.0, **facts, **changes}
+    )
 
 
 def contract(*columns: Column) -> ColumnContract:
@@ -33,11 +56,19 @@ def contracts(draw: st.DrawFn) -> ColumnContract:
     columns = []
     for index in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from(KINDS))
-        facts: dict[str, Any] = draw(st.sampled_from([{}, {"has_missing": True}, {"imputed": True}]))
+        facts: dict[str, Any] = draw(
+            st.sampled_from([{}, {"has_missing": True}, {"imputed": True}])
+        )
         if kind == "category":
-            facts = facts | {"categories": draw(st.lists(TEXTS, min_size=1, max_size=5, unique=True))}
+            facts = facts | {
+                "categories": draw(st.lists(TEXTS, min_size=1, max_size=5, unique=True))
+            }
         else:
-            facts = facts | {"mean": draw(FINITE), "std": draw(st.floats(1e-3, 1e6)), "fill": draw(FINITE)}
+            facts = facts | {
+                "mean": draw(FINITE),
+                "std": draw(st.floats(1e-3, 1e6)),
+                "fill": draw(FINITE),
+            }
         columns.append(column(f"c{index}", kind, **facts))
     return contract(*columns)
 
@@ -53,7 +84,9 @@ def json_rows(wanted: ColumnContract) -> st.SearchStrategy[list[dict[str, Any]]]
 
 @settings(deadline=None)
 @given(st.data())
-def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(data: st.DataObject) -> None:
+def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(
+    data: st.DataObject,
+) -> None:
     wanted = data.draw(contracts())
     rows = data.draw(json_rows(wanted))
     typed = [read_row(row, wanted) for row in rows]
@@ -63,7 +96,12 @@ def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(data: st
         columns[found.name] = cells if found.kind == "category" else np.array(cells, np.float64)
     together = encode(columns, wanted)
     sent = [json.loads(json.dumps(row)) for row in rows]
-    alone = [encode_rows([read_row(row, ColumnContract.model_validate_json(wanted.model_dump_json()))], wanted) for row in sent]
+    alone = [
+        encode_rows(
+            [read_row(row, ColumnContract.model_validate_json(wanted.model_dump_json()))], wanted
+        )
+        for row in sent
+    ]
     assert together.shape == (len(rows), *wanted.shape)
     assert together.dtype == np.float32
     assert np.concatenate(alone).tobytes() == together.tobytes()
@@ -78,12 +116,20 @@ def column_by_column(columns: dict[str, Any], wanted: ColumnContract) -> NDArray
         if found.kind == "category":
             unknown = 0 if found.has_missing else 1
             codes.append(
-                np.array([found.categories.index(cell) + 1 if cell in found.categories else unknown for cell in cells], np.float32)
+                np.array(
+                    [
+                        found.categories.index(cell) + 1 if cell in found.categories else unknown
+                        for cell in cells
+                    ],
+                    np.float32,
+                )
             )
             continue
         numbers = np.array(cells, np.float64)
         missing = np.isnan(numbers)
-        values.append(((np.where(missing, found.fill, numbers) - found.mean) / found.std).astype(np.float32))
+        values.append(
+            ((np.where(missing, found.fill, numbers) - found.mean) / found.std).astype(np.float32)
+        )
         if found.has_missing:
             indicators.append(missing.astype(np.float32))
     return np.stack([*values, *indicators, *codes], axis=1)
@@ -101,28 +147,47 @@ def test_all_columns_at_once_are_the_columns_one_by_one_bit_for_bit(data: st.Dat
 
 @pytest.mark.parametrize("num_rows", [0, 1, _BLOCK_ROWS, 2 * _BLOCK_ROWS + 1])
 def test_any_number_of_rows_is_encoded(num_rows: int) -> None:
-    wanted = contract(column("a", "number", has_missing=True, mean=3.0, std=7.0), column("b", "category", categories=["x", "y"]))
+    wanted = contract(
+        column("a", "number", has_missing=True, mean=3.0, std=7.0),
+        column("b", "category", categories=["x", "y"]),
+    )
     numbers = np.arange(num_rows, dtype=np.float64)
-    columns: dict[str, Any] = {"a": np.where(numbers % 5 == 0, np.nan, numbers), "b": ["xy"[row % 2] for row in range(num_rows)]}
+    columns: dict[str, Any] = {
+        "a": np.where(numbers % 5 == 0, np.nan, numbers),
+        "b": ["xy"[row % 2] for row in range(num_rows)],
+    }
     assert encode(columns, wanted).tobytes() == column_by_column(columns, wanted).tobytes()
 
 
 @settings(deadline=None)
 @given(st.datetimes(min_value=datetime(1, 1, 2), max_value=datetime(9999, 12, 30)))
 def test_a_date_is_its_microseconds_since_1970(moment: datetime) -> None:
-    microseconds = (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // datetime.resolution
-    assert read_date(moment.isoformat()) == pytest.approx(microseconds / 86_400_000_000, rel=1e-15, abs=1e-15)
+    microseconds = (
+        moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    ) // datetime.resolution
+    assert read_date(moment.isoformat()) == pytest.approx(
+        microseconds / 86_400_000_000, rel=1e-15, abs=1e-15
+    )
     assert read_date(moment.isoformat()) == read_date(moment.isoformat() + "Z")
 
 
-ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
+ANYTHING = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.lists(st.integers(), max_size=2)
+)
 
 
 @pytest.mark.process
 @settings(deadline=None)
 @given(ANYTHING, st.sampled_from(KINDS), st.booleans())
 def test_any_json_value_is_taken_or_refused_by_name(value: Any, kind: Kind, imputed: bool) -> None:
-    wanted = contract(column("c", kind, imputed=imputed, categories=["x"] if kind == "category" else []))
+    wanted = contract(
+        column("c", kind, imputed=imputed, categories=["x"] if kind == "category" else [])
+    )
     rule = ""
     try:
         assert np.isfinite(encode_rows([read_row({"c": value}, wanted)], wanted)).all()
@@ -151,7 +216,9 @@ def test_any_json_value_is_taken_or_refused_by_name(value: Any, kind: Kind, impu
         ("category", " ", "missing_value"),
     ],
 )
-def test_what_a_column_does_not_take_is_refused_under_a_rule(kind: Kind, value: Any, rule: str) -> None:
+def test_what_a_column_does_not_take_is_refused_under_a_rule(
+    kind: Kind, value: Any, rule: str
+) -> None:
     bounds = {"min": 0.0, "max": 10.0} if kind == "number" else {}
     wanted = contract(column("c", kind, categories=["x"] if kind == "category" else [], **bounds))
     with pytest.raises(CellError) as caught:
@@ -161,11 +228,19 @@ def test_what_a_column_does_not_take_is_refused_under_a_rule(kind: Kind, value: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "shown"), [("category", 5, "found 5,"), ("number", "5", "found the text '5',"), ("number", True, "found True,")]
+    ("kind", "value", "shown"),
+    [
+        ("category", 5, "found 5,"),
+        ("number", "5", "found the text '5',"),
+        ("number", True, "found True,"),
+    ],
 )
 def test_only_text_is_shown_in_quotes(kind: Kind, value: Any, shown: str) -> None:
     with pytest.raises(CellError, match=shown):
-        read_row({"c": value}, contract(column("c", kind, categories=["5"] if kind == "category" else [])))
+        read_row(
+            {"c": value},
+            contract(column("c", kind, categories=["5"] if kind == "category" else [])),
+        )
 
 
 def test_a_required_column_takes_no_missing_value_though_training_rows_lacked_some() -> None:
@@ -180,11 +255,19 @@ def test_an_unknown_column_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("City", "did you mean 'city'"), (" city", "did you mean 'city'"), ("town", "expected city, size")]
+    ("name", "hint"),
+    [
+        ("City", "did you mean 'city'"),
+        (" city", "did you mean 'city'"),
+        ("town", "expected city, size"),
+    ],
 )
 def test_a_column_in_another_case_is_told_what_was_meant(name: str, hint: str) -> None:
     with pytest.raises(CellError, match=hint):
-        read_row({name: "x"}, contract(column("city", "category", categories=["x"]), column("size", "number")))
+        read_row(
+            {name: "x"},
+            contract(column("city", "category", categories=["x"]), column("size", "number")),
+        )
 
 
 def test_a_copy_with_other_columns_encodes_these() -> None:
@@ -202,7 +285,10 @@ def test_values_come_first_then_indicators_then_codes() -> None:
         column("size", "number", mean=1.0, std=2.0, fill=3.0, has_missing=True),
         column("owned", "boolean"),
     )
-    rows: list[dict[str, Any]] = [{"town": "y", "size": 5, "owned": True}, {"town": "new", "size": None, "owned": False}]
+    rows: list[dict[str, Any]] = [
+        {"town": "y", "size": 5, "owned": True},
+        {"town": "new", "size": None, "owned": False},
+    ]
     encoded = encode_rows([read_row(row, wanted) for row in rows], wanted)
     assert encoded.tolist() == [[2.0, 1.0, 0.0, 2.0], [1.0, 0.0, 1.0, 0.0]]
 

@@ -64,10 +64,14 @@ def test_a_file_with_two_verdicts_fails_the_check(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("order", ["no PLTE", "PLTE behind IDAT"])
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("interlace", [0, 1])
-def test_a_palette_png_without_a_palette_before_its_pixels_is_undecodable(order: str, depth: int, interlace: int) -> None:
+def test_a_palette_png_without_a_palette_before_its_pixels_is_undecodable(
+    order: str, depth: int, interlace: int
+) -> None:
     payload = png(3, depth, interlace, order)
     assert verdict("palette.png", payload) == "undecodable"
-    with pytest.raises(ImageError, match="mode P, which cannot become RGB: it has no palette before its pixels"):
+    with pytest.raises(
+        ImageError, match="mode P, which cannot become RGB: it has no palette before its pixels"
+    ):
         array_from_bytes(payload, CONTRACT)
 
 
@@ -106,7 +110,9 @@ def test_sixteen_bits_have_one_mode_in_either_byte_order(is_big_endian: bool) ->
     assert set(array_from_bytes(payload, CONTRACT).ravel().tolist()) == {90}
 
 
-def test_a_transform_may_return_any_mode_that_becomes_rgb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transform_may_return_any_mode_that_becomes_rgb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "made_modes.py").write_text(
         "from PIL import Image\n"
         "def premultiplied(image): return image.convert('LA').convert('La')\n"
@@ -118,7 +124,9 @@ def test_a_transform_may_return_any_mode_that_becomes_rgb(tmp_path: Path, monkey
     monkeypatch.syspath_prepend(tmp_path)
 
     def read(name: str) -> None:
-        transform = TransformContract(function=f"made_modes:{name}", sha256=code_digest(f"made_modes:{name}"))
+        transform = TransformContract(
+            function=f"made_modes:{name}", sha256=code_digest(f"made_modes:{name}")
+        )
         array_from_bytes(png(2, 8), CONTRACT.model_copy(update={"transform": transform}))
 
     read("premultiplied")

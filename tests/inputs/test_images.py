@@ -32,7 +32,14 @@ def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> byt
 
 
 def contract(size_px: int = 4, **changes: Any) -> ImageContract:
-    values = {"kind": "images", "transform": None, "channels": 3, "fit": "stretch", "interpolation": "nearest", "max_pixels": 1000}
+    values = {
+        "kind": "images",
+        "transform": None,
+        "channels": 3,
+        "fit": "stretch",
+        "interpolation": "nearest",
+        "max_pixels": 1000,
+    }
     return ImageContract.model_validate({"size_px": size_px, **values, **changes})
 
 
@@ -46,7 +53,12 @@ def test_an_image_is_resized_with_the_filter_that_the_contract_names(name: str, 
     assert np.array_equal(found, np.asarray(expected))
 
 
-def read(image: Image.Image, image_format: str = "PNG", options: dict[str, Any] | None = None, **changes: Any) -> Any:
+def read(
+    image: Image.Image,
+    image_format: str = "PNG",
+    options: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
     return array_from_bytes(encode(image, image_format, **(options or {})), contract(**changes))
 
 
@@ -100,7 +112,12 @@ def test_a_palette_is_looked_up() -> None:
 @pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
 def test_sixteen_bits_are_scaled_to_eight(image_format: str) -> None:
     values = np.array([[0, 257, 32896, 65535]] * 4, np.uint16)
-    assert read(Image.fromarray(values), image_format, channels=1)[0, :, 0].tolist() == [0, 1, 128, 255]
+    assert read(Image.fromarray(values), image_format, channels=1)[0, :, 0].tolist() == [
+        0,
+        1,
+        128,
+        255,
+    ]
 
 
 def test_one_bit_becomes_black_and_white() -> None:
@@ -122,7 +139,9 @@ def test_an_image_is_turned_upright_by_its_orientation() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("image_format", ["PNG", "TIFF", "WEBP"])
-def test_every_format_is_turned_once_and_its_orientation_is_told(image_format: str, orientation: int) -> None:
+def test_every_format_is_turned_once_and_its_orientation_is_told(
+    image_format: str, orientation: int
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = Image.fromarray(NOISE)
@@ -136,7 +155,13 @@ def test_every_format_is_turned_once_and_its_orientation_is_told(image_format: s
 def test_a_telephones_jpeg_with_a_second_picture_is_a_jpeg() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    two = encode(Image.fromarray(NOISE), "MPO", save_all=True, append_images=[Image.fromarray(NOISE)], exif=exif)
+    two = encode(
+        Image.fromarray(NOISE),
+        "MPO",
+        save_all=True,
+        append_images=[Image.fromarray(NOISE)],
+        exif=exif,
+    )
     assert Image.open(io.BytesIO(two)).format == "MPO"
     assert decode_with_pillow(two, 1000).image_format == "JPEG"
 
@@ -147,7 +172,9 @@ def test_a_wide_integer_within_16_bits_is_read() -> None:
 
 def test_the_first_frame_of_several_is_read() -> None:
     frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
-    assert (read(frames[0], "TIFF", {"save_all": True, "append_images": frames[1:]}, channels=1) == 10).all()
+    assert (
+        read(frames[0], "TIFF", {"save_all": True, "append_images": frames[1:]}, channels=1) == 10
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +191,18 @@ def test_the_first_frame_of_several_is_read() -> None:
         (encode(Image.new("1", (1001, 1))), "pixel_bomb"),
         (encode(Image.new("1", (20_000, 20_000))), "pixel_bomb"),
     ],
-    ids=["nothing", "text", "zeros", "gif", "float", "negative", "more than 16 bits", "truncated", "one pixel too many", "far too many"],
+    ids=[
+        "nothing",
+        "text",
+        "zeros",
+        "gif",
+        "float",
+        "negative",
+        "more than 16 bits",
+        "truncated",
+        "one pixel too many",
+        "far too many",
+    ],
 )
 def test_what_cannot_be_read_is_refused_by_name(payload: bytes, rule: str) -> None:
     assert rule_of(payload) == rule
@@ -183,19 +221,40 @@ def outcome(payload: bytes) -> str:
     return "read" if array.shape == (4, 4, 3) else "misread"
 
 
-@given(st.binary(max_size=300), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"BM", b"II*\0", b"RIFF\0\0\0\0WEBPVP8 "]))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from(
+        [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"BM", b"II*\0", b"RIFF\0\0\0\0WEBPVP8 "]
+    ),
+)
 def test_no_bytes_raise_anything_but_an_image_error(payload: bytes, signature: bytes) -> None:
-    assert outcome(signature + payload) in {"read", "empty", "undecodable", "truncated", "pixel_bomb"}
+    assert outcome(signature + payload) in {
+        "read",
+        "empty",
+        "undecodable",
+        "truncated",
+        "pixel_bomb",
+    }
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_a_flipped_byte_is_read_or_refused_by_name(image_format: str) -> None:
     good = encode(Image.fromarray(NOISE), image_format)
-    damaged = [good[:position] + bytes([good[position] ^ 0x5A]) + good[position + 1 :] for position in range(len(good))]
-    assert {outcome(payload) for payload in damaged} <= {"read", "undecodable", "truncated", "pixel_bomb"}
+    damaged = [
+        good[:position] + bytes([good[position] ^ 0x5A]) + good[position + 1 :]
+        for position in range(len(good))
+    ]
+    assert {outcome(payload) for payload in damaged} <= {
+        "read",
+        "undecodable",
+        "truncated",
+        "pixel_bomb",
+    }
 
 
-SCENE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (9, 13, 3), dtype=np.uint8)).resize((67, 45), Image.Resampling.BICUBIC)
+SCENE = Image.fromarray(
+    np.random.default_rng(1).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+).resize((67, 45), Image.Resampling.BICUBIC)
 JPEGS: dict[str, dict[str, Any]] = {
     "4:4:4": {"subsampling": "4:4:4"},
     "4:2:2": {"subsampling": "4:2:2"},
@@ -219,7 +278,9 @@ def test_both_decoders_give_the_same_pixels_of_a_jpeg(kind: str, quality: int, m
     assert np.array_equal(array if mode == "L" else array[:, :, :3], np.asarray(expected))
     image = decode_image(payload, 10_000)
     assert (image.mode, image.size, image.tobytes()) == (mode, SCENE.size, expected.tobytes())
-    assert array_from_bytes(payload, contract(16, max_pixels=10_000, interpolation="bilinear")).tobytes() == (
+    assert array_from_bytes(
+        payload, contract(16, max_pixels=10_000, interpolation="bilinear")
+    ).tobytes() == (
         np.asarray(expected.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)).tobytes()
     )
 
@@ -253,7 +314,9 @@ def test_a_flipped_byte_gives_the_same_pixels_with_both_decoders_or_is_pillows()
             continue
         if array is not None:
             num_compared += 1
-            assert np.array_equal(array[..., :3], np.asarray(decode_with_pillow(damaged, 10_000).image.convert("RGB")))
+            assert np.array_equal(
+                array[..., :3], np.asarray(decode_with_pillow(damaged, 10_000).image.convert("RGB"))
+            )
     assert num_compared > 100
 
 
@@ -330,7 +393,9 @@ def _run_out_of_memory(*_: Any, **__: Any) -> None:
     "place",
     ["PIL.Image.open", "PIL.TiffImagePlugin.TiffImageFile.load", "PIL.Image.Image.getexif"],
 )
-def test_lack_of_memory_is_not_reported_as_a_damaged_image(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_not_reported_as_a_damaged_image(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     payload = encode(Image.fromarray(NOISE), "TIFF")
     monkeypatch.setattr(place, _run_out_of_memory)
     with pytest.raises(MemoryError):

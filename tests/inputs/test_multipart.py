@@ -7,11 +7,17 @@ from hypothesis import strategies as st
 from serving.requests.reading import FormReader
 from slipway.inputs.multipart import decode_images, encode_images
 
-IMAGES = st.lists(st.binary(max_size=60) | st.sampled_from([b"\r\n", b"\r\n--slipway-", b"--", b"\r\n\r\n"]), min_size=1, max_size=6)
+IMAGES = st.lists(
+    st.binary(max_size=60) | st.sampled_from([b"\r\n", b"\r\n--slipway-", b"--", b"\r\n\r\n"]),
+    min_size=1,
+    max_size=6,
+)
 
 
 @given(IMAGES)
-def test_what_is_written_is_read_as_the_same_images_here_and_by_the_service(images: list[bytes]) -> None:
+def test_what_is_written_is_read_as_the_same_images_here_and_by_the_service(
+    images: list[bytes],
+) -> None:
     content_type, body = encode_images(images)
     assert decode_images(content_type, body) == images
     if len(images) > 1:
@@ -35,7 +41,14 @@ def test_a_boundary_that_an_image_holds_is_not_taken() -> None:
     assert decode_images(*encode_images(spoilt)) == spoilt
 
 
-@pytest.mark.parametrize("spoil", [lambda body: body[:-4], lambda body: b"x" + body, lambda body: body.replace(b'"image"', b'"other"')])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda body: body[:-4],
+        lambda body: b"x" + body,
+        lambda body: body.replace(b'"image"', b'"other"'),
+    ],
+)
 def test_a_form_of_another_writer_is_refused(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
     content_type, body = encode_images([b"one", b"two"])
     with pytest.raises(ValueError, match="not one that Slipway writes"):

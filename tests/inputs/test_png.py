@@ -32,7 +32,12 @@ def random_pixels(seed: int, size: tuple[int, int], channels: int) -> NDArray[np
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def with_chunk(payload: bytes, kind: bytes, content: bytes) -> bytes:
@@ -50,8 +55,16 @@ def pillows(payload: bytes) -> NDArray[np.uint8] | str:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 99), st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3]), st.integers(0, 9))
-def test_a_plain_png_has_the_pixels_that_pillow_reads(seed: int, height: int, width: int, channels: int, level: int) -> None:
+@given(
+    st.integers(0, 99),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from([1, 3]),
+    st.integers(0, 9),
+)
+def test_a_plain_png_has_the_pixels_that_pillow_reads(
+    seed: int, height: int, width: int, channels: int, level: int
+) -> None:
     pixels = random_pixels(seed, (height, width), channels)
     payload = encoded(pixels, compress_level=level)
     decoded = decode_plain_png(payload, MAX_PIXELS)
@@ -61,7 +74,9 @@ def test_a_plain_png_has_the_pixels_that_pillow_reads(seed: int, height: int, wi
 
 
 def test_pixels_in_several_chunks_are_read() -> None:
-    pixels = np.random.default_rng(1).integers(0, 256, (300, 300, 3), dtype=np.uint8)  # the encoder writes 64 KiB at once
+    pixels = np.random.default_rng(1).integers(
+        0, 256, (300, 300, 3), dtype=np.uint8
+    )  # the encoder writes 64 KiB at once
     payload = encoded(pixels)
     assert payload.count(b"IDAT") > 1
     decoded = decode_plain_png(payload, MAX_PIXELS)
@@ -69,13 +84,17 @@ def test_pixels_in_several_chunks_are_read() -> None:
     assert np.array_equal(decoded, pixels)
 
 
-@pytest.mark.parametrize(("kind", "content"), [(b"gAMA", bytes(4)), (b"pHYs", bytes(9)), (b"sRGB", bytes(1))])
+@pytest.mark.parametrize(
+    ("kind", "content"), [(b"gAMA", bytes(4)), (b"pHYs", bytes(9)), (b"sRGB", bytes(1))]
+)
 def test_a_chunk_without_effect_is_passed_over_if_it_is_whole(kind: bytes, content: bytes) -> None:
     plain = encoded(random_pixels(1, (9, 9), 3))
     decoded = decode_plain_png(with_chunk(plain, kind, content), MAX_PIXELS)
     assert decoded is not None
     assert np.array_equal(decoded, pillows(plain))
-    damaged = with_chunk(plain, kind, content).replace(chunk(kind, content), chunk(kind, content)[:-1] + b"\xff")
+    damaged = with_chunk(plain, kind, content).replace(
+        chunk(kind, content), chunk(kind, content)[:-1] + b"\xff"
+    )
     assert decode_plain_png(damaged, MAX_PIXELS) is None
     assert decode_plain_png(with_chunk(plain, kind, content + b"\0"), MAX_PIXELS) is None
 
@@ -83,24 +102,35 @@ def test_a_chunk_without_effect_is_passed_over_if_it_is_whole(kind: bytes, conte
 def turned() -> PngImagePlugin.PngInfo:
     """XMP as a camera's software writes it."""
     information = PngImagePlugin.PngInfo()
-    information.add_itxt("XML:com.adobe.xmp", '<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>')
+    information.add_itxt(
+        "XML:com.adobe.xmp", '<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    )
     return information
 
 
 OTHERS: dict[str, Callable[[], bytes]] = {
     "transparent": lambda: encoded(random_pixels(1, (9, 9), 3), "RGBA"),
-    "with one transparent colour": lambda: encoded(random_pixels(1, (9, 9), 3), transparency=(1, 2, 3)),
+    "with one transparent colour": lambda: encoded(
+        random_pixels(1, (9, 9), 3), transparency=(1, 2, 3)
+    ),
     "of a palette": lambda: encoded(random_pixels(1, (9, 9), 3), "P"),
     "of one bit": lambda: encoded(random_pixels(1, (9, 9), 1), "1"),
     "of 16 bits": lambda: encoded(np.arange(81, dtype=np.uint16).reshape(9, 9)),  # type: ignore[arg-type]  # of another width
     "grey and transparent": lambda: encoded(random_pixels(1, (9, 9), 1), "LA"),
-    "turned by EXIF": lambda: encoded(random_pixels(1, (9, 7), 3), exif=b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"),
+    "turned by EXIF": lambda: encoded(
+        random_pixels(1, (9, 7), 3),
+        exif=b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0",
+    ),
     "turned by XMP": lambda: encoded(random_pixels(1, (9, 7), 3), pnginfo=turned()),
     "with text": lambda: with_chunk(encoded(random_pixels(1, (9, 9), 3)), b"tEXt", b"Title\0x"),
-    "with a chunk that nobody knows": lambda: with_chunk(encoded(random_pixels(1, (9, 9), 3)), b"xxXx", b""),
+    "with a chunk that nobody knows": lambda: with_chunk(
+        encoded(random_pixels(1, (9, 9), 3)), b"xxXx", b""
+    ),
     "a JPEG": lambda: b"\xff\xd8\xff\xe0" + bytes(100),
     "nothing": lambda: b"",
-    "of no width": lambda: encoded(random_pixels(1, (9, 9), 3)).replace(b"IHDR\0\0\0\x09", b"IHDR\0\0\0\0"),
+    "of no width": lambda: encoded(random_pixels(1, (9, 9), 3)).replace(
+        b"IHDR\0\0\0\x09", b"IHDR\0\0\0\0"
+    ),
 }
 
 
@@ -128,7 +158,9 @@ def test_a_flipped_byte_gives_what_pillow_gives_or_is_left_to_it(channels: int) 
     num_read = 0
     for position in range(len(payload)):
         for flipped in (1, 0x40, 0xFF):
-            damaged = payload[:position] + bytes([payload[position] ^ flipped]) + payload[position + 1 :]
+            damaged = (
+                payload[:position] + bytes([payload[position] ^ flipped]) + payload[position + 1 :]
+            )
             decoded = decode_plain_png(damaged, MAX_PIXELS)
             if decoded is not None:
                 num_read += 1

@@ -19,7 +19,9 @@ def run(function: str, image: Image.Image = IMAGE) -> tuple[Image.Image, user_fu
 
 
 def test_an_image_with_values_and_an_image_alone_are_taken(write_functions: WriteFunctions) -> None:
-    write_functions("faces", {"__init__.py": "", "crops.py": CROP + "def same(image):\n    return image\n"})
+    write_functions(
+        "faces", {"__init__.py": "", "crops.py": CROP + "def same(image):\n    return image\n"}
+    )
     made, values = run("faces.crops:crop")
     assert (made.size, values) == ((4, 4), {"left": 0, "share": 0.5, "name": "a", "found": True})
     assert run("faces.crops:same") == (IMAGE, {})
@@ -29,11 +31,19 @@ def test_numpy_numbers_become_plain_ones(write_functions: WriteFunctions) -> Non
     source = "import numpy\ndef f(image):\n    return image, {'a': numpy.int64(3), 'b': numpy.float32(0.5), 'c': numpy.bool_(True)}\n"
     write_functions("faces", {"__init__.py": source})
     _, values = run("faces:f")
-    assert {name: type(value) for name, value in values.items()} == {"a": int, "b": float, "c": bool}
+    assert {name: type(value) for name, value in values.items()} == {
+        "a": int,
+        "b": float,
+        "c": bool,
+    }
 
 
-def test_the_digest_covers_the_whole_package_and_nothing_beside_it(write_functions: WriteFunctions, tmp_path: Path) -> None:
-    folder = write_functions("faces", {"__init__.py": "", "crops.py": CROP, "deep/inner.py": "A = 1\n"})
+def test_the_digest_covers_the_whole_package_and_nothing_beside_it(
+    write_functions: WriteFunctions, tmp_path: Path
+) -> None:
+    folder = write_functions(
+        "faces", {"__init__.py": "", "crops.py": CROP, "deep/inner.py": "A = 1\n"}
+    )
     digest = user_function.code_digest("faces.crops:crop")
     (folder / "notes.txt").write_text("not code")
     (tmp_path / "code" / "beside.py").write_text("A = 1\n")
@@ -48,7 +58,9 @@ def test_the_digest_covers_the_whole_package_and_nothing_beside_it(write_functio
     assert len(seen) == 6
 
 
-def test_the_digest_of_a_lone_module_is_that_of_its_file(write_functions: WriteFunctions, tmp_path: Path) -> None:
+def test_the_digest_of_a_lone_module_is_that_of_its_file(
+    write_functions: WriteFunctions, tmp_path: Path
+) -> None:
     write_functions("unused", {})
     path = tmp_path / "code" / "lone_module_of_a_test.py"
     path.write_text(CROP)
@@ -57,7 +69,9 @@ def test_the_digest_of_a_lone_module_is_that_of_its_file(write_functions: WriteF
     assert user_function.code_digest("lone_module_of_a_test:crop") != first
 
 
-def test_other_code_than_expected_is_refused_before_any_of_it_runs(write_functions: WriteFunctions, tmp_path: Path) -> None:
+def test_other_code_than_expected_is_refused_before_any_of_it_runs(
+    write_functions: WriteFunctions, tmp_path: Path
+) -> None:
     folder = write_functions("faces", {"__init__.py": "", "crops.py": CROP})
     digest = user_function.code_digest("faces.crops:crop")
     trap = f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
@@ -77,14 +91,36 @@ def test_a_process_that_imported_older_code_says_so(write_functions: WriteFuncti
         run("faces.crops:crop")
 
 
-@pytest.mark.parametrize("name", ["faces", "faces:", "faces.crops", ":crop", "faces/crops:crop", "faces.crops:crop()", "faces..crops:crop"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "faces",
+        "faces:",
+        "faces.crops",
+        ":crop",
+        "faces/crops:crop",
+        "faces.crops:crop()",
+        "faces..crops:crop",
+    ],
+)
 def test_a_name_of_another_form_is_refused(name: str) -> None:
     with pytest.raises(ParamsError, match=r"expected 'package\.module:function'"):
         user_function.code_digest(name)
 
 
-@pytest.mark.parametrize("name", ["no_such_package_there:f", "faces.no_such_module:f", "faces.crops.crop:f", "os:system", "sys:exit"])
-def test_a_module_that_is_not_there_as_python_code_is_named(name: str, write_functions: WriteFunctions) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no_such_package_there:f",
+        "faces.no_such_module:f",
+        "faces.crops.crop:f",
+        "os:system",
+        "sys:exit",
+    ],
+)
+def test_a_module_that_is_not_there_as_python_code_is_named(
+    name: str, write_functions: WriteFunctions
+) -> None:
     write_functions("faces", {"__init__.py": "", "crops.py": CROP})
     with pytest.raises(UnavailableError, match=r"which is not there as Python code"):
         user_function.code_digest(name)
@@ -99,7 +135,9 @@ def test_a_module_that_is_not_there_as_python_code_is_named(name: str, write_fun
         ("1 / 0\n", "ZeroDivisionError"),
     ],
 )
-def test_what_cannot_be_imported_is_unavailable(write_functions: WriteFunctions, source: str, reason: str) -> None:
+def test_what_cannot_be_imported_is_unavailable(
+    write_functions: WriteFunctions, source: str, reason: str
+) -> None:
     write_functions("faces", {"__init__.py": source})
     with pytest.raises(UnavailableError, match=reason):
         run("faces:crop")
@@ -117,7 +155,9 @@ def test_what_cannot_be_imported_is_unavailable(write_functions: WriteFunctions,
         ("return image, {'a': [1]}", r"returned a=\[1\]"),
     ],
 )
-def test_a_failing_function_breaks_the_rule_transform_failed(write_functions: WriteFunctions, body: str, reason: str) -> None:
+def test_a_failing_function_breaks_the_rule_transform_failed(
+    write_functions: WriteFunctions, body: str, reason: str
+) -> None:
     write_functions("faces", {"__init__.py": f"def f(image):\n    {body}\n"})
     with pytest.raises(ImageError, match=reason) as raised:
         run("faces:f")
@@ -125,7 +165,10 @@ def test_a_failing_function_breaks_the_rule_transform_failed(write_functions: Wr
 
 
 def test_finding_a_package_imports_nothing(write_functions: WriteFunctions, tmp_path: Path) -> None:
-    write_functions("faces", {"__init__.py": f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", "crops.py": CROP})
+    write_functions(
+        "faces",
+        {"__init__.py": f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", "crops.py": CROP},
+    )
     user_function.code_digest("faces.crops:crop")
     assert not (tmp_path / "ran").exists()
     importlib.import_module("faces")

@@ -70,8 +70,15 @@ def _check_pixels(name: str, payload: bytes, digest: bytes | None) -> None:
     )
     for channels in (1, 3):
         assert flatten(by_pillow, channels).tobytes() == flatten(image, channels).tobytes(), name
-        size = {"size_px": image.width, "channels": channels} if image.width == image.height else {"channels": channels}
+        size = (
+            {"size_px": image.width, "channels": channels}
+            if image.width == image.height
+            else {"channels": channels}
+        )
         contract = _CONTRACTS[0].model_copy(update=size)
-        assert image_array(by_pillow, contract).tobytes() == array_from_bytes(payload, contract).tobytes(), name
+        assert (
+            image_array(by_pillow, contract).tobytes()
+            == array_from_bytes(payload, contract).tobytes()
+        ), name
     copied = image.convert("I;16") if image.mode == "I" else image
     assert digest == _in_clean("copy.png", encode(copied))[1], f"{name}: {image.mode}"

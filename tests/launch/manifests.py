@@ -23,13 +23,19 @@ Object = dict[str, Any]
 
 def objects(folder: str) -> list[Object]:
     """The Kubernetes objects in the files of a folder, before kustomize."""
-    paths = [path for path in sorted((KUBERNETES / folder).glob("*.yaml")) if path.name != "kustomization.yaml"]
+    paths = [
+        path
+        for path in sorted((KUBERNETES / folder).glob("*.yaml"))
+        if path.name != "kustomization.yaml"
+    ]
     return [content for path in paths for content in yaml.safe_load_all(path.read_text())]
 
 
 def rendered(folder: str) -> list[Object]:
     """The objects as `kubectl apply --kustomize` would send them."""
-    done = subprocess.run(["kubectl", "kustomize", KUBERNETES / folder], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["kubectl", "kustomize", KUBERNETES / folder], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
@@ -54,9 +60,17 @@ def container_of(deployment: Object) -> Object:
 def settings_of(container: Object) -> Settings:
     """The settings that a container's environment gives the service; SettingsError if it would not start."""
     environment = container["env"] if "env" in container else container["environment"]
-    variables = environment if isinstance(environment, dict) else {one["name"]: one["value"] for one in environment}
-    assert all(isinstance(value, str) for value in variables.values()), "a variable that is no string"
-    return read_settings({name: value for name, value in variables.items() if name.startswith(PREFIX)})
+    variables = (
+        environment
+        if isinstance(environment, dict)
+        else {one["name"]: one["value"] for one in environment}
+    )
+    assert all(isinstance(value, str) for value in variables.values()), (
+        "a variable that is no string"
+    )
+    return read_settings(
+        {name: value for name, value in variables.items() if name.startswith(PREFIX)}
+    )
 
 
 def routes() -> Routes:

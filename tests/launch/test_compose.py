@@ -24,17 +24,40 @@ def faults(compose: Object) -> list[str]:
         return [str(error)]
     mounts = [Path(volume.split(":")[1]) for volume in service["volumes"]]
     scratch = [Path(mount.split(":")[0]) for mount in service["tmpfs"]]
-    path, port = re.fullmatch(r"http://127\.0\.0\.1:(\d+)(/\w+)", service["healthcheck"]["test"][-1]).group(2, 1)  # type: ignore[union-attr] # it fails if it is no URL
+    path, port = re.fullmatch(
+        r"http://127\.0\.0\.1:(\d+)(/\w+)", service["healthcheck"]["test"][-1]
+    ).group(2, 1)  # type: ignore[union-attr] # it fails if it is no URL
     checks = [
-        ("it is killed before it has drained", seconds(service["stop_grace_period"]) > settings.drain_s + settings.request_timeout_s),
-        ("the keys are not where they are mounted", str(settings.keys) in {f"/run/secrets/{name}" for name in service["secrets"]}),
-        ("the state is not on a volume", any(settings.state.is_relative_to(mount) for mount in mounts)),
-        ("BENTOML_HOME is not writable", any(Path(service["environment"]["BENTOML_HOME"]).is_relative_to(mount) for mount in scratch)),
+        (
+            "it is killed before it has drained",
+            seconds(service["stop_grace_period"]) > settings.drain_s + settings.request_timeout_s,
+        ),
+        (
+            "the keys are not where they are mounted",
+            str(settings.keys) in {f"/run/secrets/{name}" for name in service["secrets"]},
+        ),
+        (
+            "the state is not on a volume",
+            any(settings.state.is_relative_to(mount) for mount in mounts),
+        ),
+        (
+            "BENTOML_HOME is not writable",
+            any(
+                Path(service["environment"]["BENTOML_HOME"]).is_relative_to(mount)
+                for mount in scratch
+            ),
+        ),
         ("Prometheus does not reach the operators' port", settings.admin_host == "0.0.0.0"),
         ("Prometheus asks another port", scrape_target() == f"slipway:{settings.admin_port}"),
-        ("the operators' port is published", not any(f":{settings.admin_port}" in port for port in service["ports"])),
+        (
+            "the operators' port is published",
+            not any(f":{settings.admin_port}" in port for port in service["ports"]),
+        ),
         ("the health check needs a key", routes()[path].access == "open" and port == "3000"),
-        ("other threads than CPUs", settings.num_threads == float(service["deploy"]["resources"]["limits"]["cpus"])),
+        (
+            "other threads than CPUs",
+            settings.num_threads == float(service["deploy"]["resources"]["limits"]["cpus"]),
+        ),
     ]
     return [fault for fault, is_right in checks if not is_right]
 
@@ -45,7 +68,9 @@ def seconds(text: str) -> float:
 
 
 def scrape_target() -> str:
-    (job,) = yaml.safe_load((ROOT / "monitoring/prometheus.secured.yml").read_text())["scrape_configs"]
+    (job,) = yaml.safe_load((ROOT / "monitoring/prometheus.secured.yml").read_text())[
+        "scrape_configs"
+    ]
     (target,) = job["static_configs"][0]["targets"]
     return str(target)
 
@@ -69,8 +94,16 @@ def set_variable(name: str, value: str) -> Callable[[Object], None]:
         (set_variable("SLIPWAY_ADMIN_HOST", "127.0.0.1"), "does not reach"),
         (set_variable("SLIPWAY_NUM_THREADS", "8"), "other threads"),
         (set_variable("BENTOML_HOME", "/home/bentoml"), "BENTOML_HOME is not writable"),
-        (lambda compose: compose["services"]["slipway"]["ports"].append("3001:3001"), "is published"),
-        (lambda compose: compose["services"]["slipway"]["healthcheck"]["test"].append("http://127.0.0.1:3000/metrics"), "needs a key"),
+        (
+            lambda compose: compose["services"]["slipway"]["ports"].append("3001:3001"),
+            "is published",
+        ),
+        (
+            lambda compose: compose["services"]["slipway"]["healthcheck"]["test"].append(
+                "http://127.0.0.1:3000/metrics"
+            ),
+            "needs a key",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_would_be_seen(spoil: Callable[[Object], None], fault: str) -> None:
@@ -83,12 +116,19 @@ def test_a_file_that_is_wrong_would_be_seen(spoil: Callable[[Object], None], fau
 def test_every_secret_and_volume_is_declared_and_used() -> None:
     used = {name for service in SERVICES.values() for name in service.get("secrets", [])}
     assert used == set(COMPOSE["secrets"])
-    volumes = {volume.split(":")[0] for service in SERVICES.values() for volume in service["volumes"]}
+    volumes = {
+        volume.split(":")[0] for service in SERVICES.values() for volume in service["volumes"]
+    }
     assert {volume for volume in volumes if not volume.startswith(".")} == set(COMPOSE["volumes"])
 
 
 def test_every_file_that_is_mounted_is_there_and_read_only() -> None:
-    mounted = [volume.split(":") for service in SERVICES.values() for volume in service["volumes"] if volume.startswith(".")]
+    mounted = [
+        volume.split(":")
+        for service in SERVICES.values()
+        for volume in service["volumes"]
+        if volume.startswith(".")
+    ]
     assert len(mounted) == 4
     for source, _, mode in mounted:
         assert (ROOT / "launch" / source).exists(), source
@@ -117,10 +157,17 @@ def test_every_container_has_limits_and_gets_no_new_privileges() -> None:
 
 
 def test_prometheus_reads_the_rules_and_the_key_from_where_they_are_mounted() -> None:
-    configuration: dict[str, Any] = yaml.safe_load((ROOT / "monitoring/prometheus.secured.yml").read_text())
+    configuration: dict[str, Any] = yaml.safe_load(
+        (ROOT / "monitoring/prometheus.secured.yml").read_text()
+    )
     mounted = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
-    assert mounted["../monitoring/prometheus.secured.yml"] in "".join(SERVICES["prometheus"]["command"])
-    assert Path(mounted["../monitoring/rules"]).name == Path(configuration["rule_files"][0]).parent.name
+    assert mounted["../monitoring/prometheus.secured.yml"] in "".join(
+        SERVICES["prometheus"]["command"]
+    )
+    assert (
+        Path(mounted["../monitoring/rules"]).name
+        == Path(configuration["rule_files"][0]).parent.name
+    )
     key = Path(configuration["scrape_configs"][0]["authorization"]["credentials_file"])
     assert key.parent == Path("/run/secrets")
     assert key.name in SERVICES["prometheus"]["secrets"]

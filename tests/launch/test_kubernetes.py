@@ -30,7 +30,10 @@ DEPLOYMENT = of_kind("Deployment", BASE)
 POD = pod_of(DEPLOYMENT)
 CONTAINER = container_of(DEPLOYMENT)
 LABELS = {"app.kubernetes.io/name": "slipway"}
-needs_kustomize = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which renders with kustomize, is not installed")
+needs_kustomize = pytest.mark.skipif(
+    shutil.which("kubectl") is None,
+    reason="kubectl, which renders with kustomize, is not installed",
+)
 
 
 def test_what_the_deployment_says_of_the_service_is_so() -> None:
@@ -40,7 +43,9 @@ def test_what_the_deployment_says_of_the_service_is_so() -> None:
 def variable(name: str, value: str) -> Callable[[Object], None]:
     def change(deployment: Object) -> None:
         environment = container_of(deployment)["env"]
-        environment[:] = [one for one in environment if one["name"] != name] + [{"name": name, "value": value}]
+        environment[:] = [one for one in environment if one["name"] != name] + [
+            {"name": name, "value": value}
+        ]
 
     return change
 
@@ -56,12 +61,27 @@ def variable(name: str, value: str) -> Callable[[Object], None]:
         (variable("SLIPWAY_STATE", ".work/serving"), "the state is not on a volume"),
         (variable("SLIPWAY_NUM_THREADS", "0"), "other threads"),
         (variable("BENTOML_HOME", "/home/bentoml"), "BENTOML_HOME is not writable"),
-        (lambda deployment: pod_of(deployment).update(enableServiceLinks=True), "would be unknown settings"),
-        (lambda deployment: container_of(deployment)["readinessProbe"]["httpGet"].update(path="/metrics"), "needs a key"),
-        (lambda deployment: container_of(deployment)["livenessProbe"]["httpGet"].update(port="admin"), "a port of a probe"),
+        (
+            lambda deployment: pod_of(deployment).update(enableServiceLinks=True),
+            "would be unknown settings",
+        ),
+        (
+            lambda deployment: container_of(deployment)["readinessProbe"]["httpGet"].update(
+                path="/metrics"
+            ),
+            "needs a key",
+        ),
+        (
+            lambda deployment: container_of(deployment)["livenessProbe"]["httpGet"].update(
+                port="admin"
+            ),
+            "a port of a probe",
+        ),
     ],
 )
-def test_a_deployment_that_is_wrong_would_be_seen(spoil: Callable[[Object], None], fault: str) -> None:
+def test_a_deployment_that_is_wrong_would_be_seen(
+    spoil: Callable[[Object], None], fault: str
+) -> None:
     deployment = copy.deepcopy(DEPLOYMENT)
     spoil(deployment)
     (found,) = faults(deployment)
@@ -87,15 +107,24 @@ def test_the_pod_may_do_nothing_but_serve() -> None:
 
 def test_alive_is_not_ready() -> None:
     """A refused model is no reason to start the process again; a pod without one gets no requests."""
-    paths = {name: CONTAINER[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
-    assert paths == {"startupProbe": "/livez", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
+    paths = {
+        name: CONTAINER[name]["httpGet"]["path"]
+        for name in ("startupProbe", "readinessProbe", "livenessProbe")
+    }
+    assert paths == {
+        "startupProbe": "/livez",
+        "readinessProbe": "/readyz",
+        "livenessProbe": "/livez",
+    }
 
 
 def test_every_volume_is_mounted_and_keys_are_for_the_service_alone() -> None:
     volumes = {volume["name"]: volume for volume in POD["volumes"]}
     assert set(volumes) == {mount["name"] for mount in CONTAINER["volumeMounts"]}
     assert volumes["keys"]["secret"] == {"secretName": "slipway-keys", "defaultMode": KEY_FILE_MODE}
-    assert all("sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume)
+    assert all(
+        "sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume
+    )
 
 
 def test_whatever_selects_the_pods_finds_them() -> None:
@@ -137,11 +166,16 @@ def test_a_rolling_update_never_has_fewer_replicas_than_before() -> None:
     assert of_kind("PodDisruptionBudget", BASE)["spec"]["maxUnavailable"] == 1
 
 
-def test_prometheus_finds_every_replica_ready_or_not_under_the_job_that_the_rules_look_for() -> None:
+def test_prometheus_finds_every_replica_ready_or_not_under_the_job_that_the_rules_look_for() -> (
+    None
+):
     monitor = of_kind("ServiceMonitor", objects("monitoring"))["spec"]
     admin = of_kind("Service", BASE, "slipway-admin")
     assert monitor["selector"]["matchLabels"].items() <= admin["metadata"]["labels"].items()
-    assert not monitor["selector"]["matchLabels"].items() <= of_kind("Service", BASE)["metadata"]["labels"].items()
+    assert (
+        not monitor["selector"]["matchLabels"].items()
+        <= of_kind("Service", BASE)["metadata"]["labels"].items()
+    )
     assert admin["metadata"]["labels"][monitor["jobLabel"]].startswith("slipway")
     assert (admin["spec"]["clusterIP"], admin["spec"]["publishNotReadyAddresses"]) == ("None", True)
     (endpoint,) = monitor["endpoints"]
@@ -161,7 +195,9 @@ def test_the_rules_are_the_same_as_objects_of_the_prometheus_operator() -> None:
 @pytest.mark.parametrize("folder", ["base", "gpu"])
 def test_what_kustomize_renders_is_as_right_as_the_files(folder: str) -> None:
     found = rendered(folder)
-    assert {(one["kind"], one["metadata"]["name"]) for one in found} == {(one["kind"], one["metadata"]["name"]) for one in BASE}
+    assert {(one["kind"], one["metadata"]["name"]) for one in found} == {
+        (one["kind"], one["metadata"]["name"]) for one in BASE
+    }
     assert faults(of_kind("Deployment", found)) == []
     assert container_of(of_kind("Deployment", found))["image"] == "registry.example.com/slipway:1"
 
@@ -175,20 +211,30 @@ def test_on_gpus_each_replica_has_one_and_says_so_or_is_not_ready() -> None:
     metrics: list[Any] = of_kind("HorizontalPodAutoscaler", found)["spec"]["metrics"]
     assert [metric["pods"]["metric"]["name"] for metric in metrics] == ["slipway_queue_depth"]
     assert "| `slipway_queue_depth` |" in (ROOT / "docs/serving.md").read_text()
-    assert of_kind("Deployment", found)["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    assert of_kind("Deployment", found)["spec"]["strategy"]["rollingUpdate"] == {
+        "maxUnavailable": 1,
+        "maxSurge": 0,
+    }
 
 
 def test_every_file_is_named_in_its_kustomization() -> None:
     for folder in ("base", "monitoring", "gpu"):
         content = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
-        named = {name for name in content["resources"] if name.endswith(".yaml")} | {patch["path"] for patch in content.get("patches", [])}
-        assert named == {path.name for path in (KUBERNETES / folder).glob("*.yaml")} - {"kustomization.yaml"}
+        named = {name for name in content["resources"] if name.endswith(".yaml")} | {
+            patch["path"] for patch in content.get("patches", [])
+        }
+        assert named == {path.name for path in (KUBERNETES / folder).glob("*.yaml")} - {
+            "kustomization.yaml"
+        }
 
 
 @pytest.fixture
 def schemas() -> Any:
     """The schemas of Kubernetes itself."""
-    return pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: the environment is older than the lock")
+    return pytest.importorskip(
+        "kubernetes_validate",
+        reason="kubernetes-validate is not installed: the environment is older than the lock",
+    )
 
 
 OLDEST = "1.31"
@@ -197,7 +243,9 @@ OLDEST = "1.31"
 @pytest.mark.parametrize("version", [OLDEST, "newest"])
 def test_every_object_has_the_form_that_kubernetes_takes(schemas: Any, version: str) -> None:
     for one in BASE:
-        schemas.validate(one, schemas.latest_version() if version == "newest" else OLDEST, strict=True)
+        schemas.validate(
+            one, schemas.latest_version() if version == "newest" else OLDEST, strict=True
+        )
 
 
 @pytest.mark.process

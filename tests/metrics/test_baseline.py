@@ -18,7 +18,9 @@ def test_classes_are_those_of_scikit_learns_dummy() -> None:
     labels, probabilities = predictor.predict(rows), predictor.predict_proba(rows)
     assert list(found) == list(CLASSIFICATION_METRICS)
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(TEST, labels))
-    assert found["f1_macro"] == pytest.approx(metrics.f1_score(TEST, labels, average="macro", zero_division=0))
+    assert found["f1_macro"] == pytest.approx(
+        metrics.f1_score(TEST, labels, average="macro", zero_division=0)
+    )
     assert found["log_loss"] == pytest.approx(metrics.log_loss(TEST, probabilities))
     assert found["roc_auc"] == 0.5
     assert found["balanced_accuracy"] == pytest.approx(1 / 3)
@@ -27,9 +29,13 @@ def test_classes_are_those_of_scikit_learns_dummy() -> None:
 
 def test_it_is_fitted_on_training_rows_and_not_on_test_rows() -> None:
     """The majority of the test rows is another class, another mean."""
-    shifted = baseline_scores("image_classification", TRAIN, np.repeat([0.0, 1.0], [90, 10]), 3, None)
+    shifted = baseline_scores(
+        "image_classification", TRAIN, np.repeat([0.0, 1.0], [90, 10]), 3, None
+    )
     assert shifted["accuracy"] == pytest.approx(0.1)
-    number = baseline_scores("table_regression", np.array([1.0, 3.0]), np.array([2.0, 6.0]), 0, None)
+    number = baseline_scores(
+        "table_regression", np.array([1.0, 3.0]), np.array([2.0, 6.0]), 0, None
+    )
     assert list(number) == list(REGRESSION_METRICS)
     assert number["mae"] == pytest.approx(2.0)
     assert number["r2"] == pytest.approx(-1.0)

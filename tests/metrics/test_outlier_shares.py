@@ -35,4 +35,6 @@ def test_without_a_threshold_there_is_no_share() -> None:
     ],
 )
 def test_the_rank_correlation_is_spearmans(found: list[float], rank: float | None) -> None:
-    assert score_rank(np.array(found, np.float32), SCORES) == (rank if rank is None else pytest.approx(rank, abs=1e-6))
+    assert score_rank(np.array(found, np.float32), SCORES) == (
+        rank if rank is None else pytest.approx(rank, abs=1e-6)
+    )

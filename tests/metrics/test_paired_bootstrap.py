@@ -30,10 +30,21 @@ def test_the_difference_is_that_of_the_two_metrics(name: str) -> None:
     generator = np.random.default_rng(0)
     targets = generator.integers(4, size=50)
     before, after = answers(generator, 50, 4), answers(generator, 50, 4)
-    found = paired_difference("image_classification", name, targets, before, after, HUNDRED, top_k=2)
-    old, new = (measure("image_classification", targets, outputs, HUNDRED, top_k=2)[name].value for outputs in (before, after))
+    found = paired_difference(
+        "image_classification", name, targets, before, after, HUNDRED, top_k=2
+    )
+    old, new = (
+        measure("image_classification", targets, outputs, HUNDRED, top_k=2)[name].value
+        for outputs in (before, after)
+    )
     assert found.difference == new - old
-    assert (found.before, found.after, found.rows, found.confidence, found.metric) == (old, new, 50, 0.95, name)
+    assert (found.before, found.after, found.rows, found.confidence, found.metric) == (
+        old,
+        new,
+        50,
+        0.95,
+        name,
+    )
     assert found.low <= found.difference <= found.high
     assert (found.p_value is not None) == (name == "accuracy")
 
@@ -44,7 +55,10 @@ def test_the_difference_of_numbers_is_that_of_the_two_metrics(name: str) -> None
     targets = generator.normal(size=50)
     before, after = (targets + generator.normal(size=50) for _ in range(2))
     found = paired_difference("table_regression", name, targets, before, after[:, None], HUNDRED)
-    old, new = (measure("table_regression", targets, values, HUNDRED)[name].value for values in (before, after))
+    old, new = (
+        measure("table_regression", targets, values, HUNDRED)[name].value
+        for values in (before, after)
+    )
     assert found.difference == new - old
     assert found.low <= found.difference <= found.high
     assert found.p_value is None
@@ -52,7 +66,11 @@ def test_the_difference_of_numbers_is_that_of_the_two_metrics(name: str) -> None
 
 def test_both_are_measured_on_the_same_resampled_rows() -> None:
     generator = np.random.default_rng(2)
-    targets, before, after = generator.integers(3, size=40), answers(generator, 40, 3), answers(generator, 40, 3)
+    targets, before, after = (
+        generator.integers(3, size=40),
+        answers(generator, 40, 3),
+        answers(generator, 40, 3),
+    )
     found = paired_difference("table_classification", "brier", targets, before, after, THOUSAND)
     old, new = (((outputs - np.eye(3)[targets]) ** 2).sum(axis=1) for outputs in (before, after))
     rows = np.random.default_rng(THOUSAND.seed).integers(40, size=(1000, 40))
@@ -83,8 +101,18 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     generator, covered = np.random.default_rng(5), 0
     for trial in range(300):
         difficulty = generator.random(200)
-        before, after = (one_hot((difficulty + 0.2 * generator.random(200) > bound).astype(int)) for bound in (0.9, 0.8))
-        found = paired_difference("image_classification", "accuracy", np.zeros(200), before, after, Resampling(trial, 400, 0.9))
+        before, after = (
+            one_hot((difficulty + 0.2 * generator.random(200) > bound).astype(int))
+            for bound in (0.9, 0.8)
+        )
+        found = paired_difference(
+            "image_classification",
+            "accuracy",
+            np.zeros(200),
+            before,
+            after,
+            Resampling(trial, 400, 0.9),
+        )
         # P(difficulty + 0.2 * uniform > bound) is 1.1 - bound where the bound is within [0.2, 1]
         covered += found.low <= -0.1 <= found.high
     assert 0.85 <= covered / 300 <= 0.95
@@ -92,16 +120,28 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 
 def test_chunks_of_resamples_change_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(6)
-    targets, before, after = generator.integers(3, size=40), answers(generator, 40, 3), answers(generator, 40, 3)
+    targets, before, after = (
+        generator.integers(3, size=40),
+        answers(generator, 40, 3),
+        answers(generator, 40, 3),
+    )
     whole = paired_difference("image_classification", "roc_auc", targets, before, after, THOUSAND)
     monkeypatch.setattr(scores, "_CHUNK_NUMBERS", 400)
-    assert paired_difference("image_classification", "roc_auc", targets, before, after, THOUSAND) == whole
+    assert (
+        paired_difference("image_classification", "roc_auc", targets, before, after, THOUSAND)
+        == whole
+    )
 
 
 def test_a_difference_is_written_and_read_as_json() -> None:
     generator = np.random.default_rng(7)
     found = paired_difference(
-        "image_classification", "accuracy", generator.integers(2, size=9), answers(generator, 9, 2), answers(generator, 9, 2), HUNDRED
+        "image_classification",
+        "accuracy",
+        generator.integers(2, size=9),
+        answers(generator, 9, 2),
+        answers(generator, 9, 2),
+        HUNDRED,
     )
     assert PairedDifference.model_validate_json(found.model_dump_json()) == found
 
@@ -112,15 +152,23 @@ def test_a_difference_is_written_and_read_as_json() -> None:
 def test_a_p_value_computed_by_hand() -> None:
     # 1 row lost and 7 gained: 2 (1 + 8) / 2^8
     before, after = np.array([1, *[0] * 7, 1, 0]), np.array([0, *[1] * 7, 1, 0])
-    found = paired_difference("image_classification", "accuracy", np.ones(10), one_hot(before), one_hot(after), HUNDRED)
+    found = paired_difference(
+        "image_classification", "accuracy", np.ones(10), one_hot(before), one_hot(after), HUNDRED
+    )
     assert found.p_value == pytest.approx(18 / 256, rel=1e-12)
     assert found.difference == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize(("lost", "gained"), [(0, 0), (0, 1), (1, 0), (3, 3), (2, 9), (40, 60), (500, 700), (0, 900), (90, 700)])
+@pytest.mark.parametrize(
+    ("lost", "gained"),
+    [(0, 0), (0, 1), (1, 0), (3, 3), (2, 9), (40, 60), (500, 700), (0, 900), (90, 700)],
+)
 def test_a_p_value_is_that_of_whole_numbers(lost: int, gained: int) -> None:
     total, fewer = lost + gained, min(lost, gained)
-    expected = min(Fraction(1), 2 * sum((Fraction(math.comb(total, k), 2**total) for k in range(fewer + 1)), Fraction(0)))
+    expected = min(
+        Fraction(1),
+        2 * sum((Fraction(math.comb(total, k), 2**total) for k in range(fewer + 1)), Fraction(0)),
+    )
     assert mcnemar_p_value(lost, gained) == pytest.approx(float(expected), rel=1e-9, abs=1e-300)
     assert mcnemar_p_value(gained, lost) == mcnemar_p_value(lost, gained)
 
@@ -142,12 +190,36 @@ def test_the_p_value_of_very_many_rows_is_a_number() -> None:
 @pytest.mark.parametrize(
     ("metric", "targets", "before", "after", "text"),
     [
-        ("rmse", [0, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]], "'rmse' is no metric of image_classification"),
-        ("accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0, 0], [0, 1, 0]], "2 classes before and 3 after"),
+        (
+            "rmse",
+            [0, 1],
+            [[1, 0], [0, 1]],
+            [[1, 0], [0, 1]],
+            "'rmse' is no metric of image_classification",
+        ),
+        (
+            "accuracy",
+            [0, 1],
+            [[1, 0], [0, 1]],
+            [[1, 0, 0], [0, 1, 0]],
+            "2 classes before and 3 after",
+        ),
         ("accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0]], "2 targets and 1 rows"),
         ("accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0], [np.nan, 1]], "row 1"),
-        ("roc_auc", [1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]], "roc_auc is not defined: all rows have one class"),
-        ("top_k_accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]], "top_k_accuracy is not defined"),
+        (
+            "roc_auc",
+            [1, 1],
+            [[1, 0], [0, 1]],
+            [[1, 0], [0, 1]],
+            "roc_auc is not defined: all rows have one class",
+        ),
+        (
+            "top_k_accuracy",
+            [0, 1],
+            [[1, 0], [0, 1]],
+            [[1, 0], [0, 1]],
+            "top_k_accuracy is not defined",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

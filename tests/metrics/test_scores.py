@@ -38,7 +38,10 @@ def own_against_others(
 ) -> list[tuple[NDArray[np.bool_], NDArray[np.float64]]]:
     """For each class that a macro mean has: whether a row is of it, and its probability."""
     num_classes = probabilities.shape[1]
-    sides = [(targets == k, probabilities[:, k]) for k in ([1] if num_classes == 2 else range(num_classes))]
+    sides = [
+        (targets == k, probabilities[:, k])
+        for k in ([1] if num_classes == 2 else range(num_classes))
+    ]
     return [(is_own, scores) for is_own, scores in sides if 0 < is_own.sum() < len(targets)]
 
 
@@ -63,17 +66,34 @@ def slow_calibration_error(targets: NDArray[np.int64], probabilities: NDArray[np
     confidences, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == targets
     bins: dict[int, list[int]] = {}
     for row, confidence in enumerate(confidences):
-        bins.setdefault(15 * int((confidences < confidence).sum()) // len(confidences), []).append(row)
-    return float(sum(len(rows) / len(targets) * abs(confidences[rows].mean() - right[rows].mean()) for rows in bins.values()))
+        bins.setdefault(15 * int((confidences < confidence).sum()) // len(confidences), []).append(
+            row
+        )
+    return float(
+        sum(
+            len(rows) / len(targets) * abs(confidences[rows].mean() - right[rows].mean())
+            for rows in bins.values()
+        )
+    )
 
 
-def slow_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64], top_k: int) -> dict[str, float]:
+def slow_scores(
+    targets: NDArray[np.int64], probabilities: NDArray[np.float64], top_k: int
+) -> dict[str, float]:
     """What scikit-learn has not, or not for every case here."""
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
-    distances = [sum((p - (k == target)) ** 2 for k, p in enumerate(row)) for row, target in zip(probabilities, targets, strict=True)]
-    scores = {"brier": np.mean(distances), "calibration_error": slow_calibration_error(targets, probabilities)}
+    distances = [
+        sum((p - (k == target)) ** 2 for k, p in enumerate(row))
+        for row, target in zip(probabilities, targets, strict=True)
+    ]
+    scores = {
+        "brier": np.mean(distances),
+        "calibration_error": slow_calibration_error(targets, probabilities),
+    }
     if top_k < probabilities.shape[1]:
-        scores["top_k_accuracy"] = np.mean([target in row for row, target in zip(best, targets, strict=True)])
+        scores["top_k_accuracy"] = np.mean(
+            [target in row for row, target in zip(best, targets, strict=True)]
+        )
     sides = own_against_others(targets, probabilities)
     if sides:
         scores["roc_auc"] = np.mean([slow_roc_auc(*side) for side in sides])
@@ -81,7 +101,9 @@ def slow_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64], 
     return {name: float(value) for name, value in scores.items()}
 
 
-def sklearn_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64]) -> dict[str, float]:
+def sklearn_scores(
+    targets: NDArray[np.int64], probabilities: NDArray[np.float64]
+) -> dict[str, float]:
     labels, predicted = list(range(probabilities.shape[1])), probabilities.argmax(axis=1)
     scores = {
         "accuracy": sklearn_metrics.accuracy_score(targets, predicted),
@@ -90,8 +112,13 @@ def sklearn_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64
     if len(labels) > 1:  # scikit-learn refuses the log loss of one class
         scores["log_loss"] = sklearn_metrics.log_loss(targets, y_proba=probabilities, labels=labels)
     for average in ("macro", "micro", "weighted"):
-        found = sklearn_metrics.precision_recall_fscore_support(targets, predicted, average=average, zero_division=0)
-        scores |= {f"{name}_{average}": value for name, value in zip(("precision", "recall", "f1"), found, strict=False)}
+        found = sklearn_metrics.precision_recall_fscore_support(
+            targets, predicted, average=average, zero_division=0
+        )
+        scores |= {
+            f"{name}_{average}": value
+            for name, value in zip(("precision", "recall", "f1"), found, strict=False)
+        }
     return scores
 
 
@@ -119,7 +146,13 @@ def test_metrics_of_probabilities_are_those_of_slow_and_simple_code(num_cases: i
 
 
 def sklearn_names() -> set[str]:
-    return set(CLASSIFICATION_METRICS) - {"top_k_accuracy", "brier", "roc_auc", "average_precision", "calibration_error"}
+    return set(CLASSIFICATION_METRICS) - {
+        "top_k_accuracy",
+        "brier",
+        "roc_auc",
+        "average_precision",
+        "calibration_error",
+    }
 
 
 def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
@@ -128,20 +161,35 @@ def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
         targets, probabilities = random_case(generator)
         num_classes = probabilities.shape[1]
         for is_own, ranked in own_against_others(targets, probabilities):
-            assert abs(slow_roc_auc(is_own, ranked) - sklearn_metrics.roc_auc_score(is_own, ranked)) <= TOLERANCE
-            assert abs(slow_average_precision(is_own, ranked) - sklearn_metrics.average_precision_score(is_own, ranked)) <= TOLERANCE
+            assert (
+                abs(slow_roc_auc(is_own, ranked) - sklearn_metrics.roc_auc_score(is_own, ranked))
+                <= TOLERANCE
+            )
+            assert (
+                abs(
+                    slow_average_precision(is_own, ranked)
+                    - sklearn_metrics.average_precision_score(is_own, ranked)
+                )
+                <= TOLERANCE
+            )
         if num_classes > 2:
             # Of equal probabilities scikit-learn prefers the last class, we the first.
-            turned = sklearn_metrics.top_k_accuracy_score(num_classes - 1 - targets, probabilities[:, ::-1], k=2, labels=range(num_classes))
+            turned = sklearn_metrics.top_k_accuracy_score(
+                num_classes - 1 - targets, probabilities[:, ::-1], k=2, labels=range(num_classes)
+            )
             labels = list(range(num_classes))
-            brier = sklearn_metrics.brier_score_loss(targets, probabilities, labels=labels, scale_by_half=False)
+            brier = sklearn_metrics.brier_score_loss(
+                targets, probabilities, labels=labels, scale_by_half=False
+            )
             found = slow_scores(targets, probabilities, top_k=2)
             assert abs(found["top_k_accuracy"] - turned) <= TOLERANCE
             assert abs(found["brier"] - brier) <= TOLERANCE
 
 
 @pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(num_cases: int) -> None:
+def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(
+    num_cases: int,
+) -> None:
     generator = np.random.default_rng(3)
     for _ in range(num_cases):
         targets, probabilities = random_case(generator)
@@ -150,8 +198,12 @@ def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(num
         labels = list(range(num_classes))
         assert (matrix == sklearn_metrics.confusion_matrix(targets, predicted, labels=labels)).all()
         found = scores.class_scores(scores.count_classes(matrix))
-        expected = sklearn_metrics.precision_recall_fscore_support(targets, predicted, labels=labels, zero_division=0)
-        for values, reference in zip((found.precision, found.recall, found.f1), expected, strict=False):
+        expected = sklearn_metrics.precision_recall_fscore_support(
+            targets, predicted, labels=labels, zero_division=0
+        )
+        for values, reference in zip(
+            (found.precision, found.recall, found.f1), expected, strict=False
+        ):
             assert np.abs(values - reference).max() <= TOLERANCE
 
 
@@ -171,13 +223,19 @@ def test_regression_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
             "median_error": sklearn_metrics.median_absolute_error(targets, values),
         }
         assert found.keys() == expected.keys()
-        assert all(abs(found[name].value - value) <= TOLERANCE * max(1, abs(value)) for name, value in expected.items())
+        assert all(
+            abs(found[name].value - value) <= TOLERANCE * max(1, abs(value))
+            for name, value in expected.items()
+        )
 
 
 def test_a_wrong_metric_would_be_seen() -> None:
     targets, probabilities = np.array([0, 0, 1, 2]), one_hot([0, 1, 1, 2], 3)
     found = classification_metrics(targets, probabilities, FEW)
-    assert abs(found["f1_macro"].value - sklearn_scores(targets, probabilities)["f1_weighted"]) > TOLERANCE
+    assert (
+        abs(found["f1_macro"].value - sklearn_scores(targets, probabilities)["f1_weighted"])
+        > TOLERANCE
+    )
 
 
 def test_a_case_computed_by_hand() -> None:
@@ -191,7 +249,9 @@ def test_a_case_computed_by_hand() -> None:
     assert found["accuracy"].rows == 6
 
 
-def test_a_class_that_is_predicted_without_having_rows_counts_in_the_macro_mean_and_not_in_balanced_accuracy() -> None:
+def test_a_class_that_is_predicted_without_having_rows_counts_in_the_macro_mean_and_not_in_balanced_accuracy() -> (
+    None
+):
     found = classification_metrics([0, 1, 1], one_hot([0, 1, 2], 3), FEW)
     assert found["recall_macro"].value == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert found["balanced_accuracy"].value == pytest.approx((1 + 1 / 2) / 2)
@@ -199,7 +259,12 @@ def test_a_class_that_is_predicted_without_having_rows_counts_in_the_macro_mean_
 
 def test_a_class_that_neither_occurs_nor_is_predicted_is_left_out_of_the_macro_mean() -> None:
     found = classification_metrics([0, 1], one_hot([0, 1], 3), FEW)
-    assert found["recall_macro"].value == found["precision_macro"].value == found["f1_macro"].value == 1
+    assert (
+        found["recall_macro"].value
+        == found["precision_macro"].value
+        == found["f1_macro"].value
+        == 1
+    )
 
 
 def test_one_class_is_measured() -> None:
@@ -218,7 +283,9 @@ def test_equal_probabilities_predict_the_first_class() -> None:
 
 
 @pytest.mark.parametrize(("values", "r2"), [([2.0, 2.0, 2.0], 1.0), ([2.0, 2.0, 3.0], 0.0)])
-def test_r2_of_equal_targets_is_one_only_when_every_value_is_right(values: list[float], r2: float) -> None:
+def test_r2_of_equal_targets_is_one_only_when_every_value_is_right(
+    values: list[float], r2: float
+) -> None:
     assert regression_metrics([2.0, 2.0, 2.0], values, FEW)["r2"].value == r2
 
 
@@ -229,7 +296,10 @@ def test_float32_input_is_measured_in_float64() -> None:
 
 
 def test_every_name_of_a_task_is_measured_and_no_other() -> None:
-    assert tuple(measure("image_classification", [0, 1, 2], one_hot([0, 1, 2], 3), FEW, top_k=2)) == CLASSIFICATION_METRICS
+    assert (
+        tuple(measure("image_classification", [0, 1, 2], one_hot([0, 1, 2], 3), FEW, top_k=2))
+        == CLASSIFICATION_METRICS
+    )
     assert tuple(measure("image_regression", [0.0, 1.0], [[0.0], [2.0]], FEW)) == REGRESSION_METRICS
 
 
@@ -237,48 +307,77 @@ def test_every_name_of_a_task_is_measured_and_no_other() -> None:
 
 
 def test_probabilities_measured_by_hand() -> None:
-    targets, probabilities = [0, 1, 2, 0], [[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]]
+    targets, probabilities = (
+        [0, 1, 2, 0],
+        [[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]],
+    )
     found = classification_metrics(targets, probabilities, FEW, top_k=2)
     assert found["top_k_accuracy"].value == 0.5  # of the last two rows the right class is the third
     assert found["brier"].value == pytest.approx((0.38 + 0.38 + 0.98 + 0.98) / 4)
     # class 0: the own 0.5 ties with 0.5 and leads 0.3, the own 0.2 leads none; class 1: 0.5 leads all; class 2: 0.2 ties twice
     assert found["roc_auc"].value == pytest.approx((1.5 / 4 + 1 + 1 / 3) / 3)
-    assert found["average_precision"].value == pytest.approx(((0.5 * 1 / 2 + 0.5 * 2 / 4) + 1 + 1 / 4) / 3)
-    assert found["calibration_error"].value == pytest.approx(0)  # half of the rows are right, each with a confidence of a half
+    assert found["average_precision"].value == pytest.approx(
+        ((0.5 * 1 / 2 + 0.5 * 2 / 4) + 1 + 1 / 4) / 3
+    )
+    assert found["calibration_error"].value == pytest.approx(
+        0
+    )  # half of the rows are right, each with a confidence of a half
 
 
 def test_of_two_classes_the_second_is_ranked() -> None:
-    targets, probabilities = [0, 1, 1], [[0.5, 0.495], [0.6, 0.4], [0.2, 0.8]]  # rows that sum to almost 1
+    targets, probabilities = (
+        [0, 1, 1],
+        [[0.5, 0.495], [0.6, 0.4], [0.2, 0.8]],
+    )  # rows that sum to almost 1
     found = classification_metrics(targets, probabilities, FEW)
     assert found["roc_auc"].value == 0.5
     assert found["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_a_class_without_rows_is_left_out_of_the_mean_of_the_rankings() -> None:
-    targets, probabilities = [0, 0, 1, 1], [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.2, 0.7, 0.1]]
+    targets, probabilities = (
+        [0, 0, 1, 1],
+        [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.2, 0.7, 0.1]],
+    )
     found = classification_metrics(targets, probabilities, FEW)
     assert found["roc_auc"].value == pytest.approx((1 + 0.5) / 2)
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 5])
 def test_rows_of_one_class_have_no_ranking_and_no_nan(num_classes: int) -> None:
-    found = classification_metrics([0, 0, 0], np.full((3, num_classes), 1 / num_classes), FEW, top_k=1)
+    found = classification_metrics(
+        [0, 0, 0], np.full((3, num_classes), 1 / num_classes), FEW, top_k=1
+    )
     assert not {"roc_auc", "average_precision"} & found.keys()
     assert ("top_k_accuracy" in found) == (num_classes > 1)
     json.dumps([metric.model_dump() for metric in found.values()], allow_nan=False)
 
 
 def test_what_is_absent_has_a_reason() -> None:
-    for targets, num_classes, top_k in (([0, 0], 3, 2), ([0, 1], 2, 2), ([0, 1], 2, 9), ([0, 1, 2], 4, None), ([0, 1], 3, 1)):
-        found = classification_metrics(targets, np.full((len(targets), num_classes), 1 / num_classes), FEW, top_k=top_k)
+    for targets, num_classes, top_k in (
+        ([0, 0], 3, 2),
+        ([0, 1], 2, 2),
+        ([0, 1], 2, 9),
+        ([0, 1, 2], 4, None),
+        ([0, 1], 3, 1),
+    ):
+        found = classification_metrics(
+            targets, np.full((len(targets), num_classes), 1 / num_classes), FEW, top_k=top_k
+        )
         reasons = why_absent("table_classification", targets, num_classes, top_k)
         assert reasons.keys() == set(CLASSIFICATION_METRICS) - found.keys()
-    assert "with 2 classes the best 9" in why_absent("table_classification", [0, 1], 2, 9)["top_k_accuracy"]
+    assert (
+        "with 2 classes the best 9"
+        in why_absent("table_classification", [0, 1], 2, 9)["top_k_accuracy"]
+    )
     assert why_absent("table_regression", [0.5, 0.5], 0, 3) == {}
 
 
 def test_the_best_class_is_the_accuracy() -> None:
-    targets, probabilities = np.array([0, 1, 2, 2]), np.array([[0.4, 0.4, 0.2], [0.4, 0.4, 0.2], [0.3, 0.3, 0.4], [1, 0, 0]])
+    targets, probabilities = (
+        np.array([0, 1, 2, 2]),
+        np.array([[0.4, 0.4, 0.2], [0.4, 0.4, 0.2], [0.3, 0.3, 0.4], [1, 0, 0]]),
+    )
     found = classification_metrics(targets, probabilities, FEW, top_k=1)
     assert found["top_k_accuracy"] == found["accuracy"]
 
@@ -301,7 +400,10 @@ def test_bins_of_confidence_hold_every_row_once() -> None:
 
 
 def test_equal_confidences_share_a_bin() -> None:
-    assert [bin.rows for bin in reliability_bins(np.array([1.0] * 31 + [0.5] * 10), np.ones(41, dtype=bool))] == [10, 31]
+    assert [
+        bin.rows
+        for bin in reliability_bins(np.array([1.0] * 31 + [0.5] * 10), np.ones(41, dtype=bool))
+    ] == [10, 31]
 
 
 # refusals
@@ -322,7 +424,9 @@ def test_equal_confidences_share_a_bin() -> None:
         ([0, 1], [[0.5, 0.5]], "2 targets"),
     ],
 )
-def test_what_is_no_classification_is_refused(targets: list[float], probabilities: list[list[float]], text: str) -> None:
+def test_what_is_no_classification_is_refused(
+    targets: list[float], probabilities: list[list[float]], text: str
+) -> None:
     with pytest.raises(MetricError) as caught:
         classification_metrics(targets, probabilities, FEW)
     assert text in str(caught.value)
@@ -344,7 +448,9 @@ def test_a_metric_of_another_task_is_refused() -> None:
         ([1.0, 2.0], [[1.0, 2.0], [1.0, 2.0]], "expected (rows,)"),
     ],
 )
-def test_what_is_no_regression_is_refused(targets: list[float], values: list[float], text: str) -> None:
+def test_what_is_no_regression_is_refused(
+    targets: list[float], values: list[float], text: str
+) -> None:
     with pytest.raises(MetricError) as caught:
         regression_metrics(targets, values, FEW)
     assert text in str(caught.value)

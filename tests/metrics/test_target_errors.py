@@ -26,7 +26,9 @@ def test_one_range_is_the_metric_of_all_rows_with_its_interval() -> None:
     expected = measure("table_regression", targets, values, HUNDRED)
     assert whole.mae == expected["mae"]
     assert whole.rmse.value == pytest.approx(expected["rmse"].value, abs=1e-12)
-    assert [whole.rmse.low, whole.rmse.high] == pytest.approx([expected["rmse"].low, expected["rmse"].high], abs=1e-12)
+    assert [whole.rmse.low, whole.rmse.high] == pytest.approx(
+        [expected["rmse"].low, expected["rmse"].high], abs=1e-12
+    )
 
 
 def test_every_row_is_in_one_range_and_equal_targets_are_together() -> None:
@@ -38,11 +40,18 @@ def test_every_row_is_in_one_range_and_equal_targets_are_together() -> None:
 
 
 def test_more_ranges_than_rows_are_as_many_as_rows() -> None:
-    assert [part.mae.rows for part in errors_by_target([3.0, 1.0, 2.0], [1.0, 1.0, 1.0], 10, HUNDRED)] == [1, 1, 1]
+    assert [
+        part.mae.rows for part in errors_by_target([3.0, 1.0, 2.0], [1.0, 1.0, 1.0], 10, HUNDRED)
+    ] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("targets", "num_ranges", "text"), [([1.0, np.nan], 2, "targets: row 1"), ([1.0], 2, "at least 2"), ([1.0, 2.0], 0, "num_ranges is 0")]
+    ("targets", "num_ranges", "text"),
+    [
+        ([1.0, np.nan], 2, "targets: row 1"),
+        ([1.0], 2, "at least 2"),
+        ([1.0, 2.0], 0, "num_ranges is 0"),
+    ],
 )
 def test_what_has_no_ranges_is_refused(targets: list[float], num_ranges: int, text: str) -> None:
     with pytest.raises(MetricError) as caught:

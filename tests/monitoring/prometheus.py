@@ -31,7 +31,9 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The instant vector of a query; AssertionError with Prometheus' words if it takes none."""
-        answer = plain_http.get(self.url + "/api/v1/query", params={"query": expression}, timeout=10)
+        answer = plain_http.get(
+            self.url + "/api/v1/query", params={"query": expression}, timeout=10
+        )
         assert answer.status_code == 200, f"{expression}: {answer.text}"
         result: list[dict[str, Any]] = answer.json()["data"]["result"]
         return result
@@ -49,7 +51,9 @@ class Prometheus:
         """Wait for something that Prometheus sees at one of its next scrapes."""
         started = time.monotonic()
         while not is_so():
-            assert time.monotonic() - started < seconds, f"not within {seconds} s: {what}\n{self.log.read_text()[-2000:]}"
+            assert time.monotonic() - started < seconds, (
+                f"not within {seconds} s: {what}\n{self.log.read_text()[-2000:]}"
+            )
             time.sleep(0.2)
 
 
@@ -64,7 +68,9 @@ def hurried(rules: str) -> str:
 
 
 @contextmanager
-def watching(folder: Path, configuration: Path, target: str, credentials: Path | None = None) -> Iterator[Prometheus]:
+def watching(
+    folder: Path, configuration: Path, target: str, credentials: Path | None = None
+) -> Iterator[Prometheus]:
     """Prometheus with a configuration of monitoring/, on another target, every second, with alerts that do not wait."""
     folder.mkdir()
     (folder / "rules").mkdir()
@@ -81,7 +87,12 @@ def watching(folder: Path, configuration: Path, target: str, credentials: Path |
     address, log = f"127.0.0.1:{free_port()}", folder / "prometheus.log"
     prometheus = Prometheus(f"http://{address}", log, folder / "targets.json")
     prometheus.watch(target)
-    command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
+    command = [
+        "prometheus",
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address={address}",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -18,7 +18,21 @@ RULES = sorted((MONITORING / "rules").glob("*.yml"))
 RULE_TESTS = sorted((MONITORING / "tests").glob("*.yml"))
 DASHBOARDS = sorted((MONITORING / "grafana/dashboards").glob("*.json"))
 
-KEYWORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "bool", "offset", "inf", "nan"}
+KEYWORDS = {
+    "and",
+    "or",
+    "unless",
+    "by",
+    "without",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "bool",
+    "offset",
+    "inf",
+    "nan",
+}
 PROMETHEUS_OWN = {"up"}  # of every target, whatever it is
 _STRING = re.compile(r'"(?:\\.|[^"\\])*"' + r"|'(?:\\.|[^'\\])*'")
 _SELECTOR, _RANGE = re.compile(r"\{[^{}]*\}"), re.compile(r"\[[^\[\]]*\]")
@@ -41,12 +55,19 @@ def rule_groups() -> list[dict[str, Any]]:
 
 def recorded() -> dict[str, str]:
     """Each recorded series' query."""
-    return {rule["record"]: rule["expr"] for group in rule_groups() for rule in group["rules"] if "record" in rule}
+    return {
+        rule["record"]: rule["expr"]
+        for group in rule_groups()
+        for rule in group["rules"]
+        if "record" in rule
+    }
 
 
 def alerts() -> dict[str, dict[str, Any]]:
     """Each alert's rule."""
-    return {rule["alert"]: rule for group in rule_groups() for rule in group["rules"] if "alert" in rule}
+    return {
+        rule["alert"]: rule for group in rule_groups() for rule in group["rules"] if "alert" in rule
+    }
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
@@ -75,30 +96,52 @@ def filled(query: str) -> str:
 
 def queries() -> dict[str, str]:
     """Every query, by where it stands."""
-    return recorded() | {name: rule["expr"] for name, rule in alerts().items()} | dict(dashboard_queries())
+    return (
+        recorded()
+        | {name: rule["expr"] for name, rule in alerts().items()}
+        | dict(dashboard_queries())
+    )
 
 
 def base_name(name: str, known: set[str]) -> str:
     """A histogram's name for its parts (`_bucket`, `_sum`, `_count`); else the name itself."""
-    return next((name.removesuffix(part) for part in ("_bucket", "_sum", "_count") if name.removesuffix(part) in known), name)
+    return next(
+        (
+            name.removesuffix(part)
+            for part in ("_bucket", "_sum", "_count")
+            if name.removesuffix(part) in known
+        ),
+        name,
+    )
 
 
 def documented_metrics() -> set[str]:
     """The metrics in the table of docs/serving.md."""
-    return set(re.findall(r"^\| `(slipway_\w+)`", (ROOT / "docs/serving.md").read_text(), re.MULTILINE))
+    return set(
+        re.findall(r"^\| `(slipway_\w+)`", (ROOT / "docs/serving.md").read_text(), re.MULTILINE)
+    )
 
 
 def documented_labels() -> dict[str, set[str]]:
     """Each metric's labels in the table of docs/serving.md, where they are named one by one."""
-    rows = re.findall(r"^\| `(slipway_\w+)` \| ([^|]*) \|", (ROOT / "docs/serving.md").read_text(), re.MULTILINE)
-    return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows if "`" in labels or not labels.strip()}
+    rows = re.findall(
+        r"^\| `(slipway_\w+)` \| ([^|]*) \|", (ROOT / "docs/serving.md").read_text(), re.MULTILINE
+    )
+    return {
+        name: set(re.findall(r"`(\w+)`", labels))
+        for name, labels in rows
+        if "`" in labels or not labels.strip()
+    }
 
 
 def unknown_labels(known: dict[str, set[str]]) -> dict[str, set[str]]:
     """By place: "metric: label" of selectors and groupings by labels that a metric does not have."""
     found: dict[str, set[str]] = {}
     for place, query in queries().items():
-        asked = [(name, re.findall(r"(\w+)\s*(?:=~?|![=~])", selector)) for name, selector in re.findall(r"(\w+)\{([^}]*)\}", query)]
+        asked = [
+            (name, re.findall(r"(\w+)\s*(?:=~?|![=~])", selector))
+            for name, selector in re.findall(r"(\w+)\{([^}]*)\}", query)
+        ]
         grouped = re.findall(r"by \(([^()]*)\) \((?:rate|increase)\((\w+)", query)
         asked += [(name, re.findall(r"\w+", labels)) for labels, name in grouped]
         for name, labels in asked:
@@ -113,6 +156,7 @@ def unknown_names(known: set[str]) -> dict[str, set[str]]:
     """By place: names in queries that are neither in `known`, nor recorded, nor Prometheus' own."""
     own = set(recorded()) | PROMETHEUS_OWN
     found = {
-        place: {name for name in metric_names(query) - own if base_name(name, known) not in known} for place, query in queries().items()
+        place: {name for name in metric_names(query) - own if base_name(name, known) not in known}
+        for place, query in queries().items()
     }
     return {place: names for place, names in found.items() if names}

@@ -40,7 +40,9 @@ def test_every_metric_in_rules_and_dashboards_is_in_the_docs() -> None:
 def test_a_metric_that_does_not_exist_would_be_seen() -> None:
     without = documented_metrics() - {"slipway_ready", "slipway_predict_seconds"}
     assert "SlipwayNotReady" in unknown_names(without)
-    assert any("slipway_predict_seconds_bucket" in names for names in unknown_names(without).values())
+    assert any(
+        "slipway_predict_seconds_bucket" in names for names in unknown_names(without).values()
+    )
 
 
 def test_every_label_in_rules_and_dashboards_is_one_of_its_metric() -> None:
@@ -50,7 +52,11 @@ def test_every_label_in_rules_and_dashboards_is_one_of_its_metric() -> None:
 
 def test_a_label_that_does_not_exist_would_be_seen() -> None:
     known = documented_labels()
-    without = known | {"slipway_errors_total": set(), "slipway_swaps_total": {"result"}, "slipway_classes_total": set()}
+    without = known | {
+        "slipway_errors_total": set(),
+        "slipway_swaps_total": {"result"},
+        "slipway_classes_total": set(),
+    }
     assert unknown_labels(without).keys() >= {
         "SlipwayFaults",
         "SlipwayRolledBack",
@@ -61,10 +67,15 @@ def test_a_label_that_does_not_exist_would_be_seen() -> None:
 
 @needs_promtool
 def test_every_query_of_a_dashboard_is_promql(tmp_path: Path) -> None:
-    rules = [{"record": f"query_{number}", "expr": query} for number, (_, query) in enumerate(dashboard_queries())]
+    rules = [
+        {"record": f"query_{number}", "expr": query}
+        for number, (_, query) in enumerate(dashboard_queries())
+    ]
     assert len(rules) > 40
     assert check_rules(tmp_path, rules) == 0
-    assert check_rules(tmp_path, [*rules, {"record": "wrong", "expr": "sum by (slipway_ready"}]) != 0  # the twin
+    assert (
+        check_rules(tmp_path, [*rules, {"record": "wrong", "expr": "sum by (slipway_ready"}]) != 0
+    )  # the twin
 
 
 def check_rules(folder: Path, rules: list[dict[str, str]]) -> int:
@@ -85,7 +96,11 @@ def faults(dashboard: dict[str, Any]) -> list[str]:
         place, name = panel["gridPos"], panel["title"]
         if place["x"] + place["w"] > WIDTH:
             found.append(f"{name} is wider than the page")
-        for cell in ((x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])):
+        for cell in (
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        ):
             if taken.setdefault(cell, panel["id"]) != panel["id"]:
                 found.append(f"{name} lies on another panel")
                 break
@@ -111,10 +126,17 @@ def faults_of_queries(panel: dict[str, Any]) -> list[str]:
 
 
 def test_the_dashboards_are_well_formed() -> None:
-    assert {name: faults(dashboard) for name, dashboard in dashboards().items()} == {"model.json": [], "service.json": []}
+    assert {name: faults(dashboard) for name, dashboard in dashboards().items()} == {
+        "model.json": [],
+        "service.json": [],
+    }
     assert len({dashboard["uid"] for dashboard in dashboards().values()}) == 2
     for dashboard in dashboards().values():
-        assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "job", "instance"]
+        assert [variable["name"] for variable in dashboard["templating"]["list"]] == [
+            "datasource",
+            "job",
+            "instance",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -136,18 +158,32 @@ def test_a_malformed_panel_would_be_seen(change: dict[str, Any], fault: str) -> 
 
 def test_every_metric_of_the_service_is_in_a_rule_or_on_a_dashboard() -> None:
     shown = {name for query in queries().values() for name in metric_names(query)}
-    unseen = {name for name in documented_metrics() if not shown & {name, *(f"{name}_{part}" for part in ("bucket", "sum", "count"))}}
+    unseen = {
+        name
+        for name in documented_metrics()
+        if not shown & {name, *(f"{name}_{part}" for part in ("bucket", "sum", "count"))}
+    }
     assert unseen == set()
 
 
 def test_grafana_finds_the_dashboards_and_prometheus_where_compose_puts_them(root: Path) -> None:
     services = yaml.safe_load((root / "launch/compose.yaml").read_text())["services"]
-    mounted = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"] if volume.startswith("../"))
-    provider = yaml.safe_load((MONITORING / "grafana/provisioning/dashboards/slipway.yml").read_text())["providers"][0]
+    mounted = dict(
+        volume.split(":")[:2]
+        for volume in services["grafana"]["volumes"]
+        if volume.startswith("../")
+    )
+    provider = yaml.safe_load(
+        (MONITORING / "grafana/provisioning/dashboards/slipway.yml").read_text()
+    )["providers"][0]
     assert mounted["../monitoring/grafana/dashboards"] == provider["options"]["path"]
     assert mounted["../monitoring/grafana/provisioning"] == "/etc/grafana/provisioning"
-    source = yaml.safe_load((MONITORING / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
+    source = yaml.safe_load(
+        (MONITORING / "grafana/provisioning/datasources/prometheus.yml").read_text()
+    )["datasources"][0]
     assert source["url"] == "http://prometheus:9090"
     assert "prometheus" in services
-    scrape = yaml.safe_load((MONITORING / "prometheus.secured.yml").read_text())["global"]["scrape_interval"]
+    scrape = yaml.safe_load((MONITORING / "prometheus.secured.yml").read_text())["global"][
+        "scrape_interval"
+    ]
     assert source["jsonData"]["timeInterval"] == scrape

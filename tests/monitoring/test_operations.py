@@ -19,23 +19,38 @@ FOREIGN_SETTINGS = {"SLIPWAY_PORT"}  # which Kubernetes would set
 
 def wrong_names(page: str) -> set[str]:
     """Settings, metrics, paths of the service, files and modules that a page names and that are not there."""
-    found = {name for name in re.findall(r"\bSLIPWAY_[A-Z_]+[A-Z]", page) if name.removeprefix(PREFIX).lower() not in Settings.model_fields}
+    found = {
+        name
+        for name in re.findall(r"\bSLIPWAY_[A-Z_]+[A-Z]", page)
+        if name.removeprefix(PREFIX).lower() not in Settings.model_fields
+    }
     found -= FOREIGN_SETTINGS
     found |= set(re.findall(r"`(slipway_\w+)`", page)) - documented_metrics()
     found |= {path for path in re.findall(r"`(/[a-z]+)`", page) if path not in {*routes(), "/tmp"}}
-    found |= {path for path in re.findall(r"\b((?:launch|monitoring)/[\w./-]+\w)", page) if not (ROOT / path).exists()}
+    found |= {
+        path
+        for path in re.findall(r"\b((?:launch|monitoring)/[\w./-]+\w)", page)
+        if not (ROOT / path).exists()
+    }
     found |= {module for module in re.findall(r"python -m ([\w.]+)", page) if not is_module(module)}
-    return {name for name in found if not name.startswith("launch/secrets")}  # which the reader makes
+    return {
+        name for name in found if not name.startswith("launch/secrets")
+    }  # which the reader makes
 
 
 def is_module(name: str) -> bool:
     found = importlib.util.find_spec(name)
-    return found is not None and (not found.submodule_search_locations or importlib.util.find_spec(f"{name}.__main__") is not None)
+    return found is not None and (
+        not found.submodule_search_locations
+        or importlib.util.find_spec(f"{name}.__main__") is not None
+    )
 
 
 def block(name: str, page: str = PAGE) -> str:
     """The example of a file, which its first line names."""
-    (found,) = re.findall(rf"^```yaml\n(# (?:\S+/)?{re.escape(name)}\b.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(
+        rf"^```yaml\n(# (?:\S+/)?{re.escape(name)}\b.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
     return str(found)
 
 
@@ -44,8 +59,17 @@ def unrouted(alertmanager: str) -> set[str]:
     content = yaml.safe_load(alertmanager)
     known = {receiver["name"] for receiver in content["receivers"]}
     assert content["route"]["receiver"] in known
-    told = {match for route in content["route"]["routes"] if route["receiver"] in known for match in route["matchers"]}
-    return {severity for severity in {rule["labels"]["severity"] for rule in alerts().values()} if f'severity="{severity}"' not in told}
+    told = {
+        match
+        for route in content["route"]["routes"]
+        if route["receiver"] in known
+        for match in route["matchers"]
+    }
+    return {
+        severity
+        for severity in {rule["labels"]["severity"] for rule in alerts().values()}
+        if f'severity="{severity}"' not in told
+    }
 
 
 @needs_promtool
@@ -63,7 +87,9 @@ def test_prometheus_takes_the_example_for_a_machine_of_its_own(tmp_path: Path) -
 
 def test_the_example_for_alertmanager_tells_somebody_of_every_severity() -> None:
     assert unrouted(block("alertmanager.yml")) == set()
-    assert unrouted(block("alertmanager.yml").replace('severity="page"', 'severity="pages"')) == {"page"}
+    assert unrouted(block("alertmanager.yml").replace('severity="page"', 'severity="pages"')) == {
+        "page"
+    }
 
 
 def test_the_mounted_folder_is_the_compose_files_services() -> None:
@@ -73,7 +99,9 @@ def test_the_mounted_folder_is_the_compose_files_services() -> None:
 
 def test_a_rule_can_be_labelled_by_the_name_that_it_is_applied_under() -> None:
     named = set(re.findall(r"\bprometheusrule/(\S+)", PAGE))
-    assert named == {f"slipway-{path.stem}" for path in RULES}  # as launch/kubernetes/rules.sh makes them
+    assert named == {
+        f"slipway-{path.stem}" for path in RULES
+    }  # as launch/kubernetes/rules.sh makes them
 
 
 def test_the_page_names_only_what_there_is() -> None:
@@ -82,7 +110,14 @@ def test_the_page_names_only_what_there_is() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["`SLIPWAY_DRAIN`", "`slipway_redy`", "`/ready`", "`launch/kubernetes/cpu`", "`python -m serving.rolout`", "`python -m slipway.data`"],
+    [
+        "`SLIPWAY_DRAIN`",
+        "`slipway_redy`",
+        "`/ready`",
+        "`launch/kubernetes/cpu`",
+        "`python -m serving.rolout`",
+        "`python -m slipway.data`",
+    ],
 )
 def test_a_wrong_name_would_be_seen(name: str) -> None:
     assert wrong_names(PAGE + name) - wrong_names(PAGE)

@@ -13,14 +13,26 @@ from serving.auth.keys import digest_of, make_key
 from serving.metrics.gpu_metrics import GAUGES
 from tests import plain_http
 from tests.monitoring.prometheus import Prometheus, watching
-from tests.monitoring.queries import MONITORING, alerts, base_name, metric_names, queries, recorded, rule_groups, unknown_names
+from tests.monitoring.queries import (
+    MONITORING,
+    alerts,
+    base_name,
+    metric_names,
+    queries,
+    recorded,
+    rule_groups,
+    unknown_names,
+)
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, free_port, running
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)"),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None,
+        reason="prometheus is not installed (Debian: prometheus)",
+    ),
 ]
 PNG = {"content-type": "image/png"}
 
@@ -41,8 +53,13 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def scraped(server: Server) -> set[str]:
     """The metrics that the service really has once it has answered, and those of GPUs."""
     plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
-    ended = time.monotonic() + 30  # what is watched beside the request path is counted some seconds later
-    while "slipway_classes_total{" not in (text := plain_http.get(server.url + "/metrics").text) and time.monotonic() < ended:
+    ended = (
+        time.monotonic() + 30
+    )  # what is watched beside the request path is counted some seconds later
+    while (
+        "slipway_classes_total{" not in (text := plain_http.get(server.url + "/metrics").text)
+        and time.monotonic() < ended
+    ):
         time.sleep(0.2)
     return set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE)) | set(GAUGES)
 
@@ -54,13 +71,26 @@ def test_every_metric_in_rules_and_dashboards_is_in_a_live_scrape(server: Server
 def test_what_an_alert_waits_for_to_rise_is_in_a_live_scrape_from_the_start(server: Server) -> None:
     """Of a series that is not there nobody could say that it does not rise."""
     lines = plain_http.get(server.url + "/metrics").text.splitlines()
-    waited_for = re.findall(r"increase\((slipway_\w+\{[^}]*\})\[\w+\]\)\) == 0", "\n".join(rule["expr"] for rule in alerts().values()))
-    assert waited_for == ['slipway_watched_rows_total{outcome="watched"}', 'slipway_feedback_total{outcome="joined"}']
-    assert [series for series in waited_for if not any(line.startswith(f"{series} ") for line in lines)] == []
+    waited_for = re.findall(
+        r"increase\((slipway_\w+\{[^}]*\})\[\w+\]\)\) == 0",
+        "\n".join(rule["expr"] for rule in alerts().values()),
+    )
+    assert waited_for == [
+        'slipway_watched_rows_total{outcome="watched"}',
+        'slipway_feedback_total{outcome="joined"}',
+    ]
+    assert [
+        series for series in waited_for if not any(line.startswith(f"{series} ") for line in lines)
+    ] == []
 
 
 def test_the_bound_of_the_latency_is_a_bucket_of_the_live_histogram(server: Server) -> None:
-    bounds = set(re.findall(r'slipway_predict_seconds_bucket\{le="([^"]+)"\}', plain_http.get(server.url + "/metrics").text))
+    bounds = set(
+        re.findall(
+            r'slipway_predict_seconds_bucket\{le="([^"]+)"\}',
+            plain_http.get(server.url + "/metrics").text,
+        )
+    )
     asked = set(re.findall(r'le="([^"]+)"', recorded()["instance:slipway_predict_fast:total"]))
     assert len(asked) == 1
     assert asked <= bounds
@@ -79,7 +109,9 @@ def test_labels_in_queries_are_labels_of_the_live_metrics(server: Server) -> Non
     checked = set()
     for place, query in queries().items():
         for name, selector in re.findall(r"(slipway_\w+)\{([^}]*)\}", query):
-            asked = set(re.findall(r"(\w+)\s*=~?", selector)) | set(re.findall(r"(\w+)\s*![=~]", selector))
+            asked = set(re.findall(r"(\w+)\s*=~?", selector)) | set(
+                re.findall(r"(\w+)\s*![=~]", selector)
+            )
             if name in labels:
                 assert asked <= labels[name] | of_prometheus, (place, name)
                 checked.add((name, frozenset(asked - of_prometheus)))
@@ -87,17 +119,30 @@ def test_labels_in_queries_are_labels_of_the_live_metrics(server: Server) -> Non
 
 
 def test_every_query_is_answered_by_prometheus(server: Server, prometheus: Prometheus) -> None:
-    prometheus.wait_until("it is scraped", lambda: prometheus.value("instance:slipway_predict:total") is not None)
+    prometheus.wait_until(
+        "it is scraped", lambda: prometheus.value("instance:slipway_predict:total") is not None
+    )
     before = prometheus.value("instance:slipway_predict:total") or 0
     for number in range(30):
         plain_http.post(server.url + "/predict", content=picture(number), headers=PNG)
-    prometheus.wait_until("they are counted", lambda: (prometheus.value("instance:slipway_predict:total") or 0) == before + 30)
-    prometheus.wait_until("the first rate", lambda: prometheus.value("job:slipway_unavailable:burn_rate5m") == 0)
+    prometheus.wait_until(
+        "they are counted",
+        lambda: (prometheus.value("instance:slipway_predict:total") or 0) == before + 30,
+    )
+    prometheus.wait_until(
+        "the first rate", lambda: prometheus.value("job:slipway_unavailable:burn_rate5m") == 0
+    )
     answers = {place: prometheus.query(query) for place, query in queries().items()}
-    assert prometheus.value("instance:slipway_predict:total") == prometheus.value("instance:slipway_predict_timed:total")
+    assert prometheus.value("instance:slipway_predict:total") == prometheus.value(
+        "instance:slipway_predict_timed:total"
+    )
     assert prometheus.value("instance:slipway_predict_bad:total") == 0
     full = {place for place, answer in answers.items() if answer}
-    assert {"service.json: Requests A", "service.json: Time of a prediction A", "service.json: Memory A"} <= full
+    assert {
+        "service.json: Requests A",
+        "service.json: Time of a prediction A",
+        "service.json: Memory A",
+    } <= full
 
 
 def test_no_alert_fires_for_a_healthy_service(prometheus: Prometheus) -> None:
@@ -108,36 +153,56 @@ def test_no_alert_fires_for_a_healthy_service(prometheus: Prometheus) -> None:
     assert [rule["name"] for rule in found if rule.get("lastError")] == []
 
 
-def test_alerts_fire_while_the_service_is_not_ready_or_gone_and_resolve_when_it_is_back(tmp_path: Path) -> None:
+def test_alerts_fire_while_the_service_is_not_ready_or_gone_and_resolve_when_it_is_back(
+    tmp_path: Path,
+) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     model = tmp_path / "bundle/model_fp32.onnx"
     payload = model.read_bytes()
     model.write_bytes(payload[:-1] + b"\0")
     with contextlib.ExitStack() as watched:
         with running(tmp_path) as refused:
-            prometheus = watched.enter_context(watching(tmp_path / "run", MONITORING / "prometheus.yml", address(refused)))
-            prometheus.wait_until("SlipwayNotReady fires", lambda: prometheus.firing() == {"SlipwayNotReady"})
+            prometheus = watched.enter_context(
+                watching(tmp_path / "run", MONITORING / "prometheus.yml", address(refused))
+            )
+            prometheus.wait_until(
+                "SlipwayNotReady fires", lambda: prometheus.firing() == {"SlipwayNotReady"}
+            )
         prometheus.wait_until("SlipwayDown fires", lambda: prometheus.firing() == {"SlipwayDown"})
         model.write_bytes(payload)
         with running(tmp_path) as mended:
             mended.wait()
             prometheus.watch(address(mended))
-            prometheus.wait_until("none fires", lambda: prometheus.firing() == set() and prometheus.value("slipway_ready") == 1)
+            prometheus.wait_until(
+                "none fires",
+                lambda: prometheus.firing() == set() and prometheus.value("slipway_ready") == 1,
+            )
 
 
-def test_with_a_key_prometheus_scrapes_the_operators_port_and_without_it_it_is_told_that_it_cannot(tmp_path: Path) -> None:
+def test_with_a_key_prometheus_scrapes_the_operators_port_and_without_it_it_is_told_that_it_cannot(
+    tmp_path: Path,
+) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     key, port = make_key(), free_port()
     (tmp_path / "keys").write_text(f"prometheus:operator:{digest_of(key.encode()).hex()}\n")
     (tmp_path / "key").write_text(key)
     with running(tmp_path, keys=tmp_path / "keys", admin_port=port) as server:
         server.wait()
-        assert plain_http.get(server.url + "/metrics", headers={"authorization": f"Bearer {key}"}).status_code == 404  # not on this port
+        assert (
+            plain_http.get(
+                server.url + "/metrics", headers={"authorization": f"Bearer {key}"}
+            ).status_code
+            == 404
+        )  # not on this port
         configuration = MONITORING / "prometheus.secured.yml"
-        with watching(tmp_path / "run", configuration, f"127.0.0.1:{port}", tmp_path / "key") as prometheus:
+        with watching(
+            tmp_path / "run", configuration, f"127.0.0.1:{port}", tmp_path / "key"
+        ) as prometheus:
             prometheus.wait_until("it is scraped", lambda: prometheus.value("slipway_ready") == 1)
             (tmp_path / "key").write_text(make_key())
-            prometheus.wait_until("SlipwayDown fires", lambda: prometheus.firing() == {"SlipwayDown"})
+            prometheus.wait_until(
+                "SlipwayDown fires", lambda: prometheus.firing() == {"SlipwayDown"}
+            )
 
 
 def address(server: Server) -> str:
@@ -147,6 +212,9 @@ def address(server: Server) -> str:
 def test_a_recorded_series_is_never_taken_for_one_of_the_service() -> None:
     """What `unknown_names` leaves out are the rules' own."""
     assert not {name for name in recorded() if name.startswith("slipway_")}
-    assert base_name("slipway_predict_seconds_bucket", {"slipway_predict_seconds"}) == "slipway_predict_seconds"
+    assert (
+        base_name("slipway_predict_seconds_bucket", {"slipway_predict_seconds"})
+        == "slipway_predict_seconds"
+    )
     assert base_name("slipway_count", {"slipway_predict_seconds"}) == "slipway_count"
     assert metric_names("slipway_ready == 0") == {"slipway_ready"}

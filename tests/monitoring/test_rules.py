@@ -10,21 +10,38 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.monitoring.queries import MONITORING, ROOT, RULE_TESTS, RULES, alerts, metric_names, recorded
+from tests.monitoring.queries import (
+    MONITORING,
+    ROOT,
+    RULE_TESTS,
+    RULES,
+    alerts,
+    metric_names,
+    recorded,
+)
 
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
-Evals = dict[str, list[tuple[str, bool]]]  # (test, whether it fires), in the order of time, by alert
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
+)
+Evals = dict[
+    str, list[tuple[str, bool]]
+]  # (test, whether it fires), in the order of time, by alert
 
 
 def promtool(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        ["promtool", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=240
+    )
 
 
 @needs_promtool
 def test_promtool_takes_rules_and_configurations() -> None:
     configurations = sorted(MONITORING.glob("prometheus*.yml"))
     assert len(configurations) == 2
-    for done in (promtool("check", "rules", *RULES), promtool("check", "config", "--syntax-only", *configurations)):
+    for done in (
+        promtool("check", "rules", *RULES),
+        promtool("check", "config", "--syntax-only", *configurations),
+    ):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -40,12 +57,26 @@ def test_each_alert_fires_and_resolves_as_its_tests_say() -> None:
 @pytest.mark.parametrize(
     ("rule", "wrong", "alert"),
     [
-        ("slipway_gpu_temperature_celsius > 85", "slipway_gpu_temperature_celsius > 95", "SlipwayGpuHot"),  # never fires
-        ("slipway_gpu_temperature_celsius > 85", "slipway_gpu_temperature_celsius > 5", "SlipwayGpuHot"),  # always fires
-        ("> 0.95\n        for: 10m", "> 0.95\n        for: 1m", "SlipwayGpuMemoryNearlyFull"),  # too early
+        (
+            "slipway_gpu_temperature_celsius > 85",
+            "slipway_gpu_temperature_celsius > 95",
+            "SlipwayGpuHot",
+        ),  # never fires
+        (
+            "slipway_gpu_temperature_celsius > 85",
+            "slipway_gpu_temperature_celsius > 5",
+            "SlipwayGpuHot",
+        ),  # always fires
+        (
+            "> 0.95\n        for: 10m",
+            "> 0.95\n        for: 1m",
+            "SlipwayGpuMemoryNearlyFull",
+        ),  # too early
     ],
 )
-def test_a_rule_that_is_wrong_fails_its_test(tmp_path: Path, rule: str, wrong: str, alert: str) -> None:
+def test_a_rule_that_is_wrong_fails_its_test(
+    tmp_path: Path, rule: str, wrong: str, alert: str
+) -> None:
     """The twin: the tests can fail."""
     shutil.copytree(MONITORING, tmp_path / "monitoring")
     path = tmp_path / "monitoring/rules/alerts.yml"
@@ -53,31 +84,58 @@ def test_a_rule_that_is_wrong_fails_its_test(tmp_path: Path, rule: str, wrong: s
     path.write_text(path.read_text().replace(rule, wrong))
     tests = tmp_path / "monitoring/tests/gpu.yml"
     if wrong.endswith("1m"):  # two minutes after it began, which the real rule waits out
-        tests.write_text(tests.read_text().replace(f"{{ eval_time: 5m, alertname: {alert} }}", f"{{ eval_time: 8m, alertname: {alert} }}"))
+        tests.write_text(
+            tests.read_text().replace(
+                f"{{ eval_time: 5m, alertname: {alert} }}",
+                f"{{ eval_time: 8m, alertname: {alert} }}",
+            )
+        )
     done = promtool("test", "rules", tests)
     assert done.returncode != 0
     assert alert in done.stdout + done.stderr
 
 
 @needs_promtool
-@pytest.mark.parametrize(("low", "fires"), [(1.5, False), (2.5, True)], ids=["by chance", "for certain"])
-def test_an_error_pages_only_where_the_lower_end_of_its_interval_misses_the_objective(tmp_path: Path, low: float, fires: bool) -> None:
+@pytest.mark.parametrize(
+    ("low", "fires"), [(1.5, False), (2.5, True)], ids=["by chance", "for certain"]
+)
+def test_an_error_pages_only_where_the_lower_end_of_its_interval_misses_the_objective(
+    tmp_path: Path, low: float, fires: bool
+) -> None:
     shutil.copytree(MONITORING / "rules", tmp_path / "rules")
     path = tmp_path / "rules/slo.yml"
-    assert path.read_text().count("expr: vector(Inf)") == 1  # of the RMSE, which nobody but the user can know
+    assert (
+        path.read_text().count("expr: vector(Inf)") == 1
+    )  # of the RMSE, which nobody but the user can know
     path.write_text(path.read_text().replace("expr: vector(Inf)", "expr: vector(2)"))
     alert = alerts()["SlipwayTrueQualityLow"]
     expected = {
         "exp_labels": alert["labels"] | {"job": "slipway", "instance": "a:3000", "metric": "rmse"},
-        "exp_annotations": alert["annotations"] | {"summary": f"a:3000: rmse over the latest feedback is at best {low}"},
+        "exp_annotations": alert["annotations"]
+        | {"summary": f"a:3000: rmse over the latest feedback is at best {low}"},
     }
-    series = {"slipway_true_quality": 3, "slipway_true_quality_low": low, "slipway_true_quality_high": 9}
+    series = {
+        "slipway_true_quality": 3,
+        "slipway_true_quality_low": low,
+        "slipway_true_quality_high": 9,
+    }
     labels = 'job="slipway", instance="a:3000"'
-    inputs = [{"series": f'{name}{{{labels}, metric="rmse"}}', "values": f"{value}x60"} for name, value in series.items()]
+    inputs = [
+        {"series": f'{name}{{{labels}, metric="rmse"}}', "values": f"{value}x60"}
+        for name, value in series.items()
+    ]
     inputs.append({"series": f"slipway_true_quality_rows{{{labels}}}", "values": "30x60"})
-    evaluation = {"eval_time": "30m", "alertname": "SlipwayTrueQualityLow", "exp_alerts": [expected] if fires else []}
+    evaluation = {
+        "eval_time": "30m",
+        "alertname": "SlipwayTrueQualityLow",
+        "exp_alerts": [expected] if fires else [],
+    }
     test = {"interval": "1m", "input_series": inputs, "alert_rule_test": [evaluation]}
-    content = {"rule_files": ["rules/slo.yml", "rules/alerts.yml"], "group_eval_order": ["slipway_slo", "slipway_model"], "tests": [test]}
+    content = {
+        "rule_files": ["rules/slo.yml", "rules/alerts.yml"],
+        "group_eval_order": ["slipway_slo", "slipway_model"],
+        "tests": [test],
+    }
     (tmp_path / "rmse.yml").write_text(yaml.safe_dump(content))
     done = promtool("test", "rules", tmp_path / "rmse.yml")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -88,7 +146,9 @@ def evaluations(files: list[dict[str, Any]]) -> Evals:
     for content in files:
         for test in content["tests"]:
             for evaluation in test["alert_rule_test"]:
-                found.setdefault(evaluation["alertname"], []).append((test["name"], bool(evaluation.get("exp_alerts"))))
+                found.setdefault(evaluation["alertname"], []).append(
+                    (test["name"], bool(evaluation.get("exp_alerts")))
+                )
     return found
 
 
@@ -101,17 +161,28 @@ def untested(found: Evals, names: set[str]) -> dict[str, str]:
             tests.setdefault(test, []).append(fires)
         if not any(True in fires for fires in tests.values()):
             lacking[name] = "never fires"
-        elif not any(fires[0] is False and True in fires and fires[-1] is False for fires in tests.values()):
+        elif not any(
+            fires[0] is False and True in fires and fires[-1] is False for fires in tests.values()
+        ):
             lacking[name] = "has no test in which it does not fire, then fires, then resolves"
     return lacking
 
 
 def test_every_alert_has_a_test_in_which_it_does_not_fire_then_fires_then_resolves() -> None:
-    assert untested(evaluations([yaml.safe_load(path.read_text()) for path in RULE_TESTS]), set(alerts())) == {}
+    assert (
+        untested(
+            evaluations([yaml.safe_load(path.read_text()) for path in RULE_TESTS]), set(alerts())
+        )
+        == {}
+    )
 
 
 def test_an_alert_without_such_a_test_would_be_seen() -> None:
-    found = {"A": [("one", False), ("one", True), ("one", False)], "B": [("one", False), ("two", True)], "C": [("one", False)]}
+    found = {
+        "A": [("one", False), ("one", True), ("one", False)],
+        "B": [("one", False), ("two", True)],
+        "C": [("one", False)],
+    }
     assert untested(found, {"A", "B", "C", "D"}) == {
         "B": "has no test in which it does not fire, then fires, then resolves",
         "C": "never fires",
@@ -120,7 +191,12 @@ def test_an_alert_without_such_a_test_would_be_seen() -> None:
 
 
 def test_every_alert_says_how_soon_what_and_where_to_read_on() -> None:
-    headings = {title.lower() for title in re.findall(r"^### (\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)}
+    headings = {
+        title.lower()
+        for title in re.findall(
+            r"^### (\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE
+        )
+    }
     for name, rule in alerts().items():
         assert rule["labels"]["severity"] in {"page", "ticket"}, name
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
@@ -130,7 +206,9 @@ def test_every_alert_says_how_soon_what_and_where_to_read_on() -> None:
 
 
 def test_the_page_has_no_section_for_an_alert_that_is_gone() -> None:
-    sections = set(re.findall(r"^### (Slipway\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE))
+    sections = set(
+        re.findall(r"^### (Slipway\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+    )
     assert sections == set(alerts())
 
 

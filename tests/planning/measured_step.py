@@ -31,15 +31,28 @@ _SIZE_PX = 32
 
 def training_data(network: str, num_rows: int) -> TrainingData:
     """Coloured noise of 32 px, or rows of a table; two classes."""
-    facts: dict[str, Any] = {"format_version": 2, "classes": ["one", "two"], "target_scale": None, "splits": {}}
+    facts: dict[str, Any] = {
+        "format_version": 2,
+        "classes": ["one", "two"],
+        "target_scale": None,
+        "splits": {},
+    }
     if network == "tabm":
         contract = fit_contract(table(1000)[0])
-        inputs: Any = np.random.default_rng(0).random((num_rows, contract.shape[0]), dtype=np.float32).round()
-        manifest = PackedManifest(task="table_classification", input=contract, mean=[], std=[], **facts)
+        inputs: Any = (
+            np.random.default_rng(0).random((num_rows, contract.shape[0]), dtype=np.float32).round()
+        )
+        manifest = PackedManifest(
+            task="table_classification", input=contract, mean=[], std=[], **facts
+        )
     else:
         images = CONTRACT.model_copy(update={"size_px": _SIZE_PX, "channels": 3})
-        inputs = np.random.default_rng(0).integers(0, 256, (num_rows, _SIZE_PX, _SIZE_PX, 3), dtype=np.uint8)
-        manifest = PackedManifest(task="image_classification", input=images, mean=[0.5] * 3, std=[0.25] * 3, **facts)
+        inputs = np.random.default_rng(0).integers(
+            0, 256, (num_rows, _SIZE_PX, _SIZE_PX, 3), dtype=np.uint8
+        )
+        manifest = PackedManifest(
+            task="image_classification", input=images, mean=[0.5] * 3, std=[0.25] * 3, **facts
+        )
     ids = [f"{row:032x}" for row in range(num_rows)]
     split = packed_split(inputs, np.arange(num_rows) % 2, ids, ids)
     return TrainingData(manifest, [split], split, plan_from_params(augment_params(), 7))
@@ -47,18 +60,30 @@ def training_data(network: str, num_rows: int) -> TrainingData:
 
 def measure(network: str, arguments: dict[str, Any], rows: int, precision: str) -> dict[str, float]:
     """Bytes: predicted and allocated of the tensors, and the growth of the resident set."""
-    changes = {"network": network, "network_arguments": arguments, "precision": precision, "strategy": "single", "devices": 1}
+    changes = {
+        "network": network,
+        "network_arguments": arguments,
+        "precision": precision,
+        "strategy": "single",
+        "devices": 1,
+    }
     params = PROJECT.train.model_copy(update=changes | {"accelerator": "cpu", "num_nodes": 1})
     data = training_data(network, 2 * rows)
     half = torch.bfloat16 if precision == "bf16-mixed" else None
-    predicted = trace_step(build_network(network_spec(params, data.manifest)), params, rows, half=half)
+    predicted = trace_step(
+        build_network(network_spec(params, data.manifest)), params, rows, half=half
+    )
     gc.collect()
     before = own_bytes()
-    rehearsal = Rehearsal(7, params, data, place(params, Machine(0, True, None)), StepShape(rows, rows, 1, 1))
+    rehearsal = Rehearsal(
+        7, params, data, place(params, Machine(0, True, None)), StepShape(rows, rows, 1, 1)
+    )
     for index in range(3):
         rehearsal.step(index)
     grown = peak_bytes(on_gpu=False) - before
-    held = predicted.parameters + predicted.optimizer + predicted.buffers + predicted.parameters  # gradients of the step before
+    held = (
+        predicted.parameters + predicted.optimizer + predicted.buffers + predicted.parameters
+    )  # gradients of the step before
     return {"predicted": predicted.peak, "allocated": held + _allocated(rehearsal), "grown": grown}
 
 
@@ -66,8 +91,14 @@ def _allocated(rehearsal: Rehearsal) -> int:
     """The most that a step takes beyond what lived before it, as the allocator reported it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         rehearsal.step(4)
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
+    events = [
+        event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    return int(
+        np.cumsum(
+            [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+        ).max()
+    )
 
 
 if __name__ == "__main__":

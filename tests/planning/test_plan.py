@@ -28,8 +28,21 @@ from tests.training.conftest import ROOT, spec, write_project
 from tests.training.real_runs import environment, run_command
 
 NO_GPU = Machine(num_gpus=0, has_bfloat16=True, launch=None)
-SMALL = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
-TABM = {"num_submodels": 16, "num_blocks": 2, "width": 256, "dropout": 0.1, "embedding_size": 32, "num_bins": 24}
+SMALL = {
+    "width": 64,
+    "blocks": [1, 1, 1],
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "normalisation": "batch",
+}
+TABM = {
+    "num_submodels": 16,
+    "num_blocks": 2,
+    "width": 256,
+    "dropout": 0.1,
+    "embedding_size": 32,
+    "num_bins": 24,
+}
 # Above and below the truth. Kernels of some layers take memory of their own: see bench/results/memory_plan.md.
 TENSORS_TOLERANCE, PROCESS_TOLERANCE = 0.2, 0.35
 
@@ -46,13 +59,24 @@ def plan(**train: Any) -> tuple[Plan, Params]:
     return make_plan(params, PROJECT_PATHS, NO_GPU, 0), params
 
 
-def run_plan(project: Path, run: Callable[..., subprocess.CompletedProcess[str]] = warm_starts.run) -> subprocess.CompletedProcess[str]:
+def run_plan(
+    project: Path, run: Callable[..., subprocess.CompletedProcess[str]] = warm_starts.run
+) -> subprocess.CompletedProcess[str]:
     return run(["slipway.planning.plan", "--seconds", "2"], project, environment(), timeout=120)
 
 
-def run_fresh(command: list[str], folder: Path, variables: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+def run_fresh(
+    command: list[str], folder: Path, variables: dict[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
     """`python -m` in a process that holds nothing but what it needs: its memory is what is told."""
-    return subprocess.run([sys.executable, "-m", *command], cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 @pytest.mark.nightly
@@ -65,13 +89,22 @@ def run_fresh(command: list[str], folder: Path, variables: dict[str, str], timeo
         ("tabm", TABM, 2048, "32-true"),
     ],
 )
-def test_the_predicted_memory_is_what_real_steps_take(network: str, arguments: dict[str, Any], rows: int, precision: str) -> None:
-    done = run_fresh(["tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision], ROOT, environment(), 300)
+def test_the_predicted_memory_is_what_real_steps_take(
+    network: str, arguments: dict[str, Any], rows: int, precision: str
+) -> None:
+    done = run_fresh(
+        ["tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision],
+        ROOT,
+        environment(),
+        300,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["allocated"] > 100e6  # so that it is no rounding that is compared
     assert found["predicted"] == pytest.approx(found["allocated"], rel=TENSORS_TOLERANCE)
-    assert planning.CPU_SLACK * found["predicted"] == pytest.approx(found["grown"], rel=PROCESS_TOLERANCE)
+    assert planning.CPU_SLACK * found["predicted"] == pytest.approx(
+        found["grown"], rel=PROCESS_TOLERANCE
+    )
 
 
 @pytest.mark.process
@@ -80,10 +113,15 @@ def test_a_step_holds_what_its_parts_must_take() -> None:
     num_bytes = 4 * sum(parameter.numel() for parameter in network.parameters())
     found = trace_step(network, PROJECT.train, 64)
     assert found.parameters == num_bytes
-    assert 2 * num_bytes <= found.optimizer < 2 * num_bytes + 100 * len(list(network.parameters()))  # AdamW's moments and its counters
+    assert (
+        2 * num_bytes <= found.optimizer < 2 * num_bytes + 100 * len(list(network.parameters()))
+    )  # AdamW's moments and its counters
     assert found.activations > 64 * 8 * 8 * 16 * 4  # the first layer's answer alone
     assert trace_step(network, PROJECT.train, 128).activations > 1.9 * found.activations
-    assert trace_step(network, PROJECT.train, 64, half=torch.bfloat16).activations < 0.75 * found.activations
+    assert (
+        trace_step(network, PROJECT.train, 64, half=torch.bfloat16).activations
+        < 0.75 * found.activations
+    )
     half = trace_step(network, PROJECT.train, 64, half=torch.bfloat16, casts_parameters=True)
     assert (half.parameters, half.optimizer) == (num_bytes // 2, 0)
     assert trace_step(network, PROJECT.train, 64, accumulates=True).gradients == num_bytes
@@ -94,22 +132,38 @@ def test_tracing_leaves_the_network_as_it_was() -> None:
     before = {name: value.clone() for name, value in network.state_dict().items()}
     trace_step(network, PROJECT.train, 16)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert all(parameter.grad is None and type(parameter) is torch.nn.Parameter for parameter in network.parameters())
+    assert all(
+        parameter.grad is None and type(parameter) is torch.nn.Parameter
+        for parameter in network.parameters()
+    )
 
 
 def test_zero_shares_out_what_its_paper_says() -> None:
     # 10,000,000 parameters; what engines of two processes were seen to hold between steps: 8 bytes of each in half precision
     # (stages 1 and 2), 10 in float32.
-    full, half = StepMemory(40_000_000, 40_000_000, 80_000_000, 0, 0), StepMemory(20_000_000, 20_000_000, 0, 0, 0)
+    full, half = (
+        StepMemory(40_000_000, 40_000_000, 80_000_000, 0, 0),
+        StepMemory(20_000_000, 20_000_000, 0, 0, 0),
+    )
     traces = Traces(full, full, half)
-    found = {name: device_memory(traces, name, "bf16-mixed", 2, on_gpu=False) for name in STRATEGIES[2:]}
-    assert [memory.parameters + memory.optimizer for memory in list(found.values())[:2]] == [80_000_000, 80_000_000]
+    found = {
+        name: device_memory(traces, name, "bf16-mixed", 2, on_gpu=False) for name in STRATEGIES[2:]
+    }
+    assert [memory.parameters + memory.optimizer for memory in list(found.values())[:2]] == [
+        80_000_000,
+        80_000_000,
+    ]
     assert [memory.gradients for memory in found.values()] == [20_000_000, 10_000_000, 10_000_000]
-    assert found["deepspeed_stage_3"].parameters == 10_000_000 + 20_000_000  # its share, and what is gathered at the most
+    assert (
+        found["deepspeed_stage_3"].parameters == 10_000_000 + 20_000_000
+    )  # its share, and what is gathered at the most
     in_full = device_memory(traces, "deepspeed_stage_2", "32-true", 2, on_gpu=False)
     assert in_full.parameters + in_full.optimizer == 100_000_000
     assert device_memory(traces, "ddp", "32-true", 2, on_gpu=False).buckets == 40_000_000
-    assert device_memory(traces, "deepspeed_stage_2", "bf16-mixed", 2, on_gpu=True).buckets == 2 * 200_000_000 * 2
+    assert (
+        device_memory(traces, "deepspeed_stage_2", "bf16-mixed", 2, on_gpu=True).buckets
+        == 2 * 200_000_000 * 2
+    )
 
 
 def test_a_plan_counts_steps_disk_and_memory(in_project: Path) -> None:
@@ -119,10 +173,14 @@ def test_a_plan_counts_steps_disk_and_memory(in_project: Path) -> None:
     text = describe(found, params)
     assert "steps     4 per epoch, 16 in 4 epochs" in text
     assert "deepspeed_stage_3" in text
-    assert found.disk["packed store"] == sum(path.stat().st_size for path in Path("data/packed").rglob("*") if path.is_file())
+    assert found.disk["packed store"] == sum(
+        path.stat().st_size for path in Path("data/packed").rglob("*") if path.is_file()
+    )
 
 
-def test_without_the_packed_store_it_says_what_is_missing_and_predicts_the_rest(in_project: Path) -> None:
+def test_without_the_packed_store_it_says_what_is_missing_and_predicts_the_rest(
+    in_project: Path,
+) -> None:
     shutil.rmtree("data/packed")
     found, params = plan()
     assert found.findings.mismatches == []
@@ -136,7 +194,9 @@ def test_every_mismatch_is_named_at_once(in_project: Path, monkeypatch: pytest.M
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
     monkeypatch.setattr(planning, "available_bytes", lambda *, on_gpu: 1000)
-    found, _ = plan(accelerator="gpu", precision="16-mixed", strategy="single", batch_size=200, num_workers=64)
+    found, _ = plan(
+        accelerator="gpu", precision="16-mixed", strategy="single", batch_size=200, num_workers=64
+    )
     text = "\n".join(found.findings.mismatches)
     for part in (
         "train.accelerator is 'gpu', but torch finds no GPU",
@@ -166,13 +226,19 @@ def test_after_a_training_the_plan_tells_its_own_error(tmp_path: Path) -> None:
     told = run_plan(project, run_fresh)
     assert told.returncode == 0, told.stderr
     assert "the last training of these params, in its first process" in told.stdout
-    errors = {line[:18].strip(): float(line.split()[-1].rstrip("%")) / 100 for line in told.stdout.splitlines() if line.endswith("%")}
+    errors = {
+        line[:18].strip(): float(line.split()[-1].rstrip("%")) / 100
+        for line in told.stdout.splitlines()
+        if line.endswith("%")
+    }
     assert errors["parameters"] == 0
     assert abs(errors["peak memory, MB"]) < 0.25
     assert abs(errors["a save, MB"]) < 0.25
     assert abs(errors["checkpoint, MB"]) < 0.25
     assert {"a step, ms", "TensorBoard, MB"} <= errors.keys()
-    changed = (project / "params.yaml").read_text().replace("learning_rate: 0.01", "learning_rate: 0.02")
+    changed = (
+        (project / "params.yaml").read_text().replace("learning_rate: 0.01", "learning_rate: 0.02")
+    )
     (project / "params.yaml").write_text(changed)
     assert "nothing to compare" in run_plan(project).stdout
 

@@ -20,7 +20,9 @@ TEXT = (ROOT / "params.yaml").read_text()
 
 def bowl(index: int, rate: float) -> float:
     """A loss that is flat, falls to its lowest at 0.1, and rises steeply."""
-    return 2.0 + (math.log10(rate) + 1) ** 2 / 10 if rate < 0.1 else 2.0 + (math.log10(rate) + 1) * 40
+    return (
+        2.0 + (math.log10(rate) + 1) ** 2 / 10 if rate < 0.1 else 2.0 + (math.log10(rate) + 1) * 40
+    )
 
 
 def test_the_rates_go_up_in_equal_ratios() -> None:
@@ -45,7 +47,11 @@ def test_a_loss_that_is_not_finite_ends_the_test_and_keeps_what_came_before() ->
 
 
 @pytest.mark.parametrize(
-    ("step", "text"), [(lambda index, rate: float("nan"), "not finite after 0 of 50"), (lambda index, rate: 1.0 + rate, "did not fall")]
+    ("step", "text"),
+    [
+        (lambda index, rate: float("nan"), "not finite after 0 of 50"),
+        (lambda index, rate: 1.0 + rate, "did not fall"),
+    ],
 )
 def test_a_curve_that_says_nothing_is_refused(step: object, text: str) -> None:
     with pytest.raises(TrainingError, match=text):
@@ -81,7 +87,11 @@ def test_a_gpu_that_runs_out_of_memory_ends_the_search() -> None:
 
 def test_a_patch_touches_the_numbers_alone() -> None:
     after = changed_text(TEXT, {"train.batch_size": 64, "train.learning_rate": 0.0093})
-    changed = [(old, new) for old, new in zip(TEXT.splitlines(), after.splitlines(), strict=True) if old != new]
+    changed = [
+        (old, new)
+        for old, new in zip(TEXT.splitlines(), after.splitlines(), strict=True)
+        if old != new
+    ]
     assert changed == [
         ("  batch_size: 128 # over all devices", "  batch_size: 64 # over all devices"),
         ("  learning_rate: 0.004", "  learning_rate: 0.0093"),
@@ -111,11 +121,15 @@ def test_both_commands_propose_on_a_real_project_and_apply_when_asked(tmp_path: 
     before = (project / "params.yaml").read_text()
 
     def run(*arguments: str) -> str:
-        done = warm_starts.run(["slipway.planning.tuning", *arguments], project, environment(), timeout=300)
+        done = warm_starts.run(
+            ["slipway.planning.tuning", *arguments], project, environment(), timeout=300
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "largest that fits or that there are rows for: 128" in run("batch", "--seconds", "0.5", "--step")
+    assert "largest that fits or that there are rows for: 128" in run(
+        "batch", "--seconds", "0.5", "--step"
+    )
     told = run("learning-rate", "--steps", "60", "--plot", "reports/rate.svg")
     assert "nothing was changed" in told
     assert (project / "params.yaml").read_text() == before

@@ -56,8 +56,12 @@ def test_the_projects_own_params_are_accepted() -> None:
     check_project()
 
 
-def test_a_folder_without_git_is_refused_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as outside:  # the other tests' folders lie in the checkout, which is in git
+def test_a_folder_without_git_is_refused_with_both_ways_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        tempfile.TemporaryDirectory() as outside
+    ):  # the other tests' folders lie in the checkout, which is in git
         monkeypatch.chdir(outside)
         (refusal,) = repository_mistakes()
         assert "is in no git repository" in refusal
@@ -169,7 +173,9 @@ def test_data_without_permission_is_refused_once_by_its_key(
         ({"network": "timm/resnet10t", "pretrained": "params.yaml"}, "expected 'hub' or a file"),
     ],
 )
-def test_a_network_of_timm_that_cannot_be_built_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_a_network_of_timm_that_cannot_be_built_is_refused(
+    changes: dict[str, Any], text: str
+) -> None:
     train = {"network_arguments": {}} | changes
     assert text in refusal(**{f"train__{key}": value for key, value in train.items()})
 
@@ -226,7 +232,9 @@ def test_structured_pruning_that_takes_no_channel_out_is_refused() -> None:
         ),
     ],
 )
-def test_devices_that_this_machine_cannot_have_are_refused(changes: dict[str, Any], text: str) -> None:
+def test_devices_that_this_machine_cannot_have_are_refused(
+    changes: dict[str, Any], text: str
+) -> None:
     assert text in refusal(**{f"train__{key}": value for key, value in changes.items()})
 
 
@@ -259,7 +267,9 @@ def test_a_required_engine_that_cannot_be_built_is_refused(
         ("crop = 3", "is int, expected a function"),
     ],
 )
-def test_a_transform_that_cannot_be_called_with_an_image_is_refused(source: str, text: str, write_functions: WriteFunctions) -> None:
+def test_a_transform_that_cannot_be_called_with_an_image_is_refused(
+    source: str, text: str, write_functions: WriteFunctions
+) -> None:
     write_functions("own_functions", {"__init__.py": source})
     assert text in refusal(precompute__transform="own_functions:crop")
 
@@ -268,7 +278,9 @@ def test_a_transform_that_cannot_be_called_with_an_image_is_refused(source: str,
     "source",
     ["def crop(image): return image", "def crop(image, box=None, *rest, **named): return image"],
 )
-def test_a_transform_that_takes_one_image_is_accepted(source: str, write_functions: WriteFunctions) -> None:
+def test_a_transform_that_takes_one_image_is_accepted(
+    source: str, write_functions: WriteFunctions
+) -> None:
     write_functions("own_functions", {"__init__.py": source})
     write_params(precompute__transform="own_functions:crop")
     check_project()
@@ -299,21 +311,29 @@ def test_every_mistake_of_every_section_is_named_at_once() -> None:
 def test_the_columns_of_a_table_are_checked_by_its_header_only(tmp_path: Path) -> None:
     from tests.end_to_end.project import readme_params
 
-    changes = {f"{section}__{key}": value for section, values in readme_params()[1].items() for key, value in values.items()}
+    changes = {
+        f"{section}__{key}": value
+        for section, values in readme_params()[1].items()
+        for key, value in values.items()
+    }
     write_params(**changes)
     check_project()
     header, *_ = (ROOT / changes["data__path"]).read_text().splitlines()
     (tmp_path / "own.csv").write_text(header + '\n1,"a quote that a whole reading would refuse\n')
     write_params(**changes | {"data__path": "own.csv"})
     check_project()
-    assert "did you mean" in refusal(**changes | {"data__target_column": changes["data__target_column"] + "s"})
+    assert "did you mean" in refusal(
+        **changes | {"data__target_column": changes["data__target_column"] + "s"}
+    )
 
 
 MACHINES = [Machine(0, True, None)]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_what_is_left_to_auto_cannot_be_refused_without_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_to_auto_cannot_be_refused_without_a_gpu(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slipway.preflight.training.why_no_cuda_driver", lambda: "no driver")
     train = TrainParams.model_validate(CONTENT["train"])
     assert not needs_the_machine(train)
@@ -363,7 +383,9 @@ def _remove_code_stage(project: Project) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("checks", [True, False], ids=["with the check", "without it"])
-def test_dvc_repro_with_a_mistake_keeps_the_reports_only_if_the_check_runs_first(checks: bool, tmp_path: Path) -> None:
+def test_dvc_repro_with_a_mistake_keeps_the_reports_only_if_the_check_runs_first(
+    checks: bool, tmp_path: Path
+) -> None:
     (tmp_path / "copy").mkdir()
     project = copy_checkout(tmp_path / "copy")
     (_add_code_stage if checks else _remove_code_stage)(project)

@@ -18,7 +18,14 @@ import pytest
 from onnx import numpy_helper
 
 from serving.worker import Inference
-from slipway.artifacts.bundle import DataSource, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
+from slipway.artifacts.bundle import (
+    DataSource,
+    Lineage,
+    LoadedBundle,
+    describe_model,
+    load_bundle,
+    write_manifest,
+)
 from slipway.inputs.images import array_from_bytes
 from slipway.replay.__main__ import main
 from slipway.traffic.request_log import KeptFolder, encode_line, find_kept
@@ -53,7 +60,9 @@ def certified(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Replayed:
+def replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Replayed:
     """Runs the command in the project's folder: exit code, output, errors."""
 
     def run_command(*arguments: str) -> tuple[int, str, str]:
@@ -87,7 +96,9 @@ def verdicts(output: str) -> dict[str, str]:
     return {line.split()[0]: line.split()[-1] for line in table if ":" not in line.split()[0]}
 
 
-def test_a_healthy_request_is_equal_over_every_hop(make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
+def test_a_healthy_request_is_equal_over_every_hop(
+    make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     code, output, _ = replayed("one")
     assert code == 0
@@ -105,9 +116,14 @@ def test_a_healthy_request_is_equal_over_every_hop(make_settings: MakeSettings, 
     assert "service: no --url was given" in output
 
 
-def test_rows_of_a_table_and_numbers_are_replayed(certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
+def test_rows_of_a_table_and_numbers_are_replayed(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier()))
-    many = {"json": {"rows": [table_row(number) for number in range(40)]}, "headers": {"x-request-id": "many"}}
+    many = {
+        "json": {"rows": [table_row(number) for number in range(40)]},
+        "headers": {"x-request-id": "many"},
+    }
     serve(make_settings(keep_directory=tmp_path / "kept"), many)  # more than the largest batch
     code, output, _ = replayed("many")
     assert (code, verdicts(output)["recorded"]) == (0, "equal")
@@ -123,7 +139,10 @@ def test_rows_with_columns_that_training_ignored_are_replayed(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     contract = COLUMNS.model_copy(update={"ignored": ["customer"]})
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", row_classifier(), input=contract),
+    )
     request = {"json": table_row(1) | {"customer": 17}, "headers": {"x-request-id": "one"}}
     serve(make_settings(keep_directory=tmp_path / "kept"), request)
     code, output, _ = replayed("one")
@@ -134,18 +153,31 @@ def with_variant(root: Path, variant: str, change: Callable[[Any], Any]) -> Load
     """The bundle with one more graph, whose weights are changed."""
     bundle = load_bundle(root)
     graph = classifier()
-    graph.graph.initializer[0].CopyFrom(numpy_helper.from_array(change(WEIGHTS).astype(np.float32), "weights"))
+    graph.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(change(WEIGHTS).astype(np.float32), "weights")
+    )
     onnx.save(graph, root / f"model_{variant}.onnx")
     model = describe_model(root / f"model_{variant}.onnx", "fp16", ["cpu"])
-    write_manifest(root, bundle.manifest.model_copy(update={"models": bundle.manifest.models | {variant: model}}))
+    write_manifest(
+        root,
+        bundle.manifest.model_copy(update={"models": bundle.manifest.models | {variant: model}}),
+    )
     return load_bundle(root)
 
 
 @pytest.mark.parametrize(("factor", "code"), [(-1.0, 1), (1.001, 0)])
 def test_a_variant_that_answers_another_label_is_named(
-    certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, factor: float, code: int
+    certified: Path,
+    make_settings: MakeSettings,
+    tmp_path: Path,
+    replayed: Replayed,
+    factor: float,
+    code: int,
 ) -> None:
-    certify(certified / "certificate.json", with_variant(certified / "bundle", "fp16", lambda weights: weights * factor))
+    certify(
+        certified / "certificate.json",
+        with_variant(certified / "bundle", "fp16", lambda weights: weights * factor),
+    )
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     found, output, _ = replayed("one")
     assert found == code
@@ -159,7 +191,10 @@ def test_a_service_that_decoded_otherwise_parted_at_decode(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("serving.requests.decoding.array_from_bytes", lambda *arguments: array_from_bytes(*arguments)[:, :, ::-1])
+        patched.setattr(
+            "serving.requests.decoding.array_from_bytes",
+            lambda *arguments: array_from_bytes(*arguments)[:, :, ::-1],
+        )
         serve(make_settings(keep_directory=tmp_path / "kept"), image())
     code, output, _ = replayed("one")
     assert code == 1
@@ -181,12 +216,23 @@ def test_an_answer_that_the_model_does_not_give_any_more_parted_at_recorded(
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (request,) = find_kept(tmp_path / "kept", "one")
     outputs = request.outputs["probabilities"] + np.array([2e-5, -2e-5, 0], np.float32)
-    answer = request.answers[0] | {"probabilities": dict(zip(request.answers[0]["probabilities"], outputs[0].tolist(), strict=True))}
-    kept_as(tmp_path / "kept", outputs=request.outputs | {"probabilities": outputs}, answers=[answer])
+    answer = request.answers[0] | {
+        "probabilities": dict(
+            zip(request.answers[0]["probabilities"], outputs[0].tolist(), strict=True)
+        )
+    }
+    kept_as(
+        tmp_path / "kept", outputs=request.outputs | {"probabilities": outputs}, answers=[answer]
+    )
     code, output, _ = replayed("changed")
     assert code == 1
-    assert "\nparted at recorded from onnxruntime/cpu/fp32: the largest difference of probabilities is 2e-05" in output
-    assert [name for name, verdict in verdicts(output).items() if verdict == "parted"] == ["recorded"]
+    assert (
+        "\nparted at recorded from onnxruntime/cpu/fp32: the largest difference of probabilities is 2e-05"
+        in output
+    )
+    assert [name for name, verdict in verdicts(output).items() if verdict == "parted"] == [
+        "recorded"
+    ]
 
 
 def test_an_answer_that_is_not_what_the_model_answered_parted_at_recorded(
@@ -194,7 +240,10 @@ def test_an_answer_that_is_not_what_the_model_answered_parted_at_recorded(
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (request,) = find_kept(tmp_path / "kept", "one")
-    kept_as(tmp_path / "kept", outputs=request.outputs | {"probabilities": request.outputs["probabilities"][:, ::-1]})
+    kept_as(
+        tmp_path / "kept",
+        outputs=request.outputs | {"probabilities": request.outputs["probabilities"][:, ::-1]},
+    )
     code, output, _ = replayed("changed")
     assert code == 1
     assert "\nparted at recorded: the answer that was sent is not what the model answered" in output
@@ -232,10 +281,15 @@ def fake_service(card: dict[str, Any], answer: dict[str, Any], status: int = 200
 
 
 @pytest.mark.process
-def test_a_running_service_that_answers_otherwise_is_named(make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
+def test_a_running_service_that_answers_otherwise_is_named(
+    make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (request,) = find_kept(tmp_path / "kept", "one")
-    card = {"model_version": request.model_version, "execution": {"actual": request.execution.model_dump()}}
+    card = {
+        "model_version": request.model_version,
+        "execution": {"actual": request.execution.model_dump()},
+    }
     right = request.answers[0]
     moved = dict(zip(LABELS, LABELS[1:] + LABELS[:1], strict=True))  # every label another's
     wrong = right | {
@@ -247,12 +301,20 @@ def test_a_running_service_that_answers_otherwise_is_named(make_settings: MakeSe
         assert replayed("one", "--url", url)[0] == 0
     with fake_service(card, wrong) as url:
         code, output, _ = replayed("one", "--url", url)
-    assert (code, verdicts(output)["recorded"], verdicts(output)["service"]) == (1, "equal", "parted")
+    assert (code, verdicts(output)["recorded"], verdicts(output)["service"]) == (
+        1,
+        "equal",
+        "parted",
+    )
     assert "\nparted at service from onnxruntime/cpu/fp32: " in output
     for answer, status, reason in (
         (right | {"label": "other"}, 200, "not of this bundle's form"),
         (right | {"prediction_set": []}, 200, "prediction_set do not go together"),
-        (right | {"outlier_score": right["outlier_score"] + 0.1}, 200, "the largest difference of outlier_score is 0.1"),
+        (
+            right | {"outlier_score": right["outlier_score"] + 0.1},
+            200,
+            "the largest difference of outlier_score is 0.1",
+        ),
         ({"error": {"code": "undecodable"}}, 422, "it refused the request: 422"),
     ):
         with fake_service(card, answer, status) as url:
@@ -263,13 +325,20 @@ def test_a_running_service_that_answers_otherwise_is_named(make_settings: MakeSe
 
 
 @pytest.mark.process
-def test_a_service_that_cannot_be_asked_is_exit_code_2(make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
+def test_a_service_that_cannot_be_asked_is_exit_code_2(
+    make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     with fake_service({"model_version": "0" * 12, "execution": {"actual": {}}}, {}) as url:
         gone = url
         code, _, error = replayed("one", "--url", url)
         assert (code, "does not say what runs there" in error) == (2, True)
-    execution = {"backend": "onnxruntime", "provider": "cpu", "precision": "fp32", "variant": "fp32"}
+    execution = {
+        "backend": "onnxruntime",
+        "provider": "cpu",
+        "precision": "fp32",
+        "variant": "fp32",
+    }
     with fake_service({"model_version": "0" * 12, "execution": {"actual": execution}}, {}) as url:
         code, _, error = replayed("one", "--url", url)
         assert (code, "runs model 000000000000, the request was answered by" in error) == (2, True)
@@ -278,21 +347,31 @@ def test_a_service_that_cannot_be_asked_is_exit_code_2(make_settings: MakeSettin
 
 
 @pytest.mark.parametrize("request_id", ["unknown", "../../etc/passwd", "a b", "x" * 65, ""])
-def test_an_id_that_is_not_kept_is_exit_code_2(make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, request_id: str) -> None:
+def test_an_id_that_is_not_kept_is_exit_code_2(
+    make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, request_id: str
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     code, output, error = replayed(request_id)
     assert (code, output) == (2, "")
-    assert ("is not in kept: what it holds goes back to 20" if request_id == "unknown" else "is no request id") in error
+    assert (
+        "is not in kept: what it holds goes back to 20"
+        if request_id == "unknown"
+        else "is no request id"
+    ) in error
 
 
-def test_without_a_folder_or_a_request_in_it_the_message_says_how_to_keep_some(tmp_path: Path, replayed: Replayed) -> None:
+def test_without_a_folder_or_a_request_in_it_the_message_says_how_to_keep_some(
+    tmp_path: Path, replayed: Replayed
+) -> None:
     (tmp_path / "kept").mkdir()
     assert "it holds no kept request" in replayed("one")[2]
     code, _, error = replayed("one", "--kept", str(tmp_path / "nowhere"))
     assert (code, "nowhere is no folder; give with --kept the one" in error) == (2, True)
 
 
-def test_no_folder_at_all_is_exit_code_2(replayed: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_at_all_is_exit_code_2(
+    replayed: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SLIPWAY_KEEP_DIRECTORY")
     code, _, error = replayed("one")
     assert (code, "give --kept" in error) == (2, True)
@@ -336,10 +415,15 @@ def test_the_bundle_that_answered_is_found_below_artifacts_or_named(
     (certified / "released/bundle.json").unlink()
     code, _, error = replayed("one")
     assert code == 2
-    assert f"model {version} is needed, but artifacts/bundle is model {load_bundle(certified / 'bundle').version}" in error
+    assert (
+        f"model {version} is needed, but artifacts/bundle is model {load_bundle(certified / 'bundle').version}"
+        in error
+    )
 
 
-def test_an_altered_bundle_is_refused(certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
+def test_an_altered_bundle_is_refused(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     model = certified / "bundle/model_fp32.onnx"
     model.write_bytes(model.read_bytes()[:-1] + b"\0")
@@ -348,7 +432,9 @@ def test_an_altered_bundle_is_refused(certified: Path, make_settings: MakeSettin
     assert "model_fp32.onnx was altered" in error
 
 
-def test_an_altered_request_is_refused(make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
+def test_an_altered_request_is_refused(
+    make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (segment,) = (tmp_path / "kept").iterdir()
     segment.write_bytes(segment.read_bytes().replace(b'"payload":"iV', b'"payload":"iW'))
@@ -361,7 +447,11 @@ LINEAGE = Lineage(
     git_dirty=True,
     params={"seed": 7, "train": {"epochs": 3}},
     data=DataSource(path="data/own", hash="md5", digest="0123abcd.dir", bytes=1234567, files=64),
-    digests={"artifacts/checkpoint/weights.safetensors": "11" * 32, "data/packed/manifest.json": "22" * 32, "dvc.lock#clean": "33" * 32},
+    digests={
+        "artifacts/checkpoint/weights.safetensors": "11" * 32,
+        "data/packed/manifest.json": "22" * 32,
+        "dvc.lock#clean": "33" * 32,
+    },
 )
 
 
@@ -399,7 +489,9 @@ def test_a_model_that_missed_its_gates_is_replayed_with_its_certificate(
     assert "certified, gates missed, " in output
 
 
-def test_a_bundle_without_a_certificate_says_so(certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
+def test_a_bundle_without_a_certificate_says_so(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (certified / "certificate.json").unlink()
     code, output, _ = replayed("one")
@@ -408,7 +500,9 @@ def test_a_bundle_without_a_certificate_says_so(certified: Path, make_settings: 
 
 
 @pytest.mark.process
-def test_it_needs_no_package_that_a_bento_lacks(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_it_needs_no_package_that_a_bento_lacks(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     script = """
 import sys
@@ -423,7 +517,11 @@ from slipway.replay.__main__ import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch: torch is not installed" in done.stdout

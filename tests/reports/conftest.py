@@ -23,17 +23,38 @@ from tests.model_cards import model_card
 from tests.packed_rows import packed_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-INPUT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+INPUT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=8,
+    channels=1,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10_000,
+)
 NUM_TEST_ROWS = 21
 CLASSES = ["ape", "bee", "<script>alert(1)</script>"]
 
 
 def spec(task: Task) -> NetworkSpec:
     classes = CLASSES if task == "image_classification" else []
-    arguments = {"width": 16, "blocks": [1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
+    arguments = {
+        "width": 16,
+        "blocks": [1],
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "normalisation": "group",
+    }
     scale = None if classes else TargetScale(mean=3.0, std=2.0)
     return NetworkSpec(
-        task=task, name="small_resnet", arguments=arguments, classes=classes, input=INPUT, mean=[0.5], std=[0.25], target_scale=scale
+        task=task,
+        name="small_resnet",
+        arguments=arguments,
+        classes=classes,
+        input=INPUT,
+        mean=[0.5],
+        std=[0.25],
+        target_scale=scale,
     )
 
 
@@ -50,7 +71,11 @@ def targets(task: Task) -> NDArray[np.float64]:
     """What the network answers, but every fifth row has the next class, or is 1 more."""
     answers = predict(network(task), images(NUM_TEST_ROWS), NUM_TEST_ROWS, "cpu")
     wrong = np.arange(NUM_TEST_ROWS) % 5 == 0
-    changed = answers[:, 0] + wrong if task == "image_regression" else (answers.argmax(axis=1) + wrong) % len(CLASSES)
+    changed = (
+        answers[:, 0] + wrong
+        if task == "image_regression"
+        else (answers.argmax(axis=1) + wrong) % len(CLASSES)
+    )
     return np.asarray(changed, dtype=np.float64)
 
 
@@ -63,7 +88,9 @@ def write_project(task: Task) -> None:
         np.save(folder / "inputs.npy", images(NUM_TEST_ROWS))
         ids = [f"{row:032x}" for row in range(NUM_TEST_ROWS)]
         splits[split] = packed.write_split(
-            folder, packed_rows(ids, [f"digits/{row}.png" for row in range(NUM_TEST_ROWS)], targets(task)), wanted.input.shape
+            folder,
+            packed_rows(ids, [f"digits/{row}.png" for row in range(NUM_TEST_ROWS)], targets(task)),
+            wanted.input.shape,
         )
     manifest = PackedManifest(
         format_version=2,

@@ -31,7 +31,8 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.2 kB"), (44_800_000, "44.8 MB"), (10**13, "10.0 TB")]
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1234, "1.2 kB"), (44_800_000, "44.8 MB"), (10**13, "10.0 TB")],
 )
 def test_sizes_have_one_decimal(num_bytes: int, text: str) -> None:
     assert size(num_bytes) == text

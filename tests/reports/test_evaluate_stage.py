@@ -22,7 +22,15 @@ from slipway.system.contract import CLASSIFICATION_METRICS, Task
 from slipway.system.errors import DataError, IntegrityError, ParamsError, SchemaError, TrainingError
 from slipway.training.uncertainty.prediction import predict
 from stages import evaluate
-from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, ROOT, images, network, params_with, targets
+from tests.reports.conftest import (
+    CLASSES,
+    NUM_TEST_ROWS,
+    ROOT,
+    images,
+    network,
+    params_with,
+    targets,
+)
 
 Project = Callable[[Task], None]
 OUTPUTS = [
@@ -39,12 +47,16 @@ OUTPUTS = [
 ]
 
 
-def test_a_classification_writes_every_output(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_classification_writes_every_output(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
     content = json.loads(evaluate.METRICS.read_text())
     assert content["rows"] == NUM_TEST_ROWS
-    assert content["accuracy"] == pytest.approx(16 / 21)  # rows 0, 5, 10, 15 and 20 have another target
+    assert content["accuracy"] == pytest.approx(
+        16 / 21
+    )  # rows 0, 5, 10, 15 and 20 have another target
     assert content["accuracy"] == read_metrics(evaluate.METRICS)["accuracy"].value
     assert [entry["class"] for entry in content["per_class"]] == CLASSES
     assert sum(entry["rows"] for entry in content["per_class"]) == NUM_TEST_ROWS
@@ -54,7 +66,9 @@ def test_a_classification_writes_every_output(project: Project, capsys: pytest.C
         "calibration_error_before",
         "log_loss_before",
     }
-    assert content["coverage"] == next(entry["value"] for entry in content["calibration"] if entry["name"] == "coverage")
+    assert content["coverage"] == next(
+        entry["value"] for entry in content["calibration"] if entry["name"] == "coverage"
+    )
     assert "What the answers are worth" in evaluate.PAGE.read_text()
     printed = capsys.readouterr().out
     assert "21 test rows" in printed
@@ -73,10 +87,14 @@ def test_predictions_and_confusion_hold_each_test_row_once(project: Project) -> 
     with evaluate.CONFUSION.open(newline="") as file:
         pairs = [(row["actual"], row["predicted"]) for row in csv.DictReader(file)]
     assert evaluate.SCATTER.read_text() == "target,prediction\n"
-    assert pairs == list(zip(table["target"].to_pylist(), table["prediction"].to_pylist(), strict=True))
+    assert pairs == list(
+        zip(table["target"].to_pylist(), table["prediction"].to_pylist(), strict=True)
+    )
 
 
-def test_the_reliability_table_has_every_test_row_in_one_bin_with_its_accuracy(project: Project) -> None:
+def test_the_reliability_table_has_every_test_row_in_one_bin_with_its_accuracy(
+    project: Project,
+) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
     table = read_predictions(evaluate.PREDICTIONS, classification=True)
@@ -85,8 +103,13 @@ def test_the_reliability_table_has_every_test_row_in_one_bin_with_its_accuracy(p
         bins = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
     assert sum(found["rows"] for found in bins) == NUM_TEST_ROWS
     assert sum(found["rows"] * found["accuracy"] for found in bins) == pytest.approx(hits.sum())
-    assert sum(found["rows"] * found["confidence"] for found in bins) == pytest.approx(sum(table["confidence"].to_pylist()))
-    assert all(found["low"] <= found["accuracy"] <= found["high"] and found["ideal"] == found["confidence"] for found in bins)
+    assert sum(found["rows"] * found["confidence"] for found in bins) == pytest.approx(
+        sum(table["confidence"].to_pylist())
+    )
+    assert all(
+        found["low"] <= found["accuracy"] <= found["high"] and found["ideal"] == found["confidence"]
+        for found in bins
+    )
 
 
 def test_a_numeric_target_writes_every_output(project: Project) -> None:
@@ -112,22 +135,44 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
     }
     table = read_predictions(evaluate.PREDICTIONS, classification=False)
     assert table.num_rows == NUM_TEST_ROWS
-    assert content["mse"] == pytest.approx(5 / 21)  # five targets are 1 more than what the network answers
+    assert content["mse"] == pytest.approx(
+        5 / 21
+    )  # five targets are 1 more than what the network answers
     assert content["mae"] == pytest.approx(5 / 21)
     assert len(evaluate.SCATTER.read_text().splitlines()) == 1 + NUM_TEST_ROWS
-    assert evaluate.CONFUSION.read_text() == "actual,predicted\n"  # DVC complains where a column is missing
-    assert evaluate.RELIABILITY.read_text() == "rows,confidence,accuracy,ideal,low,high\n"  # a number has no confidence
+    assert (
+        evaluate.CONFUSION.read_text() == "actual,predicted\n"
+    )  # DVC complains where a column is missing
+    assert (
+        evaluate.RELIABILITY.read_text() == "rows,confidence,accuracy,ideal,low,high\n"
+    )  # a number has no confidence
     assert "Prediction against target" in evaluate.PAGE.read_text()
 
 
 @pytest.mark.parametrize("task", ["image_classification", "image_regression"])
-def test_every_column_that_dvc_plots_is_in_its_table_whatever_the_task(project: Project, task: Task) -> None:
+def test_every_column_that_dvc_plots_is_in_its_table_whatever_the_task(
+    project: Project, task: Task
+) -> None:
     project(task)
     evaluate.run(params_with(task, {}))
-    plots = [plot for entry in yaml.safe_load((ROOT / "dvc.yaml").read_text())["plots"] for plot in entry.values()]
-    axes = [axis for plot in plots for axis in (plot.get("x"), plot.get("y")) if isinstance(axis, dict)]
-    wanted = {path: names if isinstance(names, list) else [names] for axis in axes for path, names in axis.items() if path.endswith(".csv")}
-    assert set(wanted) == {path.as_posix() for path in (evaluate.CONFUSION, evaluate.SCATTER, evaluate.RELIABILITY, evaluate.SLICES)}
+    plots = [
+        plot
+        for entry in yaml.safe_load((ROOT / "dvc.yaml").read_text())["plots"]
+        for plot in entry.values()
+    ]
+    axes = [
+        axis for plot in plots for axis in (plot.get("x"), plot.get("y")) if isinstance(axis, dict)
+    ]
+    wanted = {
+        path: names if isinstance(names, list) else [names]
+        for axis in axes
+        for path, names in axis.items()
+        if path.endswith(".csv")
+    }
+    assert set(wanted) == {
+        path.as_posix()
+        for path in (evaluate.CONFUSION, evaluate.SCATTER, evaluate.RELIABILITY, evaluate.SLICES)
+    }
     for path, names in wanted.items():
         assert set(names) <= set(Path(path).read_text().splitlines()[0].split(",")), path
 
@@ -141,13 +186,21 @@ def test_twice_the_same_run_writes_the_same_bytes(project: Project) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 8])
-def test_the_confusion_matrix_does_not_depend_on_the_batch_size(project: Project, batch_size: int) -> None:
+def test_the_confusion_matrix_does_not_depend_on_the_batch_size(
+    project: Project, batch_size: int
+) -> None:
     project("image_classification")
     params = params_with("image_classification", {})
-    whole = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"batch_size": 1000})})
+    whole = params.model_copy(
+        update={"evaluate": params.evaluate.model_copy(update={"batch_size": 1000})}
+    )
     evaluate.run(whole)
     expected = evaluate.CONFUSION.read_text()
-    evaluate.run(params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"batch_size": batch_size})}))
+    evaluate.run(
+        params.model_copy(
+            update={"evaluate": params.evaluate.model_copy(update={"batch_size": batch_size})}
+        )
+    )
     assert evaluate.CONFUSION.read_text() == expected
 
 
@@ -156,12 +209,18 @@ def test_the_confusion_matrix_does_not_depend_on_the_batch_size(project: Project
 
 def mark_leaked(wrong_rows: bool, num_rows: int = NUM_TEST_ROWS) -> None:
     """Mark test rows as leaked: those with a wrong answer, or the first `num_rows`."""
-    leaked = np.arange(NUM_TEST_ROWS) % 5 == 0 if wrong_rows else np.arange(NUM_TEST_ROWS) < num_rows
+    leaked = (
+        np.arange(NUM_TEST_ROWS) % 5 == 0 if wrong_rows else np.arange(NUM_TEST_ROWS) < num_rows
+    )
     folder, path = Path("data/packed/test"), Path("data/packed/manifest.json")
     rows = read_table(folder / "rows.parquet", PACKED_ROWS)
-    rows = rows.set_column(rows.schema.get_field_index("leaked"), PACKED_ROWS.field("leaked"), pa.array(leaked))
+    rows = rows.set_column(
+        rows.schema.get_field_index("leaked"), PACKED_ROWS.field("leaked"), pa.array(leaked)
+    )
     manifest = json.loads(path.read_text())
-    manifest["splits"]["test"] = write_split(folder, rows, tuple(manifest["splits"]["test"]["shape"])).model_dump()
+    manifest["splits"]["test"] = write_split(
+        folder, rows, tuple(manifest["splits"]["test"]["shape"])
+    ).model_dump()
     path.write_text(json.dumps(manifest))
 
 
@@ -172,7 +231,9 @@ def test_without_leaks_there_is_no_word_of_them(project: Project) -> None:
     assert "leaked" not in evaluate.PAGE.read_text()
 
 
-def test_every_metric_is_also_measured_without_the_leaked_rows(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_metric_is_also_measured_without_the_leaked_rows(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     project("image_classification")
     mark_leaked(wrong_rows=True)
     evaluate.run(params_with("image_classification", {}))
@@ -180,8 +241,13 @@ def test_every_metric_is_also_measured_without_the_leaked_rows(project: Project,
     assert content["leaked_rows"] == 5
     assert content["accuracy"] == pytest.approx(16 / 21)
     assert content["accuracy_without_leaked"] == 1
-    one_class = {"roc_auc", "average_precision"}  # the honest rows of this project have one class, which defines no area
-    assert {entry["name"] for entry in content["metrics_without_leaked"]} == {entry["name"] for entry in content["metrics"]} - one_class
+    one_class = {
+        "roc_auc",
+        "average_precision",
+    }  # the honest rows of this project have one class, which defines no area
+    assert {entry["name"] for entry in content["metrics_without_leaked"]} == {
+        entry["name"] for entry in content["metrics"]
+    } - one_class
     assert {entry["rows"] for entry in content["metrics_without_leaked"]} == {16}
     assert "accuracy_without_leaked" in capsys.readouterr().out
     page = evaluate.PAGE.read_text()
@@ -203,11 +269,15 @@ def test_a_numeric_target_is_measured_without_the_leaked_rows(project: Project) 
     project("image_regression")
     mark_leaked(wrong_rows=True)
     evaluate.run(params_with("image_regression", {}))
-    assert json.loads(evaluate.METRICS.read_text())["rmse_without_leaked"] == pytest.approx(0, abs=1e-5)
+    assert json.loads(evaluate.METRICS.read_text())["rmse_without_leaked"] == pytest.approx(
+        0, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("num_leaked", [20, 21])
-def test_where_too_few_other_rows_are_left_the_page_says_so(project: Project, num_leaked: int) -> None:
+def test_where_too_few_other_rows_are_left_the_page_says_so(
+    project: Project, num_leaked: int
+) -> None:
     project("image_regression")
     mark_leaked(wrong_rows=False, num_rows=num_leaked)
     evaluate.run(params_with("image_regression", {}))
@@ -223,7 +293,10 @@ def test_where_too_few_other_rows_are_left_the_page_says_so(project: Project, nu
 def with_table(params: Params, tmp_path: Path, **columns: list[Any]) -> Params:
     """The same params with a table that names the images of the test rows, and other columns."""
     path = tmp_path / "rows.csv"
-    lines = [",".join(columns), *(",".join(map(str, cells)) for cells in zip(*columns.values(), strict=True))]
+    lines = [
+        ",".join(columns),
+        *(",".join(map(str, cells)) for cells in zip(*columns.values(), strict=True)),
+    ]
     path.write_text("\n".join(lines) + "\n")
     return params.model_copy(update={"data": params.data.model_copy(update={"path": str(path)})})
 
@@ -233,13 +306,19 @@ def number_sources() -> None:
     folder, path = Path("data/packed/test"), Path("data/packed/manifest.json")
     rows = read_table(folder / "rows.parquet", PACKED_ROWS)
     sources = pa.array([f"{row}:digits/{row}.png" for row in range(NUM_TEST_ROWS)])
-    rows = rows.set_column(rows.schema.get_field_index("source"), PACKED_ROWS.field("source"), sources)
+    rows = rows.set_column(
+        rows.schema.get_field_index("source"), PACKED_ROWS.field("source"), sources
+    )
     manifest = json.loads(path.read_text())
-    manifest["splits"]["test"] = write_split(folder, rows, tuple(manifest["splits"]["test"]["shape"])).model_dump()
+    manifest["splits"]["test"] = write_split(
+        folder, rows, tuple(manifest["splits"]["test"]["shape"])
+    ).model_dump()
     path.write_text(json.dumps(manifest))
 
 
-def test_slices_are_in_the_metrics_the_plots_and_on_the_page(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slices_are_in_the_metrics_the_plots_and_on_the_page(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every fifth row is wrong, and these alone come from the old camera and are of the third class."""
     project("image_classification")
     number_sources()
@@ -253,12 +332,20 @@ def test_slices_are_in_the_metrics_the_plots_and_on_the_page(project: Project, t
         ("camera", "old", 5, 0.0),
     ]
     assert worse == content["slices"][: content["slices_worse"]]
-    assert {(entry["by"], entry["value"]) for entry in content["slices"]} >= {("group", "north"), ("size", "64 px"), ("camera", "new")}
+    assert {(entry["by"], entry["value"]) for entry in content["slices"]} >= {
+        ("group", "north"),
+        ("size", "64 px"),
+        ("camera", "new"),
+    }
     assert content["slices_judged"] == len(content["slices"])
-    assert ("flag", "blurred", 3) in {(entry["by"], entry["value"], entry["rows"]) for entry in content["slices_too_small"]}
+    assert ("flag", "blurred", 3) in {
+        (entry["by"], entry["value"], entry["rows"]) for entry in content["slices_too_small"]
+    }
     with evaluate.SLICES.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [line["slice"] for line in lines] == [f"{entry['by']} {entry['value']}" for entry in content["slices"]]
+    assert [line["slice"] for line in lines] == [
+        f"{entry['by']} {entry['value']}" for entry in content["slices"]
+    ]
     assert "camera old" in capsys.readouterr().out
     page = evaluate.PAGE.read_text()
     assert f"2 of {len(lines)} slices are worse" in page
@@ -268,7 +355,12 @@ def test_slices_are_in_the_metrics_the_plots_and_on_the_page(project: Project, t
 
 def test_a_slice_gate_names_the_slice_with_its_interval_and_rows(project: Project) -> None:
     project("image_classification")
-    params = params_with("image_classification", {}, slice_gates={"accuracy": {"min": 0.75, "max": None}}, slice_min_rows=5)
+    params = params_with(
+        "image_classification",
+        {},
+        slice_gates={"accuracy": {"min": 0.75, "max": None}},
+        slice_min_rows=5,
+    )
     evaluate.run(params)
     text = "\n".join(result.text for result in not_passed(read_gates(evaluate.GATES).results))
     assert "accuracy in group north" not in text
@@ -277,7 +369,9 @@ def test_a_slice_gate_names_the_slice_with_its_interval_and_rows(project: Projec
     assert all(path.is_file() for path in OUTPUTS)
 
 
-def test_a_column_that_is_not_there_is_named_before_anything_is_written(project: Project, tmp_path: Path) -> None:
+def test_a_column_that_is_not_there_is_named_before_anything_is_written(
+    project: Project, tmp_path: Path
+) -> None:
     project("image_classification")
     number_sources()
     params = params_with("image_classification", {}, slices=["kamera"])
@@ -302,7 +396,12 @@ def test_a_numeric_target_has_slices_by_rmse_and_no_least_certain_rows(project: 
 
 def test_gates_that_are_reached_pass(project: Project) -> None:
     project("image_classification")
-    evaluate.run(params_with("image_classification", {"accuracy": {"min": 16 / 21, "max": None}, "log_loss": {"min": None, "max": 36.05}}))
+    evaluate.run(
+        params_with(
+            "image_classification",
+            {"accuracy": {"min": 16 / 21, "max": None}, "log_loss": {"min": None, "max": 36.05}},
+        )
+    )
     assert "2 of 2 passed" in evaluate.PAGE.read_text()
 
 
@@ -360,11 +459,16 @@ def test_without_a_gate_the_verdict_is_none(project: Project) -> None:
     assert read_gates(evaluate.GATES).gates == "none"
 
 
-def test_the_baseline_stands_beside_every_metric(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_baseline_stands_beside_every_metric(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every split has the same rows, so that the majority class has its own share of the test rows."""
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    baseline, share = read_baseline(evaluate.METRICS), np.bincount(targets("image_classification").astype(int)).max() / NUM_TEST_ROWS
+    baseline, share = (
+        read_baseline(evaluate.METRICS),
+        np.bincount(targets("image_classification").astype(int)).max() / NUM_TEST_ROWS,
+    )
     assert baseline.keys() == read_metrics(evaluate.METRICS).keys()
     assert baseline["accuracy"] == pytest.approx(share)
     printed = capsys.readouterr().out
@@ -381,10 +485,15 @@ def test_the_baseline_of_a_number_is_the_mean_target_of_the_training_rows(projec
     assert baseline["r2"] == pytest.approx(0, abs=1e-9)
 
 
-def test_a_metric_that_the_rows_do_not_define_leaves_its_gate_unjudged(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_that_the_rows_do_not_define_leaves_its_gate_unjudged(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}, top_k=3))
-    assert "no top_k_accuracy: with 3 classes the best 3 always have the right one" in capsys.readouterr().out
+    assert (
+        "no top_k_accuracy: with 3 classes the best 3 always have the right one"
+        in capsys.readouterr().out
+    )
     assert "top_k_accuracy" not in read_metrics(evaluate.METRICS)
     gates: dict[str, dict[str, float | None]] = {
         "top_k_accuracy": {"min": 0.5, "max": None},
@@ -399,9 +508,13 @@ def test_a_metric_that_the_rows_do_not_define_leaves_its_gate_unjudged(project: 
     assert "unjudged" in evaluate.PAGE.read_text()
 
 
-def test_a_gate_on_the_best_k_classes_is_judged(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gate_on_the_best_k_classes_is_judged(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     project("image_classification")
-    evaluate.run(params_with("image_classification", {"top_k_accuracy": {"min": 0.1, "max": None}}, top_k=2))
+    evaluate.run(
+        params_with("image_classification", {"top_k_accuracy": {"min": 0.1, "max": None}}, top_k=2)
+    )
     assert "no top_k_accuracy" not in capsys.readouterr().out
     assert set(read_metrics(evaluate.METRICS)) == set(CLASSIFICATION_METRICS)
 
@@ -414,7 +527,9 @@ def test_a_gate_on_the_best_k_classes_is_judged(project: Project, capsys: pytest
         ("image_regression", "accuracy", "mse, rmse, mae, r2"),
     ],
 )
-def test_a_gate_on_an_unknown_metric_is_refused_with_the_params(task: Task, name: str, hint: str) -> None:
+def test_a_gate_on_an_unknown_metric_is_refused_with_the_params(
+    task: Task, name: str, hint: str
+) -> None:
     with pytest.raises(ParamsError) as caught:
         params_with(task, {name: {"min": 0.5, "max": None}})
     assert f"evaluate.gates names '{name}'" in str(caught.value)
@@ -466,7 +581,9 @@ def test_probabilities_are_float32_and_sum_to_one() -> None:
     assert np.allclose(answers.sum(axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("text", ["", "not json", "{}", '{"metrics": [{"name": "accuracy"}]}', '{"metrics": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "not json", "{}", '{"metrics": [{"name": "accuracy"}]}', '{"metrics": 3}']
+)
 def test_a_metrics_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "evaluate.json"
     with pytest.raises(SchemaError, match="is missing"):

@@ -26,7 +26,15 @@ from slipway.system.errors import MetricError
 
 EVIL = "<script>alert('1')</script>\"&"
 FOREIGN = re.compile(r"https?:|[\"'(]//|<script|<link|<iframe|@import|url\(", re.IGNORECASE)
-CONTRACT = ImageContract(kind="images", transform=None, size_px=4, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CONTRACT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=4,
+    channels=3,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10**6,
+)
 _VOID = {"meta", "img", "link", "br"}
 
 
@@ -70,21 +78,35 @@ def evaluation(classes: list[str], num_rows: int = 40) -> Evaluation:
         )
     metrics = measure(task, targets, outputs, Resampling(0, 100, 0.95))  # type: ignore[arg-type]
     ids = [f"{row:032x}" for row in range(num_rows)]
-    return Evaluation(task, classes, ids, [f"{EVIL}{row}" for row in range(num_rows)], targets, outputs, metrics)  # type: ignore[arg-type]
+    return Evaluation(
+        task,  # type: ignore[arg-type]
+        classes,
+        ids,
+        [f"{EVIL}{row}" for row in range(num_rows)],
+        targets,
+        outputs,
+        metrics,
+    )
 
 
 def whole_page(classes: list[str]) -> str:
     found = evaluation(classes)
     name = "accuracy" if classes else "rmse"
     other = "log_loss" if classes else "mae"
-    bounds = {name: Gate(min=99, max=None), other: Gate(min=None, max=99), "top_k_accuracy": Gate(min=0.5, max=None)}
+    bounds = {
+        name: Gate(min=99, max=None),
+        other: Gate(min=None, max=99),
+        "top_k_accuracy": Gate(min=0.5, max=None),
+    }
     gates = apply_gates(bounds, found.metrics, {"top_k_accuracy": EVIL})
     curves = {EVIL: [Series(EVIL, [1, 2], [3, 4]), Series("val", [1, 2], [2, 2])]}
     pixels = np.random.default_rng(0).integers(0, 256, size=(40, 4, 4, 3), dtype=np.uint8)
     return evaluation_page(found, gates, pixels, CONTRACT, curves, f"about {EVIL}")
 
 
-@pytest.mark.parametrize("classes", [["ape", EVIL, "bee"], [f"{EVIL}{index}" for index in range(60)], []])
+@pytest.mark.parametrize(
+    "classes", [["ape", EVIL, "bee"], [f"{EVIL}{index}" for index in range(60)], []]
+)
 def test_an_evaluation_page_is_whole_escaped_and_loads_nothing(classes: list[str]) -> None:
     document = whole_page(classes)
     assert not FOREIGN.search(document)
@@ -116,18 +138,34 @@ def test_the_worst_rows_of_a_table_are_shown_with_their_cells() -> None:
             Column.model_validate(column | {"name": "garden", "kind": "boolean", "has_missing": False, "mean": 0.5, "std": 0.5}),
         ],
     )  # fmt: skip
-    rows = np.tile(np.array([0.5, 1, -1, 0, 1], dtype=np.float32), (40, 1))  # rooms, day, garden, rooms is missing, place
+    rows = np.tile(
+        np.array([0.5, 1, -1, 0, 1], dtype=np.float32), (40, 1)
+    )  # rooms, day, garden, rooms is missing, place
     found = evaluation([])
     rows[found.worst(1)[0]] = [9.0, 0, 1, 1, 0]
     document = evaluation_page(found, [], rows, contract, {}, "about")
     assert not FOREIGN.search(document)
     assert faults(document) == []
-    for text in ("<td>&lt;script&gt;", ">12<", "2024-10-06", ">false<", ">missing<", "2024-10-04", ">true<", "missing or unknown"):
+    for text in (
+        "<td>&lt;script&gt;",
+        ">12<",
+        "2024-10-06",
+        ">false<",
+        ">missing<",
+        "2024-10-04",
+        ">true<",
+        "missing or unknown",
+    ):
         assert text in document, text
 
 
 def test_a_foreign_reference_and_an_unclosed_tag_would_be_seen() -> None:
-    for body in ('<img src="https://a.b/c.png">', "<script>1</script>", '<img src="//cdn/x.png">', '<i style="background: url(x)"></i>'):
+    for body in (
+        '<img src="https://a.b/c.png">',
+        "<script>1</script>",
+        '<img src="//cdn/x.png">',
+        '<i style="background: url(x)"></i>',
+    ):
         assert FOREIGN.search(html_page.page("t", "s", [Section("a", Html(body))]))
     assert faults(html_page.page("t", "s", [Section("a", Html("<b>"))]))
 
@@ -144,7 +182,11 @@ def test_every_builder_escapes_what_it_is_given() -> None:
         charts.scatter([0, 1], [0, 1], EVIL, EVIL),
         charts.histogram([0, 1], EVIL),
     ]
-    document = html_page.page(EVIL, EVIL, [Section(EVIL, html_page.join([html_page.beside(parts), html_page.gallery(parts)]))])
+    document = html_page.page(
+        EVIL,
+        EVIL,
+        [Section(EVIL, html_page.join([html_page.beside(parts), html_page.gallery(parts)]))],
+    )
     assert "<script" not in document
     assert faults(document) == []
 
@@ -167,9 +209,25 @@ def test_a_heat_map_says_what_each_cell_counts() -> None:
 def test_the_worst_errors_are_the_wrong_rows_by_loss() -> None:
     outputs = np.array([[0.9, 0.1], [0.1, 0.9], [0.4, 0.6], [0.7, 0.3]], dtype=np.float32)
     metrics: dict[str, Metric] = {}
-    found = Evaluation("image_classification", ["a", "b"], ["0"] * 4, ["0"] * 4, np.array([1.0, 1.0, 0.0, 0.0]), outputs, metrics)
+    found = Evaluation(
+        "image_classification",
+        ["a", "b"],
+        ["0"] * 4,
+        ["0"] * 4,
+        np.array([1.0, 1.0, 0.0, 0.0]),
+        outputs,
+        metrics,
+    )
     assert found.worst(12) == [0, 2]
-    values = Evaluation("image_regression", [], ["0"] * 3, ["0"] * 3, np.array([1.0, 2.0, 3.0]), np.array([[1.0], [5.0], [2.0]]), metrics)
+    values = Evaluation(
+        "image_regression",
+        [],
+        ["0"] * 3,
+        ["0"] * 3,
+        np.array([1.0, 2.0, 3.0]),
+        np.array([[1.0], [5.0], [2.0]]),
+        metrics,
+    )
     assert values.worst(12) == [1, 2]
     assert values.worst(1) == [1]
 
@@ -177,32 +235,49 @@ def test_the_worst_errors_are_the_wrong_rows_by_loss() -> None:
 # charts
 
 
-@pytest.mark.parametrize("values", [[0.0, 1.0], [3.0, 3.0], [0.0, 0.0], [-1e-9, 1e9], [0.1, 0.30000000000000004], [-5.0, -4.999]])
+@pytest.mark.parametrize(
+    "values",
+    [[0.0, 1.0], [3.0, 3.0], [0.0, 0.0], [-1e-9, 1e9], [0.1, 0.30000000000000004], [-5.0, -4.999]],
+)
 def test_a_chart_keeps_every_mark_inside_its_frame(values: list[float]) -> None:
-    for drawing in (charts.scatter(values, values[::-1], "x", "y"), charts.line_chart([Series("a", [0, 1], values)], "x", "y")):
+    for drawing in (
+        charts.scatter(values, values[::-1], "x", "y"),
+        charts.line_chart([Series("a", [0, 1], values)], "x", "y"),
+    ):
         root = xml.etree.ElementTree.fromstring(drawing)
         places = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in root.iter("circle")]
         for line in root.iter("polyline"):
-            places += [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.attrib["points"].split())]
+            places += [
+                (float(x), float(y))
+                for x, y in (pair.split(",") for pair in line.attrib["points"].split())
+            ]
         assert len(places) == 2
         assert all(0 <= x <= 480 and 0 <= y <= 280 for x, y in places)
 
 
 def test_a_chart_of_nothing_but_zeros_has_no_axis_below_zero() -> None:
-    drawing = charts.line_chart([Series("score", [0.1, 0.5, 1.0], [0.0, 0.0, 0.0])], "share of rows answered", "error rate")
+    drawing = charts.line_chart(
+        [Series("score", [0.1, 0.5, 1.0], [0.0, 0.0, 0.0])], "share of rows answered", "error rate"
+    )
     assert not re.search(r">[-\u2212]\d", drawing)
-    assert re.search(r">-\d", charts.line_chart([Series("a", [0.0, 1.0], [-2.0, -2.0])], "x", "y")), "the twin"
+    assert re.search(
+        r">-\d", charts.line_chart([Series("a", [0.0, 1.0], [-2.0, -2.0])], "x", "y")
+    ), "the twin"
 
 
 def test_a_histogram_has_one_bar_for_each_filled_bin_as_high_as_its_count() -> None:
-    root = xml.etree.ElementTree.fromstring(charts.histogram([0.0, 0.0, 0.0, 10.0], "x", num_bins=10))
+    root = xml.etree.ElementTree.fromstring(
+        charts.histogram([0.0, 0.0, 0.0, 10.0], "x", num_bins=10)
+    )
     heights = [float(bar.attrib["height"]) for bar in root.iter("rect")]
     assert len(heights) == 2
     assert heights[0] == pytest.approx(3 * heights[1], abs=0.2)
 
 
 def test_large_numbers_on_an_axis_are_short_enough_for_their_place() -> None:
-    root = xml.etree.ElementTree.fromstring(charts.residuals([0.0, 550_000.0], [-350_000.0, 1.0], "target", "error"))
+    root = xml.etree.ElementTree.fromstring(
+        charts.residuals([0.0, 550_000.0], [-350_000.0, 1.0], "target", "error")
+    )
     texts = [text.text for text in root.iter("text")]
     assert {"600k", "-400k", "0"} <= set(texts)
     assert max(len(text) for text in texts if text and text[-1] == "k") <= 5

@@ -7,7 +7,15 @@ from typing import Literal
 
 import pytest
 
-from slipway.artifacts.bundle import Bundle, Lineage, Metric, OutputContract, describe_model, load_bundle, write_manifest
+from slipway.artifacts.bundle import (
+    Bundle,
+    Lineage,
+    Metric,
+    OutputContract,
+    describe_model,
+    load_bundle,
+    write_manifest,
+)
 from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
 from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.config.command import run_command
@@ -20,7 +28,15 @@ from tests.calibrations import CALIBRATION
 from tests.serving.bundles import gate
 
 REASON = "no NVIDIA GPU: libcuda.so.1 cannot be loaded"
-INPUT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+INPUT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=8,
+    channels=1,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10_000,
+)
 Backend = Literal["torch", "onnxruntime", "tensorrt", "http"]
 
 
@@ -28,7 +44,14 @@ def metric(value: float) -> Metric:
     return Metric(value=value, low=value - 0.01, high=value + 0.01, confidence=0.95, rows=270)
 
 
-def hop(name: str, backend: Backend, variant: str, *, flipped: int = 0, actual_provider: str | None = "cpu") -> Hop:
+def hop(
+    name: str,
+    backend: Backend,
+    variant: str,
+    *,
+    flipped: int = 0,
+    actual_provider: str | None = "cpu",
+) -> Hop:
     requested = Execution(backend=backend, provider="cpu", precision="fp32", variant=variant)
     ran = actual_provider is not None
     return Hop(
@@ -94,10 +117,19 @@ def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResul
         versions={},
     )
     write_certificate(root / "artifacts/certificate.json", certificate)
-    metrics = [{"name": name, **metric(value).model_dump()} for name, value in zip(names, (0.9852, 0.9847), strict=True)]
+    metrics = [
+        {"name": name, **metric(value).model_dump()}
+        for name, value in zip(names, (0.9852, 0.9847), strict=True)
+    ]
     files.write_json(root / "metrics/evaluate.json", {"metrics": metrics})
-    files.write_json(root / "reports/clean.json", {"read": 1800, "kept": 1797, "refused": {"undecodable": {"count": 3, "examples": []}}})
-    files.write_json(root / "reports/split.json", {"splits": {"train": {"rows": 1257}, "val": {"rows": 270}, "test": {"rows": 270}}})
+    files.write_json(
+        root / "reports/clean.json",
+        {"read": 1800, "kept": 1797, "refused": {"undecodable": {"count": 3, "examples": []}}},
+    )
+    files.write_json(
+        root / "reports/split.json",
+        {"splits": {"train": {"rows": 1257}, "val": {"rows": 270}, "test": {"rows": 270}}},
+    )
 
 
 HOPS = [
@@ -129,7 +161,11 @@ def test_one_screen_tells_the_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "outcome"), [(0.5, "missed"), (None, "unjudged")])
 def test_the_command_ends_with_1_on_a_failed_gate_and_names_value_limit_and_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: float | None, outcome: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    value: float | None,
+    outcome: str,
 ) -> None:
     write_run(tmp_path, "image_classification", HOPS, [gate(), gate(value, name="f1_macro")])
     monkeypatch.chdir(tmp_path)
@@ -140,11 +176,16 @@ def test_the_command_ends_with_1_on_a_failed_gate_and_names_value_limit_and_key(
     assert f"certified, gates {outcome}" in output
     assert "make serve" not in output
     found = "0.5 (95 % interval 0.5 to 0.5, 100 rows)" if value else "not defined"
-    assert f"{outcome}: f1_macro is {found}, required at least 0.8 (evaluate.gates.f1_macro in params.yaml)" in said
+    assert (
+        f"{outcome}: f1_macro is {found}, required at least 0.8 (evaluate.gates.f1_macro in params.yaml)"
+        in said
+    )
     assert "1 of 2 quality gates" in said
 
 
-def test_the_command_ends_well_if_every_gate_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_ends_well_if_every_gate_passed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path, "image_classification", HOPS, [gate()])
     main(tmp_path)
     output = capsys.readouterr().out
@@ -153,13 +194,20 @@ def test_the_command_ends_well_if_every_gate_passed(tmp_path: Path, capsys: pyte
 
 
 def test_a_run_that_agrees_fits_into_100_columns(tmp_path: Path) -> None:
-    long = [hop(f"onnxruntime/cpu/{variant}", "onnxruntime", "fp16") for variant in ("fp32", "fp16", "int8", "int8_tensorrt")]
+    long = [
+        hop(f"onnxruntime/cpu/{variant}", "onnxruntime", "fp16")
+        for variant in ("fp32", "fp16", "int8", "int8_tensorrt")
+    ]
     write_run(tmp_path, "image_classification", [HOPS[0], *long, HOPS[3]])
     assert max(len(line) for line in summary(tmp_path).splitlines()) <= 100
 
 
 def test_a_hop_that_ran_elsewhere_than_asked_shows_both(tmp_path: Path) -> None:
-    write_run(tmp_path, "image_classification", [hop("onnxruntime/cpu/fp16", "onnxruntime", "fp16", actual_provider="cuda")])
+    write_run(
+        tmp_path,
+        "image_classification",
+        [hop("onnxruntime/cpu/fp16", "onnxruntime", "fp16", actual_provider="cuda")],
+    )
     assert "cpu fp32 -> cuda fp32" in summary(tmp_path)
     write_run(tmp_path, "image_classification", HOPS)
     assert "->" not in summary(tmp_path)
@@ -184,7 +232,9 @@ def test_a_numeric_target_shows_rmse_and_r2(tmp_path: Path) -> None:
         ("reports/split.json", SchemaError),
     ],
 )
-def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path: Path, missing: str, error: type[SlipwayError]) -> None:
+def test_a_missing_file_is_named_with_the_command_that_makes_it(
+    tmp_path: Path, missing: str, error: type[SlipwayError]
+) -> None:
     write_run(tmp_path, "image_classification", HOPS)
     (tmp_path / missing).unlink()
     with pytest.raises(error) as caught:

@@ -56,7 +56,14 @@ class Tab:
         """The result of one of the protocol's methods."""
         self._last += 1
         answer = self._waiting[self._last] = asyncio.get_running_loop().create_future()
-        await self._socket.send_json({"id": self._last, "method": method, "params": parameters, "sessionId": self._session_id})
+        await self._socket.send_json(
+            {
+                "id": self._last,
+                "method": method,
+                "params": parameters,
+                "sessionId": self._session_id,
+            }
+        )
         content = await asyncio.wait_for(answer, _START_S)
         assert "error" not in content, (method, content)
         result: dict[str, Any] = content["result"]
@@ -66,14 +73,24 @@ class Tab:
         """Load a page, as a reader of `language` does."""
         for domain in ("Page", "Runtime", "Log", "Network", "DOM"):
             await self.call(f"{domain}.enable")
-        agent = (await self.call("Runtime.evaluate", expression="navigator.userAgent"))["result"]["value"]
+        agent = (await self.call("Runtime.evaluate", expression="navigator.userAgent"))["result"][
+            "value"
+        ]
         await self.call("Network.setUserAgentOverride", userAgent=agent, acceptLanguage=language)
         await self.call("Page.navigate", url=url)
-        await self.wait_for(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
+        await self.wait_for(
+            f"location.href === {json.dumps(url)} && document.readyState === 'complete'"
+        )
 
     async def run(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is waited for."""
-        answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True)
+        answer = await self.call(
+            "Runtime.evaluate",
+            expression=expression,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+        )
         assert "exceptionDetails" not in answer, (expression, answer["exceptionDetails"])
         return answer["result"].get("value")
 
@@ -81,12 +98,16 @@ class Tab:
         """Until an expression is true, or an element is there."""
         deadline = time.monotonic() + seconds
         while not await self.run(f"Boolean({expression})"):
-            assert time.monotonic() < deadline, f"not {expression} after {seconds} s; {await self.text('body')}; {self.complaints}"
+            assert time.monotonic() < deadline, (
+                f"not {expression} after {seconds} s; {await self.text('body')}; {self.complaints}"
+            )
             await asyncio.sleep(0.05)
 
     async def text(self, selector: str) -> str:
         """What a reader sees of an element, and "" where there is none."""
-        return str(await self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+        return str(
+            await self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+        )
 
     async def choose_files(self, selector: str, *paths: Path) -> None:
         """Choose files for an input, as its dialog would."""
@@ -97,14 +118,29 @@ class Tab:
     async def press(self, key: str) -> None:
         """Press and let go of Tab, Enter or the space bar."""
         text = {"Enter": "\r", " ": " "}.get(key)
-        common = {"key": key, "windowsVirtualKeyCode": _KEYS[key], **({"text": text} if text else {})}
-        await self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **common)
+        common = {
+            "key": key,
+            "windowsVirtualKeyCode": _KEYS[key],
+            **({"text": text} if text else {}),
+        }
+        await self.call(
+            "Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **common
+        )
         await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     async def look(self, width: int, height: int = 800, *, is_dark: bool = False) -> None:
         """Show the page in a window of this size."""
-        await self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}])
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        await self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}],
+        )
 
     async def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""
@@ -119,7 +155,9 @@ class Tab:
         elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning"):
             self.complaints.append(str(parameters["args"]))
         elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
+            self.complaints.append(
+                f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}"
+            )
         elif method == "Network.requestWillBeSent":
             self.requested.append(parameters["request"]["url"])
 
@@ -135,10 +173,21 @@ async def browsing(profile: Path) -> AsyncIterator[Tab]:
     )  # fmt: skip
     try:
         address = await _address(profile / "DevToolsActivePort", process)
-        async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
-            await socket.send_json({"id": 0, "method": "Target.createTarget", "params": {"url": "about:blank"}})
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(address, max_msg_size=0) as socket,
+        ):
+            await socket.send_json(
+                {"id": 0, "method": "Target.createTarget", "params": {"url": "about:blank"}}
+            )
             target = (await _result(socket))["targetId"]
-            await socket.send_json({"id": 0, "method": "Target.attachToTarget", "params": {"targetId": target, "flatten": True}})
+            await socket.send_json(
+                {
+                    "id": 0,
+                    "method": "Target.attachToTarget",
+                    "params": {"targetId": target, "flatten": True},
+                }
+            )
             tab = Tab(socket, (await _result(socket))["sessionId"])
             listening = asyncio.create_task(tab.listen())
             try:

@@ -11,7 +11,15 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from slipway.artifacts import bundle as bundles
-from slipway.artifacts.bundle import SCORE_NAME, Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
+from slipway.artifacts.bundle import (
+    SCORE_NAME,
+    Bundle,
+    Lineage,
+    LoadedBundle,
+    Metric,
+    ModelFile,
+    OutputContract,
+)
 from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
 from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.artifacts.golden_rows import FILE, Canary, CanaryRows, canary_budget, canary_bytes
@@ -24,20 +32,51 @@ from tests.calibrations import CALIBRATION
 
 SIZE_PX = 8
 LABELS = ["dark", "grey", "bright"]
-CLASS_FIELDS = ["label", "probabilities", "prediction_set", "outlier_score", "is_outlier"]  # of one prediction
+CLASS_FIELDS = [
+    "label",
+    "probabilities",
+    "prediction_set",
+    "outlier_score",
+    "is_outlier",
+]  # of one prediction
 VALUE_FIELDS = ["value", "interval", "outlier_score", "is_outlier"]
 CONTRACT = ImageContract(
-    kind="images", transform=None, size_px=SIZE_PX, channels=3, fit="stretch", interpolation="bilinear", max_pixels=50_000_000
+    kind="images",
+    transform=None,
+    size_px=SIZE_PX,
+    channels=3,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=50_000_000,
 )
-WEIGHTS = np.random.default_rng(7).normal(size=(SIZE_PX * SIZE_PX * 3, len(LABELS))).astype(np.float32) / 800
+WEIGHTS = (
+    np.random.default_rng(7).normal(size=(SIZE_PX * SIZE_PX * 3, len(LABELS))).astype(np.float32)
+    / 800
+)
 
 
-def column(name: str, kind: Literal["number", "category", "boolean", "date"] = "number", **changes: Any) -> Column:
+def column(
+    name: str, kind: Literal["number", "category", "boolean", "date"] = "number", **changes: Any
+) -> Column:
     """A column without bounds that training rows never lacked; `changes` replace its fields."""
-    fields: dict[str, Any] = {"required": False, "min": None, "max": None, "has_missing": False, "categories": [], "quantiles": []}
-    numbers = {"number": (40.0, 12.5, 38.5), "category": (0.0, 1.0, 0.0), "boolean": (0.3, 0.45, 0.0), "date": (18000.0, 900.0, 18100.0)}
+    fields: dict[str, Any] = {
+        "required": False,
+        "min": None,
+        "max": None,
+        "has_missing": False,
+        "categories": [],
+        "quantiles": [],
+    }
+    numbers = {
+        "number": (40.0, 12.5, 38.5),
+        "category": (0.0, 1.0, 0.0),
+        "boolean": (0.3, 0.45, 0.0),
+        "date": (18000.0, 900.0, 18100.0),
+    }
     mean, std, fill = numbers[kind]
-    return Column.model_validate({"name": name, "kind": kind, "mean": mean, "std": std, "fill": fill} | fields | changes)
+    return Column.model_validate(
+        {"name": name, "kind": kind, "mean": mean, "std": std, "fill": fill} | fields | changes
+    )
 
 
 COLUMNS = ColumnContract(
@@ -51,13 +90,27 @@ COLUMNS = ColumnContract(
         column("since", "date", has_missing=True),
     ],
 )
-ROW: dict[str, Any] = {"age": 41, "income": 28500.5, "colour": "green", "city": "Zürich", "member": True, "since": "2021-03-04"}
-ROW_WEIGHTS = np.random.default_rng(8).normal(size=(COLUMNS.shape[0], len(LABELS))).astype(np.float32)
+ROW: dict[str, Any] = {
+    "age": 41,
+    "income": 28500.5,
+    "colour": "green",
+    "city": "Zürich",
+    "member": True,
+    "since": "2021-03-04",
+}
+ROW_WEIGHTS = (
+    np.random.default_rng(8).normal(size=(COLUMNS.shape[0], len(LABELS))).astype(np.float32)
+)
 
 
 def table_row(number: int) -> dict[str, Any]:
     """A right row, another one for each `number`; some lack a city."""
-    row = ROW | {"age": number % 120, "income": 20000.5 + number, "colour": ["red", "green", "blue"][number % 3], "member": number % 2 == 0}
+    row = ROW | {
+        "age": number % 120,
+        "income": 20000.5 + number,
+        "colour": ["red", "green", "blue"][number % 3],
+        "member": number % 2 == 0,
+    }
     return {name: value for name, value in row.items() if number % 5 or name != "city"}
 
 
@@ -75,13 +128,25 @@ def row_classifier() -> onnx.ModelProto:
         helper.make_node("MatMul", ["row", "weights"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
-    return _model(nodes, [numpy_helper.from_array(ROW_WEIGHTS, "weights")], "probabilities", len(LABELS), _encoded_rows())
+    return _model(
+        nodes,
+        [numpy_helper.from_array(ROW_WEIGHTS, "weights")],
+        "probabilities",
+        len(LABELS),
+        _encoded_rows(),
+    )
 
 
 def row_sum() -> onnx.ModelProto:
     """The sum of an encoded row."""
     nodes = [helper.make_node("ReduceSum", ["row", "axes"], ["value"], keepdims=1)]
-    return _model(nodes, [numpy_helper.from_array(np.array([1], dtype=np.int64), "axes")], "value", 1, _encoded_rows())
+    return _model(
+        nodes,
+        [numpy_helper.from_array(np.array([1], dtype=np.int64), "axes")],
+        "value",
+        1,
+        _encoded_rows(),
+    )
 
 
 def _encoded_rows() -> onnx.ValueInfoProto:
@@ -104,7 +169,9 @@ def classifier() -> onnx.ModelProto:
         helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
-    return _model(nodes, [numpy_helper.from_array(WEIGHTS, "weights")], "probabilities", len(LABELS))
+    return _model(
+        nodes, [numpy_helper.from_array(WEIGHTS, "weights")], "probabilities", len(LABELS)
+    )
 
 
 def slow_classifier(num_layers: int = 4) -> onnx.ModelProto:
@@ -137,7 +204,10 @@ def slow_classifier(num_layers: int = 4) -> onnx.ModelProto:
         "mixing": mixing, "work_axes": np.array([1, 2], dtype=np.int64), "zero": np.float32(0), "weights": WEIGHTS,
     }  # fmt: skip
     return _model(
-        nodes, [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()], "probabilities", len(LABELS)
+        nodes,
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+        "probabilities",
+        len(LABELS),
     )
 
 
@@ -149,7 +219,9 @@ def log_of_mean() -> onnx.ModelProto:
         helper.make_node("ReduceMean", ["flat", "axes"], ["mean"], keepdims=1),
         helper.make_node("Log", ["mean"], ["value"]),
     ]
-    return _model(nodes, [numpy_helper.from_array(np.array([1], dtype=np.int64), "axes")], "value", 1)
+    return _model(
+        nodes, [numpy_helper.from_array(np.array([1], dtype=np.int64), "axes")], "value", 1
+    )
 
 
 def _model(
@@ -185,7 +257,9 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     root.mkdir(parents=True, exist_ok=True)
     graph = graph or classifier()
     (root / "model_fp32.onnx").write_bytes(graph.SerializeToString())
-    models: dict[str, ModelFile] = {"fp32": bundles.describe_model(root / "model_fp32.onnx", "fp32", ["cpu", "cuda"])}
+    models: dict[str, ModelFile] = {
+        "fp32": bundles.describe_model(root / "model_fp32.onnx", "fp32", ["cpu", "cuda"])
+    }
     is_value = graph.graph.output[0].name == "value"
     is_table = graph.graph.input[0].name == "row"
     task: Task
@@ -198,7 +272,9 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         task=task,
         input=COLUMNS if is_table else CONTRACT,
         input_name=graph.graph.input[0].name,
-        output=OutputContract(kind="value", labels=[]) if is_value else OutputContract(kind="probabilities", labels=LABELS),
+        output=OutputContract(kind="value", labels=[])
+        if is_value
+        else OutputContract(kind="probabilities", labels=LABELS),
         output_name=graph.graph.output[0].name,
         max_batch_size=16,
         models=models,
@@ -221,18 +297,33 @@ def with_canary(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:
     """The bundle of `write_bundle`'s classifier with canary rows; its manifest, and so its version, is another."""
     pixels = np.random.default_rng(5).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
     scores = (pixels.reshape(num_rows, -1).mean(axis=1) / 255).astype(np.float32)
-    rows = CanaryRows([f"row{number}" for number in range(num_rows)], pixels, Answers(probabilities(pixels), scores))
+    rows = CanaryRows(
+        [f"row{number}" for number in range(num_rows)],
+        pixels,
+        Answers(probabilities(pixels), scores),
+    )
     payload = canary_bytes(rows)
     (bundle.root / FILE).write_bytes(payload)
-    budgets = {variant: canary_budget(rows.answers, rows.answers, model.precision) for variant, model in bundle.manifest.models.items()}
-    canary = Canary(file=FILE, sha256=sha256_bytes(payload), bytes=len(payload), rows=num_rows, budgets=budgets)
+    budgets = {
+        variant: canary_budget(rows.answers, rows.answers, model.precision)
+        for variant, model in bundle.manifest.models.items()
+    }
+    canary = Canary(
+        file=FILE, sha256=sha256_bytes(payload), bytes=len(payload), rows=num_rows, budgets=budgets
+    )
     bundles.write_manifest(bundle.root, bundle.manifest.model_copy(update={"canary": canary}))
     return bundles.load_bundle(bundle.root)
 
 
-def hop(provider: str = "cpu", variant: str = "fp32", status: Literal["agrees", "differs", "not_executed"] = "agrees") -> Hop:
+def hop(
+    provider: str = "cpu",
+    variant: str = "fp32",
+    status: Literal["agrees", "differs", "not_executed"] = "agrees",
+) -> Hop:
     """One hop of a certificate."""
-    execution = Execution(backend="onnxruntime", provider=provider, precision=variant.split("_")[0], variant=variant)
+    execution = Execution(
+        backend="onnxruntime", provider=provider, precision=variant.split("_")[0], variant=variant
+    )
     return Hop(
         name=f"onnxruntime/{provider}/{variant}",
         status=status,

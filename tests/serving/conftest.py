@@ -33,9 +33,16 @@ def make_settings(certified: Path) -> MakeSettings:
     """Settings for the certified bundle; keyword arguments are further SLIPWAY_ variables."""
 
     def make(**variables: object) -> Settings:
-        names = {"bundle": "bundle", "certificate": "certificate.json", "engine": "engine", "state": "state"}
+        names = {
+            "bundle": "bundle",
+            "certificate": "certificate.json",
+            "engine": "engine",
+            "state": "state",
+        }
         paths = {name: certified / file for name, file in names.items()}
-        return read_settings({f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | variables).items()})
+        return read_settings(
+            {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | variables).items()}
+        )
 
     return make
 
@@ -49,7 +56,12 @@ def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick_watching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds, parts and gauges come at once, and nothing is thinned."""
-    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04), ("TIDY_S", 0.1)):
+    for name, seconds in (
+        ("GATHER_S", 0.02),
+        ("MERGE_S", 0.04),
+        ("REFRESH_S", 0.04),
+        ("TIDY_S", 0.1),
+    ):
         monkeypatch.setattr(watcher, name, seconds)
     for name in ("FEATURES_SHARE", "RECORDS_SHARE"):
         monkeypatch.setattr(watcher, name, 10.0)

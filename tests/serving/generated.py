@@ -14,7 +14,16 @@ import numpy as np
 
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
-from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, picture, probabilities, row_probabilities, table_row
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    LABELS,
+    ROW,
+    picture,
+    probabilities,
+    row_probabilities,
+    table_row,
+)
 
 Made = TypeVar("Made")
 KINDS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
@@ -63,7 +72,16 @@ def image_case(seed: int) -> Case:
     """For a service of images."""
     draw = random.Random(seed)
     make = draw.choice(
-        [_right_image, _right_form, _changed_image, _changed_image, _changed_form, _changed_form, _other_body, _other_request]
+        [
+            _right_image,
+            _right_form,
+            _changed_image,
+            _changed_image,
+            _changed_form,
+            _changed_form,
+            _other_body,
+            _other_request,
+        ]
     )
     return make(draw)
 
@@ -71,7 +89,18 @@ def image_case(seed: int) -> Case:
 def table_case(seed: int) -> Case:
     """For a service of rows."""
     draw = random.Random(seed)
-    make = draw.choice([_right_row, _right_rows, _changed_json, _changed_json, _wrong_cells, _wrong_cells, _other_body, _other_request])
+    make = draw.choice(
+        [
+            _right_row,
+            _right_rows,
+            _changed_json,
+            _changed_json,
+            _wrong_cells,
+            _wrong_cells,
+            _other_body,
+            _other_request,
+        ]
+    )
     return make(draw)
 
 
@@ -84,22 +113,35 @@ def is_right(case: Case, content: dict[str, Any]) -> bool:
 
 
 def framed(
-    draw: random.Random, media_type: str | None, body: bytes, method: str = "POST", path: str = "/predict", is_right: bool = False
+    draw: random.Random,
+    media_type: str | None,
+    body: bytes,
+    method: str = "POST",
+    path: str = "/predict",
+    is_right: bool = False,
 ) -> bytes:
     """A request with that body: of a declared length or in chunks, with headers that do not belong there, harmless ones if it is right."""
     lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1"]
     if media_type is not None:
         lines.append(f"content-type: {media_type}")
     headers = HEADERS if is_right else HEADERS + REFUSED_HEADERS
-    lines += [f"{name}: {value}" for name, value in draw.sample(headers, draw.choice([0, 0, 0, 1, 3]))]
+    lines += [
+        f"{name}: {value}" for name, value in draw.sample(headers, draw.choice([0, 0, 0, 1, 3]))
+    ]
     if draw.random() < 0.8:
-        return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode("latin-1") + body
+        return (
+            "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode("latin-1") + body
+        )
     pieces, rest = [], body
     while rest:
         length = draw.randint(1, max(1, min(len(rest), 1 << draw.randint(0, 14))))
         pieces.append(b"%x\r\n%s\r\n" % (length, rest[:length]))
         rest = rest[length:]
-    return "\r\n".join([*lines, "transfer-encoding: chunked", "", ""]).encode("latin-1") + b"".join(pieces) + b"0\r\n\r\n"
+    return (
+        "\r\n".join([*lines, "transfer-encoding: chunked", "", ""]).encode("latin-1")
+        + b"".join(pieces)
+        + b"0\r\n\r\n"
+    )
 
 
 def _one_of(draw: random.Random, *makers: Callable[[], Made]) -> Made:
@@ -108,11 +150,15 @@ def _one_of(draw: random.Random, *makers: Callable[[], Made]) -> Made:
 
 
 def _draw_picture(draw: random.Random) -> bytes:
-    return picture(draw.randrange(1000), (draw.randint(1, 40), draw.randint(1, 40)), draw.choice(KINDS))
+    return picture(
+        draw.randrange(1000), (draw.randint(1, 40), draw.randint(1, 40)), draw.choice(KINDS)
+    )
 
 
 def _expected(images: list[bytes]) -> list[list[float]]:
-    answers: list[list[float]] = probabilities(np.stack([array_from_bytes(image, CONTRACT) for image in images])).tolist()
+    answers: list[list[float]] = probabilities(
+        np.stack([array_from_bytes(image, CONTRACT) for image in images])
+    ).tolist()
     return answers
 
 
@@ -124,12 +170,22 @@ def _right_image(draw: random.Random) -> Case:
 
 def _part(draw: random.Random, content: bytes) -> bytes:
     disposition = f'Content-Disposition: form-data; name="image"; filename="{draw.choice(["x.png", "", "ä.png", "../x", "a b"])}"'
-    return disposition.encode() + draw.choice([b"", b"\r\nContent-Type: image/png", b"\r\nX-Other: 1"]) + b"\r\n\r\n" + content
+    return (
+        disposition.encode()
+        + draw.choice([b"", b"\r\nContent-Type: image/png", b"\r\nX-Other: 1"])
+        + b"\r\n\r\n"
+        + content
+    )
 
 
 def _form(draw: random.Random, parts: list[bytes]) -> tuple[str, bytes]:
     boundary = draw.choice(["b", "----WebKitFormBoundary7MA4YWxk", "0123456789", "a'()+_,-./:=?z"])
-    body = b"".join(b"--" + boundary.encode() + b"\r\n" + part + b"\r\n" for part in parts) + b"--" + boundary.encode() + b"--\r\n"
+    body = (
+        b"".join(b"--" + boundary.encode() + b"\r\n" + part + b"\r\n" for part in parts)
+        + b"--"
+        + boundary.encode()
+        + b"--\r\n"
+    )
     return f'multipart/form-data; boundary="{boundary}"', body
 
 
@@ -163,7 +219,12 @@ def _changed(draw: random.Random, content: bytes) -> bytes:
 
 
 def _changed_image(draw: random.Random) -> Case:
-    content = _one_of(draw, lambda: _changed(draw, _draw_picture(draw)), lambda: draw.randbytes(draw.randint(0, 300)), lambda: b"")
+    content = _one_of(
+        draw,
+        lambda: _changed(draw, _draw_picture(draw)),
+        lambda: draw.randbytes(draw.randint(0, 300)),
+        lambda: b"",
+    )
     if draw.random() < 0.5:
         return Case("changed image", framed(draw, "image/png", content))
     return Case("changed image in a form", framed(draw, *_form(draw, [_part(draw, content)])))
@@ -175,18 +236,28 @@ def _changed_form(draw: random.Random) -> Case:
             draw,
             lambda: _part(draw, _draw_picture(draw)),
             lambda: b'Content-Disposition: form-data; name="image"\r\n\r\nhttp://127.0.0.1:1/x.png',
-            lambda: b'Content-Disposition: form-data; name="other"; filename="x"\r\n\r\n' + draw.randbytes(20),
+            lambda: (
+                b'Content-Disposition: form-data; name="other"; filename="x"\r\n\r\n'
+                + draw.randbytes(20)
+            ),
             lambda: b"\r\n\r\n",
             lambda: draw.randbytes(30),
             lambda: b"Content-Disposition: attachment\r\n\r\nx",
-            lambda: b'content-disposition: form-data; name="image"; filename="x"; filename*=UTF-8\'\'%ff\r\n\r\nx',
+            lambda: (
+                b'content-disposition: form-data; name="image"; filename="x"; filename*=UTF-8\'\'%ff\r\n\r\nx'
+            ),
         )
         for _ in range(draw.choice([0, 1, 1, 2, 3, 40]))
     ]
     media_type, body = _form(draw, parts)
     if draw.random() < 0.7:
         body = _changed(draw, body)
-    return Case("changed form", framed(draw, draw.choice([media_type, media_type, "multipart/form-data; boundary=b"]), body))
+    return Case(
+        "changed form",
+        framed(
+            draw, draw.choice([media_type, media_type, "multipart/form-data; boundary=b"]), body
+        ),
+    )
 
 
 def _right_row(draw: random.Random) -> Case:
@@ -198,11 +269,17 @@ def _right_row(draw: random.Random) -> Case:
 
 def _right_rows(draw: random.Random) -> Case:
     rows = [table_row(draw.randrange(1000)) for _ in range(draw.choice([1, 2, 20]))]
-    return Case("right rows", framed(draw, "application/json", json.dumps({"rows": rows}).encode(), is_right=True), _expected_rows(rows))
+    return Case(
+        "right rows",
+        framed(draw, "application/json", json.dumps({"rows": rows}).encode(), is_right=True),
+        _expected_rows(rows),
+    )
 
 
 def _expected_rows(rows: list[dict[str, Any]]) -> list[list[float]]:
-    answers: list[list[float]] = row_probabilities(encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)).tolist()
+    answers: list[list[float]] = row_probabilities(
+        encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)
+    ).tolist()
     return answers
 
 
@@ -233,12 +310,16 @@ _VALUES: list[Callable[[random.Random], Any]] = [
     lambda draw: draw.choice([True, False]),
     lambda draw: draw.randint(-(10**40), 10**40),
     lambda draw: draw.uniform(-1e308, 1e308),
-    lambda draw: "".join(chr(draw.choice([0, 10, 34, 92, 65, 0xE4, 0x1F600])) for _ in range(draw.randint(0, 8))),
+    lambda draw: "".join(
+        chr(draw.choice([0, 10, 34, 92, 65, 0xE4, 0x1F600])) for _ in range(draw.randint(0, 8))
+    ),
     lambda draw: [],
     lambda draw: {},
     lambda draw: [[1], {"a": [None]}],
     lambda draw: {"age": 1},
-    lambda draw: draw.choice(["red", "Zürich", "2021-03-04", "9999-99-99", "2021-03-04T25:00:00Z", "true", "41"]),
+    lambda draw: draw.choice(
+        ["red", "Zürich", "2021-03-04", "9999-99-99", "2021-03-04T25:00:00Z", "true", "41"]
+    ),
 ]
 
 
@@ -263,10 +344,14 @@ def _wrong_cells(draw: random.Random) -> Case:
         case 3:
             text = '{"rows": [' + ", ".join([text] * draw.choice([1, 2, 1100])) + "]}"
         case 4:
-            text = draw.choice(["[%s]", '"%s', "%s%s", "{%s}", '{"rows": %s}', '{"rows": [[%s]]}', '{"rows": []}']).replace("%s", text)
+            text = draw.choice(
+                ["[%s]", '"%s', "%s%s", "{%s}", '{"rows": %s}', '{"rows": [[%s]]}', '{"rows": []}']
+            ).replace("%s", text)
         case _:
             pass
-    body = text.encode(draw.choice(["utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-32"]), "surrogatepass")
+    body = text.encode(
+        draw.choice(["utf-8", "utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-32"]), "surrogatepass"
+    )
     return Case("wrong cells", framed(draw, "application/json", body))
 
 
@@ -304,7 +389,9 @@ def _other_request(draw: random.Random) -> Case:
     if method in ("GET", "HEAD") and draw.random() < 0.7:
         lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", "", ""]
         return Case("other request", "\r\n".join(lines).encode("latin-1"))
-    return Case("other request", framed(draw, draw.choice([None, *MEDIA_TYPES]), body, method, path))
+    return Case(
+        "other request", framed(draw, draw.choice([None, *MEDIA_TYPES]), body, method, path)
+    )
 
 
 def finite(content: Any) -> bool:

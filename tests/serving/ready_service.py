@@ -11,7 +11,9 @@ from tests.serving.server import Server, running
 
 
 @contextmanager
-def ready_service(folder: Path, graph: onnx.ModelProto | None = None, **settings: object) -> Iterator[Server]:
+def ready_service(
+    folder: Path, graph: onnx.ModelProto | None = None, **settings: object
+) -> Iterator[Server]:
     """The bundle and its certificate are written to `folder`; `settings` are further SLIPWAY_ variables."""
     certify(folder / "certificate.json", write_bundle(folder / "bundle", graph))
     with running(folder, **settings) as server:  # type: ignore[arg-type]  # its own arguments have other names

@@ -28,7 +28,9 @@ PICTURES = [picture(number) for number in range(8)]
 def scaled_classifier(factor: float) -> onnx.ModelProto:
     """`classifier` with its weights times `factor`: the labels stay while it is above 0, the probabilities do not."""
     graph = classifier()
-    graph.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array((WEIGHTS * factor).astype(np.float32), "weights"))
+    graph.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array((WEIGHTS * factor).astype(np.float32), "weights")
+    )
     return graph
 
 
@@ -56,7 +58,9 @@ def failing_classifier(threshold: float) -> onnx.ModelProto:
     softmax = graph.graph.node.pop()
     graph.graph.node.extend([*nodes, softmax])
     graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0], np.int64), "first"))
-    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(threshold, np.float32), "limit"))
+    graph.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.array(threshold, np.float32), "limit")
+    )
     return graph
 
 
@@ -74,7 +78,9 @@ async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient
     await inference.loaded()
     transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=PNG) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=PNG
+        ) as client:
             await settle(inference, lambda: inference.rollout.num_reports > 0)
             yield client, inference
     finally:
@@ -92,7 +98,11 @@ class Callers:
     """They ask all the time; every answer is compared with what the model that it names answers."""
 
     def __init__(
-        self, client: httpx.AsyncClient, expected: dict[str, NDArray[np.float32]], num_callers: int = 2, pause: float = 0.005
+        self,
+        client: httpx.AsyncClient,
+        expected: dict[str, NDArray[np.float32]],
+        num_callers: int = 2,
+        pause: float = 0.005,
     ) -> None:
         self._client, self._expected, self._pause = client, expected, pause
         self._going = True
@@ -110,7 +120,10 @@ class Callers:
             version = answer.get("model_version", "none")
             self.versions.append(version)
             found = list(answer.get("probabilities", {}).values())
-            self.wrong += not (version in self._expected and np.allclose(found, self._expected[version][row], atol=1e-5))
+            self.wrong += not (
+                version in self._expected
+                and np.allclose(found, self._expected[version][row], atol=1e-5)
+            )
             await asyncio.sleep(self._pause)
 
     async def _post(self, row: int) -> httpx.Response:
@@ -139,7 +152,9 @@ async def propose(inference: Inference, *arguments: Any, **options: Any) -> None
 
 async def serves(inference: Inference, version: str) -> None:
     """Wait until it is the stable model, and nothing is on its way."""
-    await settle(inference, lambda: inference.model is not None and inference.model.version == version)
+    await settle(
+        inference, lambda: inference.model is not None and inference.model.version == version
+    )
     await settle(inference, lambda: read_rollout(inference.settings.state).candidate is None)
 
 
@@ -156,4 +171,8 @@ def last_event(inference: Inference) -> tuple[str, str]:
 
 
 def low_accuracy(value: float) -> dict[str, Any]:
-    return {"metrics": {"accuracy": Metric(value=value, low=value, high=value, confidence=0.95, rows=100)}}
+    return {
+        "metrics": {
+            "accuracy": Metric(value=value, low=value, high=value, confidence=0.95, rows=100)
+        }
+    }

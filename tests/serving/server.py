@@ -26,7 +26,12 @@ class Server:
 
     def workers(self) -> list[int]:
         """The numbers of the processes that answer."""
-        return [int(child) for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        return [
+            int(child)
+            for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            .read_text()
+            .split()
+        ]
 
     def worker(self) -> int:
         """The number of the first of them."""
@@ -69,12 +74,18 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
         "state": folder / "state",
     }
     quick = {"drain_s": 0}  # nobody has to be told that it ends
-    variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()}
+    variables = {
+        f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()
+    }
     # Its two processes compile the checkout's code once, and not at every start, also where the caller keeps no bytecode.
     # Under `make` every bash reads env.sh, which would give a service that is started through one the checkout's BENTOML_HOME.
     left_out = ("SLIPWAY_", "PROMETHEUS_", "PYTHONDONTWRITEBYTECODE", "BASH_ENV")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    return inherited | variables | {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
+    return (
+        inherited
+        | variables
+        | {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
+    )
 
 
 @contextmanager
@@ -89,9 +100,26 @@ def running(
 ) -> Iterator[Server]:
     """A started server; ended with SIGTERM, which has to be a clean end. `under` is a command that it is run by."""
     port, log = port or free_port(), folder / "service.log"
-    command = [*under, sys.executable, "-m", "bentoml", "serve", target, "--host", host, "--port", str(port)]
+    command = [
+        *under,
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        target,
+        "--host",
+        host,
+        "--port",
+        str(port),
+    ]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=cwd, env=environment(folder, **settings), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment(folder, **settings),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
         yield Server(process, f"http://127.0.0.1:{port}", log)
         if process.poll() is None:

@@ -11,10 +11,15 @@ from serving.http.responses import Refusal
 from serving.models.admission import MIN_ITEMS, Admission, BatchTimes
 
 MAX_BATCH_SIZE = 16
-FIXED, EACH = 0.001, 0.004  # seconds of the simulated batch: 246 items a second at most in batches of 16
+FIXED, EACH = (
+    0.001,
+    0.004,
+)  # seconds of the simulated batch: 246 items a second at most in batches of 16
 
 
-@pytest.mark.parametrize(("fixed", "each"), [(0.005, 0.0001), (0.001, 0.004), (0.0, 0.002), (0.003, 0.0)])
+@pytest.mark.parametrize(
+    ("fixed", "each"), [(0.005, 0.0001), (0.001, 0.004), (0.0, 0.002), (0.003, 0.0)]
+)
 def test_the_times_of_batches_are_found_from_different_sizes(fixed: float, each: float) -> None:
     times, draw = BatchTimes(), random.Random(0)
     for _ in range(200):
@@ -33,8 +38,14 @@ def test_they_follow_a_machine_that_becomes_slower() -> None:
         assert times.throughput(16) == pytest.approx(16 / (FIXED + 16 * EACH) / slower, rel=0.05)
 
 
-def test_where_batching_does_not_help_the_efficient_batch_is_small_and_where_it_does_large() -> None:
-    for fixed, each, least, most in [(0.0, 0.002, 1, 1), (0.0005, 0.002, 3, 6), (0.01, 0.0001, 14, 16)]:
+def test_where_batching_does_not_help_the_efficient_batch_is_small_and_where_it_does_large() -> (
+    None
+):
+    for fixed, each, least, most in [
+        (0.0, 0.002, 1, 1),
+        (0.0005, 0.002, 3, 6),
+        (0.01, 0.0001, 14, 16),
+    ]:
         times = BatchTimes()
         for size in [1, 2, 4, 8, 16] * 20:
             times.add(size, fixed + size * each)
@@ -58,7 +69,9 @@ class Simulated:
     codes: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.max_requests, self.max_wait_s, 2, self.shed, lambda: self.now)
+        self.admission = Admission(
+            self.max_requests, self.max_wait_s, 2, self.shed, lambda: self.now
+        )
         self.admission.max_batch_size = MAX_BATCH_SIZE
 
     def ask(self, caller: int = 0) -> bool:
@@ -97,7 +110,10 @@ class Simulated:
 
     def _begin(self) -> None:
         if not self.running and self.waiting:
-            self.running, self.waiting = self.waiting[:MAX_BATCH_SIZE], self.waiting[MAX_BATCH_SIZE:]
+            self.running, self.waiting = (
+                self.waiting[:MAX_BATCH_SIZE],
+                self.waiting[MAX_BATCH_SIZE:],
+            )
             self.began = self.now
             self.ends = self.now + FIXED + self.each * len(self.running)
 
@@ -209,7 +225,9 @@ def test_callers_that_wait_for_a_slow_model_are_not_refused_either(rows_per_seco
 
 
 @pytest.mark.parametrize("num_first", [1, 3])
-def test_the_first_requests_of_a_cold_process_do_not_stand_for_the_speed_of_the_model(num_first: int) -> None:
+def test_the_first_requests_of_a_cold_process_do_not_stand_for_the_speed_of_the_model(
+    num_first: int,
+) -> None:
     worker = Simulated(each=0.1)  # while another worker warms up on the same cores
     for _ in range(num_first):
         worker.ask()

@@ -18,7 +18,17 @@ from serving.metrics.gpu_metrics import GAUGES
 from serving.worker import Inference
 from slipway.inputs.images import array_from_bytes
 from tests.calibrations import CALIBRATION
-from tests.serving.bundles import CLASS_FIELDS, CONTRACT, LABELS, VALUE_FIELDS, certify, log_of_mean, picture, probabilities, write_bundle
+from tests.serving.bundles import (
+    CLASS_FIELDS,
+    CONTRACT,
+    LABELS,
+    VALUE_FIELDS,
+    certify,
+    log_of_mean,
+    picture,
+    probabilities,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, put_in_place_of, run
 
@@ -31,26 +41,33 @@ def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings
     expected = probabilities(array_from_bytes(payload, CONTRACT)[None])[0]
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        raw = await client.post("/predict", content=payload, headers=PNG | {"x-request-id": "mine-1"})
+        raw = await client.post(
+            "/predict", content=payload, headers=PNG | {"x-request-id": "mine-1"}
+        )
         form = await client.post("/predict", files={"image": ("x.png", payload, "image/png")})
         assert raw.status_code == form.status_code == 200
         assert list(raw.json()) == [*CLASS_FIELDS, "model_version", "request_id"]
         assert raw.json()["label"] == LABELS[int(expected.argmax())]
-        assert np.allclose([raw.json()["probabilities"][label] for label in LABELS], expected, atol=1e-6)
+        assert np.allclose(
+            [raw.json()["probabilities"][label] for label in LABELS], expected, atol=1e-6
+        )
         assert raw.json()["request_id"] == raw.headers["x-request-id"] == "mine-1"
         assert form.json() | {"request_id": "mine-1"} == raw.json()
 
     run(make_settings(), work)
 
 
-def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
     stream = io.BytesIO()
     Image.new("RGB", (8, 8), "black").save(stream, "PNG")
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         good, bad = await asyncio.gather(
-            client.post("/predict", content=picture(), headers=PNG), client.post("/predict", content=stream.getvalue(), headers=PNG)
+            client.post("/predict", content=picture(), headers=PNG),
+            client.post("/predict", content=stream.getvalue(), headers=PNG),
         )
         assert list(good.json()) == [*VALUE_FIELDS, "model_version", "request_id"]
         assert error_of(bad)["code"] == "invalid_answer"
@@ -69,9 +86,15 @@ def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(certifi
         (picture(1, (300, 300), "JPEG")[:-5000], "truncated"),
     ],
 )
-def test_an_image_that_cannot_be_read_is_refused_with_its_rule(make_settings: MakeSettings, payload: bytes, code: str) -> None:
+def test_an_image_that_cannot_be_read_is_refused_with_its_rule(
+    make_settings: MakeSettings, payload: bytes, code: str
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        error = error_of(await client.post("/predict", content=payload, headers=PNG | {"content-length": str(len(payload))}))
+        error = error_of(
+            await client.post(
+                "/predict", content=payload, headers=PNG | {"content-length": str(len(payload))}
+            )
+        )
         assert (error["code"], error["field"]) == (code, "image")
         assert metric(inference, f'slipway_errors_total{{error="{code}"}}') == 1
 
@@ -92,9 +115,12 @@ def test_unknown_paths_are_404_and_add_one_series_in_all(make_settings: MakeSett
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allowed"), [("GET", "/predict", "POST"), ("POST", "/model", "GET, HEAD"), ("PUT", "/predict", "POST")]
+    ("method", "path", "allowed"),
+    [("GET", "/predict", "POST"), ("POST", "/model", "GET, HEAD"), ("PUT", "/predict", "POST")],
 )
-def test_other_methods_are_405_with_those_that_are_allowed(make_settings: MakeSettings, method: str, path: str, allowed: str) -> None:
+def test_other_methods_are_405_with_those_that_are_allowed(
+    make_settings: MakeSettings, method: str, path: str, allowed: str
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         response = await client.request(method, path)
         assert error_of(response)["code"] == "method_not_allowed"
@@ -130,7 +156,9 @@ def test_a_request_id_that_is_not_sane_is_replaced(make_settings: MakeSettings, 
     run(make_settings(), work)
 
 
-def test_a_model_that_is_refused_leaves_the_service_alive_not_ready_with_the_reason(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_model_that_is_refused_leaves_the_service_alive_not_ready_with_the_reason(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     (certified / "certificate.json").unlink()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -173,10 +201,14 @@ async def slow_down(inference: Inference, seconds: float) -> list[int]:
     return sizes
 
 
-def test_a_full_queue_is_429_with_retry_after_and_the_others_are_answered(make_settings: MakeSettings) -> None:
+def test_a_full_queue_is_429_with_retry_after_and_the_others_are_answered(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await slow_down(inference, 0.2)
-        answers = await asyncio.gather(*(client.post("/predict", content=picture(n), headers=PNG) for n in range(7)))
+        answers = await asyncio.gather(
+            *(client.post("/predict", content=picture(n), headers=PNG) for n in range(7))
+        )
         refused = [answer for answer in answers if answer.status_code != 200]
         assert len(refused) == 3
         for answer in refused:
@@ -187,13 +219,17 @@ def test_a_full_queue_is_429_with_retry_after_and_the_others_are_answered(make_s
     run(make_settings(max_queue=4), work)
 
 
-def test_a_request_that_expires_in_the_queue_is_504_and_never_reaches_the_model(make_settings: MakeSettings) -> None:
+def test_a_request_that_expires_in_the_queue_is_504_and_never_reaches_the_model(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, 0.5)
         first = asyncio.create_task(client.post("/predict", content=picture(1), headers=PNG))
         await asyncio.sleep(0.1)
         second = asyncio.create_task(client.post("/predict", content=picture(2), headers=PNG))
-        assert {error_of(await first)["code"], error_of(await second)["code"]} == {"deadline_exceeded"}
+        assert {error_of(await first)["code"], error_of(await second)["code"]} == {
+            "deadline_exceeded"
+        }
         await asyncio.sleep(0.4)
         assert sizes == [1]
 
@@ -206,18 +242,28 @@ def test_a_body_that_does_not_arrive_is_408(make_settings: MakeSettings) -> None
         await asyncio.sleep(5)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert error_of(await client.post("/predict", content=drip(), headers=PNG))["code"] == "body_timeout"
+        assert (
+            error_of(await client.post("/predict", content=drip(), headers=PNG))["code"]
+            == "body_timeout"
+        )
 
     run(make_settings(request_timeout_s=0.1), work)
 
 
 def test_one_bad_image_among_its_neighbours_fails_alone(make_settings: MakeSettings) -> None:
     payloads = [picture(n) for n in range(31)]
-    expected = probabilities(np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads]))
+    expected = probabilities(
+        np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads])
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for _ in range(3):
-            answers = await asyncio.gather(*(client.post("/predict", content=payload, headers=PNG) for payload in [*payloads, b"bad"]))
+            answers = await asyncio.gather(
+                *(
+                    client.post("/predict", content=payload, headers=PNG)
+                    for payload in [*payloads, b"bad"]
+                )
+            )
             assert error_of(answers[-1])["code"] == "undecodable"
             found = [list(answer.json()["probabilities"].values()) for answer in answers[:-1]]
             assert np.allclose(found, expected, atol=1e-6)
@@ -233,21 +279,32 @@ def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert inference._live
         put_in_place_of(inference._live, fail)
-        assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "model_failed"
+        assert (
+            error_of(await client.post("/predict", content=picture(), headers=PNG))["code"]
+            == "model_failed"
+        )
 
     run(make_settings(), work)
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
-def test_the_log_names_the_request_that_the_model_failed(make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_request_that_the_model_failed(
+    make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert inference._live
         put_in_place_of(inference._live, fail)
-        answer = await client.post(path, content=picture(), headers=PNG | {"x-request-id": "mine-7"})
+        answer = await client.post(
+            path, content=picture(), headers=PNG | {"x-request-id": "mine-7"}
+        )
         assert error_of(answer)["code"] == "model_failed"
 
     run(make_settings(), work)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR" and "request mine-7" in record.message]
+    assert [
+        record.message
+        for record in caplog.records
+        if record.levelname == "ERROR" and "request mine-7" in record.message
+    ]
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
@@ -259,13 +316,21 @@ def test_the_log_names_the_request_that_has_an_invalid_answer(
     Image.new("RGB", (8, 8), "black").save(stream, "PNG")
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        answer = await client.post(path, content=stream.getvalue(), headers=PNG | {"x-request-id": "mine-8"})
+        answer = await client.post(
+            path, content=stream.getvalue(), headers=PNG | {"x-request-id": "mine-8"}
+        )
         assert error_of(answer)["code"] == "invalid_answer"
-        refused = await client.post(path, content=b"no picture", headers=PNG | {"x-request-id": "mine-9"})
+        refused = await client.post(
+            path, content=b"no picture", headers=PNG | {"x-request-id": "mine-9"}
+        )
         assert refused.status_code == 422
 
     run(make_settings(), work)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR" and "request mine-8" in record.message]
+    assert [
+        record.message
+        for record in caplog.records
+        if record.levelname == "ERROR" and "request mine-8" in record.message
+    ]
     assert "mine-9" not in caplog.text  # what callers do wrong leaves nothing
 
 
@@ -273,7 +338,10 @@ def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert inference._live
         del vars(inference._live.decoder)["_contract"]
-        assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "internal"
+        assert (
+            error_of(await client.post("/predict", content=picture(), headers=PNG))["code"]
+            == "internal"
+        )
 
     run(make_settings(), work)
 
@@ -289,7 +357,10 @@ def test_a_fault_of_the_decoding_is_not_called_the_models(make_settings: MakeSet
         vars(inference._live.decoder)["_pixels"] = broken
         for quick_rows in (inference._live.model.max_batch_size, 0):
             inference._live.batcher.quick_rows = quick_rows
-            assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "internal"
+            assert (
+                error_of(await client.post("/predict", content=picture(), headers=PNG))["code"]
+                == "internal"
+            )
 
     run(make_settings(), work)
 
@@ -317,7 +388,10 @@ def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> 
             status = (await client.post("/predict", content=content, headers=PNG)).status_code
             seen[status] = seen.get(status, 0) + 1
         for status, count in seen.items():
-            assert metric(inference, f'slipway_requests_total{{code="{status}",route="/predict"}}') == count
+            assert (
+                metric(inference, f'slipway_requests_total{{code="{status}",route="/predict"}}')
+                == count
+            )
         assert metric(inference, "slipway_predict_seconds_count") == seen[200]
         assert metric(inference, 'slipway_stage_seconds_count{stage="infer"}') == seen[200]
         assert metric(inference, "slipway_batch_size_sum") == seen[200]
@@ -327,11 +401,15 @@ def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> 
 
 def test_the_docs_name_every_error_and_every_metric(make_settings: MakeSettings) -> None:
     text = Path("docs/serving.md").read_text()
-    assert dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", text, re.MULTILINE)) == {code: str(status) for code, status in ERRORS.items()}
+    assert dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", text, re.MULTILINE)) == {
+        code: str(status) for code, status in ERRORS.items()
+    }
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         metrics = set(re.findall(r"^# HELP (\w+)", inference.exposition().decode(), re.MULTILINE))
         metrics |= set(GAUGES)  # which only a machine with a GPU has
-        assert set(re.findall(r"^\| `(slipway_\w+)`", text, re.MULTILINE)) == {name for name in metrics if not name.endswith("_created")}
+        assert set(re.findall(r"^\| `(slipway_\w+)`", text, re.MULTILINE)) == {
+            name for name in metrics if not name.endswith("_created")
+        }
 
     run(make_settings(), work)

@@ -40,15 +40,23 @@ def test_a_bento_has_what_ring_0_needs_in_the_service() -> None:
     unused = {"pyarrow", "ruamel-yaml"}
     modules = {"pyarrow", "ruamel", "yaml"}
     assert names(PROJECT["project"]["dependencies"]) - unused <= names(PACKAGES)
-    modules_reached = [path for path in reached_files(ROOT, [Path("serving/service.py")]) if path.suffix == ".py"]
-    reached = {module.split(".")[0] for path in modules_reached for module in imported_modules((ROOT / path).read_text())}
+    modules_reached = [
+        path for path in reached_files(ROOT, [Path("serving/service.py")]) if path.suffix == ".py"
+    ]
+    reached = {
+        module.split(".")[0]
+        for path in modules_reached
+        for module in imported_modules((ROOT / path).read_text())
+    }
     assert "numpy" in reached  # the twin: what is imported is seen
     assert not reached & modules
 
 
 def test_a_bento_has_the_versions_of_the_lock() -> None:
     locked = pins((ROOT / "requirements.lock").read_text())
-    locked |= {("onnxruntime", version) for name, version in locked if name == "onnxruntime-gpu"}  # the same release for other machines
+    locked |= {
+        ("onnxruntime", version) for name, version in locked if name == "onnxruntime-gpu"
+    }  # the same release for other machines
     assert {name for name, _ in pins("\n".join(PACKAGES))} == names(PACKAGES)
     assert pins("\n".join(PACKAGES)) <= locked
 
@@ -72,7 +80,14 @@ def make_project(project: Path) -> Path:
 def build(folder: Path, project: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     """`bentoml build` in the project, with a BENTOML_HOME in the folder."""
     command = [sys.executable, "-m", "bentoml", "build"]
-    return subprocess.run(command, cwd=project, env=outside_settings(folder) | settings, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command,
+        cwd=project,
+        env=outside_settings(folder) | settings,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +105,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outside_settings(folder: Path) -> dict[str, str]:
     """No SLIPWAY_ variable: the bento finds its own files."""
-    return {name: value for name, value in environment(folder).items() if not name.startswith("SLIPWAY_")}
+    return {
+        name: value
+        for name, value in environment(folder).items()
+        if not name.startswith("SLIPWAY_")
+    }
 
 
 def flip_a_byte(path: Path) -> None:
@@ -108,26 +127,51 @@ def swap_the_engine(root: Path) -> None:
     ("spoil", "reason"),
     [
         (lambda root: (root / "artifacts/certificate.json").unlink(), "nothing proves this bundle"),
-        (lambda root: certify(root / "artifacts/certificate.json", write_bundle(root / "artifacts/bundle"), status="draft"), "'draft'"),
-        (lambda root: certify(root / "artifacts/certificate.json", write_bundle(root / "artifacts/bundle"), status="refused"), "'refused'"),
-        (lambda root: write_bundle(root / "artifacts/bundle", max_batch_size=4), "the certificate is for bundle"),
+        (
+            lambda root: certify(
+                root / "artifacts/certificate.json",
+                write_bundle(root / "artifacts/bundle"),
+                status="draft",
+            ),
+            "'draft'",
+        ),
+        (
+            lambda root: certify(
+                root / "artifacts/certificate.json",
+                write_bundle(root / "artifacts/bundle"),
+                status="refused",
+            ),
+            "'refused'",
+        ),
+        (
+            lambda root: write_bundle(root / "artifacts/bundle", max_batch_size=4),
+            "the certificate is for bundle",
+        ),
         (lambda root: flip_a_byte(root / "artifacts/bundle/model_fp32.onnx"), "was altered"),
         (lambda root: flip_a_byte(root / "artifacts/certificate.json"), "certificate.json"),
         (lambda root: shutil.rmtree(root / "artifacts/bundle"), "is not a bundle"),
         (swap_the_engine, "the engine is not of bundle"),
     ],
 )
-def test_what_is_not_certified_is_not_packed(tmp_path: Path, spoil: Callable[[Path], object], reason: str) -> None:
+def test_what_is_not_certified_is_not_packed(
+    tmp_path: Path, spoil: Callable[[Path], object], reason: str
+) -> None:
     bundle = write_bundle(tmp_path / "artifacts/bundle")
     certify(tmp_path / "artifacts/certificate.json", bundle)
-    assert bento_labels(tmp_path) == {"model_version": bundle.version, "task": "image_classification", "hops_that_agree": "1"}
+    assert bento_labels(tmp_path) == {
+        "model_version": bundle.version,
+        "task": "image_classification",
+        "hops_that_agree": "1",
+    }
     spoil(tmp_path)
     with pytest.raises(SlipwayError, match=reason):
         bento_labels(tmp_path)
 
 
 @pytest.mark.process
-def test_bentoml_build_refuses_a_bundle_without_its_certificate_whatever_the_settings_say(tmp_path: Path) -> None:
+def test_bentoml_build_refuses_a_bundle_without_its_certificate_whatever_the_settings_say(
+    tmp_path: Path,
+) -> None:
     project = make_project(tmp_path / "project")
     elsewhere = (project / "artifacts/certificate.json").rename(tmp_path / "certificate.json")
     done = build(tmp_path, project, SLIPWAY_CERTIFICATE=str(elsewhere))
@@ -163,19 +207,37 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
         "artifacts/certificate.json",
         "transforms/__init__.py",
     } <= files
-    assert {name.split("/")[0] for name in files} == {"serving", "slipway", "stages", "transforms", "artifacts", "bentofile.yaml"}
-    assert {name for name in files if name.startswith("stages/")} == {"stages/__init__.py", "stages/compile.py"}
-    assert not any(name.startswith(("slipway/data", "slipway/training", "slipway/export")) for name in files)
+    assert {name.split("/")[0] for name in files} == {
+        "serving",
+        "slipway",
+        "stages",
+        "transforms",
+        "artifacts",
+        "bentofile.yaml",
+    }
+    assert {name for name in files if name.startswith("stages/")} == {
+        "stages/__init__.py",
+        "stages/compile.py",
+    }
+    assert not any(
+        name.startswith(("slipway/data", "slipway/training", "slipway/export")) for name in files
+    )
 
 
 @pytest.mark.nightly
-def test_a_bento_serves_from_another_folder_with_its_own_files(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bento_serves_from_another_folder_with_its_own_files(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = built / "elsewhere"
     elsewhere.mkdir()
-    monkeypatch.setattr("tests.serving.server.environment", lambda folder, **settings: outside_settings(folder))
+    monkeypatch.setattr(
+        "tests.serving.server.environment", lambda folder, **settings: outside_settings(folder)
+    )
     with running(built, "slipway:latest", elsewhere) as server:
         server.wait()
-        answer = plain_http.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
+        answer = plain_http.post(
+            server.url + "/predict", content=picture(), headers={"content-type": "image/png"}
+        )
         assert answer.status_code == 200
         assert list(elsewhere.iterdir()) == []
 
@@ -200,14 +262,25 @@ def last(found: list[tuple[str, str]], instruction: str) -> str:
 def test_the_container_is_no_root_says_how_it_is_and_may_write_its_state(built: Path) -> None:
     found = instructions((bento(built) / "env/docker/Dockerfile").read_text())
     assert last(found, "USER") == "bentoml"
-    assert [name for name, _ in found].index("HEALTHCHECK") > [name for name, _ in found].index("ENTRYPOINT")
-    url = re.search(r"CMD curl .*http://127\.0\.0\.1:\$\{BENTOML_PORT:-3000\}(/\w+)", last(found, "HEALTHCHECK"))
+    assert [name for name, _ in found].index("HEALTHCHECK") > [name for name, _ in found].index(
+        "ENTRYPOINT"
+    )
+    url = re.search(
+        r"CMD curl .*http://127\.0\.0\.1:\$\{BENTOML_PORT:-3000\}(/\w+)", last(found, "HEALTHCHECK")
+    )
     assert url
     assert url[1] == "/livez"
-    assert any(name == "RUN" and arguments.endswith("chown bentoml:bentoml /var/lib/slipway") for name, arguments in found)
-    environment = {arguments.split("=")[0].split(" ")[0] for name, arguments in found if name in ("ENV", "ARG")}
+    assert any(
+        name == "RUN" and arguments.endswith("chown bentoml:bentoml /var/lib/slipway")
+        for name, arguments in found
+    )
+    environment = {
+        arguments.split("=")[0].split(" ")[0] for name, arguments in found if name in ("ENV", "ARG")
+    }
     assert {"BENTOML_HOST", "BENTOML_DO_NOT_TRACK", "SLIPWAY_STATE"} <= environment
-    assert any("curl" in arguments for name, arguments in found if name == "RUN")  # which the health check needs
+    assert any(
+        "curl" in arguments for name, arguments in found if name == "RUN"
+    )  # which the health check needs
 
 
 @pytest.mark.process
@@ -223,24 +296,38 @@ def test_all_that_the_container_is_made_of_is_in_the_bento(built: Path) -> None:
     assert (context / entrypoint[1]).is_file()
     requirements = pins((context / "env/python/requirements.txt").read_text())
     assert requirements == pins("\n".join(PACKAGES))
-    assert any(arguments.endswith("/bento/env/python/install.sh") for name, arguments in found if name == "RUN")
+    assert any(
+        arguments.endswith("/bento/env/python/install.sh")
+        for name, arguments in found
+        if name == "RUN"
+    )
     assert "requirements.txt" in (context / "env/python/install.sh").read_text()
-    settings = {arguments.split("=")[0] for name, arguments in found if name == "ARG" and arguments.startswith("SLIPWAY_")}
+    settings = {
+        arguments.split("=")[0]
+        for name, arguments in found
+        if name == "ARG" and arguments.startswith("SLIPWAY_")
+    }
     assert settings <= {f"SLIPWAY_{name.upper()}" for name in Settings.model_fields}
 
 
-def serves(bento: Path, folder: Path, python: Path, *, under: tuple[str, ...] = (), **variables: str) -> None:
+def serves(
+    bento: Path, folder: Path, python: Path, *, under: tuple[str, ...] = (), **variables: str
+) -> None:
     """Serve a bento with that Python alone, from an empty folder in `folder`, and ask it once."""
     elsewhere, port, log = folder / "empty", free_port(), folder / "served.log"
     elsewhere.mkdir(exist_ok=True)
     outside = {"PATH": f"{python.parent}:/usr/bin:/bin", "BENTOML_DO_NOT_TRACK": "True"}
     command = [*under, str(python), "-m", "bentoml", "serve", str(bento), "--port", str(port)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=elsewhere, env=outside | variables, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=elsewhere, env=outside | variables, stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         server = Server(process, f"http://127.0.0.1:{port}", log)
         server.wait(seconds=60)
-        answer = plain_http.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
+        answer = plain_http.post(
+            server.url + "/predict", content=picture(), headers={"content-type": "image/png"}
+        )
         assert answer.status_code == 200, answer.text
         assert list(elsewhere.iterdir()) == []
         process.terminate()
@@ -264,9 +351,13 @@ def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Pat
     writable = {"TMPDIR": built / "tmp", "SLIPWAY_STATE": built / "state"}
     for folder in writable.values():
         folder.mkdir()
-    variables = {name: str(folder) for name, folder in writable.items()} | {"BENTOML_HOME": f"{built / 'tmp/bentoml'}"}
+    variables = {name: str(folder) for name, folder in writable.items()} | {
+        "BENTOML_HOME": f"{built / 'tmp/bentoml'}"
+    }
     under = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")
-    tried = subprocess.run([*under, "touch", built / "x"], env=os.environ | variables, capture_output=True, text=True)
+    tried = subprocess.run(
+        [*under, "touch", built / "x"], env=os.environ | variables, capture_output=True, text=True
+    )
     if "Read-only file system" not in tried.stderr:  # the twin as well: it may not write there
         pytest.skip(f"no read-only mounts here: {tried.stderr.strip()}")
     serves(bento(built), built, Path(sys.executable), under=under, **variables)
@@ -282,7 +373,11 @@ def test_it_serves_with_nothing_but_its_own_requirements(built: Path) -> None:
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
     python = environment / "bin/python"
     requirements = bento(built) / "env/python/requirements.txt"
-    subprocess.run([*uv, "pip", "install", "--quiet", "--python", python, "--requirement", requirements], check=True, timeout=900)
+    subprocess.run(
+        [*uv, "pip", "install", "--quiet", "--python", python, "--requirement", requirements],
+        check=True,
+        timeout=900,
+    )
     missing = subprocess.run([python, "-c", "import torch"], capture_output=True)
     assert missing.returncode != 0  # the twin: it is not the environment of the tests
     serves(bento(built), built, python, BENTOML_HOME=str(built / "other"))

@@ -22,7 +22,16 @@ from slipway.artifacts.bundle import load_bundle
 from tests.serving.bundles import COLUMNS, row_classifier, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import put_in_place_of
-from tests.serving.rolling import PICTURES, last_event, propose, run, salt_of, scaled_classifier, settle, write_candidate
+from tests.serving.rolling import (
+    PICTURES,
+    last_event,
+    propose,
+    run,
+    salt_of,
+    scaled_classifier,
+    settle,
+    write_candidate,
+)
 
 HALF = Plan(steps=(0.5,), hold_s=100)
 JSON = {"content-type": "application/json"}
@@ -56,14 +65,18 @@ async def is_not_rolled_back(inference: Inference) -> bool:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_what_no_model_can_take_is_no_evidence_however_often_it_is_sent(certified: Path, make_settings: MakeSettings) -> None:
+def test_what_no_model_can_take_is_no_evidence_however_often_it_is_sent(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, inference: Inference) -> None:
         await begin(inference, bundle, Plan())
         for one in [*ids(settings, 0.01, 6), *ids(settings, 0.01, 6, chosen=False)]:
-            assert (await client.post("/predict", content=b"no image", headers={"x-request-id": one})).status_code == 422
+            assert (
+                await client.post("/predict", content=b"no image", headers={"x-request-id": one})
+            ).status_code == 422
         counts = counts_of(inference)
         assert (counts.requests, counts.of("errors")) == ((0, 0), {})
         assert await is_not_rolled_back(inference)
@@ -73,7 +86,9 @@ def test_what_no_model_can_take_is_no_evidence_however_often_it_is_sent(certifie
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(certified: Path, make_settings: MakeSettings) -> None:
+def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     candidate = load_bundle(bundle).version
@@ -85,7 +100,11 @@ def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(certifi
             await begin(inference, bundle)
             salts.add(salt_of(settings))
             versions = [
-                (await client.post("/predict", content=PICTURES[0], headers={"x-request-id": one})).json()["model_version"]
+                (
+                    await client.post(
+                        "/predict", content=PICTURES[0], headers={"x-request-id": one}
+                    )
+                ).json()["model_version"]
                 for one in foreseen
             ]
             assert set(versions) == {candidate, load_bundle(settings.bundle).version}
@@ -101,7 +120,9 @@ def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(certifi
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_an_id_is_evidence_once_however_often_it_is_sent(certified: Path, make_settings: MakeSettings) -> None:
+def test_an_id_is_evidence_once_however_often_it_is_sent(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
@@ -114,7 +135,9 @@ def test_an_id_is_evidence_once_however_often_it_is_sent(certified: Path, make_s
         (known, explained, repeated) = ids(settings, 0.01, 3)
 
         async def ask(path: str, one: str) -> None:
-            assert (await client.post(path, content=PICTURES[0], headers={"x-request-id": one})).status_code == 200
+            assert (
+                await client.post(path, content=PICTURES[0], headers={"x-request-id": one})
+            ).status_code == 200
 
         await ask("/predict", known)  # its caller reads whose it is
         await ask("/explain", explained)
@@ -132,16 +155,27 @@ def test_an_id_is_evidence_once_however_often_it_is_sent(certified: Path, make_s
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_what_a_candidate_refuses_and_the_stable_model_takes_brings_it_back(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_what_a_candidate_refuses_and_the_stable_model_takes_brings_it_back(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0)
-    narrower = [one.model_copy(update={"max": 30.0}) if one.name == "age" else one for one in COLUMNS.columns]
-    bundle = write_candidate(certified_table / "new", row_classifier(), input=COLUMNS.model_copy(update={"columns": narrower}))
+    narrower = [
+        one.model_copy(update={"max": 30.0}) if one.name == "age" else one
+        for one in COLUMNS.columns
+    ]
+    bundle = write_candidate(
+        certified_table / "new",
+        row_classifier(),
+        input=COLUMNS.model_copy(update={"columns": narrower}),
+    )
     row = json.dumps(table_row(0) | {"age": 40.0})
 
     async def work(client: Any, inference: Inference) -> None:
         await begin(inference, bundle, allowed=Allowed(other_contract=True))
         for number in range(60):
-            response = await client.post("/predict", content=row, headers=JSON | {"x-request-id": f"old-{number}"})
+            response = await client.post(
+                "/predict", content=row, headers=JSON | {"x-request-id": f"old-{number}"}
+            )
             assert response.status_code == 200  # the stable model's
         counts = counts_of(inference)
         assert counts.of("errors")[0.5] == (counts.requests[0], 0)
@@ -154,11 +188,15 @@ def test_what_a_candidate_refuses_and_the_stable_model_takes_brings_it_back(cert
 class Asked:
     """Two models, and what each of them says to a request."""
 
-    def __init__(self, tmp_path: Path, candidate: BaseException | None, stable: BaseException | None) -> None:
+    def __init__(
+        self, tmp_path: Path, candidate: BaseException | None, stable: BaseException | None
+    ) -> None:
         self.evidence = Evidence()
         self.candidate, self.stable = (LiveModel.__new__(LiveModel) for _ in range(2))
         self._says = {id(self.candidate): candidate, id(self.stable): stable}
-        self._canary = Canary(self.candidate, self.evidence, "salt", FirstUses(tmp_path / "of.used", "salt"))
+        self._canary = Canary(
+            self.candidate, self.evidence, "salt", FirstUses(tmp_path / "of.used", "salt")
+        )
         self._canary.share = 1.0
 
     def ask(self, *, of_candidate: bool = True) -> Counts:
@@ -201,7 +239,12 @@ def refusal(code: str) -> Refusal:
     ],
 )
 def test_what_a_candidate_fails_counts_if_the_stable_model_answers_it(
-    tmp_path: Path, candidate: BaseException | None, stable: BaseException | None, requests: int, errors: int, is_fault: bool
+    tmp_path: Path,
+    candidate: BaseException | None,
+    stable: BaseException | None,
+    requests: int,
+    errors: int,
+    is_fault: bool,
 ) -> None:
     counts = Asked(tmp_path, candidate, stable).ask()
     assert counts.requests == (requests, 0)
@@ -238,10 +281,14 @@ def test_an_id_that_one_worker_has_met_is_known_to_all(tmp_path: Path) -> None:
         assert [workers.apply(first, (path,)) for _ in range(4)] == [True, False, False, False]
     assert not first(path)
     assert FirstUses(path, "salt").is_first("another")
-    assert path.stat().st_blocks * 512 >= path.stat().st_size  # a full disk is an error here, and no signal later
+    assert (
+        path.stat().st_blocks * 512 >= path.stat().st_size
+    )  # a full disk is an error here, and no signal later
 
 
-def test_without_a_place_for_the_file_a_worker_knows_the_ids_it_met(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_place_for_the_file_a_worker_knows_the_ids_it_met(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("where a folder should be")
     uses = FirstUses(tmp_path / "file" / "7.used", "salt")
     assert [uses.is_first(one) for one in ("a", "b", "a", "b")] == [True, True, False, False]
@@ -249,7 +296,9 @@ def test_without_a_place_for_the_file_a_worker_knows_the_ids_it_met(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_what_is_known_of_ids_goes_with_the_rollout(certified: Path, make_settings: MakeSettings) -> None:
+def test_what_is_known_of_ids_goes_with_the_rollout(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
@@ -257,7 +306,9 @@ def test_what_is_known_of_ids_goes_with_the_rollout(certified: Path, make_settin
         await begin(inference, bundle)
         candidate = read_rollout(settings.state).candidate
         assert candidate
-        assert [path.stem for path in (settings.state / FOLDER).glob("*.used")] == [str(candidate.id)]
+        assert [path.stem for path in (settings.state / FOLDER).glob("*.used")] == [
+            str(candidate.id)
+        ]
         await client.post("/rollout", json={"command": "rollback"}, headers=JSON)
         await settle(inference, lambda: not list((settings.state / FOLDER).glob("*.used")))
 

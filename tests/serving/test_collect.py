@@ -24,7 +24,17 @@ from slipway.traffic.request_log import KeptRequest, read_kept
 from slipway.traffic.selection import Collected, Item, _labelled, _ranked, collect
 from tests.data.test_data_stages import prepare
 from tests.data.test_table_stages import prepare_table
-from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, certify, picture, row_classifier, table_row, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    LABELS,
+    ROW,
+    certify,
+    picture,
+    row_classifier,
+    table_row,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run, until
 from tests.serving.server import ROOT
@@ -35,7 +45,9 @@ PNG = {"content-type": "image/png"}
 
 def lineage(**data: Any) -> Lineage:
     """Of a bundle that knows how its data set names the columns."""
-    params = {"data": {"image_column": "image", "target_column": "label", "group_column": None} | data}
+    params = {
+        "data": {"image_column": "image", "target_column": "label", "group_column": None} | data
+    }
     return Lineage(git_revision=None, git_dirty=False, params=params, data=None, digests={})
 
 
@@ -53,7 +65,16 @@ async def tell(client: httpx.AsyncClient, truths: list[dict[str, Any]]) -> bool:
 
 
 def command(settings: Settings, out: Path, *arguments: str) -> list[str]:
-    return [str(out), "--kept", str(settings.keep_directory), "--state", str(settings.state), "--bundle", str(settings.bundle), *arguments]
+    return [
+        str(out),
+        "--kept",
+        str(settings.keep_directory),
+        "--state",
+        str(settings.state),
+        "--bundle",
+        str(settings.bundle),
+        *arguments,
+    ]
 
 
 def collected(settings: Settings, out: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -64,7 +85,9 @@ def collected(settings: Settings, out: Path, *arguments: str) -> list[dict[str, 
 
 
 @pytest.fixture
-def served(certified: Path, make_settings: MakeSettings) -> tuple[Settings, list[bytes], list[str], list[str]]:
+def served(
+    certified: Path, make_settings: MakeSettings
+) -> tuple[Settings, list[bytes], list[str], list[str]]:
     """A service that ended, with its 60 pictures, what it predicted of them, and the truths that it was told of the first 40."""
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
     settings = make_settings(keep_directory=certified / "kept")
@@ -72,23 +95,32 @@ def served(certified: Path, make_settings: MakeSettings) -> tuple[Settings, list
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for number, payload in enumerate([*payloads, payloads[7]]):  # one of them is sent twice
-            answer = await client.post("/predict", content=payload, headers=PNG | {"x-request-id": f"id-{number}"})
+            answer = await client.post(
+                "/predict", content=payload, headers=PNG | {"x-request-id": f"id-{number}"}
+            )
             if number < 60:
                 predicted[number] = answer.json()["label"]
                 others = [label for label in LABELS if label != predicted[number]]
                 truths[number] = others[0] if number % 4 == 0 else predicted[number]
-        await tell(client, [{"request_id": f"id-{number}", "truth": truths[number]} for number in range(40)])
+        await tell(
+            client,
+            [{"request_id": f"id-{number}", "truth": truths[number]} for number in range(40)],
+        )
 
     run(settings, work)
     return settings, payloads, predicted, truths
 
 
 def test_kept_pictures_and_their_truths_become_rows_without_copies_mistakes_first(
-    served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: tuple[Settings, list[bytes], list[str], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings, payloads, predicted, truths = served
     rows = collected(settings, tmp_path / "out.parquet")
-    assert {row["image"]["bytes"]: row["label"] for row in rows} == dict(zip(payloads[:40], truths[:40], strict=True))
+    assert {row["image"]["bytes"]: row["label"] for row in rows} == dict(
+        zip(payloads[:40], truths[:40], strict=True)
+    )
     positions = [payloads.index(row["image"]["bytes"]) for row in rows]
     mistakes = [order for order, place in enumerate(positions) if truths[place] != predicted[place]]
     assert len(mistakes) == 10
@@ -98,10 +130,16 @@ def test_kept_pictures_and_their_truths_become_rows_without_copies_mistakes_firs
     assert "10 that the model had wrong" in printed
     assert "20 without a truth" in printed
     assert "1 copies" in printed
-    assert f"next: python -m slipway.data.join data/next.parquet --collected {tmp_path / 'out.parquet'}\n" in printed
+    assert (
+        f"next: python -m slipway.data.join data/next.parquet --collected {tmp_path / 'out.parquet'}\n"
+        in printed
+    )
     assert f"these rows alone:\n  dvc exp run -S data.path={tmp_path / 'out.parquet'}\n" in printed
 
-    first = [row["image"]["bytes"] for row in collected(settings, tmp_path / "few.parquet", "--rows", "5")]
+    first = [
+        row["image"]["bytes"]
+        for row in collected(settings, tmp_path / "few.parquet", "--rows", "5")
+    ]
     assert first == [row["image"]["bytes"] for row in rows[:5]]
     everything = collected(settings, tmp_path / "all.parquet", "--unlabelled")
     assert len(everything) == 60
@@ -109,15 +147,32 @@ def test_kept_pictures_and_their_truths_become_rows_without_copies_mistakes_firs
 
 
 @pytest.mark.process
-def test_clean_takes_what_was_collected_as_it_is(served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path) -> None:
+def test_clean_takes_what_was_collected_as_it_is(
+    served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path
+) -> None:
     settings, *_ = served
     folder = tmp_path / "project"
     folder.mkdir()
-    run_collect = [sys.executable, "-m", "slipway.traffic.collect", *command(settings, folder / "next.parquet")]
-    subprocess.run(run_collect, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    run_collect = [
+        sys.executable,
+        "-m",
+        "slipway.traffic.collect",
+        *command(settings, folder / "next.parquet"),
+    ]
+    subprocess.run(
+        run_collect,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+    )
     prepare(folder, folder / "next.parquet", clean__min_side_px=4, clean__max_bad_share=0.9)
     done = subprocess.run(
-        [sys.executable, "-m", "stages.clean"], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, "-m", "stages.clean"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     kept = pq.read_table(folder / "data/clean/rows.parquet").to_pylist()
@@ -128,20 +183,36 @@ def test_clean_takes_what_was_collected_as_it_is(served: tuple[Settings, list[by
 
 
 @pytest.mark.process
-def test_clean_takes_rows_of_a_table_that_were_collected(certified: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_clean_takes_rows_of_a_table_that_were_collected(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
     contract = COLUMNS.model_copy(update={"ignored": ["customer"]})
-    bundle = write_bundle(certified / "bundle", row_classifier(), lineage=lineage(image_column=None), input=contract)
+    bundle = write_bundle(
+        certified / "bundle", row_classifier(), lineage=lineage(image_column=None), input=contract
+    )
     certify(certified / "certificate.json", bundle)
     settings = make_settings(keep_directory=certified / "kept")
     rows = [table_row(number) | {"income": 20000.5 + number} for number in range(60)]
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for name, part in (("a", rows[:30]), ("b", rows[30:])):
-            answers = (await client.post("/predict", json={"rows": sent(part)}, headers={"x-request-id": name})).json()["predictions"]
-            await tell(client, [{"request_id": name, "item": item, "truth": answer["label"]} for item, answer in enumerate(answers)])
+            answers = (
+                await client.post(
+                    "/predict", json={"rows": sent(part)}, headers={"x-request-id": name}
+                )
+            ).json()["predictions"]
+            await tell(
+                client,
+                [
+                    {"request_id": name, "item": item, "truth": answer["label"]}
+                    for item, answer in enumerate(answers)
+                ],
+            )
 
     def sent(part: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [row | {"customer": number} for number, row in enumerate(part)]  # a column that training ignored
+        return [
+            row | {"customer": number} for number, row in enumerate(part)
+        ]  # a column that training ignored
 
     run(settings, work)
     folder = tmp_path / "project"
@@ -154,13 +225,19 @@ def test_clean_takes_rows_of_a_table_that_were_collected(certified: Path, make_s
     assert {name: value for name, value in found[0].items() if name != "label"} in as_sent
     prepare_table(folder, folder / "next.parquet", "table_classification", "label")
     done = subprocess.run(
-        [sys.executable, "-m", "stages.clean"], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, "-m", "stages.clean"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert pq.read_table(folder / "data/clean/rows.parquet").num_rows == 60
 
 
-def test_several_pictures_of_one_request_are_rows_of_their_own(certified: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_several_pictures_of_one_request_are_rows_of_their_own(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
     settings = make_settings(keep_directory=certified / "kept")
     payloads = [picture(seed) for seed in range(3)]
@@ -175,13 +252,17 @@ def test_several_pictures_of_one_request_are_rows_of_their_own(certified: Path, 
     assert (row["image"]["bytes"], row["label"]) == (payloads[2], "dark")
 
 
-def test_the_last_truth_and_the_last_answer_of_an_id_count(certified: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_the_last_truth_and_the_last_answer_of_an_id_count(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
     settings = make_settings(keep_directory=certified / "kept")
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for seed in (1, 2):
-            await client.post("/predict", content=picture(seed), headers=PNG | {"x-request-id": "same"})
+            await client.post(
+                "/predict", content=picture(seed), headers=PNG | {"x-request-id": "same"}
+            )
             await asyncio.sleep(0.01)
         for label in ("dark", "bright"):
             await tell(client, [{"request_id": "same", "truth": label}])
@@ -217,35 +298,53 @@ def test_a_truth_is_of_the_answer_before_it_and_not_of_a_later_one_under_the_sam
     assert (row["image"]["bytes"], row["label"]) == (picture(1), "dark")
     assert "left out: 1 later than the truth of their id\n" in capsys.readouterr().out
     everything = collected(settings, tmp_path / "all.parquet", "--unlabelled")
-    assert {row["image"]["bytes"]: row["label"] for row in everything} == {picture(1): "dark", picture(2): None}
+    assert {row["image"]["bytes"]: row["label"] for row in everything} == {
+        picture(1): "dark",
+        picture(2): None,
+    }
 
 
-@pytest.mark.parametrize(("seconds", "is_taken"), [(0.0, True), (-4.0, True), (-60.0, False), (86400.0, True)])
+@pytest.mark.parametrize(
+    ("seconds", "is_taken"), [(0.0, True), (-4.0, True), (-60.0, False), (86400.0, True)]
+)
 def test_a_truth_may_be_some_seconds_older_than_its_answer_but_no_more(
     served: tuple[Settings, list[bytes], list[str], list[str]], seconds: float, is_taken: bool
 ) -> None:
     settings, *_ = served
     assert settings.keep_directory is not None
-    request = next(one for one in read_kept(settings.keep_directory) if isinstance(one, KeptRequest))
+    request = next(
+        one for one in read_kept(settings.keep_directory) if isinstance(one, KeptRequest)
+    )
     truth = Truth(request.request_id, 0, "dark", None, request.time.timestamp() + seconds)
     found = collect(settings.keep_directory, [truth], [], CONTRACT, LABELS)
-    assert [(one.key[0], one.truth) for one in found.items] == [(request.request_id, "dark")] * is_taken
+    assert [(one.key[0], one.truth) for one in found.items] == [
+        (request.request_id, "dark")
+    ] * is_taken
     assert found.left_out["later than the truth of their id"] == (not is_taken)
 
 
-def test_of_an_id_used_daily_the_last_answer_before_the_truth_is_labelled_and_none_between_is_taken() -> None:
+def test_of_an_id_used_daily_the_last_answer_before_the_truth_is_labelled_and_none_between_is_taken() -> (
+    None
+):
     same = [item(0, key=("7", 0, 86400.0 * day), digest=f"{day}", truth=None) for day in range(5)]
     for day in range(5):
         left_out = Collected([], {})
-        found = _labelled(same, {("7", 0): Truth("7", 0, "dark", None, 86400.0 * day + 60)}, True, left_out)
-        assert [(one.digest, one.truth) for one in found] == [(f"{day}", "dark")] + [("4", None)] * (day < 4)
+        found = _labelled(
+            same, {("7", 0): Truth("7", 0, "dark", None, 86400.0 * day + 60)}, True, left_out
+        )
+        assert [(one.digest, one.truth) for one in found] == [(f"{day}", "dark")] + [
+            ("4", None)
+        ] * (day < 4)
         assert left_out.left_out["of an id that was used again"] == 5 - len(found)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
 @pytest.mark.parametrize("more", [[], ["--unlabelled"]])
 def test_what_was_collected_is_as_private_as_what_was_kept(
-    served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path, more: list[str], umask: int
+    served: tuple[Settings, list[bytes], list[str], list[str]],
+    tmp_path: Path,
+    more: list[str],
+    umask: int,
 ) -> None:
     settings, *_ = served
     before = os.umask(umask)
@@ -264,10 +363,16 @@ def item(number: int, **changes: Any) -> Item:
         "truth": "a",
         "predicted": "a",
     }
-    return Item(**fields | {"doubt": 0.1, "outlier_score": 0.1, "is_outlier": False, "drifted": False} | changes)
+    return Item(
+        **fields
+        | {"doubt": 0.1, "outlier_score": 0.1, "is_outlier": False, "drifted": False}
+        | changes
+    )
 
 
-@pytest.mark.parametrize("worth", [{"predicted": "b"}, {"doubt": 0.6}, {"outlier_score": 3.0}, {"drifted": True}])
+@pytest.mark.parametrize(
+    "worth", [{"predicted": "b"}, {"doubt": 0.6}, {"outlier_score": 3.0}, {"drifted": True}]
+)
 def test_mistakes_doubt_outliers_and_drifted_rows_come_first(worth: dict[str, Any]) -> None:
     items = [item(number) for number in range(20)]
     items[7] = item(7, **worth)
@@ -276,10 +381,16 @@ def test_mistakes_doubt_outliers_and_drifted_rows_come_first(worth: dict[str, An
     assert [one.key[2] for one in ranked[1:4]] == [19.0, 18.0, 17.0]  # of equals the newest
 
 
-def test_rows_of_a_drifted_window_are_known_by_model_and_time(served: tuple[Settings, list[bytes], list[str], list[str]]) -> None:
+def test_rows_of_a_drifted_window_are_known_by_model_and_time(
+    served: tuple[Settings, list[bytes], list[str], list[str]],
+) -> None:
     settings, *_ = served
     assert settings.keep_directory is not None
-    kept = [request for request in read_kept(settings.keep_directory) if isinstance(request, KeptRequest)]
+    kept = [
+        request
+        for request in read_kept(settings.keep_directory)
+        if isinstance(request, KeptRequest)
+    ]
     version, middle = kept[0].model_version, kept[30].time.timestamp()
     truths = [Truth(request.request_id, 0, "dark", None, time.time()) for request in kept]
     spans = [DriftedSpan(version, middle, middle + 60), DriftedSpan("another", 0.0, middle)]
@@ -298,15 +409,21 @@ def test_without_a_truth_there_is_nothing_and_the_reason_is_said(
     of_tables = collect(settings.keep_directory, [], [], COLUMNS, LABELS)
     assert of_tables.left_out["of another model's form"] == 61
     with pytest.raises(UnavailableError, match="SLIPWAY_STATE"):
-        collecting_command.main([*command(settings, tmp_path / "out.parquet"), "--state", str(tmp_path / "nowhere")])
+        collecting_command.main(
+            [*command(settings, tmp_path / "out.parquet"), "--state", str(tmp_path / "nowhere")]
+        )
     with pytest.raises(UnavailableError, match="SLIPWAY_KEEP_DIRECTORY"):
-        collecting_command.main([*command(settings, tmp_path / "out.parquet"), "--kept", str(tmp_path / "nowhere")])
+        collecting_command.main(
+            [*command(settings, tmp_path / "out.parquet"), "--kept", str(tmp_path / "nowhere")]
+        )
     with pytest.raises(DataError, match=r"\.parquet"):
         collecting_command.main(command(settings, tmp_path / "out.csv"))
     assert not list(tmp_path.glob("out*"))
 
 
-def test_columns_that_requests_do_not_have_are_switched_off_in_the_next_command(certified: Path) -> None:
+def test_columns_that_requests_do_not_have_are_switched_off_in_the_next_command(
+    certified: Path,
+) -> None:
     bundle = write_bundle(certified / "bundle", lineage=lineage(group_column="patient"))
     assert collecting_command.next_command(bundle.manifest, Path("a b.parquet")) == (
         "dvc exp run -S 'data.path=a b.parquet' -S data.group_column=null"

@@ -32,7 +32,11 @@ PNG = {"content-type": "image/png"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with ready_service(tmp_path_factory.mktemp("connections"), request_timeout_s=TIMEOUT_S, max_connections=MAX_CONNECTIONS) as server:
+    with ready_service(
+        tmp_path_factory.mktemp("connections"),
+        request_timeout_s=TIMEOUT_S,
+        max_connections=MAX_CONNECTIONS,
+    ) as server:
         yield server
 
 
@@ -84,7 +88,10 @@ WRONG = [
     ("malformed_request", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]),
     ("malformed_request", [b"CONNECT x:443 HTTP/1.1\r\n\r\n"]),
     ("malformed_request", [b"GET /readyz HTTP/1.1\r\nx: \0\r\n\r\n"]),
-    ("malformed_request", [b"POST /predict HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab"]),
+    (
+        "malformed_request",
+        [b"POST /predict HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab"],
+    ),
     ("malformed_request", [UPGRADE]),
     ("url_too_long", [b"GET /" + HUGE, HUGE]),
     ("url_too_long", [b"GET /" + HUGE + HUGE + b" HTTP/1.1\r\n\r\n"]),
@@ -96,12 +103,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("code", "pieces"), WRONG)
-def test_what_never_becomes_a_request_is_answered_in_the_one_shape_and_closed(server: Server, code: str, pieces: list[bytes]) -> None:
+def test_what_never_becomes_a_request_is_answered_in_the_one_shape_and_closed(
+    server: Server, code: str, pieces: list[bytes]
+) -> None:
     assert exchange(server, *pieces)["code"] == code
 
 
 def test_headers_just_below_the_limit_are_taken(server: Server) -> None:
-    assert plain_http.get(server.url + "/readyz", headers={"x": "a" * (MAX_HEADER_BYTES - 1000)}).status_code == 200
+    assert (
+        plain_http.get(
+            server.url + "/readyz", headers={"x": "a" * (MAX_HEADER_BYTES - 1000)}
+        ).status_code
+        == 200
+    )
 
 
 def test_endless_trailers_are_cut(server: Server) -> None:
@@ -110,7 +124,9 @@ def test_endless_trailers_are_cut(server: Server) -> None:
 
 def test_a_trailer_or_a_chunk_size_that_never_ends_is_cut(server: Server) -> None:
     assert b"headers_too_large" in answers(server, CHUNKED, b"t: ", HUGE, HUGE)
-    assert b"headers_too_large" in answers(server, CHUNKED.removesuffix(b"0\r\n"), b"1;", HUGE, HUGE)
+    assert b"headers_too_large" in answers(
+        server, CHUNKED.removesuffix(b"0\r\n"), b"1;", HUGE, HUGE
+    )
 
 
 def test_a_connection_that_says_nothing_is_closed_in_time(server: Server) -> None:
@@ -120,12 +136,16 @@ def test_a_connection_that_says_nothing_is_closed_in_time(server: Server) -> Non
         assert time.monotonic() - started > TIMEOUT_S * 0.8
 
 
-def test_a_request_that_came_in_time_is_answered_although_the_service_was_late(server: Server) -> None:
+def test_a_request_that_came_in_time_is_answered_although_the_service_was_late(
+    server: Server,
+) -> None:
     with connect(server) as connection:
         time.sleep(0.2)  # it was accepted
         os.kill(server.worker(), signal.SIGSTOP)
         try:
-            connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            connection.sendall(
+                b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            )
             time.sleep(TIMEOUT_S + 0.2)
         finally:
             os.kill(server.worker(), signal.SIGCONT)
@@ -140,7 +160,9 @@ def test_headers_that_drip_do_not_buy_time(server: Server) -> None:
 
 def test_a_body_that_never_ends_is_answered_and_then_closed(server: Server) -> None:
     with connect(server) as connection:
-        connection.sendall(b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 2000\r\n\r\n")
+        connection.sendall(
+            b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 2000\r\n\r\n"
+        )
         try:
             for _ in range(100):
                 connection.sendall(b"x")
@@ -175,7 +197,12 @@ def test_one_connection_too_many_is_refused_and_those_before_it_are_not(server: 
     assert rest_of(crowd[0]).startswith(b"HTTP/1.1 200")
     for connection in [*crowd, late]:
         connection.close()
-    until(lambda: plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200)
+    until(
+        lambda: (
+            plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code
+            == 200
+        )
+    )
 
 
 @contextmanager
@@ -186,7 +213,9 @@ def full(server: Server) -> Iterator[None]:
             crowd.enter_context(connect(server))
         time.sleep(0.1)
         yield
-    until(lambda: plain_http.get(server.url + "/readyz").status_code == 200)  # it has seen that they are gone
+    until(
+        lambda: plain_http.get(server.url + "/readyz").status_code == 200
+    )  # it has seen that they are gone
 
 
 def seconds_until_reset(connection: socket.socket) -> float:
@@ -204,7 +233,10 @@ def seconds_until_reset(connection: socket.socket) -> float:
 def test_a_refused_caller_that_is_still_sending_reads_why(server: Server) -> None:
     """A connection that is closed while bytes are unread is reset, and what was answered is lost with it."""
     with full(server), connect(server) as late:
-        for piece in [b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 1000000\r\n\r\n", *[bytes(250_000)] * 4]:
+        for piece in [
+            b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 1000000\r\n\r\n",
+            *[bytes(250_000)] * 4,
+        ]:
             late.sendall(piece)
             time.sleep(0.05)
         assert error_in(late.makefile("rb").read())["code"] == "too_many_connections"
@@ -221,7 +253,9 @@ PREDICT = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png
 
 
 @pytest.mark.parametrize(("path", "code"), [("/predict", "body_too_large"), ("/nope", "not_found")])
-def test_a_caller_that_asks_for_one_answer_only_reads_why_its_large_body_is_refused(server: Server, path: str, code: str) -> None:
+def test_a_caller_that_asks_for_one_answer_only_reads_why_its_large_body_is_refused(
+    server: Server, path: str, code: str
+) -> None:
     """urllib sends `Connection: close` with every request, and the whole body before it reads."""
     for _ in range(5):
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -246,7 +280,9 @@ def test_a_websocket_is_not_opened_and_its_request_is_answered_as_any_other(serv
         "sec-websocket-version": "13",
         "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
     }
-    refused, ready = (plain_http.get(server.url + path, headers=upgrade) for path in ("/predict", "/readyz"))
+    refused, ready = (
+        plain_http.get(server.url + path, headers=upgrade) for path in ("/predict", "/readyz")
+    )
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
     assert refused.headers["x-request-id"] == refused.json()["error"]["request_id"]
     assert ready.status_code == 200
@@ -260,7 +296,9 @@ def test_a_caller_that_reads_none_of_its_answers_is_cut(server: Server) -> None:
         connection.connect((url.host, url.port or 80))
         time.sleep(0.1)
         place = {end.name for end in descriptors.iterdir()}
-        connection.sendall(b"GET /docs HTTP/1.1\r\nhost: localhost\r\n\r\n" * 400)  # answers of 14 MB
+        connection.sendall(
+            b"GET /docs HTTP/1.1\r\nhost: localhost\r\n\r\n" * 400
+        )  # answers of 14 MB
         started = time.monotonic()
         while place <= {end.name for end in descriptors.iterdir()}:
             assert time.monotonic() - started < 30 * TIMEOUT_S
@@ -314,7 +352,9 @@ def killed_server(folder: Path, urls: list[str], *, ready: bool) -> None:
         if ready:
             server.wait()
         else:  # its worker has begun, and is not yet tied to it
-            while not Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text():
+            while not Path(
+                f"/proc/{server.process.pid}/task/{server.process.pid}/children"
+            ).read_text():
                 time.sleep(0.01)
         urls.append(server.url)
         os.kill(server.process.pid, signal.SIGKILL)

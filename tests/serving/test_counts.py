@@ -24,7 +24,11 @@ def counters(server: Server, name: str, label: str) -> Counter[str]:
     """The values of a counter by one of its labels, zeros left out."""
     time.sleep(SHOWN_S)
     found: Counter[str] = Counter()
-    for labels, value in re.findall(rf"^{name}_total\{{([^}}]*)\}} (\S+)$", plain_http.get(server.url + "/metrics").text, re.MULTILINE):
+    for labels, value in re.findall(
+        rf"^{name}_total\{{([^}}]*)\}} (\S+)$",
+        plain_http.get(server.url + "/metrics").text,
+        re.MULTILINE,
+    ):
         found[dict(re.findall(r'(\w+)="([^"]*)"', labels))[label]] += int(float(value))
     return +found
 
@@ -34,47 +38,76 @@ def codes(answers: list[Answer]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_the_counters_of_all_workers_are_the_callers_own_counts(tmp_path: Path, num_workers: int) -> None:
+def test_the_counters_of_all_workers_are_the_callers_own_counts(
+    tmp_path: Path, num_workers: int
+) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path, workers=num_workers, max_body_bytes=200_000) as server:
         server.wait()
-        before = {name: counters(server, name, label) for name, label in (("slipway_requests", "code"), ("slipway_errors", "error"))}
+        before = {
+            name: counters(server, name, label)
+            for name, label in (("slipway_requests", "code"), ("slipway_errors", "error"))
+        }
         own_scrapes = 2
         requests = [image_case(seed).request for seed in range(1500)] + [GOOD] * 500
         requests = [request for request in requests if not request.startswith(b"HEAD ")]
         answers = ask_each(server.url, requests, 16)
         seen = codes(answers)
-        predictions = [answer for answer in answers if answer.status == 200 and requests[answer.number].startswith(b"POST /predict")]
+        predictions = [
+            answer
+            for answer in answers
+            if answer.status == 200 and requests[answer.number].startswith(b"POST /predict")
+        ]
         versions = {answer.content["model_version"] for answer in predictions}
         counted = counters(server, "slipway_requests", "code") - before["slipway_requests"]
         assert counted == seen + Counter({"200": own_scrapes})
-        errors = Counter(answer.content["error"]["code"] for answer in answers if answer.status >= 400)
+        errors = Counter(
+            answer.content["error"]["code"] for answer in answers if answer.status >= 400
+        )
         assert counters(server, "slipway_errors", "error") - before["slipway_errors"] == errors
         assert counters(server, "slipway_predictions", "slot") == {"stable": len(predictions)}
-        info = re.findall(r'slipway_model_info\{[^}]*model_version="([^"]+)"[^}]*\} 1\.0', plain_http.get(server.url + "/metrics").text)
+        info = re.findall(
+            r'slipway_model_info\{[^}]*model_version="([^"]+)"[^}]*\} 1\.0',
+            plain_http.get(server.url + "/metrics").text,
+        )
         assert set(info) == versions
         assert json.loads(plain_http.get(server.url + "/model").text)["model_version"] in versions
 
 
-def test_what_expires_in_the_queue_never_reaches_the_model_and_both_are_counted(tmp_path: Path) -> None:
+def test_what_expires_in_the_queue_never_reaches_the_model_and_both_are_counted(
+    tmp_path: Path,
+) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(64)))
     num_requests = 480  # 9 seconds of work on an idle core
-    with running(tmp_path, num_threads=1, max_batch_size=4, request_timeout_s=1.5, max_wait_s=60, max_queue=1000) as server:
+    with running(
+        tmp_path,
+        num_threads=1,
+        max_batch_size=4,
+        request_timeout_s=1.5,
+        max_wait_s=60,
+        max_queue=1000,
+    ) as server:
         server.wait()
 
         async def main() -> list[Answer]:
             callers = Callers(server.url)
-            answers = await asyncio.gather(*(callers.ask(number, GOOD) for number in range(num_requests)))
+            answers = await asyncio.gather(
+                *(callers.ask(number, GOOD) for number in range(num_requests))
+            )
             callers.close()
             return answers
 
         answers = run(main())
         seen = by_status(answers)
         assert set(seen) == {200, 504}
-        assert {answer.content["error"]["code"] for answer in answers if answer.status == 504} == {"deadline_exceeded"}
+        assert {answer.content["error"]["code"] for answer in answers if answer.status == 504} == {
+            "deadline_exceeded"
+        }
         time.sleep(1)
         text = plain_http.get(server.url + "/metrics").text
-        rows, expired = (_value(name, text) for name in ("slipway_batch_size_sum", "slipway_expired_total"))
+        rows, expired = (
+            _value(name, text) for name in ("slipway_batch_size_sum", "slipway_expired_total")
+        )
         assert rows + expired == num_requests
         assert seen[200] <= rows < num_requests * 0.75  # some expired while the model had them
         assert expired > num_requests / 10

@@ -33,7 +33,9 @@ if len(sys.argv) > 2:
 def worker(directory: Path, count: int, *more: str) -> subprocess.Popen[str]:
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(directory)}
     command = [sys.executable, "-c", COUNT, str(count), *more]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def exposition(directory: Path) -> set[str]:
@@ -42,7 +44,9 @@ def exposition(directory: Path) -> set[str]:
     return {line for line in generate_latest(registry).decode().splitlines() if line[0] != "#"}
 
 
-def test_what_dead_workers_counted_is_in_one_file_of_each_kind_and_none_of_it_is_lost(tmp_path: Path) -> None:
+def test_what_dead_workers_counted_is_in_one_file_of_each_kind_and_none_of_it_is_lost(
+    tmp_path: Path,
+) -> None:
     alive = worker(tmp_path, 1000, "wait")
     assert alive.stdin
     assert alive.stdout
@@ -68,7 +72,9 @@ def test_what_dead_workers_counted_is_in_one_file_of_each_kind_and_none_of_it_is
     alive.communicate()
 
 
-def test_a_worker_that_begins_or_died_at_its_beginning_has_an_empty_file_and_costs_no_scrape(tmp_path: Path) -> None:
+def test_a_worker_that_begins_or_died_at_its_beginning_has_an_empty_file_and_costs_no_scrape(
+    tmp_path: Path,
+) -> None:
     worker(tmp_path, 7).communicate()
     dead = worker(tmp_path, 1)
     dead.communicate()
@@ -87,7 +93,10 @@ def test_without_dead_workers_nothing_is_written(tmp_path: Path) -> None:
     assert alive.stdout
     assert alive.stdout.readline() == "counted\n"
     with settled(tmp_path):
-        assert {path.name for path in tmp_path.glob("*.db")} == {f"counter_{alive.pid}.db", f"histogram_{alive.pid}.db"}
+        assert {path.name for path in tmp_path.glob("*.db")} == {
+            f"counter_{alive.pid}.db",
+            f"histogram_{alive.pid}.db",
+        }
     alive.communicate()
 
 
@@ -99,7 +108,9 @@ def test_a_reader_is_not_in_the_way_of_another(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.skipif(not is_possible, reason="system calls are watched on Linux on x86-64 alone")
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.nightly)])
-def test_a_scraper_killed_between_two_file_operations_counts_nothing_twice_and_loses_nothing(tmp_path: Path, times: int) -> None:
+def test_a_scraper_killed_between_two_file_operations_counts_nothing_twice_and_loses_nothing(
+    tmp_path: Path, times: int
+) -> None:
     counted = tmp_path / "counted"
     counted.mkdir()
     for number in (1, 2, 3):
@@ -121,8 +132,14 @@ def test_a_scraper_killed_between_two_file_operations_counts_nothing_twice_and_l
         for _ in range(times - 1):
             killed_at(len(operations) + 1, scrape)  # the one that finds this is killed, too
         with settled(directory):
-            assert exposition(directory) == expected, f"killed before {operation}, the {len(operations) + 1}th operation"
-        assert {path.name for path in directory.iterdir()} == {"counter_0.db", "histogram_0.db", "dead_workers.lock"}
+            assert exposition(directory) == expected, (
+                f"killed before {operation}, the {len(operations) + 1}th operation"
+            )
+        assert {path.name for path in directory.iterdir()} == {
+            "counter_0.db",
+            "histogram_0.db",
+            "dead_workers.lock",
+        }
         shutil.rmtree(directory)
         if operation is None:
             break
@@ -131,7 +148,9 @@ def test_a_scraper_killed_between_two_file_operations_counts_nothing_twice_and_l
     assert Counter(operations)["unlink"] >= 4
 
 
-def test_what_a_killed_scraper_left_is_read_by_one_that_finds_no_dead_workers(tmp_path: Path) -> None:
+def test_what_a_killed_scraper_left_is_read_by_one_that_finds_no_dead_workers(
+    tmp_path: Path,
+) -> None:
     worker(tmp_path, 5).communicate()
     expected = exposition(tmp_path)
     for path in list(tmp_path.glob("*.db")):

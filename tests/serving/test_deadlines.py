@@ -28,7 +28,11 @@ class SlowModel:
 
     def __init__(self, inference: Inference) -> None:
         assert inference._live
-        self._fast, self.sizes, self.gate = inference._live.batcher._run, list[int](), threading.Event()
+        self._fast, self.sizes, self.gate = (
+            inference._live.batcher._run,
+            list[int](),
+            threading.Event(),
+        )
         put_in_place_of(inference._live, self.run)
 
     def run(self, batch: NDArray[Any]) -> Any:
@@ -37,7 +41,9 @@ class SlowModel:
         return self._fast(batch)
 
 
-async def occupied(client: httpx.AsyncClient, model: SlowModel, content: bytes, headers: dict[str, str]) -> "asyncio.Task[httpx.Response]":
+async def occupied(
+    client: httpx.AsyncClient, model: SlowModel, content: bytes, headers: dict[str, str]
+) -> "asyncio.Task[httpx.Response]":
     """A request that is in the model."""
     task = asyncio.create_task(client.post("/predict", content=content, headers=headers))
     while not model.sizes:
@@ -49,7 +55,9 @@ def table_body(num_rows: int) -> bytes:
     return json.dumps({"rows": [table_row(number) for number in range(num_rows)]}).encode()
 
 
-@pytest.mark.parametrize(("kind", "num_rows"), [("an image", 1), ("rows", 3), ("rows that are parsed on a thread", 60)])
+@pytest.mark.parametrize(
+    ("kind", "num_rows"), [("an image", 1), ("rows", 3), ("rows that are parsed on a thread", 60)]
+)
 def test_a_request_that_expires_in_the_queue_never_reaches_the_model(
     make_settings: MakeSettings, request: pytest.FixtureRequest, kind: str, num_rows: int
 ) -> None:
@@ -59,9 +67,15 @@ def test_a_request_that_expires_in_the_queue_never_reaches_the_model(
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         model = SlowModel(inference)
-        first = await occupied(client, model, content if kind == "an image" else table_body(1), headers)
-        late = await asyncio.gather(*(client.post("/predict", content=content, headers=headers) for _ in range(3)))
-        assert {error_of(answer)["code"] for answer in (*late, await first)} == {"deadline_exceeded"}
+        first = await occupied(
+            client, model, content if kind == "an image" else table_body(1), headers
+        )
+        late = await asyncio.gather(
+            *(client.post("/predict", content=content, headers=headers) for _ in range(3))
+        )
+        assert {error_of(answer)["code"] for answer in (*late, await first)} == {
+            "deadline_exceeded"
+        }
         model.gate.set()
         after = await client.post("/predict", content=content, headers=headers)
         assert after.status_code == 200
@@ -96,14 +110,18 @@ def test_images_that_expire_while_they_wait_to_be_decoded_are_never_decoded(
         assert metric(inference, "slipway_expired_total") == len(answers)
         gate.set()
         assert (await client.post("/predict", content=large, headers=PNG)).status_code == 200
-        assert len(begun) == num_threads + 1  # what the threads had begun, and the last one: nothing that waited for a thread
+        assert (
+            len(begun) == num_threads + 1
+        )  # what the threads had begun, and the last one: nothing that waited for a thread
         assert metric(inference, "slipway_batch_size_sum") == 1
 
     run(make_settings(request_timeout_s=0.3), work)
 
 
 @pytest.mark.nightly
-def test_an_overloaded_service_spends_its_model_on_requests_that_are_still_waited_for(certified: Path, make_settings: MakeSettings) -> None:
+def test_an_overloaded_service_spends_its_model_on_requests_that_are_still_waited_for(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     """Ten times what the model can do, within a deadline of ten batches: it is answered, and nothing is run for nobody."""
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -116,10 +134,14 @@ def test_an_overloaded_service_spends_its_model_on_requests_that_are_still_waite
             return fast(batch)
 
         put_in_place_of(inference._live, slowly)
-        answers = await asyncio.gather(*(client.post("/predict", content=picture(n), headers=PNG) for n in range(100)))
+        answers = await asyncio.gather(
+            *(client.post("/predict", content=picture(n), headers=PNG) for n in range(100))
+        )
         num_answered = sum(answer.status_code == 200 for answer in answers)
         assert {answer.status_code for answer in answers} == {200, 504}
-        assert num_answered <= sum(run_rows) <= num_answered + 5  # the one in the model, and those whose answer came with the deadline
+        assert (
+            num_answered <= sum(run_rows) <= num_answered + 5
+        )  # the one in the model, and those whose answer came with the deadline
         assert metric(inference, "slipway_expired_total") == 100 - sum(run_rows)
 
     run(make_settings(request_timeout_s=0.5, max_batch_size=1), work)

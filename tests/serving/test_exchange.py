@@ -16,7 +16,14 @@ from uvicorn.server import ServerState
 from serving.app import Front
 from serving.guard.connections import Connection
 from serving.guard.exchange import Exchange
-from serving.http.responses import RETRY_AFTER, Refusal, Response, error_response, json_response, send_response
+from serving.http.responses import (
+    RETRY_AFTER,
+    Refusal,
+    Response,
+    error_response,
+    json_response,
+    send_response,
+)
 from serving.http.routes import Request
 from serving.worker import Inference
 from tests.serving.conftest import MakeSettings
@@ -67,7 +74,9 @@ class Transport(asyncio.Transport):
         return self.num_unsent
 
 
-def cycle_of(transport: Transport, method: str, *, keep_alive: bool) -> tuple[RequestResponseCycle, list[str]]:
+def cycle_of(
+    transport: Transport, method: str, *, keep_alive: bool
+) -> tuple[RequestResponseCycle, list[str]]:
     """uvicorn's, which waits for an answer, and what is told when it has it."""
     ended: list[str] = []
     scope: Any = {"type": "http", "method": method, "path": "/predict"}
@@ -105,7 +114,9 @@ def exchange_of(
 @pytest.mark.parametrize("method", ["POST", "HEAD"])
 @pytest.mark.parametrize("keep_alive", [True, False])
 @pytest.mark.parametrize("response", ANSWERS)
-def test_an_answer_is_the_same_to_the_byte_as_uvicorns(response: Response, keep_alive: bool, method: str) -> None:
+def test_an_answer_is_the_same_to_the_byte_as_uvicorns(
+    response: Response, keep_alive: bool, method: str
+) -> None:
     ours, its = Transport(), Transport()
 
     async def work() -> None:
@@ -155,7 +166,9 @@ def test_nothing_is_written_to_a_connection_that_is_closed_although_others_waite
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("header", [("x-name", "a\r\nset-cookie: b"), ("x name", "a"), ("x-name", "a\0")])
+@pytest.mark.parametrize(
+    "header", [("x-name", "a\r\nset-cookie: b"), ("x name", "a"), ("x-name", "a\0")]
+)
 def test_a_header_that_would_end_before_its_end_is_never_written(header: tuple[str, str]) -> None:
     async def work() -> None:
         transport = Transport()
@@ -168,7 +181,9 @@ def test_a_header_that_would_end_before_its_end_is_never_written(header: tuple[s
     asyncio.run(work())
 
 
-def test_a_body_that_is_there_is_read_without_waiting_and_one_that_comes_in_pieces_as_it_comes() -> None:
+def test_a_body_that_is_there_is_read_without_waiting_and_one_that_comes_in_pieces_as_it_comes() -> (
+    None
+):
     async def work() -> None:
         whole, _ = exchange_of(Transport())
         whole.take(b"abc")
@@ -212,7 +227,9 @@ def connected(make_settings: MakeSettings, **variables: Any) -> tuple[Connection
 def connected_to(inference: Inference) -> tuple[Connection, Transport]:
     """A connection of that service."""
     config = uvicorn.Config(app=behind, log_config=None, timeout_keep_alive=1)
-    connection = Connection(inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={})
+    connection = Connection(
+        inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={}
+    )
     transport = Transport()
     connection.connection_made(transport)
     return connection, transport
@@ -241,13 +258,21 @@ async def turns(number: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_requests_sent_at_once_are_answered_one_after_the_other(make_settings: MakeSettings) -> None:
+def test_requests_sent_at_once_are_answered_one_after_the_other(
+    make_settings: MakeSettings,
+) -> None:
     async def work() -> None:
         connection, transport = connected(make_settings)
         ids = [b"first", b"second", b"third"]
-        connection.data_received(b"".join(LIVEZ[:-2] + b"x-request-id: " + name + b"\r\n\r\n" for name in ids))
+        connection.data_received(
+            b"".join(LIVEZ[:-2] + b"x-request-id: " + name + b"\r\n\r\n" for name in ids)
+        )
         await turns(10)
-        assert [line.split(b" ")[1] for line in transport.written.split(b"\r\n") if line.startswith(b"x-request-id")] == ids
+        assert [
+            line.split(b" ")[1]
+            for line in transport.written.split(b"\r\n")
+            if line.startswith(b"x-request-id")
+        ] == ids
         assert not connection.tasks
         connection.connection_lost(None)
 
@@ -320,7 +345,9 @@ def test_a_body_has_its_time_from_when_it_is_read(make_settings: MakeSettings) -
             return await respond(request)
 
         connection._front.respond = slow  # type: ignore[assignment, method-assign]
-        connection.data_received(LIVEZ * 4 + b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na")
+        connection.data_received(
+            LIVEZ * 4 + b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na"
+        )
         while b"HTTP/1.1 405 " not in transport.written:
             assert not transport.is_closed
             await asyncio.sleep(0.01)
@@ -334,7 +361,9 @@ def test_a_body_has_its_time_from_when_it_is_read(make_settings: MakeSettings) -
 
 @pytest.mark.process
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(reads: bool, make_settings: MakeSettings) -> None:
+def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(
+    reads: bool, make_settings: MakeSettings
+) -> None:
     async def work() -> None:
         connection, transport = connected(make_settings, request_timeout_s=0.6)
         transport.num_unsent = 100_000
@@ -352,7 +381,9 @@ def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(reads: bool, m
     asyncio.run(work())
 
 
-def test_a_closed_connection_does_not_wait_for_good_for_its_caller_to_read(make_settings: MakeSettings) -> None:
+def test_a_closed_connection_does_not_wait_for_good_for_its_caller_to_read(
+    make_settings: MakeSettings,
+) -> None:
     """Also with less left than would hold up the next answer. The end of the service waits for it, too."""
 
     async def work(ending: bool) -> None:
@@ -395,11 +426,15 @@ def test_a_request_that_is_cancelled_ends_its_connection(make_settings: MakeSett
 
 @pytest.mark.process
 @pytest.mark.parametrize(("piece", "status"), [(b"", None), (LIVEZ[:20], b"408")])
-def test_a_connection_ends_when_nothing_more_comes(piece: bytes, status: bytes | None, make_settings: MakeSettings) -> None:
+def test_a_connection_ends_when_nothing_more_comes(
+    piece: bytes, status: bytes | None, make_settings: MakeSettings
+) -> None:
     """Silently where nothing was begun; one timer serves all its waits, long and short."""
 
     async def work() -> None:
-        connection, transport = connected(make_settings, request_timeout_s=2)  # beside one second that an idle connection is kept
+        connection, transport = connected(
+            make_settings, request_timeout_s=2
+        )  # beside one second that an idle connection is kept
         connection.data_received(LIVEZ)
         await turns()
         answered = len(transport.written)
@@ -420,12 +455,16 @@ def test_a_connection_ends_when_nothing_more_comes(piece: bytes, status: bytes |
 
 
 @pytest.mark.process
-def test_a_connection_whose_body_ended_after_its_answer_is_not_kept_for_good(make_settings: MakeSettings) -> None:
+def test_a_connection_whose_body_ended_after_its_answer_is_not_kept_for_good(
+    make_settings: MakeSettings,
+) -> None:
     """As when a body is too large, or for no path: it is answered at once, and the rest still comes."""
 
     async def work() -> None:
         connection, transport = connected(make_settings)
-        connection.data_received(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n")
+        connection.data_received(
+            b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n"
+        )
         await turns()
         assert transport.written.startswith(b"HTTP/1.1 404 ")
         connection.data_received(b"abc")

@@ -25,14 +25,32 @@ from serving.worker import Inference
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from tests.serving import bundles
-from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, SIZE_PX, certify, picture, row_probabilities, row_sum, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    LABELS,
+    ROW,
+    SIZE_PX,
+    certify,
+    picture,
+    row_probabilities,
+    row_sum,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, put_in_place_of, run
 from tests.serving.test_app import slow_down
 
 PNG = {"content-type": "image/png"}
 QUEUE_FULL = 'slipway_errors_total{error="queue_full"}'
-USUAL: dict[str, Any] = {"age": 38.5, "income": 30000, "colour": "red", "city": "O'Hare <b>", "member": False, "since": "2019-07-23"}
+USUAL: dict[str, Any] = {
+    "age": 38.5,
+    "income": 30000,
+    "colour": "red",
+    "city": "O'Hare <b>",
+    "member": False,
+    "since": "2019-07-23",
+}
 
 
 def corner_reader(corner_px: int = 2) -> onnx.ModelProto:
@@ -45,7 +63,12 @@ def corner_reader(corner_px: int = 2) -> onnx.ModelProto:
         helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
-    return bundles._model(nodes, [numpy_helper.from_array(weights.reshape(-1, len(LABELS)), "weights")], "probabilities", len(LABELS))
+    return bundles._model(
+        nodes,
+        [numpy_helper.from_array(weights.reshape(-1, len(LABELS)), "weights")],
+        "probabilities",
+        len(LABELS),
+    )
 
 
 def bright_corner() -> bytes:
@@ -61,13 +84,20 @@ def decoded(png: str) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
 
 
-def test_a_model_that_looks_at_one_corner_is_found_out(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_model_that_looks_at_one_corner_is_found_out(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", corner_reader()))
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = (await client.post("/explain", content=bright_corner(), headers=PNG)).json()
         explanation, changes = answer["explanation"], np.array(answer["explanation"]["changes"])
-        assert (answer["label"], explanation["of"], explanation["kind"], explanation["rows"]) == ("bright", "bright", "occlusion", 64)
+        assert (answer["label"], explanation["of"], explanation["kind"], explanation["rows"]) == (
+            "bright",
+            "bright",
+            "occlusion",
+            64,
+        )
         assert explanation["answer"] == answer["probabilities"]["bright"]
         assert changes.shape == (8, 8)
         assert changes.max() > 0.05
@@ -86,7 +116,11 @@ def test_a_model_that_looks_at_one_corner_is_found_out(certified: Path, make_set
 
 def test_a_model_that_looks_everywhere_shows_no_corner(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        changes = np.array((await client.post("/explain", content=picture(), headers=PNG)).json()["explanation"]["changes"])
+        changes = np.array(
+            (await client.post("/explain", content=picture(), headers=PNG)).json()["explanation"][
+                "changes"
+            ]
+        )
         assert (changes[3:] != 0).all()
 
     run(make_settings(), work)
@@ -95,10 +129,16 @@ def test_a_model_that_looks_everywhere_shows_no_corner(make_settings: MakeSettin
 def test_the_answer_is_the_one_of_predict(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         predicted = (await client.post("/predict", content=picture(4), headers=PNG)).json()
-        explained = (await client.post("/explain", content=picture(4), headers=PNG | {"x-request-id": "mine"})).json()
+        explained = (
+            await client.post(
+                "/explain", content=picture(4), headers=PNG | {"x-request-id": "mine"}
+            )
+        ).json()
         assert explained.pop("explanation")
         assert explained.pop("request_id") == "mine"
-        assert explained == {name: value for name, value in predicted.items() if name != "request_id"}
+        assert explained == {
+            name: value for name, value in predicted.items() if name != "request_id"
+        }
 
     run(make_settings(), work)
 
@@ -111,22 +151,34 @@ def test_contributions_of_a_sum_are_its_terms(certified: Path, make_settings: Ma
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert (await client.get("/model")).json()["input"]["example"] == USUAL
         explanation = (await client.post("/explain", json=ROW)).json()["explanation"]
-        assert (explanation["kind"], explanation["of"], explanation["method"]) == ("columns", "value", "exact")
+        assert (explanation["kind"], explanation["of"], explanation["method"]) == (
+            "columns",
+            "value",
+            "exact",
+        )
         assert [column["name"] for column in explanation["columns"]] == list(ROW)
         for name in ("change", "contribution"):
-            assert np.allclose([column[name] for column in explanation["columns"]], terms, atol=1e-4)
-        assert explanation["answer"] - explanation["usual_answer"] == pytest.approx(sum(terms), abs=1e-4)
+            assert np.allclose(
+                [column[name] for column in explanation["columns"]], terms, atol=1e-4
+            )
+        assert explanation["answer"] - explanation["usual_answer"] == pytest.approx(
+            sum(terms), abs=1e-4
+        )
 
     run(make_settings(), work)
 
 
-def test_contributions_to_a_label_add_up_and_a_missing_value_counts(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_contributions_to_a_label_add_up_and_a_missing_value_counts(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     row = {name: value for name, value in ROW.items() if name != "income"}
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = (await client.post("/explain", json={"rows": [row]})).json()
         explanation = answer["explanation"]
-        contributions = {column["name"]: column["contribution"] for column in explanation["columns"]}
+        contributions = {
+            column["name"]: column["contribution"] for column in explanation["columns"]
+        }
         label = LABELS.index(answer["label"])
         usual = float(row_probabilities(usual_vector(COLUMNS)[np.newaxis])[0, label])
         assert explanation["usual_answer"] == pytest.approx(usual, abs=1e-6)
@@ -136,10 +188,18 @@ def test_contributions_to_a_label_add_up_and_a_missing_value_counts(certified_ta
     run(make_settings(), work)
 
 
-def test_columns_that_are_as_usual_contribute_nothing_and_are_not_asked_about(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_columns_that_are_as_usual_contribute_nothing_and_are_not_asked_about(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        explanation = (await client.post("/explain", json=USUAL | {"member": True})).json()["explanation"]
-        assert [column["name"] for column in explanation["columns"] if column["change"] or column["contribution"]] == ["member"]
+        explanation = (await client.post("/explain", json=USUAL | {"member": True})).json()[
+            "explanation"
+        ]
+        assert [
+            column["name"]
+            for column in explanation["columns"]
+            if column["change"] or column["contribution"]
+        ] == ["member"]
         assert explanation["rows"] == 4  # without it, with it, and twice the usual row
         usual = (await client.post("/explain", json=USUAL)).json()["explanation"]
         assert not any(column["change"] for column in usual["columns"])
@@ -148,7 +208,9 @@ def test_columns_that_are_as_usual_contribute_nothing_and_are_not_asked_about(ce
     run(make_settings(), work)
 
 
-def test_many_columns_are_sampled_the_same_way_each_time(certified: Path, make_settings: MakeSettings) -> None:
+def test_many_columns_are_sampled_the_same_way_each_time(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     names = [f"n{number}" for number in range(COLUMNS.shape[0] + 5)]
     contract = COLUMNS.model_copy(update={"columns": [bundles.column(name) for name in names]})
     rng = np.random.default_rng(2)
@@ -158,12 +220,21 @@ def test_many_columns_are_sampled_the_same_way_each_time(certified: Path, make_s
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
     taken = helper.make_tensor_value_info("row", TensorProto.FLOAT, ["N", len(names)])
-    graph = bundles._model(nodes, [numpy_helper.from_array(weights, "weights")], "probabilities", len(LABELS), taken)
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", graph, input=contract))
-    row = {name: float(value) for name, value in zip(names, rng.normal(40, 12, len(names)), strict=True)}
+    graph = bundles._model(
+        nodes, [numpy_helper.from_array(weights, "weights")], "probabilities", len(LABELS), taken
+    )
+    certify(
+        certified / "certificate.json", write_bundle(certified / "bundle", graph, input=contract)
+    )
+    row = {
+        name: float(value)
+        for name, value in zip(names, rng.normal(40, 12, len(names)), strict=True)
+    }
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        first, again = [(await client.post("/explain", json=row)).json()["explanation"] for _ in range(2)]
+        first, again = [
+            (await client.post("/explain", json=row)).json()["explanation"] for _ in range(2)
+        ]
         assert first == again
         assert (first["method"], first["orders"] % 2) == ("sampled", 0)
         total = sum(column["contribution"] for column in first["columns"])
@@ -185,17 +256,28 @@ def test_several_items_are_refused(certified_table: Path, make_settings: MakeSet
 
 def test_what_predict_refuses_explain_refuses_alike(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        for content, headers in ((b"bad", PNG), (b"", PNG), (b"{}", {"content-type": "application/json"})):
-            codes = [error_of(await client.post(path, content=content, headers=headers))["code"] for path in ("/predict", "/explain")]
+        for content, headers in (
+            (b"bad", PNG),
+            (b"", PNG),
+            (b"{}", {"content-type": "application/json"}),
+        ):
+            codes = [
+                error_of(await client.post(path, content=content, headers=headers))["code"]
+                for path in ("/predict", "/explain")
+            ]
             assert codes[0] == codes[1]
 
     run(make_settings(), work)
 
 
-def test_one_explanation_at_a_time_and_the_next_when_it_is_over(make_settings: MakeSettings) -> None:
+def test_one_explanation_at_a_time_and_the_next_when_it_is_over(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await slow_down(inference, 0.005)
-        answers = await asyncio.gather(*(client.post("/explain", content=picture(n), headers=PNG) for n in range(4)))
+        answers = await asyncio.gather(
+            *(client.post("/explain", content=picture(n), headers=PNG) for n in range(4))
+        )
         refused = [answer for answer in answers if answer.status_code != 200]
         assert len(refused) == 3
         for answer in refused:
@@ -218,13 +300,18 @@ def test_while_more_is_asked_for_than_can_be_predicted_an_explanation_is_refused
         assert "predictions go first" in error_of(refused)["message"]
         assert refused.headers["retry-after"] == "1"
         assert inference._admission._num_refused == 0
-        assert (metric(inference, QUEUE_FULL), metric(inference, 'slipway_errors_total{error="explain_busy"}')) == (0, 1)
+        assert (
+            metric(inference, QUEUE_FULL),
+            metric(inference, 'slipway_errors_total{error="explain_busy"}'),
+        ) == (0, 1)
 
     run(make_settings(), work)
 
 
 @pytest.mark.process
-def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_no_refused_prediction(make_settings: MakeSettings) -> None:
+def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_no_refused_prediction(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, 0.2)
         assert inference._live
@@ -246,7 +333,9 @@ def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_
 
 
 @pytest.mark.process
-def test_live_requests_wait_for_one_small_batch_of_an_explanation_at_most(make_settings: MakeSettings) -> None:
+def test_live_requests_wait_for_one_small_batch_of_an_explanation_at_most(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, BATCH_SECONDS * 1.1)  # so slow that a copy goes alone
         explaining = asyncio.create_task(client.post("/explain", content=picture(), headers=PNG))
@@ -254,12 +343,17 @@ def test_live_requests_wait_for_one_small_batch_of_an_explanation_at_most(make_s
             await asyncio.sleep(0.001)
         before = len(sizes)
         assert all(
-            answer.status_code == 200 for answer in [await client.post("/predict", content=picture(n), headers=PNG) for n in range(3)]
+            answer.status_code == 200
+            for answer in [
+                await client.post("/predict", content=picture(n), headers=PNG) for n in range(3)
+            ]
         )
         assert len(sizes) - before <= 3 * 3  # each: what runs, its own, and one that came between
         assert max(sizes) <= 2
         assert (await explaining).status_code == 200
-        assert sum(sizes) == 3 + 64 + 3  # the item three times, to see how long it takes, its copies, and the live ones
+        assert (
+            sum(sizes) == 3 + 64 + 3
+        )  # the item three times, to see how long it takes, its copies, and the live ones
 
     run(make_settings(), work)
 
@@ -272,7 +366,10 @@ def test_while_requests_wait_no_copy_is_added_to_them(make_settings: MakeSetting
         explaining = asyncio.create_task(client.post("/explain", content=picture(), headers=PNG))
         while sum(sizes) < 3:
             await asyncio.sleep(0.01)
-        busy = [asyncio.create_task(client.post("/predict", content=picture(n), headers=PNG)) for n in range(60)]
+        busy = [
+            asyncio.create_task(client.post("/predict", content=picture(n), headers=PNG))
+            for n in range(60)
+        ]
         while batcher.num_waiting < 17:  # more than a batch takes
             await asyncio.sleep(0.001)
         copies_before = sum(sizes)
@@ -286,18 +383,24 @@ def test_while_requests_wait_no_copy_is_added_to_them(make_settings: MakeSetting
 
 
 @pytest.mark.parametrize(("seconds", "side"), [(0.0, 8), (0.02, 4), (0.1, 2)])
-def test_a_slow_model_is_asked_about_fewer_copies(make_settings: MakeSettings, seconds: float, side: int) -> None:
+def test_a_slow_model_is_asked_about_fewer_copies(
+    make_settings: MakeSettings, seconds: float, side: int
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         if seconds:
             await slow_down(inference, seconds)
-        explanation = (await client.post("/explain", content=picture(), headers=PNG)).json()["explanation"]
+        explanation = (await client.post("/explain", content=picture(), headers=PNG)).json()[
+            "explanation"
+        ]
         assert (len(explanation["changes"]), explanation["rows"]) == (side, side * side)
 
     run(make_settings(request_timeout_s=1.6), work)
 
 
 @pytest.mark.process
-def test_an_explanation_that_takes_too_long_is_504_and_leaves_nothing_behind(make_settings: MakeSettings) -> None:
+def test_an_explanation_that_takes_too_long_is_504_and_leaves_nothing_behind(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, 0.15)
         error = error_of(await client.post("/explain", content=picture(), headers=PNG))
@@ -306,7 +409,10 @@ def test_an_explanation_that_takes_too_long_is_504_and_leaves_nothing_behind(mak
         asked = len(sizes)
         await asyncio.sleep(0.5)
         assert len(sizes) <= asked + 1  # what was running
-        assert error_of(await client.post("/explain", content=picture(), headers=PNG))["code"] == "deadline_exceeded"  # not busy
+        assert (
+            error_of(await client.post("/explain", content=picture(), headers=PNG))["code"]
+            == "deadline_exceeded"
+        )  # not busy
 
     run(make_settings(request_timeout_s=0.4), work)
 
@@ -323,7 +429,10 @@ def test_a_model_that_fails_on_a_copy_is_500_in_the_one_shape(make_settings: Mak
             return right(batch)
 
         put_in_place_of(inference._live, fail_later)
-        assert error_of(await client.post("/explain", content=picture(), headers=PNG))["code"] == "model_failed"
+        assert (
+            error_of(await client.post("/explain", content=picture(), headers=PNG))["code"]
+            == "model_failed"
+        )
 
     run(make_settings(), work)
 
@@ -371,9 +480,12 @@ def test_each_place_is_covered_once_with_what_surrounds_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most_rows", "size_px", "side"), [(1024, 28, 8), (64, 28, 8), (63, 28, 4), (16, 28, 4), (4, 28, 2), (0, 28, 2), (64, 3, 3)]
+    ("most_rows", "size_px", "side"),
+    [(1024, 28, 8), (64, 28, 8), (63, 28, 4), (16, 28, 4), (4, 28, 2), (0, 28, 2), (64, 3, 3)],
 )
-def test_the_grid_is_the_finest_that_the_time_allows(most_rows: int, size_px: int, side: int) -> None:
+def test_the_grid_is_the_finest_that_the_time_allows(
+    most_rows: int, size_px: int, side: int
+) -> None:
     assert side_for(most_rows, size_px) == side
 
 
@@ -389,7 +501,9 @@ def test_the_overlay_tells_for_from_against_and_nothing_from_both(channels: int)
 
 
 def test_the_usual_row_of_the_explanation_is_the_example_of_the_card() -> None:
-    assert np.array_equal(usual_vector(COLUMNS), encode_rows([read_row(USUAL, COLUMNS)], COLUMNS)[0])
+    assert np.array_equal(
+        usual_vector(COLUMNS), encode_rows([read_row(USUAL, COLUMNS)], COLUMNS)[0]
+    )
 
 
 def test_positions_name_every_place_of_the_encoded_row_once() -> None:

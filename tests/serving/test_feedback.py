@@ -34,7 +34,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def predict(client: httpx.AsyncClient, name: str, seed: int = 0) -> dict[str, Any]:
-    response = await client.post("/predict", content=picture(seed), headers=PNG | {"x-request-id": name})
+    response = await client.post(
+        "/predict", content=picture(seed), headers=PNG | {"x-request-id": name}
+    )
     assert response.status_code == 200
     answer: dict[str, Any] = response.json()
     return answer
@@ -49,21 +51,37 @@ def quality(inference: Inference) -> dict[str, Any]:
     return metrics
 
 
-def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_once(make_settings: MakeSettings) -> None:
+def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_once(
+    make_settings: MakeSettings,
+) -> None:
     settings = make_settings()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = await predict(client, "one")
         await until(lambda: remembered(inference.settings.state) == 1)
         wrong = next(label for label in LABELS if label != answer["label"])
-        told = await client.post("/feedback", json={"request_id": "one", "truth": wrong}, headers={"x-request-id": "telling"})
-        assert (told.status_code, told.json()) == (200, {"joined": True, "duplicate": False, "request_id": "telling"})
-        await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 0 and bool(quality(inference)))
+        told = await client.post(
+            "/feedback",
+            json={"request_id": "one", "truth": wrong},
+            headers={"x-request-id": "telling"},
+        )
+        assert (told.status_code, told.json()) == (
+            200,
+            {"joined": True, "duplicate": False, "request_id": "telling"},
+        )
+        await until(
+            lambda: (
+                metric(inference, 'slipway_true_quality{metric="accuracy"}') == 0
+                and bool(quality(inference))
+            )
+        )
         told = await client.post("/feedback", json={"request_id": "one", "truth": answer["label"]})
         assert told.status_code == 200
         assert told.json()["duplicate"] is True
         await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 1)
-        assert quality(inference)["accuracy"]["rows"] == inference.parts["feedback"]()["joined"] == 1
+        assert (
+            quality(inference)["accuracy"]["rows"] == inference.parts["feedback"]()["joined"] == 1
+        )
         assert metric(inference, "slipway_true_quality_rows") == 1
         assert (counted(inference, "joined"), counted(inference, "duplicate")) == (1, 1)
 
@@ -84,7 +102,9 @@ def test_a_truth_that_comes_before_its_prediction_waits_for_it(make_settings: Ma
     run(make_settings(), work)
 
 
-def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watching, "TIDY_S", 0.05)
     monkeypatch.setattr(stores, "PENDING_S", 0.2)
 
@@ -97,18 +117,31 @@ def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(make_settings: Make
     run(make_settings(), work)
 
 
-def test_truths_of_several_rows_name_their_item(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_truths_of_several_rows_name_their_item(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         rows = [table_row(number) for number in range(4)]
-        answers = (await client.post("/predict", json={"rows": rows}, headers={"x-request-id": "list"})).json()["predictions"]
+        answers = (
+            await client.post("/predict", json={"rows": rows}, headers={"x-request-id": "list"})
+        ).json()["predictions"]
         await until(lambda: remembered(inference.settings.state) == 4)
-        truths = [{"request_id": "list", "item": item, "truth": answer["label"]} for item, answer in enumerate(answers)]
-        told = await client.post("/feedback", json={"feedback": [*truths, {"request_id": "unknown", "truth": "dark"}]})
+        truths = [
+            {"request_id": "list", "item": item, "truth": answer["label"]}
+            for item, answer in enumerate(answers)
+        ]
+        told = await client.post(
+            "/feedback", json={"feedback": [*truths, {"request_id": "unknown", "truth": "dark"}]}
+        )
         assert told.status_code == 202
         assert [one["joined"] for one in told.json()["feedback"]] == [True, True, True, True, False]
         await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 1)
 
-        error = error_of(await client.post("/feedback", json={"feedback": [truths[0], {"request_id": "list", "truth": "dark"}]}))
+        error = error_of(
+            await client.post(
+                "/feedback", json={"feedback": [truths[0], {"request_id": "list", "truth": "dark"}]}
+            )
+        )
         assert (error["code"], error["field"]) == ("missing_field", "feedback[1].item")
         assert "4 items" in error["message"]
         assert counted(inference, "duplicate") == 0  # nothing of it was taken
@@ -117,10 +150,16 @@ def test_truths_of_several_rows_name_their_item(certified_table: Path, make_sett
     run(make_settings(), work)
 
 
-def test_a_waiting_truth_without_item_is_not_joined_to_one_of_several(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_a_waiting_truth_without_item_is_not_joined_to_one_of_several(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await client.post("/feedback", json={"request_id": "list", "truth": "dark"})
-        await client.post("/predict", json={"rows": [table_row(1), table_row(2)]}, headers={"x-request-id": "list"})
+        await client.post(
+            "/predict",
+            json={"rows": [table_row(1), table_row(2)]},
+            headers={"x-request-id": "list"},
+        )
         await until(lambda: counted(inference, "invalid") == 1)
         assert counted(inference, "joined") == 0
 
@@ -147,11 +186,17 @@ def test_a_waiting_truth_without_item_is_not_joined_to_one_of_several(certified_
         ({"request_id": "a", "item": True, "truth": "dark"}, "type_violation", "item"),
         ({"request_id": "a", "item": -1, "truth": "dark"}, "out_of_range", "item"),
         ({"request_id": "a", "item": 10**30, "truth": "dark"}, "type_violation", "item"),
-        ({"feedback": [{"request_id": "a", "truth": "dark"}, {"request_id": "b", "truth": "x"}]}, "unknown_label", "feedback[1].truth"),
+        (
+            {"feedback": [{"request_id": "a", "truth": "dark"}, {"request_id": "b", "truth": "x"}]},
+            "unknown_label",
+            "feedback[1].truth",
+        ),
         ({"feedback": [{"request_id": "a", "truth": "dark"}] * 1001}, "too_many_rows", "feedback"),
     ],
 )
-def test_what_is_no_truth_is_refused_with_its_place(make_settings: MakeSettings, content: Any, code: str, field: str | None) -> None:
+def test_what_is_no_truth_is_refused_with_its_place(
+    make_settings: MakeSettings, content: Any, code: str, field: str | None
+) -> None:
     settings = make_settings()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -163,16 +208,31 @@ def test_what_is_no_truth_is_refused_with_its_place(make_settings: MakeSettings,
     assert not (settings.state / DATABASE).exists() or list(read_truths(settings.state)) == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"request_id": "a", "truth": NaN}', b'{"truth": "dark", "truth": "dark"}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"request_id": "a", "truth": NaN}',
+        b'{"truth": "dark", "truth": "dark"}',
+        b"[" * 100_000,
+    ],
+)
 def test_what_is_no_json_is_refused(make_settings: MakeSettings, body: bytes) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        error = error_of(await client.post("/feedback", content=body, headers={"content-type": "application/json"}))
+        error = error_of(
+            await client.post(
+                "/feedback", content=body, headers={"content-type": "application/json"}
+            )
+        )
         assert error["code"] in ("malformed_json", "too_many_rows")
 
     run(make_settings(), work)
 
 
-def test_what_is_declared_to_be_no_json_is_answered_with_what_a_truth_looks_like(make_settings: MakeSettings) -> None:
+def test_what_is_declared_to_be_no_json_is_answered_with_what_a_truth_looks_like(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         error = error_of(await client.post("/feedback", content=b"{}", headers=PNG))
         assert error["code"] == "unsupported_media_type"
@@ -182,8 +242,12 @@ def test_what_is_declared_to_be_no_json_is_answered_with_what_a_truth_looks_like
     run(make_settings(), work)
 
 
-@pytest.mark.parametrize(("truth", "shown"), [(7, "found 7,"), (["dark"], 'found ["dark"],'), (True, "found true,")])
-def test_a_number_is_not_shown_as_if_it_were_a_text(make_settings: MakeSettings, truth: Any, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("truth", "shown"), [(7, "found 7,"), (["dark"], 'found ["dark"],'), (True, "found true,")]
+)
+def test_a_number_is_not_shown_as_if_it_were_a_text(
+    make_settings: MakeSettings, truth: Any, shown: str
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         error = error_of(await client.post("/feedback", json={"request_id": "a", "truth": truth}))
         assert shown in error["message"]
@@ -192,7 +256,9 @@ def test_a_number_is_not_shown_as_if_it_were_a_text(make_settings: MakeSettings,
 
 
 @pytest.mark.parametrize("is_number", [False, True], ids=["labels", "numbers"])
-def test_the_example_that_the_documentation_shows_is_taken(certified: Path, make_settings: MakeSettings, is_number: bool) -> None:
+def test_the_example_that_the_documentation_shows_is_taken(
+    certified: Path, make_settings: MakeSettings, is_number: bool
+) -> None:
     if is_number:
         certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
 
@@ -200,14 +266,21 @@ def test_the_example_that_the_documentation_shows_is_taken(certified: Path, make
         describe = routes(inference)["/feedback"].describe
         assert describe is not None
         *_, body = shlex.split(describe(inference.require_model().bundle.manifest).example)
-        assert (await client.post("/feedback", content=body, headers={"content-type": "application/json"})).status_code == 202
+        assert (
+            await client.post(
+                "/feedback", content=body, headers={"content-type": "application/json"}
+            )
+        ).status_code == 202
 
     run(make_settings(), work)
 
 
 def test_a_thousand_truths_fit_into_one_request(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        truths = [{"request_id": f"id-{number}", "item": 0, "truth": "dark"} for number in range(telling.MAX_TRUTHS)]
+        truths = [
+            {"request_id": f"id-{number}", "item": 0, "truth": "dark"}
+            for number in range(telling.MAX_TRUTHS)
+        ]
         told = await client.post("/feedback", json={"feedback": truths})
         assert (told.status_code, len(told.json()["feedback"])) == (202, 1000)
         assert len(list(read_truths(inference.settings.state))) == 1000
@@ -217,13 +290,18 @@ def test_a_thousand_truths_fit_into_one_request(make_settings: MakeSettings) -> 
 
 def test_numbers_give_rmse_and_mse(certified: Path, make_settings: MakeSettings) -> None:
     tested = {"rmse": Metric(value=0.1, low=0.05, high=0.15, confidence=0.95, rows=100)}
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean(), metrics=tested))
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", log_of_mean(), metrics=tested),
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for number in range(40):
             answer = await predict(client, f"id-{number}", number)
             error = 1.0 if number % 2 else 3.0
-            await client.post("/feedback", json={"request_id": f"id-{number}", "truth": answer["value"] + error})
+            await client.post(
+                "/feedback", json={"request_id": f"id-{number}", "truth": answer["value"] + error}
+            )
         await until(lambda: metric(inference, "slipway_true_quality_rows") == 40)
         assert metric(inference, 'slipway_true_quality{metric="mse"}') == pytest.approx(5.0)
         found = quality(inference)
@@ -231,7 +309,9 @@ def test_numbers_give_rmse_and_mse(certified: Path, make_settings: MakeSettings)
         assert found["rmse"]["low"] < found["rmse"]["value"] < found["rmse"]["high"]
         assert found["rmse"]["is_worse"] is True
         assert found["rmse"]["tested"]["value"] == 0.1
-        refused = error_of(await client.post("/feedback", json={"request_id": "id-1", "truth": "dark"}))
+        refused = error_of(
+            await client.post("/feedback", json={"request_id": "id-1", "truth": "dark"})
+        )
         assert (refused["code"], refused["field"]) == ("type_violation", "truth")
 
     run(make_settings(), work)
@@ -245,26 +325,40 @@ def test_the_interval_of_the_true_quality_is_in_the_metrics_as_in_the_status(
         certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
 
     def shown(inference: Inference) -> dict[str, dict[str, float]]:
-        found = re.findall(r'^slipway_true_quality(|_low|_high)\{metric="(\w+)"\} (\S+)$', inference.exposition().decode(), re.MULTILINE)
-        return {metric: {part: float(number) for part, of, number in found if of == metric} for metric in {of for _, of, _ in found}}
+        found = re.findall(
+            r'^slipway_true_quality(|_low|_high)\{metric="(\w+)"\} (\S+)$',
+            inference.exposition().decode(),
+            re.MULTILINE,
+        )
+        return {
+            metric: {part: float(number) for part, of, number in found if of == metric}
+            for metric in {of for _, of, _ in found}
+        }
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert shown(inference) == {}
         for number in range(12):
             answer = await predict(client, f"id-{number}", number)
             wrong = next(label for label in LABELS if label != answer.get("label"))
-            truth = answer["value"] + number if is_number else answer["label"] if number % 3 else wrong
+            truth = (
+                answer["value"] + number if is_number else answer["label"] if number % 3 else wrong
+            )
             await client.post("/feedback", json={"request_id": f"id-{number}", "truth": truth})
         await until(lambda: metric(inference, "slipway_true_quality_rows") == 12)
         found = quality(inference)
         assert set(found) == ({"rmse", "mse"} if is_number else {"accuracy", "f1_macro"})
-        assert shown(inference) == {name: {"": one["value"], "_low": one["low"], "_high": one["high"]} for name, one in found.items()}
+        assert shown(inference) == {
+            name: {"": one["value"], "_low": one["low"], "_high": one["high"]}
+            for name, one in found.items()
+        }
         assert all(one["low"] < one["value"] < one["high"] for one in found.values())
 
     run(make_settings(), work)
 
 
-def test_accuracy_and_macro_f1_are_those_of_the_library_with_their_intervals(certified: Path) -> None:
+def test_accuracy_and_macro_f1_are_those_of_the_library_with_their_intervals(
+    certified: Path,
+) -> None:
     bundle = write_bundle(certified / "bundle")
     joined = [("dark", "dark")] * 6 + [("grey", "dark")] * 2 + [("grey", "grey")] * 2
     measured = measure_joined(bundle.manifest, joined)
@@ -276,8 +370,13 @@ def test_accuracy_and_macro_f1_are_those_of_the_library_with_their_intervals(cer
 
 
 @pytest.mark.parametrize(("num_rows", "is_worse"), [(1, None), (29, None), (30, True)])
-def test_few_wrong_answers_do_not_make_a_model_worse_than_it_was_tested(certified: Path, num_rows: int, is_worse: bool | None) -> None:
-    tested = {name: Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100) for name in ("accuracy", "f1_macro")}
+def test_few_wrong_answers_do_not_make_a_model_worse_than_it_was_tested(
+    certified: Path, num_rows: int, is_worse: bool | None
+) -> None:
+    tested = {
+        name: Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)
+        for name in ("accuracy", "f1_macro")
+    }
     manifest = write_bundle(certified / "bundle", metrics=tested).manifest
     found = compare(manifest, measure_joined(manifest, [("dark", "grey")] * num_rows))
     assert {name: one["is_worse"] for name, one in found.items()} == dict.fromkeys(tested, is_worse)
@@ -298,7 +397,9 @@ def test_only_the_last_predictions_and_truths_are_remembered(make_settings: Make
 
 
 @pytest.mark.process
-def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_on(make_settings: MakeSettings) -> None:
+def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_on(
+    make_settings: MakeSettings,
+) -> None:
     settings = make_settings()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -312,7 +413,9 @@ def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_o
             assert metric(inference, 'slipway_monitoring_errors_total{part="feedback"}') == 1
             await predict(client, "two")
             other.execute("ROLLBACK")
-        assert (await client.post("/feedback", json={"request_id": "one", "truth": "dark"})).status_code == 200
+        assert (
+            await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+        ).status_code == 200
         await until(lambda: remembered(inference.settings.state) == 2)
 
     run(settings, work)
@@ -330,14 +433,23 @@ def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refuse
         await until(lambda: remembered(inference.settings.state) == 1)
         with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # so that the first waits
-            told = [client.post("/feedback", json={"request_id": "one", "truth": "dark"}) for _ in range(3)]
+            told = [
+                client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+                for _ in range(3)
+            ]
             answers = sorted(await asyncio.gather(*told), key=lambda answer: answer.status_code)
             other.execute("ROLLBACK")
-        assert [error_of(answer)["code"] for answer in answers] == ["feedback_full", "feedback_full", "feedback_unavailable"]
+        assert [error_of(answer)["code"] for answer in answers] == [
+            "feedback_full",
+            "feedback_full",
+            "feedback_unavailable",
+        ]
         assert [answer.headers["retry-after"] for answer in answers] == ["1", "1", "1"]
         assert metric(inference, 'slipway_errors_total{error="feedback_full"}') == 2
         assert metric(inference, 'slipway_errors_total{error="queue_full"}') == 0
-        described = (await client.get("/docs.json")).json()["paths"]["/feedback"]["post"]["responses"]
+        described = (await client.get("/docs.json")).json()["paths"]["/feedback"]["post"][
+            "responses"
+        ]
         assert "feedback_full" in described["429"]["description"]
 
     run(settings, work)
@@ -345,7 +457,9 @@ def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refuse
 
 def test_where_nothing_is_watched_no_feedback_is_taken(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        error = error_of(await client.post("/feedback", json={"request_id": "one", "truth": "dark"}))
+        error = error_of(
+            await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+        )
         assert error["code"] == "feedback_unavailable"
         assert "SLIPWAY_WATCH" in error["message"]
 

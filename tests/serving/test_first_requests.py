@@ -20,7 +20,9 @@ from tests.serving.server import running
 PNG = {"content-type": "image/png"}
 
 
-def test_each_batch_size_has_run_before_a_model_is_ready(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_batch_size_has_run_before_a_model_is_ready(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     run = OnnxRunner.run
 
@@ -36,7 +38,9 @@ def test_each_batch_size_has_run_before_a_model_is_ready(make_settings: MakeSett
 
 @pytest.mark.process
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_of_the_first_100_requests_none_fails_and_before_them_callers_are_told_to_come_again(tmp_path: Path, num_workers: int) -> None:
+def test_of_the_first_100_requests_none_fails_and_before_them_callers_are_told_to_come_again(
+    tmp_path: Path, num_workers: int
+) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(8)))
     with running(tmp_path, workers=num_workers) as server:
         ready, deadline = False, time.monotonic() + 60
@@ -50,4 +54,6 @@ def test_of_the_first_100_requests_none_fails_and_before_them_callers_are_told_t
                 assert (early.status_code, early.json()["error"]["code"]) == (503, "not_ready")
                 assert int(early.headers["retry-after"]) >= 1
         assert ready
-        assert by_status(ask_each(server.url, [http_request(body=picture(number)) for number in range(100)], 32)) == {200: 100}
+        assert by_status(
+            ask_each(server.url, [http_request(body=picture(number)) for number in range(100)], 32)
+        ) == {200: 100}

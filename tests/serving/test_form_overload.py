@@ -25,7 +25,15 @@ from serving.requests import reading
 from serving.settings import Settings
 from serving.worker import Inference
 from slipway.inputs.multipart import encode_images
-from tests.serving.bundles import COLUMNS, ROW, certify, picture, row_classifier, slow_classifier, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    ROW,
+    certify,
+    picture,
+    row_classifier,
+    slow_classifier,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, run
 from tests.serving.server import free_port, running
@@ -67,14 +75,19 @@ def test_a_full_queue_refuses_a_request_without_parsing_its_body(
     make_settings: MakeSettings, parsed: list[str], path: str, is_whole: bool
 ) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        front, headers = Front(behind, inference), {b"content-type": CONTENT_TYPE.encode(), b"content-length": b"%d" % len(FORM)}
+        front, headers = (
+            Front(behind, inference),
+            {b"content-type": CONTENT_TYPE.encode(), b"content-length": b"%d" % len(FORM)},
+        )
         messages = [{"type": "http.request", "body": FORM, "more_body": False}]
 
         async def receive() -> Any:
             return messages.pop()
 
         def request() -> Request:
-            return Request("a.1", "POST", path, b"", headers, receive, 0.0, body=FORM if is_whole else None)
+            return Request(
+                "a.1", "POST", path, b"", headers, receive, 0.0, body=FORM if is_whole else None
+            )
 
         with inference.admit():
             response = await front.respond(request())
@@ -88,7 +101,9 @@ def test_a_full_queue_refuses_a_request_without_parsing_its_body(
     run(make_settings(max_queue=1), work)
 
 
-def test_a_caller_that_sends_slowly_holds_no_place_in_the_queue(make_settings: MakeSettings) -> None:
+def test_a_caller_that_sends_slowly_holds_no_place_in_the_queue(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         go_on = asyncio.Event()
 
@@ -97,7 +112,10 @@ def test_a_caller_that_sends_slowly_holds_no_place_in_the_queue(make_settings: M
             await go_on.wait()
             yield FORM[100:]
 
-        slow = [asyncio.create_task(client.post("/predict", content=slowly(), headers=FORM_TYPE)) for _ in range(3)]
+        slow = [
+            asyncio.create_task(client.post("/predict", content=slowly(), headers=FORM_TYPE))
+            for _ in range(3)
+        ]
         await asyncio.sleep(0.05)
         assert inference._admission.num_requests == 0
         assert (await client.post("/predict", content=FORM, headers=FORM_TYPE)).status_code == 200
@@ -130,13 +148,22 @@ def test_a_place_holds_as_many_items_as_are_usual_until_it_is_known_how_many_the
     assert (admission.num_requests, admission.num_items) == (0, 0)
 
 
-def test_the_rows_of_a_text_are_counted_once_they_are_decoded(certified: Path, make_settings: MakeSettings) -> None:
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=COLUMNS))
+def test_the_rows_of_a_text_are_counted_once_they_are_decoded(
+    certified: Path, make_settings: MakeSettings
+) -> None:
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", row_classifier(), input=COLUMNS),
+    )
     rows = json.dumps({"rows": [ROW] * 20})
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for _ in range(100):
-            assert (await client.post("/predict", content=rows, headers={"content-type": "application/json"})).status_code == 200
+            assert (
+                await client.post(
+                    "/predict", content=rows, headers={"content-type": "application/json"}
+                )
+            ).status_code == 200
         held: list[int] = []
         live = inference._live
         assert live
@@ -147,7 +174,11 @@ def test_the_rows_of_a_text_are_counted_once_they_are_decoded(certified: Path, m
             return await decode(*items)
 
         live.decoder.decode = noted  # type: ignore[method-assign]
-        assert (await client.post("/predict", content=rows, headers={"content-type": "application/json"})).status_code == 200
+        assert (
+            await client.post(
+                "/predict", content=rows, headers={"content-type": "application/json"}
+            )
+        ).status_code == 200
         assert held == [20]
 
     run(make_settings(), work)
@@ -175,7 +206,9 @@ def test_growth_beyond_what_can_be_done_begins_an_overload() -> None:
         assert shed == [admission.most_items]
 
 
-def test_several_large_requests_are_let_in_during_an_overload_so_that_the_model_never_waits() -> None:
+def test_several_large_requests_are_let_in_during_an_overload_so_that_the_model_never_waits() -> (
+    None
+):
     admission = measured_admission([])
     of_single_images = admission.most_items
     for _ in range(100):
@@ -184,18 +217,24 @@ def test_several_large_requests_are_let_in_during_an_overload_so_that_the_model_
     assert of_single_images < 8 * 31 <= admission.most_items <= 8 * 32
 
 
-def test_a_refused_caller_sends_its_whole_body_before_it_is_answered(make_settings: MakeSettings) -> None:
+def test_a_refused_caller_sends_its_whole_body_before_it_is_answered(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         received: list[int] = []
         with inference.admit():
-            refused = await client.post("/predict", content=in_pieces(FORM, received), headers=FORM_TYPE)
+            refused = await client.post(
+                "/predict", content=in_pieces(FORM, received), headers=FORM_TYPE
+            )
         assert error_of(refused)["code"] == "queue_full"
         assert received[-1] + 100 >= len(FORM)
 
     run(make_settings(max_queue=1), work)
 
 
-def test_what_is_drained_of_a_refused_body_has_a_bound_in_bytes_and_in_time(make_settings: MakeSettings) -> None:
+def test_what_is_drained_of_a_refused_body_has_a_bound_in_bytes_and_in_time(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         async def never_ends() -> AsyncIterator[bytes]:
             while True:
@@ -208,15 +247,22 @@ def test_what_is_drained_of_a_refused_body_has_a_bound_in_bytes_and_in_time(make
 
         received: list[int] = []
         with inference.admit():
-            assert (await client.post("/predict", content=never_ends(), headers=FORM_TYPE)).status_code == 429
+            assert (
+                await client.post("/predict", content=never_ends(), headers=FORM_TYPE)
+            ).status_code == 429
             assert 9 <= len(received) <= 13
-            assert (await client.post("/predict", content=stays_silent(), headers=FORM_TYPE)).status_code == 429
+            assert (
+                await client.post("/predict", content=stays_silent(), headers=FORM_TYPE)
+            ).status_code == 429
 
     run(make_settings(max_queue=1, max_body_bytes=1000, request_timeout_s=0.4), work)
 
 
 def test_refused_bodies_take_turns_and_none_waits_longer_than_its_bound() -> None:
-    turns, body = Turns(max_waiting=5, most_s=2.5), int(DRAIN_BYTES_S) - REFUSAL_BYTES  # of a second
+    turns, body = (
+        Turns(max_waiting=5, most_s=2.5),
+        int(DRAIN_BYTES_S) - REFUSAL_BYTES,
+    )  # of a second
     waiting = [turns.take(10.0, body) for _ in range(6)]
     assert [turn and (turn.wait_s, turn.is_read) for turn in waiting] == [
         (0.0, True),
@@ -241,19 +287,31 @@ def test_a_turn_costs_the_others_what_was_read_in_it_not_what_was_said() -> None
         turns.end(turn, read)
         following = turns.take(10.0, 0)
         assert following
-        assert following.wait_s == pytest.approx(turn.wait_s + (read + REFUSAL_BYTES) / DRAIN_BYTES_S)
+        assert following.wait_s == pytest.approx(
+            turn.wait_s + (read + REFUSAL_BYTES) / DRAIN_BYTES_S
+        )
 
 
-def test_a_caller_without_a_turn_is_answered_at_once_and_its_connection_ends(make_settings: MakeSettings) -> None:
+def test_a_caller_without_a_turn_is_answered_at_once_and_its_connection_ends(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         received: list[int] = []
         with inference.admit():
-            refused = await client.post("/predict", content=in_pieces(FORM, received), headers=FORM_TYPE)
-            waiting = asyncio.create_task(client.post("/predict", content=stays_silent(), headers=FORM_TYPE))
+            refused = await client.post(
+                "/predict", content=in_pieces(FORM, received), headers=FORM_TYPE
+            )
+            waiting = asyncio.create_task(
+                client.post("/predict", content=stays_silent(), headers=FORM_TYPE)
+            )
             await asyncio.sleep(0.05)
             received.clear()
-            at_once = await client.post("/predict", content=in_pieces(FORM, received), headers=FORM_TYPE)
-        assert [error_of(one)["code"] for one in (refused, at_once, await waiting)] == ["queue_full"] * 3
+            at_once = await client.post(
+                "/predict", content=in_pieces(FORM, received), headers=FORM_TYPE
+            )
+        assert [error_of(one)["code"] for one in (refused, at_once, await waiting)] == [
+            "queue_full"
+        ] * 3
         assert [one.headers.get("connection") for one in (refused, at_once)] == [None, "close"]
         assert received == []
 
@@ -283,7 +341,13 @@ def plain_uvicorn(settings: Settings) -> Iterator[int]:
     """The front behind uvicorn as it comes, without our protocol."""
     port = free_port()
     server = uvicorn.Server(
-        uvicorn.Config(Front(behind, Inference(settings)), port=port, lifespan="off", http="httptools", log_level="error")
+        uvicorn.Config(
+            Front(behind, Inference(settings)),
+            port=port,
+            lifespan="off",
+            http="httptools",
+            log_level="error",
+        )
     )
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -303,19 +367,27 @@ def test_a_caller_that_sends_its_body_before_it_reads_gets_the_refusal_also_from
 ) -> None:
     settings = make_settings()
     if status == b" 413 ":
-        monkeypatch.setattr(Inference, "require_model", lambda self: type("Model", (), {"input_kind": "images"}))
+        monkeypatch.setattr(
+            Inference, "require_model", lambda self: type("Model", (), {"input_kind": "images"})
+        )
         settings = make_settings(max_body_bytes=16 << 20)
     with plain_uvicorn(settings) as port:
-        assert status in refused_after(port, num_bytes, 0.3, "connection: close\r\n").split(b"\r\n")[0]
+        assert (
+            status in refused_after(port, num_bytes, 0.3, "connection: close\r\n").split(b"\r\n")[0]
+        )
 
 
 @pytest.mark.process
-def test_a_caller_that_sends_its_body_slowly_before_it_reads_gets_the_refusal(certified: Path) -> None:
+def test_a_caller_that_sends_its_body_slowly_before_it_reads_gets_the_refusal(
+    certified: Path,
+) -> None:
     (certified / "certificate.json").unlink()
     with running(certified) as server:
         server.wait("/livez")
         port = int(server.url.rpartition(":")[2])
-        assert b" 503 " in refused_after(port, 8 << 20, 1.8, "connection: close\r\n").split(b"\r\n")[0]
+        assert (
+            b" 503 " in refused_after(port, 8 << 20, 1.8, "connection: close\r\n").split(b"\r\n")[0]
+        )
 
 
 @pytest.mark.nightly(seconds=140)
@@ -328,5 +400,8 @@ def test_goodput_of_forms_at_300_callers_is_that_of_8(tmp_path: Path) -> None:
         ratios, statuses = measure(server.url, num_rounds=5)
     few, *many = ratios.values()
     assert all(set(found) <= {200, 429} for found in statuses.values())
-    shares = [sorted(one / of for one, of in zip(figures, few, strict=True))[len(few) // 2] for figures in many]
+    shares = [
+        sorted(one / of for one, of in zip(figures, few, strict=True))[len(few) // 2]
+        for figures in many
+    ]
     assert min(shares) >= 0.9, f"at {MANY} callers {shares} of the goodput at {FEW}"

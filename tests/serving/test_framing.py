@@ -11,7 +11,11 @@ from tests.serving.server import Server
 from tests.serving.test_connections import answers, error_in
 
 Headers = list[tuple[bytes, bytes]]
-LENGTH, CHUNKED, HOST = (b"content-length", b"3"), (b"transfer-encoding", b"chunked"), (b"host", b"localhost")
+LENGTH, CHUNKED, HOST = (
+    (b"content-length", b"3"),
+    (b"transfer-encoding", b"chunked"),
+    (b"host", b"localhost"),
+)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +49,18 @@ def test_what_can_be_read_in_one_way_only_is_taken(headers: Headers, version: st
         ([(b"content-length", b"3, 3")], "1.1", "not a number"),
         ([(b"content-length", "٣".encode())], "1.1", "not a number"),
         ([HOST, HOST], "1.1", "host"),
-        ([(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b")], "1.1", "authorization"),
+        (
+            [(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b")],
+            "1.1",
+            "authorization",
+        ),
         ([], "2.0", "HTTP/2.0"),
         ([], "0.9", "HTTP/0.9"),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(headers: Headers, version: str, found: str) -> None:
+def test_what_could_be_read_in_two_ways_is_refused(
+    headers: Headers, version: str, found: str
+) -> None:
     with pytest.raises(Refusal, match=found) as refusal:
         clearly_framed(headers, version, asks_for_upgrade=False)
     assert refusal.value.code == "malformed_request"
@@ -120,10 +130,14 @@ def test_a_second_request_behind_a_whole_first_is_answered(server: Server) -> No
 
 
 @pytest.mark.process
-def test_a_caller_that_waits_to_be_asked_is_asked_or_refused_before_it_sends_its_body(server: Server) -> None:
+def test_a_caller_that_waits_to_be_asked_is_asked_or_refused_before_it_sends_its_body(
+    server: Server,
+) -> None:
     asked = answers(server, POST + b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n", b"text")
     assert asked.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 422 ")
-    refused = answers(server, POST + b"expect: 100-continue\r\ncontent-length: 999999999\r\n\r\n" + HIDDEN)
+    refused = answers(
+        server, POST + b"expect: 100-continue\r\ncontent-length: 999999999\r\n\r\n" + HIDDEN
+    )
     assert error_in(refused)["code"] == "body_too_large"
     assert b"\r\nconnection: close\r\n" in refused.partition(b"\r\n\r\n")[0] + b"\r\n"
     assert b"100 Continue" not in refused

@@ -67,7 +67,9 @@ def test_what_is_counted_while_the_disk_is_full_is_shown_when_it_has_room(
     file.close()  # type: ignore[no-untyped-call]
 
 
-def test_a_file_that_grows_has_all_its_blocks_or_stays_as_it_was(tmp_path: Path, disk: Disk) -> None:
+def test_a_file_that_grows_has_all_its_blocks_or_stays_as_it_was(
+    tmp_path: Path, disk: Disk
+) -> None:
     path = tmp_path / "counter_7.db"
     disk.is_full = False
     file = ClaimedDict(str(path))
@@ -80,12 +82,16 @@ def test_a_file_that_grows_has_all_its_blocks_or_stays_as_it_was(tmp_path: Path,
     assert all(before[name] == float(number) for number, name in enumerate(names[: len(before)]))
     disk.is_full = False
     file.write_value(names[0], 7.0, 0.0)
-    assert shown(path) == {name: float(number) for number, name in enumerate(names)} | {names[0]: 7.0}
+    assert shown(path) == {name: float(number) for number, name in enumerate(names)} | {
+        names[0]: 7.0
+    }
     assert path.stat().st_blocks * 512 >= path.stat().st_size
     file.close()  # type: ignore[no-untyped-call]
 
 
-def test_a_file_of_an_earlier_process_of_the_same_number_goes_on(tmp_path: Path, disk: Disk) -> None:
+def test_a_file_of_an_earlier_process_of_the_same_number_goes_on(
+    tmp_path: Path, disk: Disk
+) -> None:
     path = tmp_path / "counter_7.db"
     for is_full, expected in ((False, 1.0), (True, 1.0), (False, 2.0)):
         disk.is_full = is_full
@@ -121,19 +127,36 @@ def test_the_sum_of_dead_workers_has_its_blocks_before_it_is_written(tmp_path: P
 
 
 def can_mount() -> bool:
-    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.process
-def test_a_full_disk_under_the_metrics_ends_no_worker_fails_no_request_and_counters_rise(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_metrics_ends_no_worker_fails_no_request_and_counters_rise(
+    tmp_path: Path,
+) -> None:
     if not can_mount():
         pytest.skip("no right to mount a file system here")
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     home = tmp_path / "bentoml"
     home.mkdir()
-    on_a_disk = ("unshare", "-m", "bash", "-c", f'mount -t tmpfs -o size=4m none {home} && exec "$@"', "bash")
-    each_on_its_own = httpx.Limits(max_keepalive_connections=0)  # none may be one of a worker that is killed
-    with running(tmp_path, under=on_a_disk, workers=2) as server, httpx.Client(trust_env=False, limits=each_on_its_own) as client:
+    on_a_disk = (
+        "unshare",
+        "-m",
+        "bash",
+        "-c",
+        f'mount -t tmpfs -o size=4m none {home} && exec "$@"',
+        "bash",
+    )
+    each_on_its_own = httpx.Limits(
+        max_keepalive_connections=0
+    )  # none may be one of a worker that is killed
+    with (
+        running(tmp_path, under=on_a_disk, workers=2) as server,
+        httpx.Client(trust_env=False, limits=each_on_its_own) as client,
+    ):
         until(lambda: num_ready(server) == 2)  # each on a disk with room
         before = alive(server)
         assert len(before) == 2
@@ -141,16 +164,31 @@ def test_a_full_disk_under_the_metrics_ends_no_worker_fails_no_request_and_count
 
         def fill() -> None:
             done = subprocess.run(
-                [*inside, "dd", "if=/dev/zero", f"of={home}/filler", "bs=4k", "oflag=append", "conv=notrunc"], capture_output=True
+                [
+                    *inside,
+                    "dd",
+                    "if=/dev/zero",
+                    f"of={home}/filler",
+                    "bs=4k",
+                    "oflag=append",
+                    "conv=notrunc",
+                ],
+                capture_output=True,
             )
             assert b"No space left on device" in done.stderr
 
         def ask(path: str = "/predict", content: bytes = picture(), **headers: str) -> int:
-            return client.post(server.url + path, content=content, headers=PNG | headers).status_code
+            return client.post(
+                server.url + path, content=content, headers=PNG | headers
+            ).status_code
 
         def counted(code: str) -> float:
             text = client.get(server.url + "/metrics").text
-            found = re.findall(rf'^slipway_requests_total\{{code="{code}",route="/predict"\}} (\S+)$', text, re.MULTILINE)
+            found = re.findall(
+                rf'^slipway_requests_total\{{code="{code}",route="/predict"\}} (\S+)$',
+                text,
+                re.MULTILINE,
+            )
             return sum(map(float, found))
 
         assert ask() == 200
@@ -162,8 +200,12 @@ def test_a_full_disk_under_the_metrics_ends_no_worker_fails_no_request_and_count
         assert alive(server) == before
         fill()
         os.kill(before[0], signal.SIGKILL)
-        until(lambda: num_ready(server) == 3, 60)  # nobody scrapes, which would give the dead one's gauges back: the disk stays full
-        assert server.log.read_text().count("only in its memory") == 1  # and not for each of its files
+        until(
+            lambda: num_ready(server) == 3, 60
+        )  # nobody scrapes, which would give the dead one's gauges back: the disk stays full
+        assert (
+            server.log.read_text().count("only in its memory") == 1
+        )  # and not for each of its files
         last = alive(server)
         for _ in range(50):
             assert ask() == 200
@@ -184,4 +226,8 @@ def num_ready(server: Server) -> int:
 
 def alive(server: Server) -> list[int]:
     """The workers that are no zombies."""
-    return [one for one in server.workers() if "bentoml" in Path(f"/proc/{one}/cmdline").read_bytes().decode(errors="replace")]
+    return [
+        one
+        for one in server.workers()
+        if "bentoml" in Path(f"/proc/{one}/cmdline").read_bytes().decode(errors="replace")
+    ]

@@ -29,7 +29,9 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_without_its_key_a_caller_gets_401_and_operators_and_probes_are_as_before(tmp_path: Path, make_settings: MakeSettings) -> None:
+def test_without_its_key_a_caller_gets_401_and_operators_and_probes_are_as_before(
+    tmp_path: Path, make_settings: MakeSettings
+) -> None:
     caller = add_key(tmp_path / "keys", "alice", "caller", None)
     operator = add_key(tmp_path / "keys", "ops", "operator", None)
 
@@ -43,21 +45,31 @@ def test_without_its_key_a_caller_gets_401_and_operators_and_probes_are_as_befor
             assert (await client.get(path, headers=bearer(operator))).status_code in (200, 299)
         for path in OPERATORS:
             assert error_of(await client.get(path, headers=bearer(caller)))["code"] == "not_allowed"
-        for headers in (bearer(caller), {"x-api-key": caller}, {"authorization": f"bearer  {caller}"}, bearer(operator)):
-            assert (await client.post("/predict", content=picture(), headers=PNG | headers)).status_code == 200
+        for headers in (
+            bearer(caller),
+            {"x-api-key": caller},
+            {"authorization": f"bearer  {caller}"},
+            bearer(operator),
+        ):
+            assert (
+                await client.post("/predict", content=picture(), headers=PNG | headers)
+            ).status_code == 200
         wrong = await client.post("/predict", content=picture(), headers=PNG | bearer(caller + "x"))
         assert error_of(wrong)["code"] == "key_unknown"
         assert "invalid_token" in wrong.headers["www-authenticate"]
         assert caller not in wrong.text
         counted = {
-            reason: metric(inference, f'slipway_refused_keys_total{{reason="{reason}"}}') for reason in ("missing", "unknown", "role")
+            reason: metric(inference, f'slipway_refused_keys_total{{reason="{reason}"}}')
+            for reason in ("missing", "unknown", "role")
         }
         assert counted == {"missing": 6, "unknown": 1, "role": 4}
 
     run(make_settings(keys=tmp_path / "keys"), work)
 
 
-def test_only_probes_and_the_empty_page_are_open_and_everything_else_needs_a_key(tmp_path: Path, make_settings: MakeSettings) -> None:
+def test_only_probes_and_the_empty_page_are_open_and_everything_else_needs_a_key(
+    tmp_path: Path, make_settings: MakeSettings
+) -> None:
     add_key(tmp_path / "keys", "alice", "caller", None)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -73,7 +85,9 @@ def test_only_probes_and_the_empty_page_are_open_and_everything_else_needs_a_key
     run(make_settings(keys=tmp_path / "keys"), work)
 
 
-def test_a_key_that_asks_too_often_gets_429_with_the_seconds_to_wait_and_others_do_not(tmp_path: Path, make_settings: MakeSettings) -> None:
+def test_a_key_that_asks_too_often_gets_429_with_the_seconds_to_wait_and_others_do_not(
+    tmp_path: Path, make_settings: MakeSettings
+) -> None:
     slow = add_key(tmp_path / "keys", "slow", "caller", 0.05)
     free = add_key(tmp_path / "keys", "free", "caller", None)
 
@@ -89,12 +103,22 @@ def test_a_key_that_asks_too_often_gets_429_with_the_seconds_to_wait_and_others_
     run(make_settings(keys=tmp_path / "keys"), work)
 
 
-def test_a_key_is_asked_for_before_anything_of_the_request_is_looked_at(tmp_path: Path, make_settings: MakeSettings) -> None:
+def test_a_key_is_asked_for_before_anything_of_the_request_is_looked_at(
+    tmp_path: Path, make_settings: MakeSettings
+) -> None:
     add_key(tmp_path / "keys", "alice", "caller", None)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        for method, content in (("GET", b""), ("DELETE", b""), ("POST", b"no image"), ("POST", b"x" * 100_000)):
-            assert error_of(await client.request(method, "/predict", content=content))["code"] == "key_missing"
+        for method, content in (
+            ("GET", b""),
+            ("DELETE", b""),
+            ("POST", b"no image"),
+            ("POST", b"x" * 100_000),
+        ):
+            assert (
+                error_of(await client.request(method, "/predict", content=content))["code"]
+                == "key_missing"
+            )
 
     run(make_settings(keys=tmp_path / "keys", max_body_bytes=1000), work)
 
@@ -117,14 +141,33 @@ def test_where_a_key_is_looked_for(headers: dict[bytes, bytes], key: bytes | Non
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:3000", "a.localhost", "127.0.0.1:3000", "10.1.2.3", "[::1]:3000", "model.example.org"]
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:3000",
+        "a.localhost",
+        "127.0.0.1:3000",
+        "10.1.2.3",
+        "[::1]:3000",
+        "model.example.org",
+    ],
 )
 def test_a_host_of_this_machine_is_its_own(host: str) -> None:
     assert is_own_host(host.encode(), frozenset({"model.example.org"}))
 
 
 @pytest.mark.parametrize(
-    "host", ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "service", "[evil.example]", "evil@127.0.0.1", "\xe4"]
+    "host",
+    [
+        "",
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "service",
+        "[evil.example]",
+        "evil@127.0.0.1",
+        "\xe4",
+    ],
 )
 def test_any_other_name_may_be_an_attackers_that_points_here(host: str) -> None:
     assert not is_own_host(host.encode("latin-1"), frozenset({"model.example.org"}))
@@ -140,7 +183,9 @@ FOREIGN: list[tuple[dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("headers", "code"), FOREIGN)
-def test_without_keys_no_page_of_another_site_can_ask(make_settings: MakeSettings, headers: dict[str, str], code: str) -> None:
+def test_without_keys_no_page_of_another_site_can_ask(
+    make_settings: MakeSettings, headers: dict[str, str], code: str
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for answer in (
             await client.post("/predict", content=picture(), headers=PNG | headers),
@@ -159,13 +204,17 @@ def test_the_services_own_page_and_named_hosts_may_ask(make_settings: MakeSettin
             {"host": "model.example.org", "origin": "https://model.example.org"},
             {"host": "127.0.0.1:3000", "origin": "http://127.0.0.1:3000"},
         ):
-            assert (await client.post("/predict", content=picture(), headers=PNG | headers)).status_code == 200
+            assert (
+                await client.post("/predict", content=picture(), headers=PNG | headers)
+            ).status_code == 200
 
     run(make_settings(hosts="other,Model.Example.org"), work)
 
 
 @pytest.mark.parametrize("has_keys", [True, False])
-def test_with_keys_or_for_anyone_names_and_origins_do_not_matter(tmp_path: Path, make_settings: MakeSettings, has_keys: bool) -> None:
+def test_with_keys_or_for_anyone_names_and_origins_do_not_matter(
+    tmp_path: Path, make_settings: MakeSettings, has_keys: bool
+) -> None:
     key = add_key(tmp_path / "keys", "alice", "caller", None)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -181,13 +230,18 @@ def test_no_answer_lets_another_site_in(make_settings: MakeSettings) -> None:
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         preflight = {"origin": "http://localhost", "access-control-request-method": "POST"}
-        for answer in (await client.options("/predict", headers=preflight), await client.get("/livez", headers=preflight)):
+        for answer in (
+            await client.options("/predict", headers=preflight),
+            await client.get("/livez", headers=preflight),
+        ):
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
     run(make_settings(), work)
 
 
-@pytest.mark.parametrize("path", ["/livez", "/model", "/", "/docs", "/docs.json", "/schema.json", "/nowhere", "/predict"])
+@pytest.mark.parametrize(
+    "path", ["/livez", "/model", "/", "/docs", "/docs.json", "/schema.json", "/nowhere", "/predict"]
+)
 def test_every_answer_has_the_guarding_headers_once(make_settings: MakeSettings, path: str) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = await client.get(path)
@@ -206,19 +260,30 @@ def test_every_answer_has_the_guarding_headers_once(make_settings: MakeSettings,
 
 async def statuses(front: Front, headers: dict[str, str]) -> dict[str, int]:
     paths = ("/", "/livez", "/readyz", "/model", "/schema.json", *OPERATORS)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://localhost") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(front), base_url="http://localhost"
+    ) as client:
         return {path: (await client.get(path, headers=headers)).status_code for path in paths}
 
 
-def test_with_a_port_of_their_own_operators_are_answered_there_alone(tmp_path: Path, make_settings: MakeSettings) -> None:
+def test_with_a_port_of_their_own_operators_are_answered_there_alone(
+    tmp_path: Path, make_settings: MakeSettings
+) -> None:
     operator = bearer(add_key(tmp_path / "keys", "ops", "operator", None))
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         main = Front(behind, inference)
-        at_main, at_second = await statuses(main, operator), await statuses(main.for_operators(), operator)
+        at_main, at_second = (
+            await statuses(main, operator),
+            await statuses(main.for_operators(), operator),
+        )
         probes = dict.fromkeys(("/livez", "/readyz"), 200)
-        assert at_main == probes | {"/": 200, "/model": 200, "/schema.json": 299} | dict.fromkeys(OPERATORS, 404)
-        assert at_second == probes | {"/": 404, "/model": 404, "/schema.json": 404} | dict.fromkeys(OPERATORS, 200)
+        assert at_main == probes | {"/": 200, "/model": 200, "/schema.json": 299} | dict.fromkeys(
+            OPERATORS, 404
+        )
+        assert at_second == probes | {"/": 404, "/model": 404, "/schema.json": 404} | dict.fromkeys(
+            OPERATORS, 200
+        )
         assert {(await statuses(main.for_operators(), {}))[path] for path in OPERATORS} == {401}
 
     run(make_settings(keys=tmp_path / "keys", admin_port=3999), work)
@@ -229,8 +294,20 @@ def test_a_rate_counts_on_both_ports(tmp_path: Path, make_settings: MakeSettings
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         main = Front(behind, inference)
-        assert sorted((await statuses(main, operator)).values()) == [200, 200, 200, 200, 404, 404, 404, 404, 429]
-        assert [(await statuses(main.for_operators(), operator))[path] for path in OPERATORS] == [429] * 4
+        assert sorted((await statuses(main, operator)).values()) == [
+            200,
+            200,
+            200,
+            200,
+            404,
+            404,
+            404,
+            404,
+            429,
+        ]
+        assert [(await statuses(main.for_operators(), operator))[path] for path in OPERATORS] == [
+            429
+        ] * 4
 
     run(make_settings(keys=tmp_path / "keys", admin_port=3999), work)
 
@@ -270,7 +347,9 @@ def test_an_address_that_is_not_this_machines_is_one_line(tmp_path: Path) -> Non
         assert len(str(error.value).splitlines()) == 1
 
 
-def test_what_stands_against_a_start_is_said_in_one_line(tmp_path: Path, make_settings: MakeSettings) -> None:
+def test_what_stands_against_a_start_is_said_in_one_line(
+    tmp_path: Path, make_settings: MakeSettings
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         wrong: list[tuple[int, dict[str, Any], str]] = [
@@ -278,7 +357,11 @@ def test_what_stands_against_a_start_is_said_in_one_line(tmp_path: Path, make_se
             (free_port(), {"keys": tmp_path / "none"}, "cannot be read: No such file"),
             (free_port(), {"admin_port": port}, "Choose another with SLIPWAY_ADMIN_PORT"),
             (3999, {"admin_port": 3999}, "the main port"),
-            (free_port(), {"admin_port": free_port(), "admin_host": "0.0.0.0"}, "can be reached from other machines"),
+            (
+                free_port(),
+                {"admin_port": free_port(), "admin_host": "0.0.0.0"},
+                "can be reached from other machines",
+            ),
         ]
         for main, variables, reason in wrong:
             with pytest.raises(SlipwayError, match=reason) as error:

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow war
 
 @pytest.mark.process
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_service_answers_each_generated_file_as_clean_judges_it(make_settings: MakeSettings, family: str) -> None:
+def test_the_service_answers_each_generated_file_as_clean_judges_it(
+    make_settings: MakeSettings, family: str
+) -> None:
     files = list(FAMILIES[family]())
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:

@@ -33,7 +33,10 @@ def test_each_gpu_shows_its_own_figures() -> None:
     assert shown(registry, "memory_used_bytes") == 3 * GIB
     assert shown(registry, "memory_total_bytes", 1) == 80 * GIB
     assert shown(registry, "utilization_ratio") == 0.25
-    assert (shown(registry, "utilization_ratio", 1), shown(registry, "temperature_celsius", 1)) == (1.0, 84.0)
+    assert (shown(registry, "utilization_ratio", 1), shown(registry, "temperature_celsius", 1)) == (
+        1.0,
+        84.0,
+    )
 
 
 def test_the_next_sample_replaces_the_last() -> None:
@@ -41,11 +44,21 @@ def test_the_next_sample_replaces_the_last() -> None:
     metrics, registry = opened(gpu)
     gpu.used, gpu.temperature = 7 * GIB, 90
     metrics.sample()
-    assert (shown(registry, "memory_used_bytes"), shown(registry, "temperature_celsius")) == (7 * GIB, 90)
+    assert (shown(registry, "memory_used_bytes"), shown(registry, "temperature_celsius")) == (
+        7 * GIB,
+        90,
+    )
     assert metrics.status()["gpus"][0]["memory_used_bytes"] == 7 * GIB
 
 
-@pytest.mark.parametrize("reason", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNKNOWN])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_UNKNOWN,
+    ],
+)
 def test_without_a_driver_there_is_nothing_at_all(reason: int) -> None:
     registry = CollectorRegistry()
     assert open_gpu_metrics(registry, FakeNvml(Gpu(), init=reason)) is None
@@ -65,19 +78,25 @@ def test_what_a_gpu_does_not_tell_has_no_series_and_the_rest_does() -> None:
     assert shown(registry, "memory_used_bytes") == 3 * GIB
 
 
-def test_a_lost_gpu_is_nan_until_it_answers_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_gpu_is_nan_until_it_answers_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     gpu = Gpu()
     metrics, registry = opened(gpu, Gpu())
     gpu.failing = {"memory": pynvml.NVML_ERROR_GPU_IS_LOST, "handle": pynvml.NVML_ERROR_GPU_IS_LOST}
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             metrics.sample()
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["GPU 0 does not answer"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "GPU 0 does not answer"
+    ]
     lost = shown(registry, "memory_used_bytes")
     assert lost is not None
     assert lost != lost  # NaN
     assert shown(registry, "memory_used_bytes", 1) == 3 * GIB
-    assert metrics.status()["gpus"][0] == {"gpu": "0"} | dict.fromkeys([name.removeprefix("slipway_gpu_") for name in GAUGES])
+    assert metrics.status()["gpus"][0] == {"gpu": "0"} | dict.fromkeys(
+        [name.removeprefix("slipway_gpu_") for name in GAUGES]
+    )
     gpu.failing = {}
     metrics.sample()
     assert shown(registry, "memory_used_bytes") == 3 * GIB
@@ -85,7 +104,9 @@ def test_a_lost_gpu_is_nan_until_it_answers_and_is_logged_once(caplog: pytest.Lo
 
 def test_many_gpus_take_a_bounded_number_of_series() -> None:
     _, registry = opened(*[Gpu()] * (MAX_GPUS + 3))
-    assert len(re.findall(rb"^slipway_gpu_", generate_latest(registry), re.MULTILINE)) == MAX_GPUS * len(GAUGES)
+    assert len(
+        re.findall(rb"^slipway_gpu_", generate_latest(registry), re.MULTILINE)
+    ) == MAX_GPUS * len(GAUGES)
 
 
 DRIVER = r"""
@@ -107,12 +128,20 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *temperature
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a pretended driver's library")
-def test_two_workers_of_the_real_service_show_the_gpu_once(certified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="no C compiler for a pretended driver's library"
+)
+def test_two_workers_of_the_real_service_show_the_gpu_once(
+    certified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through the real bindings, with a library of the driver's name that answers as a GPU would."""
     (certified / "driver").mkdir()
     (certified / "driver/nvml.c").write_text(DRIVER)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.c"], cwd=certified / "driver", check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.c"],
+        cwd=certified / "driver",
+        check=True,
+    )
     monkeypatch.setenv("LD_LIBRARY_PATH", str(certified / "driver"))
     with running(certified, workers=2) as server:
         server.wait()

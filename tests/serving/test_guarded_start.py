@@ -42,11 +42,24 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def refused_start(folder: Path, *arguments: str, host: str | None = None, **settings: object) -> str:
+def refused_start(
+    folder: Path, *arguments: str, host: str | None = None, **settings: object
+) -> str:
     """The one line that `bentoml serve` prints when it does not start; `host` is BENTOML_HOST, as a container has it."""
     variables = environment(folder, **settings) | ({"BENTOML_HOST": host} if host else {})
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", str(free_port()), *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+    command = [
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        "serving.service:Slipway",
+        "--port",
+        str(free_port()),
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -55,14 +68,18 @@ def refused_start(folder: Path, *arguments: str, host: str | None = None, **sett
 
 @pytest.mark.process
 @pytest.mark.parametrize(("host", "arguments"), [("0.0.0.0", ()), (None, ("--host", "::"))])
-def test_without_keys_it_does_not_start_where_others_can_reach_it(folder: Path, host: str | None, arguments: tuple[str, ...]) -> None:
+def test_without_keys_it_does_not_start_where_others_can_reach_it(
+    folder: Path, host: str | None, arguments: tuple[str, ...]
+) -> None:
     message = refused_start(folder, *arguments, host=host)
     assert "can be reached from other machines, and there are no keys" in message
     assert "SLIPWAY_ALLOW_ANYONE=true" in message
 
 
 @pytest.mark.process
-def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(folder: Path, tmp_path: Path) -> None:
+def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "keys").write_text("alice\n")
     assert "line 1: expected name:role:sha256" in refused_start(folder, keys=tmp_path / "keys")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -71,7 +88,9 @@ def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(folder: P
 
 
 @pytest.mark.process
-def test_with_keys_it_listens_for_others_and_lets_in_whoever_has_one(folder: Path, tmp_path: Path) -> None:
+def test_with_keys_it_listens_for_others_and_lets_in_whoever_has_one(
+    folder: Path, tmp_path: Path
+) -> None:
     key = add_key(tmp_path / "keys", "alice", "caller", None)
     with running(folder, keys=tmp_path / "keys", host="0.0.0.0") as server:
         server.wait()
@@ -83,8 +102,12 @@ with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
     print(client.predict(image=pathlib.Path("x.png"))["label"])
 """
         (tmp_path / "x.png").write_bytes(picture())
-        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-        answer = plain_http.post(server.url + "/predict", content=picture(), headers=PNG | bearer(key))
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        answer = plain_http.post(
+            server.url + "/predict", content=picture(), headers=PNG | bearer(key)
+        )
         assert done.stdout.split() == [answer.json()["label"]]
 
         # Another file takes its place while the service runs.
@@ -94,7 +117,10 @@ with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
         while plain_http.get(server.url + "/model", headers=bearer(new)).status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert plain_http.get(server.url + "/model", headers=bearer(key)).json()["error"]["code"] == "key_unknown"
+        assert (
+            plain_http.get(server.url + "/model", headers=bearer(key)).json()["error"]["code"]
+            == "key_unknown"
+        )
 
 
 class FakeTransport:
@@ -106,7 +132,9 @@ class FakeTransport:
         self.is_closed = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"sockname": (self._address, 3000), "peername": ("10.0.0.9", 50000)}.get(name, default)
+        return {"sockname": (self._address, 3000), "peername": ("10.0.0.9", 50000)}.get(
+            name, default
+        )
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -123,11 +151,15 @@ class FakeTransport:
     abort = close
 
 
-async def _connect(address: str, variables: dict[str, Any], make_settings: MakeSettings) -> FakeTransport:
+async def _connect(
+    address: str, variables: dict[str, Any], make_settings: MakeSettings
+) -> FakeTransport:
     transport = FakeTransport(address)
     config = uvicorn.Config(app=lambda scope: None, log_config=None)
     inference = Inference(make_settings(**variables))
-    connection = Connection(inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={})
+    connection = Connection(
+        inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={}
+    )
     connection.connection_made(transport)  # type: ignore[arg-type]  # has what is used of one
     connection.connection_lost(None)
     return transport
@@ -145,7 +177,11 @@ async def _connect(address: str, variables: dict[str, Any], make_settings: MakeS
     ],
 )
 def test_however_it_was_started_it_refuses_a_connection_from_elsewhere_that_nobody_allowed(
-    address: str, variables: dict[str, Any], is_refused: bool, make_settings: MakeSettings, tmp_path: Path
+    address: str,
+    variables: dict[str, Any],
+    is_refused: bool,
+    make_settings: MakeSettings,
+    tmp_path: Path,
 ) -> None:
     """BentoML's interface for Python starts it without the check of the command line."""
     if "keys" in variables:
@@ -164,19 +200,36 @@ def test_operators_have_a_port_of_their_own_at_every_worker(folder: Path) -> Non
         server.wait()
         operators = f"http://127.0.0.1:{port}"
         for _ in range(40):
-            assert plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
-        for path, statuses in {"/metrics": (404, 200), "/docs": (404, 200), "/model": (200, 404), "/livez": (200, 200)}.items():
-            assert (plain_http.get(server.url + path).status_code, plain_http.get(operators + path).status_code) == statuses
+            assert (
+                plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code
+                == 200
+            )
+        for path, statuses in {
+            "/metrics": (404, 200),
+            "/docs": (404, 200),
+            "/model": (200, 404),
+            "/livez": (200, 200),
+        }.items():
+            assert (
+                plain_http.get(server.url + path).status_code,
+                plain_http.get(operators + path).status_code,
+            ) == statuses
         time.sleep(10 * FLUSH_S)  # so late may be what the other one counted last
         for _ in range(6):  # whichever worker answers, it answers for both
-            assert 'requests_total{code="200",route="/predict"} 40.0' in plain_http.get(operators + "/metrics").text
+            assert (
+                'requests_total{code="200",route="/predict"} 40.0'
+                in plain_http.get(operators + "/metrics").text
+            )
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"no http\r\n\r\n")
             assert error_in(connection.recv(65536))["code"] == "malformed_request"
         listeners = workers_of(server.process.pid)
         os.kill(listeners[0], signal.SIGKILL)
         deadline = time.monotonic() + 30
-        while len(set(workers_of(server.process.pid)) - set(listeners)) == 0 or plain_http.get(server.url + "/readyz").status_code != 200:
+        while (
+            len(set(workers_of(server.process.pid)) - set(listeners)) == 0
+            or plain_http.get(server.url + "/readyz").status_code != 200
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         time.sleep(1)
@@ -187,17 +240,28 @@ def test_operators_have_a_port_of_their_own_at_every_worker(folder: Path) -> Non
 
 
 def workers_of(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [
+        int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ]
 
 
 @pytest.mark.process
 def test_no_key_and_nothing_of_a_request_is_in_the_log(folder: Path, tmp_path: Path) -> None:
-    keys = {name: add_key(tmp_path / "keys", name, "caller", rate) for name, rate in (("alice", None), ("slow", 0.001))}
+    keys = {
+        name: add_key(tmp_path / "keys", name, "caller", rate)
+        for name, rate in (("alice", None), ("slow", 0.001))
+    }
     secret = "topsecret0123456789"
     with running(folder, keys=tmp_path / "keys", max_body_bytes=100_000) as server:
         server.wait()
         with httpx.Client(base_url=server.url) as client:
-            for headers in (bearer(keys["alice"]), {"x-api-key": keys["slow"]}, bearer(secret), {"authorization": f"Basic {secret}"}, {}):
+            for headers in (
+                bearer(keys["alice"]),
+                {"x-api-key": keys["slow"]},
+                bearer(secret),
+                {"authorization": f"Basic {secret}"},
+                {},
+            ):
                 for content in (picture(), secret.encode(), secret.encode() * 10_000):
                     client.post(f"/predict?key={secret}", content=content, headers=PNG | headers)
                 form = {"image": (secret, secret.encode(), f"image/{secret}")}

@@ -35,7 +35,9 @@ def ask(server: Server, number: int, **headers: str) -> httpx.Response:
 
 def counted(server: Server, outcome: str) -> int:
     text = CLIENT.get(server.url + "/metrics").text
-    found = re.search(rf'^slipway_kept_requests_total\{{outcome="{outcome}"\}} (\S+)$', text, re.MULTILINE)
+    found = re.search(
+        rf'^slipway_kept_requests_total\{{outcome="{outcome}"\}} (\S+)$', text, re.MULTILINE
+    )
     return int(float(found[1])) if found else 0
 
 
@@ -81,7 +83,9 @@ def server(folder: Path) -> Iterator[Server]:
         yield server
 
 
-def test_two_workers_keep_what_they_answered_for_their_owner_alone(server: Server, folder: Path) -> None:
+def test_two_workers_keep_what_they_answered_for_their_owner_alone(
+    server: Server, folder: Path
+) -> None:
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: ask(server, number).json(), range(100)))
     wait_for(server, "kept", 100)
@@ -91,13 +95,17 @@ def test_two_workers_keep_what_they_answered_for_their_owner_alone(server: Serve
         request = kept[answer["request_id"]]
         assert request.payload == picture(number)
         told = outputs_of([answer], manifest)
-        assert {name: told[name].tolist() for name in told} == {name: numbers.tolist() for name, numbers in request.outputs.items()}
+        assert {name: told[name].tolist() for name in told} == {
+            name: numbers.tolist() for name, numbers in request.outputs.items()
+        }
         assert LABELS[int(request.outputs["probabilities"].argmax())] == answer["label"]
     assert stat.S_IMODE((folder / "kept").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in segments(folder / "kept")} == {0o600}
 
 
-def test_a_killed_worker_leaves_what_it_kept_readable_and_the_others_go_on(server: Server, folder: Path) -> None:
+def test_a_killed_worker_leaves_what_it_kept_readable_and_the_others_go_on(
+    server: Server, folder: Path
+) -> None:
     before = counted(server, "kept")
     ids: list[str] = []
     while len(ids) < 60:
@@ -134,29 +142,60 @@ def test_a_replay_asks_the_running_service_and_is_not_kept(server: Server, folde
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^service +onnxruntime/cpu/fp32 +0 +\w+ +equal$", done.stdout, re.MULTILINE)
     time.sleep(0.3)
-    assert [one.request_id for one in kept_in(folder / "kept") if one.request_id.startswith("replay-")] == []
+    assert [
+        one.request_id for one in kept_in(folder / "kept") if one.request_id.startswith("replay-")
+    ] == []
 
 
 def can_mount() -> bool:
-    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+    )
 
 
-def test_a_disk_that_refuses_fails_no_request_is_counted_and_may_come_back(folder: Path, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_fails_no_request_is_counted_and_may_come_back(
+    folder: Path, tmp_path: Path
+) -> None:
     if not can_mount():
         pytest.skip("no right to mount a file system here")
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     disk = tmp_path / "disk"
     disk.mkdir()
-    on_a_disk = ("unshare", "-m", "bash", "-c", f'mount -t tmpfs -o ro,size=256k none {disk} && exec "$@"', "bash")
-    with running(tmp_path, under=on_a_disk, keep_directory=disk / "kept", keep_bytes=8 * MIB) as server:
+    on_a_disk = (
+        "unshare",
+        "-m",
+        "bash",
+        "-c",
+        f'mount -t tmpfs -o ro,size=256k none {disk} && exec "$@"',
+        "bash",
+    )
+    with running(
+        tmp_path, under=on_a_disk, keep_directory=disk / "kept", keep_bytes=8 * MIB
+    ) as server:
         server.wait()
 
         def remount(options: str) -> None:
-            subprocess.run(["nsenter", "-t", str(server.process.pid), "-m", "mount", "-o", f"remount,{options}", disk], check=True)
+            subprocess.run(
+                [
+                    "nsenter",
+                    "-t",
+                    str(server.process.pid),
+                    "-m",
+                    "mount",
+                    "-o",
+                    f"remount,{options}",
+                    disk,
+                ],
+                check=True,
+            )
 
         def all_are_answered(num_requests: int) -> None:
             payload = picture(1, (40, 40))
-            codes = {CLIENT.post(server.url + "/predict", content=payload, headers=PNG).status_code for _ in range(num_requests)}
+            codes = {
+                CLIENT.post(server.url + "/predict", content=payload, headers=PNG).status_code
+                for _ in range(num_requests)
+            }
             assert codes == {200}
 
         all_are_answered(20)
@@ -178,6 +217,8 @@ def test_a_disk_that_refuses_fails_no_request_is_counted_and_may_come_back(folde
         entered = Path(f"/proc/{server.process.pid}/root{disk}/kept")
         assert len(kept_in(entered)) == counted(server, "kept")
         log = server.log.read_text()
-        assert log.count("requests are not kept") == 2  # once for each time, and not for each request
+        assert (
+            log.count("requests are not kept") == 2
+        )  # once for each time, and not for each request
         assert "Read-only file system" in log
         assert "No space left on device" in log

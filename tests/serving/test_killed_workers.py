@@ -22,12 +22,18 @@ pytestmark = pytest.mark.nightly
 IMAGE = http_request(body=picture())
 NUM_CALLERS = 8
 BACK_S = 5.0  # usually
-UNWRITTEN_S = 0.3  # counts are written twenty times a second, later on a machine that does much else
+UNWRITTEN_S = (
+    0.3  # counts are written twenty times a second, later on a machine that does much else
+)
 LATE_S = 20.0  # on a machine that does much else
 
 
 def metric(server: Server, line: str) -> float:
-    found = re.search(rf"^{re.escape(line)} (\S+)$", plain_http.get(server.url + "/metrics", timeout=LATE_S).text, re.MULTILINE)
+    found = re.search(
+        rf"^{re.escape(line)} (\S+)$",
+        plain_http.get(server.url + "/metrics", timeout=LATE_S).text,
+        re.MULTILINE,
+    )
     return float(found.group(1)) if found else 0.0
 
 
@@ -64,7 +70,10 @@ class Killed:
         self.kills.append(time.perf_counter())
         os.kill(workers[number % 2], signal.SIGKILL)
         # Until the server has noticed that it died, it is among the workers, and counted as ready.
-        while workers[number % 2] in self._server.workers() or await asyncio.to_thread(metric, self._server, "slipway_ready") < 2:
+        while (
+            workers[number % 2] in self._server.workers()
+            or await asyncio.to_thread(metric, self._server, "slipway_ready") < 2
+        ):
             assert time.perf_counter() - self.kills[-1] < LATE_S, self._server.log.read_text()
             await asyncio.sleep(0.05)
         self.back.append(time.perf_counter() - self.kills[-1])
@@ -72,7 +81,9 @@ class Killed:
 
 
 @pytest.mark.parametrize("num_kills", [2, 20])
-def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(tmp_path: Path, num_kills: int) -> None:
+def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(
+    tmp_path: Path, num_kills: int
+) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path, workers=2) as server:
         server.wait()
@@ -83,14 +94,23 @@ def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(
         assert set(seen) <= {200, REFUSED}
         assert seen[200] > 20 * num_kills
         for began, ended in itertools.pairwise([*killed.kills, time.perf_counter()]):
-            lost = [answer for answer in answers if answer.status == REFUSED and began <= answer.due + answer.seconds < ended]
+            lost = [
+                answer
+                for answer in answers
+                if answer.status == REFUSED and began <= answer.due + answer.seconds < ended
+            ]
             assert len(lost) <= NUM_CALLERS
-            assert all(answer.due < began + 0.1 for answer in lost)  # all of them were asked before, or as it died
+            assert all(
+                answer.due < began + 0.1 for answer in lost
+            )  # all of them were asked before, or as it died
         assert statistics.median(killed.back) < BACK_S
         # What a dead worker counted stays, but for what it had not written yet; and nothing is counted that was not asked.
         time.sleep(0.5)
         counted = metric(server, 'slipway_requests_total{code="200",route="/predict"}')
-        in_its_last_moments = sum(any(kill - UNWRITTEN_S < answer.due <= kill for kill in killed.kills) for answer in answers)
+        in_its_last_moments = sum(
+            any(kill - UNWRITTEN_S < answer.due <= kill for kill in killed.kills)
+            for answer in answers
+        )
         assert seen[200] - in_its_last_moments <= counted <= seen[200] + seen[REFUSED]
         assert metric(server, "slipway_ready") == 2
     assert not any(Path(f"/proc/{worker}").exists() for worker in killed.pids)
@@ -98,7 +118,9 @@ def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(
     socket.create_server((url.host, url.port or 80)).close()
 
 
-def test_in_a_container_too_a_worker_of_several_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_too_a_worker_of_several_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """BentoML leaves it dead there, and the others do its work until the last of them has died."""
     monkeypatch.setenv("BENTOML_CONTAINERIZED", "true")
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
@@ -117,4 +139,6 @@ def test_the_only_worker_comes_back_too(tmp_path: Path) -> None:
         os.kill(first[0], signal.SIGKILL)
         server.wait("/readyz", seconds=LATE_S)
         assert server.workers() != first
-        assert by_status(run(closed_loop(server.url, lambda number: IMAGE, 4, num_requests=100))) == {200: 100}
+        assert by_status(
+            run(closed_loop(server.url, lambda number: IMAGE, 4, num_requests=100))
+        ) == {200: 100}

@@ -31,26 +31,44 @@ OWN = "slipway-translate"
 
 def with_bytes(tensor: dict[str, Any], tail: bytes) -> tuple[bytes, dict[str, str]]:
     """A request whose tensor lies behind its JSON, and the header that says so."""
-    head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(tail)}}]}).encode()
+    head = json.dumps(
+        {"inputs": [tensor | {"parameters": {"binary_data_size": len(tail)}}]}
+    ).encode()
     return head + tail, {HEAD_LENGTH: str(len(head))}
 
 
 def table_tensors(num_rows: int) -> bytes:
     rows = [table_row(number) for number in range(num_rows)]
-    datatypes = {"age": "FP64", "income": "FP64", "colour": "BYTES", "city": "BYTES", "member": "BOOL", "since": "BYTES"}
+    datatypes = {
+        "age": "FP64",
+        "income": "FP64",
+        "colour": "BYTES",
+        "city": "BYTES",
+        "member": "BOOL",
+        "since": "BYTES",
+    }
     tensors = [
-        {"name": name, "shape": [num_rows], "datatype": datatype, "data": [row.get(name, "") for row in rows]}
+        {
+            "name": name,
+            "shape": [num_rows],
+            "datatype": datatype,
+            "data": [row.get(name, "") for row in rows],
+        }
         for name, datatype in datatypes.items()
     ]
     return json.dumps({"inputs": tensors}).encode()
 
 
-def noting_threads(monkeypatch: pytest.MonkeyPatch, name: str, gate: threading.Event | None = None) -> list[str]:
+def noting_threads(
+    monkeypatch: pytest.MonkeyPatch, name: str, gate: threading.Event | None = None
+) -> list[str]:
     """The name of the thread of each call of what `v2` knows by `name`; each waits for the `gate`."""
     threads, called = list[str](), getattr(v2, name)
 
     def note(*arguments: Any) -> Any:
-        threads.append(threading.current_thread().name.rpartition("_")[0] or threading.current_thread().name)
+        threads.append(
+            threading.current_thread().name.rpartition("_")[0] or threading.current_thread().name
+        )
         assert gate is None or gate.wait(10)
         return called(*arguments)
 
@@ -71,7 +89,9 @@ async def begun(threads: list[str]) -> None:
 
 
 ENCODED = base64.b64encode(picture()).decode()
-SMALL_IMAGE = json.dumps({"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [ENCODED]}]}).encode()
+SMALL_IMAGE = json.dumps(
+    {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [ENCODED]}]}
+).encode()
 
 
 @pytest.mark.parametrize(
@@ -82,12 +102,24 @@ SMALL_IMAGE = json.dumps({"inputs": [{"name": "image", "shape": [1], "datatype":
         (LARGE, {}, OWN),
         (*with_bytes(PIXELS | {"shape": [1, 600, 1000, 3]}, b"\7" * 1_800_000), OWN),
     ],
-    ids=["a small image in JSON", "12 KiB of pixels as bytes", "as many in JSON", "many pixels as bytes"],
+    ids=[
+        "a small image in JSON",
+        "12 KiB of pixels as bytes",
+        "as many in JSON",
+        "many pixels as bytes",
+    ],
 )
 def test_a_large_body_is_read_on_the_thread_and_a_small_one_at_once(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, content: bytes, headers: dict[str, str], thread: str
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    headers: dict[str, str],
+    thread: str,
 ) -> None:
-    read, written = noting_threads(monkeypatch, "parse_request"), noting_threads(monkeypatch, "response")
+    read, written = (
+        noting_threads(monkeypatch, "parse_request"),
+        noting_threads(monkeypatch, "response"),
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert (await client.post(INFER, content=content, headers=headers)).status_code == 200
@@ -98,11 +130,20 @@ def test_a_large_body_is_read_on_the_thread_and_a_small_one_at_once(
 
 
 @pytest.mark.usefixtures("certified_table")
-@pytest.mark.parametrize(("num_rows", "expected"), [(3, ("MainThread", "MainThread")), (120, (OWN, "MainThread")), (600, (OWN, OWN))])
+@pytest.mark.parametrize(
+    ("num_rows", "expected"),
+    [(3, ("MainThread", "MainThread")), (120, (OWN, "MainThread")), (600, (OWN, OWN))],
+)
 def test_a_large_answer_is_written_on_the_thread_and_is_the_one_of_predict(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, num_rows: int, expected: tuple[str, str]
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    expected: tuple[str, str],
 ) -> None:
-    read, written = noting_threads(monkeypatch, "parse_request"), noting_threads(monkeypatch, "response")
+    read, written = (
+        noting_threads(monkeypatch, "parse_request"),
+        noting_threads(monkeypatch, "response"),
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         rows = [table_row(number) for number in range(num_rows)]
@@ -110,9 +151,13 @@ def test_a_large_answer_is_written_on_the_thread_and_is_the_one_of_predict(
         found = (await client.post(INFER, content=table_tensors(num_rows))).json()["outputs"]
         outputs = {output["name"]: output["data"] for output in found}
         assert outputs["label"] == [answer["label"] for answer in answers]
-        assert outputs["probabilities"] == [value for answer in answers for value in answer["probabilities"].values()]
+        assert outputs["probabilities"] == [
+            value for answer in answers for value in answer["probabilities"].values()
+        ]
         labels = list(answers[0]["probabilities"])
-        assert outputs["prediction_set"] == [label in answer["prediction_set"] for answer in answers for label in labels]
+        assert outputs["prediction_set"] == [
+            label in answer["prediction_set"] for answer in answers for label in labels
+        ]
         assert (*read, *written) == expected
 
     run(make_settings(), work)
@@ -129,7 +174,9 @@ def test_probes_metrics_and_small_requests_are_answered_while_large_bodies_wait(
         await begun(threads)
         for path in ("/livez", "/readyz", "/metrics"):
             assert (await client.get(path)).status_code == 200
-        answer = await client.post("/predict", content=picture(), headers={"content-type": "image/png"})
+        answer = await client.post(
+            "/predict", content=picture(), headers={"content-type": "image/png"}
+        )
         assert answer.status_code == 200
         assert not any(task.done() for task in waiting)
         gate.set()
@@ -157,12 +204,18 @@ def test_a_large_body_that_expires_on_its_way_to_the_thread_is_never_read(
 
 @pytest.mark.process
 def test_an_answer_that_is_not_written_in_time_is_refused_like_any_other(
-    certified_table: object, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+    certified_table: object,
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    gate: threading.Event,
 ) -> None:
     noting_threads(monkeypatch, "response", gate)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert error_of(await client.post(INFER, content=table_tensors(600)))["code"] == "deadline_exceeded"
+        assert (
+            error_of(await client.post(INFER, content=table_tensors(600)))["code"]
+            == "deadline_exceeded"
+        )
         assert (await client.get("/livez")).status_code == 200
 
     run(make_settings(request_timeout_s=1), work)
@@ -203,10 +256,17 @@ def test_a_list_of_any_length_is_written_as_one() -> None:
     for count in (0, 1, 4095, 4096, 4097, 10_000):
         values = (np.arange(count) / 7).astype(np.float32)
         output = {"name": "value", "datatype": "FP32", "shape": [count], "data": values.tolist()}
-        expected = {"model_name": "é", "model_version": "1", "id": "\u2028", "outputs": [output] * 2}
+        expected = {
+            "model_name": "é",
+            "model_version": "1",
+            "id": "\u2028",
+            "outputs": [output] * 2,
+        }
         tensor = Tensor("value", "FP32", (count,), values)
         written = response("é", "1", InferRequest("\u2028", [], None, False), [(tensor, False)] * 2)
-        assert written.body == json.dumps(expected, ensure_ascii=False, separators=(",", ":")).encode()
+        assert (
+            written.body == json.dumps(expected, ensure_ascii=False, separators=(",", ":")).encode()
+        )
 
 
 # The thread itself -----------------------------------------------------------------------------------------------------------------
@@ -222,7 +282,9 @@ class Work:
         return self._done()
 
 
-def test_what_nobody_waits_for_any_more_is_let_go_while_the_thread_is_busy(gate: threading.Event) -> None:
+def test_what_nobody_waits_for_any_more_is_let_go_while_the_thread_is_busy(
+    gate: threading.Event,
+) -> None:
     async def work() -> None:
         thread = OwnThread("busy", 2)
         busy = asyncio.create_task(thread.run(lambda: gate.wait(10)))

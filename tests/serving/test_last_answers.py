@@ -32,7 +32,9 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 @pytest.fixture(params=["asyncio", "uvloop"], name="run")
 def _run(request: pytest.FixtureRequest) -> Run:
     def run(work: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop if request.param == "uvloop" else None) as runner:
+        with asyncio.Runner(
+            loop_factory=uvloop.new_event_loop if request.param == "uvloop" else None
+        ) as runner:
             runner.run(asyncio.wait_for(work, 20))
 
     return run
@@ -67,7 +69,9 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening(make_settings: MakeSettings, pause_s: float = PAUSE_S, **variables: Any) -> AsyncIterator[Listening]:
+async def listening(
+    make_settings: MakeSettings, pause_s: float = PAUSE_S, **variables: Any
+) -> AsyncIterator[Listening]:
     """Without a model: `/livez` is answered, after `pause_s`."""
     inference, state = Inference(make_settings(**variables)), ServerState()
     front = Front(behind, inference)
@@ -111,7 +115,9 @@ def test_a_caller_that_ends_its_side_has_an_answer_to_all_that_it_sent_in_whole(
     run(work())
 
 
-def test_a_large_body_before_the_end_of_the_callers_side_is_answered(run: Run, make_settings: MakeSettings) -> None:
+def test_a_large_body_before_the_end_of_the_callers_side_is_answered(
+    run: Run, make_settings: MakeSettings
+) -> None:
     """Reading was paused in between."""
 
     async def work() -> None:
@@ -127,7 +133,9 @@ def test_a_large_body_before_the_end_of_the_callers_side_is_answered(run: Run, m
                 return json_response(num_bytes)
 
             service.front.respond = length  # type: ignore[assignment, method-assign]
-            head = b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+            head = b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(
+                body
+            )
             received = await service.answers(head + body, ends=True)
             assert statuses(received) == [200]
             assert received.endswith(b"\r\n500000")
@@ -148,14 +156,22 @@ def test_a_caller_that_ends_within_a_body_is_gone(run: Run, make_settings: MakeS
                 gone.append(request.path)
 
             service.front.respond = reading  # type: ignore[assignment, method-assign]
-            assert await service.answers(b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\na", ends=True) == b""
+            assert (
+                await service.answers(
+                    b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\na",
+                    ends=True,
+                )
+                == b""
+            )
             await service.until_nobody_is_there()
             assert gone == ["/livez"]
 
     run(work())
 
 
-def test_a_caller_that_is_gone_altogether_keeps_no_connection(run: Run, make_settings: MakeSettings) -> None:
+def test_a_caller_that_is_gone_altogether_keeps_no_connection(
+    run: Run, make_settings: MakeSettings
+) -> None:
     async def work() -> None:
         async with listening(make_settings) as service:
             _, writer = await service.connect()
@@ -185,7 +201,10 @@ def test_what_is_wrong_behind_good_requests_is_refused_after_their_answers(
 
     async def work() -> None:
         async with listening(make_settings) as service:
-            assert statuses(await service.answers(LIVEZ * number + wrong + LIVEZ, ends=ends)) == [*[200] * number, status]
+            assert statuses(await service.answers(LIVEZ * number + wrong + LIVEZ, ends=ends)) == [
+                *[200] * number,
+                status,
+            ]
             code = "malformed_request" if status == 400 else "headers_too_large"
             assert metric(service.inference, f'slipway_errors_total{{error="{code}"}}') == 1
             await service.until_nobody_is_there()
@@ -193,7 +212,9 @@ def test_what_is_wrong_behind_good_requests_is_refused_after_their_answers(
     run(work())
 
 
-def test_what_is_wrong_behind_a_last_request_changes_nothing_about_its_answer(run: Run, make_settings: MakeSettings) -> None:
+def test_what_is_wrong_behind_a_last_request_changes_nothing_about_its_answer(
+    run: Run, make_settings: MakeSettings
+) -> None:
     async def work() -> None:
         async with listening(make_settings) as service:
             assert statuses(await service.answers(LAST + b"GARBAGE\r\n\r\n")) == [200]
@@ -204,13 +225,16 @@ def test_what_is_wrong_behind_a_last_request_changes_nothing_about_its_answer(ru
 
 BODY = bytes(3_000_000)
 EARLY = [
-    b"POST /nope HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY),
+    b"POST /nope HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    % len(BODY),
     b"POST /nope HTTP/1.0\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(BODY),
 ]
 
 
 @pytest.mark.parametrize("head", EARLY)
-def test_a_caller_that_is_still_sending_its_last_request_reads_the_answer(run: Run, make_settings: MakeSettings, head: bytes) -> None:
+def test_a_caller_that_is_still_sending_its_last_request_reads_the_answer(
+    run: Run, make_settings: MakeSettings, head: bytes
+) -> None:
     """A connection that is closed while bytes are unread is reset, and the answer is lost with it."""
 
     async def work() -> None:
@@ -221,7 +245,9 @@ def test_a_caller_that_is_still_sending_its_last_request_reads_the_answer(run: R
     run(work())
 
 
-def test_a_caller_that_sends_further_requests_behind_its_last_reads_the_answer(run: Run, make_settings: MakeSettings) -> None:
+def test_a_caller_that_sends_further_requests_behind_its_last_reads_the_answer(
+    run: Run, make_settings: MakeSettings
+) -> None:
     """As while the service drains: it ends connections whose callers did not ask for that."""
 
     async def work() -> None:
@@ -234,7 +260,9 @@ def test_a_caller_that_sends_further_requests_behind_its_last_reads_the_answer(r
 
 
 @pytest.mark.process
-def test_a_caller_that_never_stops_sending_its_last_request_is_cut(run: Run, make_settings: MakeSettings) -> None:
+def test_a_caller_that_never_stops_sending_its_last_request_is_cut(
+    run: Run, make_settings: MakeSettings
+) -> None:
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
             reader, writer = await service.connect()
@@ -303,11 +331,18 @@ def test_a_request_for_another_protocol_is_answered_as_the_ordinary_one_that_it_
 ) -> None:
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
-            received = await service.answers((LIVEZ[:-2] + UPGRADE) * 2 + LIVEZ.replace(b"/livez", b"/nope")[:-2] + UPGRADE + LAST)
+            received = await service.answers(
+                (LIVEZ[:-2] + UPGRADE) * 2
+                + LIVEZ.replace(b"/livez", b"/nope")[:-2]
+                + UPGRADE
+                + LAST
+            )
             assert statuses(received) == [200, 200, 404, 200]
             assert received.count(b"\r\nx-request-id: ") == 4
             assert received.count(b'{"error":{"code":"not_found",') == 1
-            assert metric(service.inference, 'slipway_requests_total{code="200",route="/livez"}') == 3
+            assert (
+                metric(service.inference, 'slipway_requests_total{code="200",route="/livez"}') == 3
+            )
 
     if is_logged:
         caplog.set_level(logging.INFO, "uvicorn.access")

@@ -20,7 +20,10 @@ LARGE = b"\x89PNG" + bytes(100_000)  # decoded on a thread
 
 
 def form(*images: bytes) -> bytes:
-    parts = [b'--b\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n%s\r\n' % image for image in images]
+    parts = [
+        b'--b\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n%s\r\n' % image
+        for image in images
+    ]
     return b"".join([*parts, b"--b--\r\n"])
 
 
@@ -33,7 +36,11 @@ async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
     try:
         await work()
         gc.collect()
-        return [type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith(("serving.", "slipway."))]
+        return [
+            type(one).__qualname__
+            for one in gc.garbage
+            if type(one).__module__.startswith(("serving.", "slipway."))
+        ]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -41,9 +48,14 @@ async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
         gc.enable()
 
 
-def left_behind(inference: Inference, body: bytes, media_type: bytes, path: bytes = b"/predict") -> tuple[bytes, list[str]]:
+def left_behind(
+    inference: Inference, body: bytes, media_type: bytes, path: bytes = b"/predict"
+) -> tuple[bytes, list[str]]:
     """The status of the answer, and what our own code made of the objects that are found."""
-    head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (path, media_type, len(body))
+    head = (
+        b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
+        % (path, media_type, len(body))
+    )
 
     async def ask(connection: Any, transport: Any) -> None:
         transport.written = b""
@@ -88,7 +100,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("sent", REFUSED)
-def test_a_connection_that_was_refused_leaves_nothing(sent: bytes, make_settings: MakeSettings) -> None:
+def test_a_connection_that_was_refused_leaves_nothing(
+    sent: bytes, make_settings: MakeSettings
+) -> None:
     inference = Inference(make_settings(watch=False))
 
     async def refused() -> bytes:
@@ -111,7 +125,9 @@ def test_a_connection_that_was_refused_leaves_nothing(sent: bytes, make_settings
 
 
 @pytest.mark.parametrize(("status", "body", "media_type"), SENT)
-def test_an_image_leaves_nothing(status: bytes, body: bytes, media_type: bytes, make_settings: MakeSettings) -> None:
+def test_an_image_leaves_nothing(
+    status: bytes, body: bytes, media_type: bytes, make_settings: MakeSettings
+) -> None:
     assert left_behind(Inference(make_settings(watch=False)), body, media_type) == (status, [])
 
 
@@ -120,8 +136,13 @@ def test_another_path_leaves_nothing(path: bytes, make_settings: MakeSettings) -
     assert left_behind(Inference(make_settings(watch=False)), b"bad", PNG, path)[1] == []
 
 
-@pytest.mark.parametrize("body", [b'{"age": 1}', b'{"age": 1' + b" " * 5000 + b', "x": 2}', b'{"age": 1e300}', b"[", b"[1]"])
-def test_a_row_leaves_nothing(body: bytes, certified_table: Path, make_settings: MakeSettings) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [b'{"age": 1}', b'{"age": 1' + b" " * 5000 + b', "x": 2}', b'{"age": 1e300}', b"[", b"[1]"],
+)
+def test_a_row_leaves_nothing(
+    body: bytes, certified_table: Path, make_settings: MakeSettings
+) -> None:
     assert left_behind(Inference(make_settings(watch=False)), body, JSON)[1] == []
 
 
@@ -130,10 +151,19 @@ SEVENS = b",".join([b"7"] * (64 * 64 * 3))
 
 
 @pytest.mark.parametrize(
-    ("status", "body"), [(b"200", PIXELS % (b"UINT8", SEVENS)), (b"422", PIXELS % (b"BOOL", SEVENS)), (b"400", b"[" * 9999)]
+    ("status", "body"),
+    [
+        (b"200", PIXELS % (b"UINT8", SEVENS)),
+        (b"422", PIXELS % (b"BOOL", SEVENS)),
+        (b"400", b"[" * 9999),
+    ],
 )
-def test_what_is_read_on_a_thread_of_its_own_leaves_nothing(status: bytes, body: bytes, make_settings: MakeSettings) -> None:
-    assert left_behind(Inference(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer") == (status, [])
+def test_what_is_read_on_a_thread_of_its_own_leaves_nothing(
+    status: bytes, body: bytes, make_settings: MakeSettings
+) -> None:
+    assert left_behind(
+        Inference(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer"
+    ) == (status, [])
 
 
 def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:

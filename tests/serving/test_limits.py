@@ -18,7 +18,15 @@ from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES
 from serving.http.strict_json import MAX_DEPTH, MAX_DIGITS
 from slipway.inputs.images import FORMATS
 from tests import plain_http
-from tests.serving.bundles import COLUMNS, CONTRACT, ROW, certify, picture, row_classifier, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    ROW,
+    certify,
+    picture,
+    row_classifier,
+    write_bundle,
+)
 from tests.serving.server import Server, running
 from tests.serving.test_connections import answers, connect, error_in, rest_of
 from tests.serving.test_service import chunk, peak_memory, png_of
@@ -81,7 +89,10 @@ def in_pieces(body: bytes) -> Iterator[bytes]:
 
 def form_of(num_bytes: int) -> bytes:
     """A form of so many bytes with one file, which is no image."""
-    head, tail = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n', b"\r\n--b--\r\n"
+    head, tail = (
+        b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n',
+        b"\r\n--b--\r\n",
+    )
     return head + b"x" * (num_bytes - len(head) - len(tail)) + tail
 
 
@@ -96,7 +107,10 @@ def test_a_body_declared_in_pieces_or_in_a_form_is_taken_up_to_its_limit(images:
 
 
 def test_a_form_holds_as_many_images_as_the_limit(images: Server) -> None:
-    files = [("image", (f"{number}.png", picture(number), "image/png")) for number in range(MAX_ITEMS + 1)]
+    files = [
+        ("image", (f"{number}.png", picture(number), "image/png"))
+        for number in range(MAX_ITEMS + 1)
+    ]
     assert asked(images, files=files[:-1]) == "answered"
     assert asked(images, files=files) == "too_many_items"
 
@@ -130,14 +144,27 @@ def test_only_the_formats_of_the_training_are_decoded(images: Server) -> None:
     for image_format in FORMATS:
         assert asked(images, content=encoded(image_format), headers=PNG) == "answered", image_format
     for image_format in ("GIF", "PPM", "TGA", "ICO", "SGI", "PCX", "DDS", "JPEG2000"):
-        assert asked(images, content=encoded(image_format), headers=PNG) == "undecodable", image_format
+        assert asked(images, content=encoded(image_format), headers=PNG) == "undecodable", (
+            image_format
+        )
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "identity, gzip", "x"])
-def test_a_compressed_body_is_refused_before_it_is_read(images: Server, table: Server, encoding: str) -> None:
-    for server, body, headers in ((images, picture(), PNG), (table, json.dumps(ROW).encode(), JSON)):
-        assert asked(server, content=body, headers=headers | {"content-encoding": encoding}) == "unsupported_media_type"
-        assert asked(server, content=body, headers=headers | {"content-encoding": "identity"}) == "answered"
+def test_a_compressed_body_is_refused_before_it_is_read(
+    images: Server, table: Server, encoding: str
+) -> None:
+    for server, body, headers in (
+        (images, picture(), PNG),
+        (table, json.dumps(ROW).encode(), JSON),
+    ):
+        assert (
+            asked(server, content=body, headers=headers | {"content-encoding": encoding})
+            == "unsupported_media_type"
+        )
+        assert (
+            asked(server, content=body, headers=headers | {"content-encoding": "identity"})
+            == "answered"
+        )
 
 
 def head_of(url_bytes: int = 6, num_headers: int = 2, num_bytes: int = 0) -> bytes:
@@ -149,12 +176,22 @@ def head_of(url_bytes: int = 6, num_headers: int = 2, num_bytes: int = 0) -> byt
     return start + (b"pad: " + b"p" * padding + b"\r\n\r\n" if padding > 0 else b"\r\n")
 
 
-def test_a_request_has_as_long_a_url_as_many_headers_and_bytes_of_them_as_the_limits(images: Server) -> None:
+def test_a_request_has_as_long_a_url_as_many_headers_and_bytes_of_them_as_the_limits(
+    images: Server,
+) -> None:
     separators = len(b"GET  HTTP/1.1\r\nhost: \r\nconnection: \r\npad: \r\n\r\n")
     for at_limit, above, code in (
         (head_of(url_bytes=MAX_URL_BYTES), head_of(url_bytes=MAX_URL_BYTES + 1), "url_too_long"),
-        (head_of(num_headers=MAX_HEADERS), head_of(num_headers=MAX_HEADERS + 1), "headers_too_large"),
-        (head_of(num_bytes=MAX_HEADER_BYTES), head_of(num_bytes=MAX_HEADER_BYTES + separators + 1), "headers_too_large"),
+        (
+            head_of(num_headers=MAX_HEADERS),
+            head_of(num_headers=MAX_HEADERS + 1),
+            "headers_too_large",
+        ),
+        (
+            head_of(num_bytes=MAX_HEADER_BYTES),
+            head_of(num_bytes=MAX_HEADER_BYTES + separators + 1),
+            "headers_too_large",
+        ),
     ):
         assert answers(images, at_limit).startswith(b"HTTP/1.1 200 ")
         assert error_in(answers(images, above))["code"] == code
@@ -196,15 +233,23 @@ def test_a_request_has_as_many_rows_and_values_as_the_limit(table: Server) -> No
 
 
 @pytest.mark.parametrize("unit", [b"[", b'"",', b"{}", b'{"a":', b"0,"])
-def test_a_body_of_the_largest_size_that_holds_too_many_values_costs_little(table: Server, unit: bytes) -> None:
+def test_a_body_of_the_largest_size_that_holds_too_many_values_costs_little(
+    table: Server, unit: bytes
+) -> None:
     for _ in range(3):  # also once buffers of that size have been freed
-        assert asked(table, content=unit * (MAX_BODY_BYTES // len(unit)), headers=JSON) == "too_many_rows"
+        assert (
+            asked(table, content=unit * (MAX_BODY_BYTES // len(unit)), headers=JSON)
+            == "too_many_rows"
+        )
     assert asked(table, json=ROW) == "answered"
 
 
 def test_what_requests_cost_is_seen(images: Server) -> None:
     """The twin: three bodies that the service has to hold at once are more than one may cost."""
-    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: %d\r\n\r\n" % MAX_BODY_BYTES
+    head = (
+        b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: %d\r\n\r\n"
+        % MAX_BODY_BYTES
+    )
     with memory_of(images) as cost, ExitStack() as open_connections:
         for _ in range(3):
             connection = open_connections.enter_context(connect(images))

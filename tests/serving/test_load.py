@@ -33,7 +33,9 @@ async def num_connections(pause: float) -> int:
 
 
 @pytest.mark.parametrize(("pause", "expected"), [(0.0, 1), (0.3, 2)])
-def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch, pause: float, expected: int) -> None:
+def test_a_connection_that_was_idle_for_long_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, pause: float, expected: int
+) -> None:
     """The service closes it after a while, and what is sent just then is lost (RFC 9112, section 9.3.1)."""
     monkeypatch.setattr(load, "MOST_IDLE_S", 0.2)
     assert asyncio.run(num_connections(pause)) == expected

@@ -29,10 +29,14 @@ def exposed(registry: CollectorRegistry) -> str:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 5, allow_nan=False) | st.sampled_from(BOUNDS)), st.integers(1, 4))
-def test_a_distribution_shows_what_prometheus_own_histogram_shows(values: list[float], flush_every: int) -> None:
+def test_a_distribution_shows_what_prometheus_own_histogram_shows(
+    values: list[float], flush_every: int
+) -> None:
     own, tallied = CollectorRegistry(), CollectorRegistry()
     reference = Histogram("seconds", "Help.", buckets=BOUNDS, registry=own)
-    distribution = Distribution(Histogram("seconds", "Help.", buckets=BOUNDS, registry=tallied), BOUNDS)
+    distribution = Distribution(
+        Histogram("seconds", "Help.", buckets=BOUNDS, registry=tallied), BOUNDS
+    )
     for number, value in enumerate(values):
         reference.observe(value)
         distribution.observe(value)
@@ -41,15 +45,21 @@ def test_a_distribution_shows_what_prometheus_own_histogram_shows(values: list[f
     distribution.flush()
     distribution.flush()  # which has nothing to add
     found, expected = exposed(tallied).splitlines(), exposed(own).splitlines()
-    assert [line for line in found if "_sum" not in line] == [line for line in expected if "_sum" not in line]
-    sums = [float(line.split()[-1]) for line in (*found, *expected) if line.startswith("seconds_sum")]
+    assert [line for line in found if "_sum" not in line] == [
+        line for line in expected if "_sum" not in line
+    ]
+    sums = [
+        float(line.split()[-1]) for line in (*found, *expected) if line.startswith("seconds_sum")
+    ]
     assert sums[0] == pytest.approx(sums[1])
 
 
 def test_counts_that_a_thread_writes_while_another_adds_are_neither_lost_nor_doubled() -> None:
     registry = CollectorRegistry()
     count = Count(Counter("things", "Help.", registry=registry))
-    distribution = Distribution(Histogram("seconds", "Help.", buckets=BOUNDS, registry=registry), BOUNDS)
+    distribution = Distribution(
+        Histogram("seconds", "Help.", buckets=BOUNDS, registry=registry), BOUNDS
+    )
     is_over = threading.Event()
 
     def flush_all_the_time() -> None:
@@ -76,7 +86,9 @@ def test_counts_are_written_within_the_time_that_a_killed_worker_may_lose() -> N
         monitoring = Monitoring()
         monitoring.answered("/predict", 200)
         monitoring.refused("internal")
-        assert 'slipway_requests_total{code="200",route="/predict"} 0.0' in exposed(monitoring._registry)  # the twin: not yet
+        assert 'slipway_requests_total{code="200",route="/predict"} 0.0' in exposed(
+            monitoring._registry
+        )  # the twin: not yet
         await asyncio.sleep(3 * FLUSH_S)
         text = exposed(monitoring._registry)
         assert 'slipway_requests_total{code="200",route="/predict"} 1.0' in text
@@ -128,14 +140,18 @@ def test_the_summary_is_of_what_was_asked(make_settings: MakeSettings) -> None:
         ([], 50, None),
     ],
 )
-def test_a_percentile_is_the_one_that_prometheus_would_show(buckets: list[tuple[float, float]], percentile: int, expected: float) -> None:
+def test_a_percentile_is_the_one_that_prometheus_would_show(
+    buckets: list[tuple[float, float]], percentile: int, expected: float
+) -> None:
     found = percentile_ms(buckets, percentile)
     assert found == (None if expected is None else pytest.approx(expected))
 
 
 def test_batches_are_counted_with_their_fill(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        await client.post("/predict", files=[("image", ("x.png", picture(), "image/png"))] * 5)  # batches of 4 and 1
+        await client.post(
+            "/predict", files=[("image", ("x.png", picture(), "image/png"))] * 5
+        )  # batches of 4 and 1
         assert metric(inference, "slipway_batch_fill_sum") == 1.25
         assert metric(inference, 'slipway_batch_fill_bucket{le="0.25"}') == 1
         assert metric(inference, 'slipway_stage_seconds_count{stage="queue"}') == 1
@@ -146,7 +162,9 @@ def test_batches_are_counted_with_their_fill(make_settings: MakeSettings) -> Non
 MOST_SERIES = 300  # for each worker, whatever is asked
 
 
-def test_the_series_of_a_worker_stay_within_their_bound_whatever_is_asked(make_settings: MakeSettings) -> None:
+def test_the_series_of_a_worker_stay_within_their_bound_whatever_is_asked(
+    make_settings: MakeSettings,
+) -> None:
     """Every error code, five codes on every path, and every stage: what hostile callers can bring about at most."""
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -166,10 +184,15 @@ def test_the_docs_say_how_long_a_count_may_wait() -> None:
     assert f"at most {FLUSH_S:g} s old" in Path("docs/serving.md").read_text()
 
 
-def test_the_docs_name_the_bounds_of_a_predictions_time_and_the_labels_of_the_model(make_settings: MakeSettings) -> None:
+def test_the_docs_name_the_bounds_of_a_predictions_time_and_the_labels_of_the_model(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         text = inference.exposition().decode()
-        bounds = [float(bound) for bound in re.findall(r'slipway_predict_seconds_bucket\{le="([\d.]+)"\}', text)]
+        bounds = [
+            float(bound)
+            for bound in re.findall(r'slipway_predict_seconds_bucket\{le="([\d.]+)"\}', text)
+        ]
         (row,) = re.findall(r"^\| `slipway_predict_seconds` .+$", page, re.MULTILINE)
         assert row.endswith(f"bounds {', '.join(f'{bound:g}' for bound in bounds)} |")
         (labels,) = re.findall(r"^slipway_model_info\{(.+)\} 1.0$", text, re.MULTILINE)

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from serving.load_test.load import Answer, by_status, closed_loop, http_request, latency, open_loop, run
+from serving.load_test.load import (
+    Answer,
+    by_status,
+    closed_loop,
+    http_request,
+    latency,
+    open_loop,
+    run,
+)
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import Server, free_port, running
 
@@ -88,11 +96,16 @@ def missed(server: Server) -> list[str]:
     assert by_status(overload.answers)[429] > 0.3 * len(overload.answers)
     usual = latency(normal.answers)
     figures = {
-        f"refused at 80 % of {peak:.0f} images/s: {by_status(normal.answers)}": by_status(normal.answers)[200] == len(normal.answers),
+        f"refused at 80 % of {peak:.0f} images/s: {by_status(normal.answers)}": by_status(
+            normal.answers
+        )[200]
+        == len(normal.answers),
         f"goodput {overload.goodput:.0f} of {peak:.0f}": overload.goodput >= 0.9 * peak,
-        f"p99 {latency(overload.lasting):.3f} s, at 80 % {usual:.3f}": latency(overload.lasting) <= 2 * usual,
+        f"p99 {latency(overload.lasting):.3f} s, at 80 % {usual:.3f}": latency(overload.lasting)
+        <= 2 * usual,
         f"/livez p99 {latency(overload.livez):.3f} s": latency(overload.livez) < 0.1,
-        f"5 s later {by_status(after.answers)}": by_status(after.answers)[200] == len(after.answers),
+        f"5 s later {by_status(after.answers)}": by_status(after.answers)[200]
+        == len(after.answers),
         f"5 s later p99 {latency(after.answers):.3f} s": latency(after.answers) <= 2 * usual,
     }
     return [figure for figure, is_met in figures.items() if not is_met]
@@ -107,7 +120,9 @@ def test_a_lasting_overload_leaves_throughput_and_waiting_as_they_were(slow: Ser
     pytest.fail("\n".join(map(str, rounds)))
 
 
-def test_a_model_quicker_than_its_callers_answers_all_it_can_and_resets_nothing(tmp_path: Path) -> None:
+def test_a_model_quicker_than_its_callers_answers_all_it_can_and_resets_nothing(
+    tmp_path: Path,
+) -> None:
     """Here reading requests is the limit, not the model: callers wait in their connections, or are told that there are too many.
 
     Every request has a connection of its own. Probes have the port of operators, where callers do not stand in line before them.

@@ -18,7 +18,9 @@ from tests.serving.in_process import error_of, run
 MOST_BYTES = 60_000  # that a browser gets with the page in one language
 SCRIPTS = "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.js")))
 HTML = (FOLDER / "index.html").read_text()
-TEXTS: dict[str, dict[str, str]] = {language: json.loads((FOLDER / f"{language}.json").read_text()) for language in LANGUAGES}
+TEXTS: dict[str, dict[str, str]] = {
+    language: json.loads((FOLDER / f"{language}.json").read_text()) for language in LANGUAGES
+}
 # Keys that a script puts together of a prefix and something that it was told.
 MADE_OF = (
     "ask.",
@@ -62,7 +64,9 @@ def test_a_language_is_written_in_its_own_script() -> None:
 
 def test_every_text_is_used_and_every_used_one_is_there() -> None:
     used = set(re.findall(r'"((?:[a-z]+)\.[a-z_]+)"', SCRIPTS + HTML)) & set(TEXTS["en"])
-    asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', SCRIPTS)) | set(re.findall(r'data-(?:text|label)="([\w.]+)"', HTML))
+    asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', SCRIPTS)) | set(
+        re.findall(r'data-(?:text|label)="([\w.]+)"', HTML)
+    )
     assert asked - set(TEXTS["en"]) == set()
     assert {key for key in set(TEXTS["en"]) - used if not key.startswith(MADE_OF)} == set()
 
@@ -78,7 +82,9 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
             assert FORBIDDEN.findall(path.read_text()) == [], path.name
 
 
-@pytest.mark.parametrize("bad", ['node.innerHTML = "x"', 'import "https://cdn.example/x.js"', "eval(text)"])
+@pytest.mark.parametrize(
+    "bad", ['node.innerHTML = "x"', 'import "https://cdn.example/x.js"', "eval(text)"]
+)
 def test_markup_made_of_text_and_foreign_scripts_are_found(bad: str) -> None:
     assert FORBIDDEN.search(bad)
 
@@ -103,7 +109,9 @@ class Inline(HTMLParser):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_start_page_is_in_its_language_and_names_only_files_that_are_there(language: str) -> None:
+def test_the_start_page_is_in_its_language_and_names_only_files_that_are_there(
+    language: str,
+) -> None:
     site = read_site()
     page = site.pages[language].plain.decode()
     parser = Inline()
@@ -128,7 +136,10 @@ def test_inline_script_and_style_are_found() -> None:
 def test_the_page_is_small(language: str) -> None:
     site = read_site()
     others = {f"{other}.json" for other in LANGUAGES if other != language}
-    loaded = [site.pages[language], *(file for name, file in site.files.items() if name not in others)]
+    loaded = [
+        site.pages[language],
+        *(file for name, file in site.files.items() if name not in others),
+    ]
     assert sum(len(file.gzipped) for file in loaded) < MOST_BYTES / 2
     assert all(gzip.decompress(file.gzipped) == file.plain for file in loaded)
 
@@ -175,7 +186,13 @@ def test_the_page_is_the_same_with_and_without_a_model_and_repeats_nothing_of_th
     pages: list[str] = []
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        pages.append((await client.get("/", headers={"host": "<script>alert(1)</script>", "accept-language": "<b>"})).text)
+        pages.append(
+            (
+                await client.get(
+                    "/", headers={"host": "<script>alert(1)</script>", "accept-language": "<b>"}
+                )
+            ).text
+        )
         pages.append((await client.get("/?x=<script>alert(2)</script>")).text)
 
     run(make_settings(), work)
@@ -194,16 +211,32 @@ def test_files_are_kept_for_good_under_their_digest_alone(make_settings: MakeSet
             assert answer.headers["content-encoding"] == "gzip"  # httpx takes it, and unpacks it
             assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
             assert answer.headers["x-content-type-options"] == "nosniff"
-        plain = await client.get(f"/static/{site.digest}/app.js", headers={"accept-encoding": "identity"})
+        plain = await client.get(
+            f"/static/{site.digest}/app.js", headers={"accept-encoding": "identity"}
+        )
         assert "content-encoding" not in plain.headers
         assert plain.headers["content-type"] == "text/javascript; charset=utf-8"
-        before = await client.get("/static/0000000000000000/app.js")  # of a page that was loaded from another version
+        before = await client.get(
+            "/static/0000000000000000/app.js"
+        )  # of a page that was loaded from another version
         assert (before.status_code, before.headers["cache-control"]) == (200, "no-store")
 
     run(make_settings(), work)
 
 
-@pytest.mark.parametrize("path", ["app.js", "x/y/app.js", "x/nothing.js", "x/site.py", "x/index.html", "x/..%2fsite.py", "x/", ""])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "app.js",
+        "x/y/app.js",
+        "x/nothing.js",
+        "x/site.py",
+        "x/index.html",
+        "x/..%2fsite.py",
+        "x/",
+        "",
+    ],
+)
 def test_there_is_nothing_else_below_static(make_settings: MakeSettings, path: str) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert error_of(await client.get(f"/static/{path}"))["code"] == "not_found"
@@ -214,18 +247,26 @@ def test_there_is_nothing_else_below_static(make_settings: MakeSettings, path: s
 def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = await client.get("/", headers={"accept-language": "zh"})
-        policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+        policy = dict(
+            part.strip().split(" ", 1)
+            for part in answer.headers["content-security-policy"].split(";")
+        )
         assert policy["default-src"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
         assert policy["require-trusted-types-for"] == "'script'"
         assert "unsafe" not in answer.headers["content-security-policy"]
-        assert (answer.headers["content-language"], answer.headers["vary"]) == ("zh", "accept-language, accept-encoding")
+        assert (answer.headers["content-language"], answer.headers["vary"]) == (
+            "zh",
+            "accept-language, accept-encoding",
+        )
         assert answer.headers["cache-control"] == "no-store"
 
     run(make_settings(), work)
 
 
-def test_every_reason_for_no_explanation_has_words_in_each_language(make_settings: MakeSettings) -> None:
+def test_every_reason_for_no_explanation_has_words_in_each_language(
+    make_settings: MakeSettings,
+) -> None:
     describe = explain_routes(Inference(make_settings()))["/explain"].describe
     assert describe
     # A page that was answered has sent one whole item of the right kind: of what /predict refuses only this is left.
@@ -233,4 +274,8 @@ def test_every_reason_for_no_explanation_has_words_in_each_language(make_setting
     assert possible < {*describe(None).errors}
     assert "queue_full" not in describe(None).errors  # which is of predictions alone
     for language in LANGUAGES:
-        assert [code for code in sorted(possible) if not {f"explain.error.{code}", f"error.{code}"} & TEXTS[language].keys()] == []
+        assert [
+            code
+            for code in sorted(possible)
+            if not {f"explain.error.{code}", f"error.{code}"} & TEXTS[language].keys()
+        ] == []

@@ -11,7 +11,17 @@ from slipway.artifacts.bundle import Metric, OutputContract
 from slipway.inputs.images import array_from_bytes
 from tests import plain_http
 from tests.serving.browser import Tab, browsing, command
-from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, certify, picture, probabilities, row_classifier, row_sum, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    LABELS,
+    certify,
+    picture,
+    probabilities,
+    row_classifier,
+    row_sum,
+    write_bundle,
+)
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, running
 from tests.serving.test_page import TEXTS
@@ -19,7 +29,9 @@ from tests.serving.watched import pictures, watched_bundle
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(command() is None, reason="there is no Chromium here (Debian: apt-get install chromium)"),
+    pytest.mark.skipif(
+        command() is None, reason="there is no Chromium here (Debian: apt-get install chromium)"
+    ),
 ]
 HOSTILE = '<img src=x onerror="document.title=1">'
 READY = "document.getElementById('state').dataset.state === 'ready'"
@@ -33,7 +45,11 @@ def browse(folder: Path, server: Server, work: Work) -> None:
         async with browsing(folder / "browser") as tab:
             await work(tab, server)
             assert tab.complaints == []
-            foreign = [address for address in tab.requested if not address.startswith((server.url, "data:", "blob:", "about:", "chrome:"))]
+            foreign = [
+                address
+                for address in tab.requested
+                if not address.startswith((server.url, "data:", "blob:", "about:", "chrome:"))
+            ]
             assert foreign == []
 
     asyncio.run(asyncio.wait_for(main(), 240))
@@ -60,12 +76,25 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A table whose columns, categories and labels are as hostile as names can be."""
     folder = tmp_path_factory.mktemp("table")
-    columns = [column.model_copy(update={"name": f"{HOSTILE} {column.name}"} if column.name == "age" else {}) for column in COLUMNS.columns]
-    columns = [column.model_copy(update={"categories": [HOSTILE, "b", "c"]} if column.name == "colour" else {}) for column in columns]
+    columns = [
+        column.model_copy(
+            update={"name": f"{HOSTILE} {column.name}"} if column.name == "age" else {}
+        )
+        for column in COLUMNS.columns
+    ]
+    columns = [
+        column.model_copy(
+            update={"categories": [HOSTILE, "b", "c"]} if column.name == "colour" else {}
+        )
+        for column in columns
+    ]
     labels = [f"{HOSTILE}{number}" for number in range(3)]
     output = OutputContract(kind="probabilities", labels=labels)
     contract = COLUMNS.model_copy(update={"columns": columns})
-    certify(folder / "certificate.json", write_bundle(folder / "bundle", row_classifier(), input=contract, output=output))
+    certify(
+        folder / "certificate.json",
+        write_bundle(folder / "bundle", row_classifier(), input=contract, output=output),
+    )
     with running(folder) as server:
         server.wait()
         yield server
@@ -74,7 +103,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 async def joined(server: Server) -> None:
     """Until one truth was told and joined to its answer, which may be written down seconds after it."""
     for _ in range(60):
-        if 'slipway_feedback_total{outcome="joined"} 1.0' in plain_http.get(server.url + "/metrics").text:
+        if (
+            'slipway_feedback_total{outcome="joined"} 1.0'
+            in plain_http.get(server.url + "/metrics").text
+        ):
             return
         await asyncio.sleep(0.5)
     raise AssertionError("the truth was not joined in 30 s")
@@ -92,7 +124,9 @@ def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> 
         assert await tab.run("document.querySelector('.bars').rows.length") == len(LABELS)
         assert label_of(path) in await tab.text("#announcement")
         assert "8 × 8 pixels" in await tab.text(".figures")
-        assert await tab.run("[...document.querySelectorAll('.pixels')].every((image) => image.naturalWidth > 0)")
+        assert await tab.run(
+            "[...document.querySelectorAll('.pixels')].every((image) => image.naturalWidth > 0)"
+        )
         version = plain_http.get(server.url + "/model").json()["model_version"]
         facts = await tab.text(".facts")
         assert version in facts
@@ -112,14 +146,24 @@ def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
-        await tab.wait_for("document.querySelector('#live-content').innerText.includes('No window has closed yet')")
-        await tab.wait_for("document.querySelector('#live-content').innerText.includes('No feedback yet')")
+        await tab.wait_for(
+            "document.querySelector('#live-content').innerText.includes('No window has closed yet')"
+        )
+        await tab.wait_for(
+            "document.querySelector('#live-content').innerText.includes('No feedback yet')"
+        )
         for image in pictures(6, 450, shift=60):
-            answer = plain_http.post(server.url + "/predict", content=image, headers={"content-type": "image/png"}).json()
+            answer = plain_http.post(
+                server.url + "/predict", content=image, headers={"content-type": "image/png"}
+            ).json()
         truth = {"request_id": answer["request_id"], "truth": answer["label"]}
         assert plain_http.post(server.url + "/feedback", json=truth).status_code in (200, 202)
-        await tab.wait_for("document.querySelector('#live-content').innerText.includes('is unlike the validation rows')")
-        await tab.wait_for("document.querySelector('#live-content').innerText.includes('By feedback: accuracy, 1 rows')")
+        await tab.wait_for(
+            "document.querySelector('#live-content').innerText.includes('is unlike the validation rows')"
+        )
+        await tab.wait_for(
+            "document.querySelector('#live-content').innerText.includes('By feedback: accuracy, 1 rows')"
+        )
         drift = plain_http.get(server.url + "/status").json()["drift"]
         shown = await tab.run("[...document.querySelectorAll('#live-content .bars tr')].length")
         assert shown == min(10, len(drift["features"]))
@@ -130,7 +174,9 @@ def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
         browse(tmp_path, server, work)
 
 
-def test_several_pictures_are_answered_each_and_a_bad_one_says_why(tmp_path: Path, images: Server) -> None:
+def test_several_pictures_are_answered_each_and_a_bad_one_says_why(
+    tmp_path: Path, images: Server
+) -> None:
     paths = save_pictures(tmp_path, 5)
     bad = tmp_path / f"{HOSTILE.replace('/', '')}.png"
     bad.write_bytes(b"no picture")
@@ -139,10 +185,18 @@ def test_several_pictures_are_answered_each_and_a_bad_one_says_why(tmp_path: Pat
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
         await tab.choose_files("#pictures", *paths, bad)
-        await tab.wait_for("document.querySelectorAll('article.answered').length === 5 && document.querySelector('article.refused')")
+        await tab.wait_for(
+            "document.querySelectorAll('article.answered').length === 5 && document.querySelector('article.refused')"
+        )
         answered = "[...document.querySelectorAll('article.answered')]"
-        shown = dict(await tab.run(f"{answered}.map((each) => [each.ariaLabel, each.querySelector('.headline').innerText])"))
-        assert {name: label.split()[0] for name, label in shown.items()} == {path.name: label_of(path) for path in paths}
+        shown = dict(
+            await tab.run(
+                f"{answered}.map((each) => [each.ariaLabel, each.querySelector('.headline').innerText])"
+            )
+        )
+        assert {name: label.split()[0] for name, label in shown.items()} == {
+            path.name: label_of(path) for path in paths
+        }
         refused = await tab.text("article.refused")
         assert "not a picture that the service can read" in refused
         assert "undecodable" in refused
@@ -155,9 +209,15 @@ def test_several_pictures_are_answered_each_and_a_bad_one_says_why(tmp_path: Pat
 
 def test_the_page_says_for_how_many_test_rows_the_set_held_the_true_label(tmp_path: Path) -> None:
     measured = Metric(value=0.797, low=0.719, high=0.857, confidence=0.95, rows=138)
-    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", row_classifier(), coverage=measured))
+    certify(
+        tmp_path / "certificate.json",
+        write_bundle(tmp_path / "bundle", row_classifier(), coverage=measured),
+    )
     said = {
-        "en": ("contained the true label for 80 % of the test rows (target 90 %)", "the test rows allow 71.9 % to 85.7 %"),
+        "en": (
+            "contained the true label for 80 % of the test rows (target 90 %)",
+            "the test rows allow 71.9 % to 85.7 %",
+        ),
         "zh": ("在 80 % 的测试样本上包含真实标签（目标 90 %）", "置信区间为 71.9 % 至 85.7 %"),
     }
 
@@ -170,20 +230,26 @@ def test_the_page_says_for_how_many_test_rows_the_set_held_the_true_label(tmp_pa
             for place in ("article.answered", "#model-content"):
                 assert texts[1] in await tab.text(place)
             assert texts[0] in await tab.text("article.answered")
-            assert "50" in await tab.text("article.answered .notice")  # the rows that it was fitted on
+            assert "50" in await tab.text(
+                "article.answered .notice"
+            )  # the rows that it was fitted on
 
     with running(tmp_path) as server:
         server.wait()
         browse(tmp_path, server, work)
 
 
-def test_a_form_is_made_of_the_columns_and_its_row_is_answered_in_chinese(tmp_path: Path, table: Server) -> None:
+def test_a_form_is_made_of_the_columns_and_its_row_is_answered_in_chinese(
+    tmp_path: Path, table: Server
+) -> None:
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/", "zh-CN,zh;q=0.9")
         await tab.wait_for(READY)
         assert await tab.run("document.documentElement.lang") == "zh"
         example = plain_http.get(server.url + "/model").json()["input"]["example"]
-        assert await tab.run("[...document.querySelectorAll('.field .name')].map((each) => each.innerText)") == list(example)
+        assert await tab.run(
+            "[...document.querySelectorAll('.field .name')].map((each) => each.innerText)"
+        ) == list(example)
         assert await tab.run("document.querySelectorAll('.field .required').length") == 3
         await tab.run("document.getElementById('cell-4').selectedIndex = 1")  # member: true
         await tab.run("document.querySelector('form.form').requestSubmit()")
@@ -207,7 +273,9 @@ def test_a_refused_cell_is_marked_and_focused(tmp_path: Path, table: Server) -> 
         await tab.run("document.getElementById('cell-0').value = '121'")
         await tab.run("document.querySelector('form.form').requestSubmit()")
         await tab.wait_for("document.querySelector('form.form .problem').innerText")
-        assert await tab.run("[document.activeElement.id, document.activeElement.hasAttribute('aria-invalid')]") == ["cell-0", True]
+        assert await tab.run(
+            "[document.activeElement.id, document.activeElement.hasAttribute('aria-invalid')]"
+        ) == ["cell-0", True]
         assert "at most 120" in await tab.text("form.form .problem")
         await tab.run("document.getElementById('cell-0').value = '119'")
         await tab.run("document.querySelector('form.form').requestSubmit()")
@@ -247,11 +315,15 @@ window.fetch = (path, options) => path !== "explain" ? window.reached(path, opti
 null"""
 
 
-def test_why_there_is_no_explanation_is_said_in_the_readers_language_alone(tmp_path: Path, images: Server) -> None:
+def test_why_there_is_no_explanation_is_said_in_the_readers_language_alone(
+    tmp_path: Path, images: Server
+) -> None:
     (path,) = save_pictures(tmp_path, 1)
 
     async def said(tab: Tab, code: str) -> str:
-        await tab.run(f"window.refusal = '{code}'; document.querySelector('[data-focus=explain]').click()")
+        await tab.run(
+            f"window.refusal = '{code}'; document.querySelector('[data-focus=explain]').click()"
+        )
         await tab.wait_for("document.querySelector('article.answered .problem')")
         return await tab.text("article.answered .problem")
 
@@ -261,13 +333,18 @@ def test_why_there_is_no_explanation_is_said_in_the_readers_language_alone(tmp_p
         await tab.run(REFUSE_TO_EXPLAIN)
         await tab.choose_files("#pictures", path)
         await tab.wait_for("document.querySelector('article.answered .problem')")
-        assert await tab.text("article.answered .problem") == TEXTS["zh"]["explain.error.model_failed"]
+        assert (
+            await tab.text("article.answered .problem") == TEXTS["zh"]["explain.error.model_failed"]
+        )
         for code in ("invalid_answer", "deadline_exceeded"):
             assert await said(tab, code) == TEXTS["zh"][f"explain.error.{code}"]
         assert await said(tab, "unheard_of") == "暂时无法分析（unheard_of）。"
         await tab.run("document.querySelector('[data-language=en]').click()")
         await tab.wait_for("document.documentElement.lang === 'en'")
-        assert await tab.text("article.answered .problem") == "This cannot be explained now (unheard_of)."
+        assert (
+            await tab.text("article.answered .problem")
+            == "This cannot be explained now (unheard_of)."
+        )
 
     browse(tmp_path, images, work)
 
@@ -280,10 +357,21 @@ def test_the_keyboard_reaches_everything_in_order(tmp_path: Path, images: Server
         for _ in range(11):
             await tab.press("Tab")
             reached.append(
-                await tab.run("document.activeElement.className || document.activeElement.id || document.activeElement.innerText")
+                await tab.run(
+                    "document.activeElement.className || document.activeElement.id || document.activeElement.innerText"
+                )
             )
             assert await tab.run("document.activeElement.matches(':focus-visible')")
-        assert reached[:8] == ["skip", "Try it", "Live", "Model", "Use it", "English", "中文", "pictures"]
+        assert reached[:8] == [
+            "skip",
+            "Try it",
+            "Live",
+            "Model",
+            "Use it",
+            "English",
+            "中文",
+            "pictures",
+        ]
         await tab.run("document.querySelector('[data-language=zh]').focus()")
         await tab.press("Enter")
         await tab.wait_for("document.documentElement.lang === 'zh'")
@@ -307,13 +395,17 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent(tmp_path: Path) -> None:
             await tab.run("document.getElementById('key').requestSubmit()")
             await tab.wait_for(f"document.getElementById('state').dataset.state === {state!r}")
             if given != key:
-                await tab.wait_for("document.getElementById('key-problem').innerText.includes('This key is not known')")
+                await tab.wait_for(
+                    "document.getElementById('key-problem').innerText.includes('This key is not known')"
+                )
         assert await tab.run("document.getElementById('key').hidden")
         await tab.choose_files("#pictures", path)
         await tab.wait_for("document.querySelectorAll('.pixels').length === 2")
         assert (await tab.text(".headline")).split()[0] == label_of(path)
         assert "authorization: Bearer $SLIPWAY_KEY" in await tab.text("#command")
-        assert key not in await tab.run("document.documentElement.outerHTML + JSON.stringify(localStorage)")
+        assert key not in await tab.run(
+            "document.documentElement.outerHTML + JSON.stringify(localStorage)"
+        )
         assert all("401" in complaint for complaint in tab.complaints)
         tab.complaints.clear()  # the browser's own lines for a 401
 
@@ -349,15 +441,23 @@ def test_figures_move_and_rest_while_the_page_is_hidden(tmp_path: Path, images: 
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
         for number in range(20):
-            plain_http.post(server.url + "/predict", content=picture(number), headers={"content-type": "image/png"})
+            plain_http.post(
+                server.url + "/predict",
+                content=picture(number),
+                headers={"content-type": "image/png"},
+            )
         await tab.wait_for("document.querySelector('.line.one')?.getAttribute('d').includes('L')")
         assert "HTTP 200" in await tab.text("#live-content")
-        await tab.run("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+        await tab.run(
+            "Object.defineProperty(document, 'hidden', { value: true, configurable: true })"
+        )
         await asyncio.sleep(0.5)
         asked = sum(address.endswith("/status") for address in tab.requested)
         await asyncio.sleep(2.6)  # more than the two seconds between two polls
         assert sum(address.endswith("/status") for address in tab.requested) == asked
-        await tab.run("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+        await tab.run(
+            "delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))"
+        )
         await asyncio.sleep(0.5)
         assert sum(address.endswith("/status") for address in tab.requested) > asked
 
@@ -390,8 +490,12 @@ def test_a_value_is_shown_with_its_columns_and_no_labels(tmp_path: Path) -> None
         await tab.wait_for("document.querySelector('.explanation .bars')")
         row = plain_http.get(server.url + "/model").json()["input"]["example"] | {"age": 119}
         value = plain_http.post(server.url + "/predict", json=row).json()["value"]
-        assert float((await tab.text(".headline")).replace(",", "")) == pytest.approx(value, rel=1e-3, abs=1e-3)
-        assert (await tab.text(".explanation .bars .number")).startswith("+6.44")  # (119 - 38.5) / 12.5, all that changed
+        assert float((await tab.text(".headline")).replace(",", "")) == pytest.approx(
+            value, rel=1e-3, abs=1e-3
+        )
+        assert (await tab.text(".explanation .bars .number")).startswith(
+            "+6.44"
+        )  # (119 - 38.5) / 12.5, all that changed
 
     with running(tmp_path) as server:
         server.wait()
@@ -403,10 +507,22 @@ def test_a_service_that_is_gone_is_named_and_asked_again(tmp_path: Path, images:
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
-        await tab.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        await tab.call(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=0,
+            uploadThroughput=0,
+        )
         await tab.wait_for("document.getElementById('state').dataset.state === 'no_answer'")
         assert "tries again by itself" in await tab.text("#reason")
-        await tab.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
+        await tab.call(
+            "Network.emulateNetworkConditions",
+            offline=False,
+            latency=0,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
+        )
         await tab.wait_for(READY)
         assert await tab.text("#reason") == ""
         tab.complaints.clear()  # the browser's own lines for the requests that failed

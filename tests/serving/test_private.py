@@ -30,7 +30,9 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("watch", [True, False])
-def test_the_service_begins_with_a_state_that_its_owner_alone_may_enter(make_settings: MakeSettings, watch: bool) -> None:
+def test_the_service_begins_with_a_state_that_its_owner_alone_may_enter(
+    make_settings: MakeSettings, watch: bool
+) -> None:
     settings = make_settings(watch=watch)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -54,7 +56,9 @@ def test_a_state_that_an_operator_made_keeps_its_mode(make_settings: MakeSetting
     assert mode(settings.state) == 0o750
 
 
-def test_a_state_that_cannot_be_made_does_not_end_the_service(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_made_does_not_end_the_service(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     settings = make_settings(state=tmp_path / "file" / "state")
 
@@ -80,7 +84,9 @@ def test_a_command_before_the_first_start_makes_the_same_state(tmp_path: Path) -
 
 def test_the_database_and_the_files_beside_it_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    store = Store(tmp_path, Limits(window_rows=1000, window_s=3600, feedback_rows=1000, feedback_s=3600))
+    store = Store(
+        tmp_path, Limits(window_rows=1000, window_s=3600, feedback_rows=1000, feedback_s=3600)
+    )
     store.merge(Part(1, {}, [Prediction("a", 0, 1, 0.0, "m", "dark", None)]), {})
     found = {path.name: mode(path) for path in tmp_path.glob(f"{DATABASE}*")}
     store.close()

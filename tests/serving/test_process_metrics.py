@@ -30,7 +30,9 @@ MACHINE = "MemTotal:       16384 kB\nMemFree:        1 kB\n"
         (None, "", 16 << 20),
     ],
 )
-def test_the_limit_is_the_containers_or_the_machines(tmp_path: Path, file: str | None, content: str, expected: int) -> None:
+def test_the_limit_is_the_containers_or_the_machines(
+    tmp_path: Path, file: str | None, content: str, expected: int
+) -> None:
     (tmp_path / "meminfo").write_text(MACHINE)
     (tmp_path / "memory").mkdir()
     if file:
@@ -44,10 +46,14 @@ def test_memory_that_is_taken_is_seen() -> None:
     before = registry.get_sample_value("slipway_memory_bytes") or 0
     size = 64 << 20
     with mmap.mmap(-1, size) as taken:
-        for _ in range(size >> 16):  # at once would need the same in bytes, and malloc may keep these
+        for _ in range(
+            size >> 16
+        ):  # at once would need the same in bytes, and malloc may keep these
             taken.write(b"\1" * (1 << 16))
         metrics.sample()
-        assert (registry.get_sample_value("slipway_memory_bytes") or 0) - before == pytest.approx(size, rel=0.5)
+        assert (registry.get_sample_value("slipway_memory_bytes") or 0) - before == pytest.approx(
+            size, rel=0.5
+        )
     assert registry.get_sample_value("slipway_workers") == 3
     assert registry.get_sample_value("slipway_start_time_seconds") == 1e9
     assert (registry.get_sample_value("slipway_memory_limit_bytes") or 0) > resident_bytes()
@@ -69,7 +75,9 @@ class Source:
             raise OSError("no such device")
 
 
-def test_a_source_that_fails_is_counted_and_logged_once_and_hurts_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_fails_is_counted_and_logged_once_and_hurts_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failing, healthy, failures = Source(1, 2, 3), Source(), []
     with caplog.at_level(logging.ERROR):
         sampler = Sampler([failing, healthy], lambda: failures.append(1), seconds=0.01)
@@ -99,7 +107,9 @@ def test_a_source_that_hangs_does_not_hold_up_the_end() -> None:
 
 
 def figure(server: Server, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", plain_http.get(server.url + "/metrics").text, re.MULTILINE)
+    found = re.search(
+        rf"^{name} (\S+)$", plain_http.get(server.url + "/metrics").text, re.MULTILINE
+    )
     assert found, name
     return float(found[1])
 
@@ -118,11 +128,15 @@ def test_a_worker_that_is_started_again_is_counted(certified: Path) -> None:
         wait_for(server, "slipway_ready", 2)
         assert figure(server, "slipway_start_time_seconds") == began  # its server is the same
         has_gpu = "slipway_gpu_" in plain_http.get(server.url + "/metrics").text
-        assert has_gpu == Path("/proc/driver/nvidia").exists()  # the twin of the pretended driver in test_gpu_metrics.py
+        assert (
+            has_gpu == Path("/proc/driver/nvidia").exists()
+        )  # the twin of the pretended driver in test_gpu_metrics.py
 
 
 @pytest.mark.process
-def test_a_server_that_is_started_again_has_another_start_though_its_counts_begin_anew(certified: Path) -> None:
+def test_a_server_that_is_started_again_has_another_start_though_its_counts_begin_anew(
+    certified: Path,
+) -> None:
     starts = []
     for _ in range(2):
         before = time.time()
@@ -137,5 +151,7 @@ def test_a_server_that_is_started_again_has_another_start_though_its_counts_begi
 def wait_for(server: Server, name: str, value: float, seconds: float = 30) -> None:
     started = time.monotonic()
     while figure(server, name) != value:
-        assert time.monotonic() - started < seconds, f"{name} is {figure(server, name)}, not {value}"
+        assert time.monotonic() - started < seconds, (
+            f"{name} is {figure(server, name)}, not {value}"
+        )
         time.sleep(0.1)

@@ -25,7 +25,14 @@ from tests.serving.bundles import certify, gate, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of
 from tests.serving.in_process import run as run_service
-from tests.serving.rolling import last_event, propose, run, scaled_classifier, settle, write_candidate
+from tests.serving.rolling import (
+    last_event,
+    propose,
+    run,
+    scaled_classifier,
+    settle,
+    write_candidate,
+)
 
 MISSED, UNJUDGED = gate(0.5), gate(None, name="roc_auc")
 FAILED = pytest.mark.parametrize("failed", [MISSED, UNJUDGED], ids=["missed", "unjudged"])
@@ -54,7 +61,9 @@ def test_the_service_is_not_ready_and_says_which_gate_and_what_to_do(
 
     run_service(make_settings(), work)
     version = load_bundle(certified / "bundle").version
-    assert said[0].startswith(f"model {version} did not pass its quality gates ({'missed' if failed is MISSED else 'unjudged'})")
+    assert said[0].startswith(
+        f"model {version} did not pass its quality gates ({'missed' if failed is MISSED else 'unjudged'})"
+    )
     assert failed.text in said[0]
     assert "f1_macro" not in said[0]
     assert "change the gate in params.yaml, then run `dvc repro`" in said[0]
@@ -70,7 +79,9 @@ def test_a_model_with_passed_gates_or_without_gates_is_served_with_its_baseline(
     assert model.card()["baseline"] == {"accuracy": 0.4}
 
 
-def test_a_message_names_the_first_gates_and_counts_the_others(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_message_names_the_first_gates_and_counts_the_others(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     judge(certified, *(gate(0.5, name=f"metric_{number}") for number in range(5)))
     with pytest.raises(GateMissedError, match=r"metric_2 .*; and 2 more") as caught:
         load_model(make_settings())
@@ -121,7 +132,9 @@ def test_a_candidate_may_shadow_and_may_not_be_deployed_canaried_or_promoted(
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_shadow_with_passed_gates_is_promoted(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_shadow_with_passed_gates_is_promoted(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=1.0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     version = load_bundle(bundle).version
@@ -130,13 +143,17 @@ def test_a_shadow_with_passed_gates_is_promoted(certified: Path, make_settings: 
         await propose(inference, "shadow", bundle)
         await settle(inference, lambda: inference.rollout.is_shadowing)
         await asyncio.to_thread(commands.promote, settings)
-        await settle(inference, lambda: inference.model is not None and inference.model.version == version)
+        await settle(
+            inference, lambda: inference.model is not None and inference.model.version == version
+        )
 
     run(settings, work)
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_worker_judges_the_gates_of_a_canary_again(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_worker_judges_the_gates_of_a_canary_again(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     """A copy that was taken for a shadow is named as a canary in the state."""
     settings = make_settings(shadow_share=1.0)
     write_candidate(certified / "new", scaled_classifier(2))
@@ -157,7 +174,9 @@ def test_a_worker_judges_the_gates_of_a_canary_again(certified: Path, make_setti
     run(settings, work)
 
 
-def test_the_store_takes_a_copy_for_shadowing_only(certified: Path, make_settings: MakeSettings) -> None:
+def test_the_store_takes_a_copy_for_shadowing_only(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings, bundle = make_settings(), judge(certified, MISSED)
     certificate = certified / "certificate.json"
     with pytest.raises(GateMissedError):
@@ -170,7 +189,9 @@ def test_the_store_takes_a_copy_for_shadowing_only(certified: Path, make_setting
         load_model(settings_of(settings, model))
 
 
-def test_a_shadow_with_missed_gates_is_rehearsed(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_shadow_with_missed_gates_is_rehearsed(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     judge(certified, MISSED)
     rehearse(make_settings())
 

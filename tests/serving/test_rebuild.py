@@ -26,7 +26,14 @@ from serving.settings import Settings
 from serving.worker import Inference
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.engine_manifest import EngineRequest, Machine, Passport, Profile, write_engine, write_receipt
+from slipway.artifacts.engine_manifest import (
+    EngineRequest,
+    Machine,
+    Passport,
+    Profile,
+    write_engine,
+    write_receipt,
+)
 from slipway.inputs.images import array_from_bytes
 from slipway.runtimes import compilation
 from slipway.runtimes.rebuild import CERTIFICATE, main, open_rebuilt, rebuild_engine
@@ -35,7 +42,17 @@ from slipway.system import files
 from slipway.system.errors import IntegrityError, ParityError, UnavailableError
 from tests import fake_tensorrt
 from tests.export.small_bundle import MACHINE
-from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, hop, picture, probabilities, with_canary, write_bundle
+from tests.serving.bundles import (
+    CONTRACT,
+    WEIGHTS,
+    certify,
+    classifier,
+    hop,
+    picture,
+    probabilities,
+    with_canary,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, put_in_place_of
 from tests.serving.server import ROOT
@@ -75,14 +92,24 @@ def write_foreign_engine(root: Path, bundle: LoadedBundle, machine: Machine = MA
 
 
 def certify_both(root: Path, bundle: LoadedBundle) -> None:
-    engine_hop = hop().model_copy(update={"name": "tensorrt/fp32", "requested": REQUEST.requested, "actual": REQUEST.requested})
+    engine_hop = hop().model_copy(
+        update={
+            "name": "tensorrt/fp32",
+            "requested": REQUEST.requested,
+            "actual": REQUEST.requested,
+        }
+    )
     digest = files.sha256_file(root / "engine/passport.json")
     certify(root / "certificate.json", bundle, [hop(), engine_hop], engine_digest=digest)
 
 
 def build_here(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`rebuild_engine` without processes."""
-    monkeypatch.setattr(compilation, "build_engine_apart", lambda module, request: build_engine(fake_tensorrt, request))
+    monkeypatch.setattr(
+        compilation,
+        "build_engine_apart",
+        lambda module, request: build_engine(fake_tensorrt, request),
+    )
     rebuild_engine(root / "bundle", root / "engine", root / "rebuilt")
 
 
@@ -109,7 +136,9 @@ class Load:
             response = await self._client.post("/predict", content=self._payloads[row], headers=PNG)
             self.statuses.append(response.status_code)
             found = list(response.json().get("probabilities", {}).values())
-            self.wrong += not (len(found) == 3 and np.allclose(found, self._expected[row], atol=1e-5))
+            self.wrong += not (
+                len(found) == 3 and np.allclose(found, self._expected[row], atol=1e-5)
+            )
             await asyncio.sleep(0.01)
 
     async def end(self) -> None:
@@ -117,7 +146,9 @@ class Load:
         await asyncio.gather(*self._callers)
 
 
-def serve_and_rebuild(settings: Settings, command: tuple[str, ...] = COMMAND) -> tuple[dict[str, Any], dict[str, Any], Load]:
+def serve_and_rebuild(
+    settings: Settings, command: tuple[str, ...] = COMMAND
+) -> tuple[dict[str, Any], dict[str, Any], Load]:
     """The card before and after, and the load that went on all the while."""
 
     async def main() -> tuple[dict[str, Any], dict[str, Any], Load]:
@@ -139,17 +170,26 @@ def serve_and_rebuild(settings: Settings, command: tuple[str, ...] = COMMAND) ->
 
 
 @pytest.mark.process
-def test_an_engine_is_built_here_certified_and_swapped_in_under_load(elsewhere: Path, settings: Settings) -> None:
+def test_an_engine_is_built_here_certified_and_swapped_in_under_load(
+    elsewhere: Path, settings: Settings
+) -> None:
     before, after, load = serve_and_rebuild(settings)
     assert before["execution"]["actual"]["provider"] == "cpu"
-    assert "the engine is for another machine. GPU: built with H200, here Pretended H200" in before["execution"]["passed_over"][0]
+    assert (
+        "the engine is for another machine. GPU: built with H200, here Pretended H200"
+        in before["execution"]["passed_over"][0]
+    )
     assert (before["rebuild"]["status"], before["target_certificate"]) == ("building", None)
 
     assert after["rebuild"]["status"] == "swapped"
     assert after["execution"]["actual"] == REQUEST.requested.model_dump()
     assert after["model_version"] == before["model_version"]
     target = after["target_certificate"]
-    assert (target["machine"]["gpu"], target["canary"]["rows"], target["canary"]["flipped"]) == ("Pretended H200", 20, [])
+    assert (target["machine"]["gpu"], target["canary"]["rows"], target["canary"]["flipped"]) == (
+        "Pretended H200",
+        20,
+        [],
+    )
     assert target["engine_digest"] == files.sha256_file(elsewhere / "rebuilt/passport.json")
 
     assert len(load.statuses) > 50
@@ -245,7 +285,9 @@ def test_an_engine_that_was_built_here_is_served_from_the_next_start_on(
     assert np.allclose(model.run(pixels).outputs, probabilities(pixels), atol=1e-6)
 
 
-def test_a_receipt_says_what_to_build_as_well_as_a_passport(elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receipt_says_what_to_build_as_well_as_a_passport(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in (elsewhere / "engine").iterdir():
         path.unlink()
     write_receipt(elsewhere / "engine", REQUEST, "no NVIDIA driver")
@@ -255,7 +297,9 @@ def test_a_receipt_says_what_to_build_as_well_as_a_passport(elsewhere: Path, set
 
 
 def other_bundle(root: Path) -> None:
-    bundle = with_canary(write_bundle(root / "bundle", max_batch_size=16, versions={"onnx": "another"}))
+    bundle = with_canary(
+        write_bundle(root / "bundle", max_batch_size=16, versions={"onnx": "another"})
+    )
     certify_both(root, bundle)
 
 
@@ -263,9 +307,15 @@ def other_gpu(root: Path) -> None:
     fake_tensorrt.GPU["gpu"] = "Another GPU"
 
 
-@pytest.mark.parametrize(("change", "reason"), [(other_bundle, "is of bundle"), (other_gpu, "here Another GPU")])
+@pytest.mark.parametrize(
+    ("change", "reason"), [(other_bundle, "is of bundle"), (other_gpu, "here Another GPU")]
+)
 def test_an_engine_that_was_built_here_for_another_bundle_or_gpu_is_passed_over(
-    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], reason: str
+    elsewhere: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    reason: str,
 ) -> None:
     monkeypatch.setattr(fake_tensorrt, "GPU", dict(fake_tensorrt.GPU))
     build_here(elsewhere, monkeypatch)
@@ -290,20 +340,27 @@ def test_one_flipped_bit_in_an_engine_that_was_built_here_makes_the_service_not_
         open_rebuilt(elsewhere / "rebuilt", load_bundle(elsewhere / "bundle"))
 
 
-@pytest.mark.parametrize(("mood", "reason"), [("wrong", "Worst row: row"), ("nan", "NaN or an infinity, the first is row15")])
+@pytest.mark.parametrize(
+    ("mood", "reason"),
+    [("wrong", "Worst row: row"), ("nan", "NaN or an infinity, the first is row15")],
+)
 def test_an_engine_that_answers_otherwise_is_refused_with_the_row_and_the_one_before_stays(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, mood: str, reason: str
 ) -> None:
     build_here(elsewhere, monkeypatch)
     before = (elsewhere / "rebuilt" / CERTIFICATE).read_bytes()
-    monkeypatch.setattr(fake_tensorrt, "GPU", fake_tensorrt.GPU | {"gpu": "Another GPU"})  # so that it is built again
+    monkeypatch.setattr(
+        fake_tensorrt, "GPU", fake_tensorrt.GPU | {"gpu": "Another GPU"}
+    )  # so that it is built again
     monkeypatch.setenv("FAKE_TENSORRT", mood)
     with pytest.raises(ParityError, match=reason):
         build_here(elsewhere, monkeypatch)
     assert (elsewhere / "rebuilt" / CERTIFICATE).read_bytes() == before
 
 
-def test_one_that_fits_is_not_built_again_and_timings_are_used_again(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fits_is_not_built_again_and_timings_are_used_again(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build_here(elsewhere, monkeypatch)
     timings = elsewhere / "rebuilt/timing.cache"
     assert timings.read_bytes() == b"|timed"
@@ -314,17 +371,25 @@ def test_one_that_fits_is_not_built_again_and_timings_are_used_again(elsewhere: 
     assert timings.read_bytes() == b"|timed|timed"
 
 
-def test_without_canary_rows_nothing_is_built(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_canary_rows_nothing_is_built(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_bundle(elsewhere / "bundle")
-    with pytest.raises(UnavailableError, match=r"no canary rows to certify an engine on. Set export\.canary_rows"):
+    with pytest.raises(
+        UnavailableError, match=r"no canary rows to certify an engine on. Set export\.canary_rows"
+    ):
         build_here(elsewhere, monkeypatch)
 
 
-def test_without_a_gpu_a_rebuild_is_impossible_and_says_so(certified: Path, make_settings: MakeSettings) -> None:
+def test_without_a_gpu_a_rebuild_is_impossible_and_says_so(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     bundle = with_canary(write_bundle(certified / "bundle"))
     write_foreign_engine(certified / "engine", bundle)
     certify_both(certified, bundle)
-    before, after, _ = serve_and_rebuild(make_settings(rebuild_engine="true", rebuilt_engine=certified / "rebuilt"))
+    before, after, _ = serve_and_rebuild(
+        make_settings(rebuild_engine="true", rebuilt_engine=certified / "rebuilt")
+    )
     assert before["rebuild"]["status"] == after["rebuild"]["status"] == "impossible"
     assert "NVIDIA driver" in after["rebuild"]["reason"]
 
@@ -336,7 +401,9 @@ def test_without_a_gpu_a_rebuild_is_impossible_and_says_so(certified: Path, make
 def test_nothing_is_built_unless_it_was_asked_for(
     elsewhere: Path, make_settings: MakeSettings, variables: dict[str, str], status: str
 ) -> None:
-    _, after, _ = serve_and_rebuild(make_settings(rebuilt_engine=elsewhere / "rebuilt", **variables))
+    _, after, _ = serve_and_rebuild(
+        make_settings(rebuilt_engine=elsewhere / "rebuilt", **variables)
+    )
     assert after["rebuild"]["status"] == status
     assert not (elsewhere / "rebuilt").exists()
 
@@ -350,12 +417,26 @@ def test_the_process_says_what_is_wrong_in_one_line(
 
 
 @pytest.mark.process
-def test_the_container_compiles_without_params_or_data(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_container_compiles_without_params_or_data(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a bento holds, and no more: `python -m stages.compile` gets as far as the GPU, which is not there."""
     folder = elsewhere / "container"
     for name in ("serving", "slipway", "stages"):
         (folder / name).mkdir(parents=True)
-    ring_0 = [f"slipway/{part}" for part in ("__init__.py", "artifacts", "config", "inputs", "metrics", "runtimes", "system", "traffic")]
+    ring_0 = [
+        f"slipway/{part}"
+        for part in (
+            "__init__.py",
+            "artifacts",
+            "config",
+            "inputs",
+            "metrics",
+            "runtimes",
+            "system",
+            "traffic",
+        )
+    ]
     for name in (*ring_0, "stages/__init__.py", "stages/compile.py"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "artifacts").mkdir()
@@ -363,7 +444,9 @@ def test_the_container_compiles_without_params_or_data(elsewhere: Path, monkeypa
         (folder / "artifacts" / name).symlink_to(elsewhere / name)
     blocked = "import sys; sys.modules.update(dict.fromkeys(['ruamel', 'ruamel.yaml', 'yaml', 'torch', 'pyarrow', 'dvc', 'onnx']));"
     script = f"{blocked} import runpy; runpy.run_module('stages.compile', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "error: no engine can be built here" in done.stderr
     assert "Traceback" not in done.stderr
@@ -397,7 +480,9 @@ def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     old = load_model(make_settings())
     bundle = write_bundle(certified / "bundle", versions={"onnx": "another"})
     certify(certified / "certificate.json", bundle)
@@ -417,14 +502,21 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Pa
 
         put_in_place_of(live, run_slowly)
         in_flight = [
-            asyncio.create_task(inference.predict(Payload("images", (picture(number),)), f"request{number}")) for number in range(5)
+            asyncio.create_task(
+                inference.predict(Payload("images", (picture(number),)), f"request{number}")
+            )
+            for number in range(5)
         ]
         await asyncio.sleep(0.05)
         swapping = asyncio.create_task(inference.swap(new))
         await asyncio.sleep(0)
-        assert (await inference.predict(Payload("images", (picture(),)), "new"))["model_version"] == new.version
+        assert (await inference.predict(Payload("images", (picture(),)), "new"))[
+            "model_version"
+        ] == new.version
         assert not swapping.done()  # it waits for those inside
-        assert {answer["model_version"] for answer in await asyncio.gather(*in_flight)} == {old.version}
+        assert {answer["model_version"] for answer in await asyncio.gather(*in_flight)} == {
+            old.version
+        }
         await swapping
         assert live.batcher._thread._shutdown  # the old model's threads have ended
         await inference.stop()
@@ -432,9 +524,14 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Pa
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_sixty_swaps_under_load_lose_no_request(certified: Path, make_settings: MakeSettings) -> None:
+def test_sixty_swaps_under_load_lose_no_request(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     models = [load_model(make_settings())]
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", versions={"onnx": "another"}))
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", versions={"onnx": "another"}),
+    )
     models.append(load_model(make_settings()))
 
     async def main() -> None:
@@ -454,7 +551,9 @@ def test_sixty_swaps_under_load_lose_no_request(certified: Path, make_settings: 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_model_that_answers_its_canary_rows_otherwise_is_not_served(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_model_that_answers_its_canary_rows_otherwise_is_not_served(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     bundle = with_canary(write_bundle(certified / "bundle"))
     certify(certified / "certificate.json", bundle)
     model = load_model(make_settings())

@@ -62,7 +62,9 @@ def without_a_parser(connection: Connection) -> None:
     connection.parser = parser
 
 
-def test_the_same_head_is_not_parsed_again_whatever_length_its_body_has(make_settings: MakeSettings) -> None:
+def test_the_same_head_is_not_parsed_again_whatever_length_its_body_has(
+    make_settings: MakeSettings,
+) -> None:
     async def work() -> None:
         connection, transport, seen = recorded(Inference(make_settings()))
         connection.data_received(request(b"first"))
@@ -76,7 +78,12 @@ def test_the_same_head_is_not_parsed_again_whatever_length_its_body_has(make_set
         for method, path, query, headers, body in seen:
             assert (method, path, query) == ("POST", "/predict", b"a=b")
             length = str(len(body)).encode()
-            assert headers == {b"host": b"localhost", b"content-type": b"image/png", b"content-length": length, b"accept": b"*/*"}
+            assert headers == {
+                b"host": b"localhost",
+                b"content-type": b"image/png",
+                b"content-length": length,
+                b"accept": b"*/*",
+            }
         assert transport.written.count(b"HTTP/1.1 200 OK") == 1 + len(bodies)
         assert not connection.tasks
         connection.connection_lost(None)
@@ -100,7 +107,9 @@ def test_a_request_behind_one_that_is_answered_waits_for_it(make_settings: MakeS
     asyncio.run(work())
 
 
-def test_connections_end_with_their_next_answer_while_the_service_drains(make_settings: MakeSettings) -> None:
+def test_connections_end_with_their_next_answer_while_the_service_drains(
+    make_settings: MakeSettings,
+) -> None:
     async def work() -> None:
         inference = Inference(make_settings())
         connection, transport, _ = recorded(inference)
@@ -159,7 +168,8 @@ PIECES = [
     request(b"pixels").replace(b"\r\n", b"\n"),
     request(request(b"pixels")),
     request(b"pixels").replace(b"Accept: */*", b"Accept: */*\r\nConnection: close"),
-    HEAD.replace(b"Content-Length: %s", b"Transfer-Encoding: chunked") + b"6\r\npixels\r\n0\r\n\r\n",
+    HEAD.replace(b"Content-Length: %s", b"Transfer-Encoding: chunked")
+    + b"6\r\npixels\r\n0\r\n\r\n",
     b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
     EVIL,
     b"\r\n",
@@ -170,13 +180,35 @@ PIECES = [
 @pytest.mark.parametrize(
     "data",
     [
-        [request(b"a"), EVIL, request(b"b"), request(b"c")],  # a head that comes again within another
-        [EVIL, request(b"a"), request(b"b")],  # the end of a head that looks like one, and is not to be known by
-        [request(b"a"), request(b"x" * 500)[:-450], request(b"b"), b"x" * (450 - len(request(b"b"))), request(b"c")],  # within a body
-        [request(b"x" * 50)[:-10], b"x" * 10 + request(b"a"), b"x" * 10 + request(b"a")],  # behind the end of a body
+        [
+            request(b"a"),
+            EVIL,
+            request(b"b"),
+            request(b"c"),
+        ],  # a head that comes again within another
+        [
+            EVIL,
+            request(b"a"),
+            request(b"b"),
+        ],  # the end of a head that looks like one, and is not to be known by
+        [
+            request(b"a"),
+            request(b"x" * 500)[:-450],
+            request(b"b"),
+            b"x" * (450 - len(request(b"b"))),
+            request(b"c"),
+        ],  # within a body
+        [
+            request(b"x" * 50)[:-10],
+            b"x" * 10 + request(b"a"),
+            b"x" * 10 + request(b"a"),
+        ],  # behind the end of a body
         [request(b"a"), request(b"b") + request(b"c")],
         [request(b"a"), request(b"b")[:-1], b"b" + request(b"c")],
-        [request(b"a"), request(b"b").replace(b"Content-Length: 1", b"Content-Length: 1\r\nContent-Length: 1")],
+        [
+            request(b"a"),
+            request(b"b").replace(b"Content-Length: 1", b"Content-Length: 1\r\nContent-Length: 1"),
+        ],
         [request(b"a"), request(b"b").replace(b"Content-Length: 1", b"Content-Length: -1")],
         [request(b"a"), request(b"b").replace(b"Content-Length: 1", b"Content-Length: 0000000001")],
     ],
@@ -196,14 +228,26 @@ def test_a_request_begins_where_the_one_before_ended(data: list[bytes], num_turn
     num_turns=st.integers(0, 8),
 )
 @settings(max_examples=200, deadline=None)
-def test_what_is_understood_is_what_the_parser_understands(pieces: list[bytes], cuts: list[int], is_cut: bool, num_turns: int) -> None:
+def test_what_is_understood_is_what_the_parser_understands(
+    pieces: list[bytes], cuts: list[int], is_cut: bool, num_turns: int
+) -> None:
     stream = b"".join([request(b"before"), *pieces])
-    bounds = sorted({0, len(request(b"before")), *(cut for cut in cuts if cut < len(stream)), len(stream)})
-    data = [stream[begin:end] for begin, end in pairwise(bounds)] if is_cut else [request(b"before"), *pieces]
-    assert asyncio.run(_understood(data, num_turns, remembers=True)) == asyncio.run(_understood(data, num_turns, remembers=False))
+    bounds = sorted(
+        {0, len(request(b"before")), *(cut for cut in cuts if cut < len(stream)), len(stream)}
+    )
+    data = (
+        [stream[begin:end] for begin, end in pairwise(bounds)]
+        if is_cut
+        else [request(b"before"), *pieces]
+    )
+    assert asyncio.run(_understood(data, num_turns, remembers=True)) == asyncio.run(
+        _understood(data, num_turns, remembers=False)
+    )
 
 
-async def _understood(data: list[bytes], num_turns: int, *, remembers: bool) -> tuple[Seen, list[bytes], bool]:
+async def _understood(
+    data: list[bytes], num_turns: int, *, remembers: bool
+) -> tuple[Seen, list[bytes], bool]:
     """The requests that were seen, the states of the answers, and whether the connection was ended."""
     with pytest.MonkeyPatch.context() as patch:
         if not remembers:

@@ -19,11 +19,22 @@ from serving.worker import Inference
 from slipway.artifacts.bundle import load_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of
-from tests.serving.rolling import failing_classifier, propose, run, scaled_classifier, serves, settle, write_candidate
+from tests.serving.rolling import (
+    failing_classifier,
+    propose,
+    run,
+    scaled_classifier,
+    serves,
+    settle,
+    write_candidate,
+)
 from tests.serving.server import ROOT, environment, running, until
 
 JSON = {"content-type": "application/json"}
-BEFORE, STABLE, CANDIDATE = (Model(folder=f"{letter * 12}-{letter * 8}", version=letter * 12, digest=letter * 64) for letter in "abc")
+BEFORE, STABLE, CANDIDATE = (
+    Model(folder=f"{letter * 12}-{letter * 8}", version=letter * 12, digest=letter * 64)
+    for letter in "abc"
+)
 
 
 @pytest.fixture
@@ -34,7 +45,9 @@ def returned(make_settings: MakeSettings) -> Settings:
 
     def change(rollout: Rollout) -> Rollout:
         served = rollout.changed(stable=STABLE, history=[BEFORE])
-        tried = served.changed(candidate=commands._candidate(served, "canary", CANDIDATE, replaces=STABLE))
+        tried = served.changed(
+            candidate=commands._candidate(served, "canary", CANDIDATE, replaces=STABLE)
+        )
         return tried.ended("rolled_back", "it failed more often than the stable model")
 
     change_rollout(settings.state, change)
@@ -45,7 +58,9 @@ def went_at(settings: Settings) -> float:
     return read_rollout(settings.state).events[-1].time
 
 
-@pytest.mark.parametrize(("seconds", "is_refused"), [(0.0, True), (-5.0, True), (599.0, True), (600.0, False)])
+@pytest.mark.parametrize(
+    ("seconds", "is_refused"), [(0.0, True), (-5.0, True), (599.0, True), (600.0, False)]
+)
 def test_rollback_without_a_version_is_refused_within_ten_minutes_after_a_candidate_went(
     returned: Settings, seconds: float, is_refused: bool
 ) -> None:
@@ -63,47 +78,72 @@ def test_rollback_without_a_version_is_refused_within_ten_minutes_after_a_candid
     assert read_rollout(returned.state).stable == (STABLE if is_refused else BEFORE)
 
 
-def test_rollback_of_a_candidate_that_went_by_itself_changes_nothing_however_long_ago(returned: Settings) -> None:
+def test_rollback_of_a_candidate_that_went_by_itself_changes_nothing_however_long_ago(
+    returned: Settings,
+) -> None:
     moment = went_at(returned) + 7200
-    with pytest.raises(RolloutError, match=f"^{CANDIDATE.version} is not served; {STABLE.version} is. {CANDIDATE.version} rolled back at"):
+    with pytest.raises(
+        RolloutError,
+        match=f"^{CANDIDATE.version} is not served; {STABLE.version} is. {CANDIDATE.version} rolled back at",
+    ):
         commands.rollback(returned, CANDIDATE.version, clock=lambda: moment)
     assert read_rollout(returned.state).stable == STABLE
 
 
-def test_rollback_of_the_stable_version_returns_to_the_model_before_at_once(returned: Settings) -> None:
+def test_rollback_of_the_stable_version_returns_to_the_model_before_at_once(
+    returned: Settings,
+) -> None:
     rollout = commands.rollback(returned, STABLE.version)
     assert (rollout.stable, rollout.candidate) == (BEFORE, None)
     with pytest.raises(RolloutError, match=f"{STABLE.version} is not served; {BEFORE.version} is"):
         commands.rollback(returned, STABLE.version)  # a second operator who saw the same
 
 
-def test_a_version_that_a_candidate_shared_with_the_stable_model_names_neither_for_ten_minutes(make_settings: MakeSettings) -> None:
+def test_a_version_that_a_candidate_shared_with_the_stable_model_names_neither_for_ten_minutes(
+    make_settings: MakeSettings,
+) -> None:
     settings = make_settings()
     settings.state.mkdir(parents=True, exist_ok=True)
-    twin = STABLE.model_copy(update={"folder": f"{STABLE.version}-{'d' * 8}"})  # the same bundle with another certificate
+    twin = STABLE.model_copy(
+        update={"folder": f"{STABLE.version}-{'d' * 8}"}
+    )  # the same bundle with another certificate
 
     def change(rollout: Rollout) -> Rollout:
         served = rollout.changed(stable=STABLE, history=[BEFORE])
-        tried = served.changed(candidate=commands._candidate(served, "canary", twin, replaces=STABLE))
+        tried = served.changed(
+            candidate=commands._candidate(served, "canary", twin, replaces=STABLE)
+        )
         return tried.ended("rolled_back", "a worker died with it")
 
     change_rollout(settings.state, change)
-    with pytest.raises(RolloutError, match=f"Nothing was changed. If {STABLE.version} is to be left, name it: rollback {STABLE.folder}$"):
+    with pytest.raises(
+        RolloutError,
+        match=f"Nothing was changed. If {STABLE.version} is to be left, name it: rollback {STABLE.folder}$",
+    ):
         commands.rollback(settings, STABLE.version)
     assert read_rollout(settings.state).stable == STABLE
     assert commands.rollback(settings, STABLE.folder).stable == BEFORE
 
 
-def test_abort_without_a_candidate_says_what_is_served_and_what_became_of_the_last_one(returned: Settings) -> None:
-    with pytest.raises(RolloutError, match=f"no candidate to end; {STABLE.version} is served. {CANDIDATE.version} rolled back at"):
+def test_abort_without_a_candidate_says_what_is_served_and_what_became_of_the_last_one(
+    returned: Settings,
+) -> None:
+    with pytest.raises(
+        RolloutError,
+        match=f"no candidate to end; {STABLE.version} is served. {CANDIDATE.version} rolled back at",
+    ):
         commands.abort(returned)
     assert read_rollout(returned.state).stable == STABLE
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(certified: Path, make_settings: MakeSettings) -> None:
+def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
-    first, second = (write_candidate(certified / str(factor), scaled_classifier(factor)) for factor in (2, 3))
+    first, second = (
+        write_candidate(certified / str(factor), scaled_classifier(factor)) for factor in (2, 3)
+    )
     stable, candidate = load_bundle(first).version, load_bundle(second).version
 
     async def work(client: Any, inference: Inference) -> None:
@@ -115,18 +155,29 @@ def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(certifie
             ("canary", {"command": "rollback", "version": candidate}),
         ]:
             await propose(inference, mode, second)
-            await settle(inference, lambda: inference.rollout.is_shadowing or inference.canary is not None)
-            other = await client.post("/rollout", json={"command": "rollback", "version": stable}, headers=JSON)
-            assert f"{stable} is not the candidate, which is {candidate}" in error_of(other)["message"]
+            await settle(
+                inference, lambda: inference.rollout.is_shadowing or inference.canary is not None
+            )
+            other = await client.post(
+                "/rollout", json={"command": "rollback", "version": stable}, headers=JSON
+            )
+            assert (
+                f"{stable} is not the candidate, which is {candidate}" in error_of(other)["message"]
+            )
             assert (await client.post("/rollout", json=order, headers=JSON)).status_code == 202
-            await settle(inference, lambda: not inference.rollout.is_shadowing and inference.canary is None)
+            await settle(
+                inference, lambda: not inference.rollout.is_shadowing and inference.canary is None
+            )
             for late in (order, {"command": "rollback"}):  # of a second operator, or a second click
                 answer = await client.post("/rollout", json=late, headers=JSON)
                 assert error_of(answer)["code"] == "rollout_refused"
                 assert "Nothing was changed." in error_of(answer)["message"]
             assert (await client.get("/rollout")).json()["stable"] == stable
         version = {"command": "abort", "version": candidate}
-        assert error_of(await client.post("/rollout", json=version, headers=JSON))["code"] == "rollout_invalid"
+        assert (
+            error_of(await client.post("/rollout", json=version, headers=JSON))["code"]
+            == "rollout_invalid"
+        )
         await asyncio.to_thread(commands.rollback, settings, stable)
         await serves(inference, load_bundle(settings.bundle).version)
 
@@ -135,12 +186,18 @@ def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(certifie
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_rollback_typed_just_after_a_canary_went_back_by_itself_keeps_the_stable_model(
-    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    certified: Path,
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = make_settings()
     monkeypatch.setattr("os.nice", lambda by: 0)
     monkeypatch.setattr("serving.rollout.__main__.read_settings", make_settings)
-    good, bad = write_candidate(certified / "good", scaled_classifier(2)), write_candidate(certified / "bad", failing_classifier(0))
+    good, bad = (
+        write_candidate(certified / "good", scaled_classifier(2)),
+        write_candidate(certified / "bad", failing_classifier(0)),
+    )
     stable, candidate = load_bundle(good).version, load_bundle(bad).version
 
     async def work(client: Any, inference: Inference) -> None:
@@ -169,12 +226,16 @@ def test_a_real_canary_that_went_back_by_itself_leaves_the_stable_model_to_no_la
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    first, second = (write_candidate(certified / str(factor), scaled_classifier(factor)) for factor in (2, 3))
+    first, second = (
+        write_candidate(certified / str(factor), scaled_classifier(factor)) for factor in (2, 3)
+    )
     stable, candidate = load_bundle(first).version, load_bundle(second).version
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         typed = [sys.executable, "-m", "serving.rollout", *arguments]
-        return subprocess.run(typed, cwd=ROOT, env=environment(certified), capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            typed, cwd=ROOT, env=environment(certified), capture_output=True, text=True, timeout=120
+        )
 
     with running(certified) as server:
         server.wait()
@@ -186,7 +247,14 @@ def test_a_real_canary_that_went_back_by_itself_leaves_the_stable_model_to_no_la
             late = command(*order)
             assert (late.returncode, "Nothing was changed." in late.stderr) == (1, True)
         assert f"{candidate} rolled back at" in command("rollback").stderr
-        until(lambda: [worker["serving"] for worker in json.loads(command("status").stdout)["workers"]] == [stable])
+        until(
+            lambda: (
+                [worker["serving"] for worker in json.loads(command("status").stdout)["workers"]]
+                == [stable]
+            )
+        )
         done = command("rollback", stable)
         assert done.returncode == 0, done.stderr
-        assert json.loads(command("status").stdout)["stable"] == load_bundle(settings.bundle).version
+        assert (
+            json.loads(command("status").stdout)["stable"] == load_bundle(settings.bundle).version
+        )

@@ -47,13 +47,19 @@ def test_a_deployed_model_is_served_and_stays_after_a_restart_whatever_becomes_o
         await serves(inference, version)
         answer = (await client.post("/predict", content=PICTURES[3])).json()
         assert answer["model_version"] == version
-        assert np.allclose(list(answer["probabilities"].values()), scaled_probabilities(2)[3], atol=1e-5)
+        assert np.allclose(
+            list(answer["probabilities"].values()), scaled_probabilities(2)[3], atol=1e-5
+        )
         assert metric(inference, 'slipway_swaps_total{outcome="swapped"}') == 1
 
     async def restarted(client: Any, inference: Inference) -> None:
         assert (await client.get("/readyz")).json()["model_version"] == version
         card = (await client.get("/model")).json()
-        assert card["rolled_out"] == {"stable": version, "wins_over": str(settings.bundle.relative_to(ROOT)), "candidate": None}
+        assert card["rolled_out"] == {
+            "stable": version,
+            "wins_over": str(settings.bundle.relative_to(ROOT)),
+            "candidate": None,
+        }
 
     run(settings, deploy)
     (bundle / "model_fp32.onnx").write_bytes(b"a repro is at work here")
@@ -63,10 +69,15 @@ def test_a_deployed_model_is_served_and_stays_after_a_restart_whatever_becomes_o
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle(certified: Path, make_settings: MakeSettings) -> None:
+def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
     first = load_bundle(settings.bundle).version
-    bundles = [write_candidate(certified / name, scaled_classifier(factor)) for name, factor in (("b", 2), ("c", 3), ("d", 4))]
+    bundles = [
+        write_candidate(certified / name, scaled_classifier(factor))
+        for name, factor in (("b", 2), ("c", 3), ("d", 4))
+    ]
     versions = [load_bundle(bundle).version for bundle in bundles]
 
     async def work(client: Any, inference: Inference) -> None:
@@ -74,7 +85,10 @@ def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle
             await propose(inference, "deploy", bundle)
             await serves(inference, version)
         await settle(
-            inference, lambda: {path.name[:12] for path in (settings.state / "models").iterdir()} == set(versions)
+            inference,
+            lambda: (
+                {path.name[:12] for path in (settings.state / "models").iterdir()} == set(versions)
+            ),
         )  # the last three
         for version in (versions[1], versions[0]):
             await asyncio.to_thread(commands.rollback, settings)
@@ -92,26 +106,37 @@ def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_the_way_back_is_a_copy_of_what_was_served_not_of_what_a_repro_made_of_it(certified: Path, make_settings: MakeSettings) -> None:
+def test_the_way_back_is_a_copy_of_what_was_served_not_of_what_a_repro_made_of_it(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
     first = load_bundle(settings.bundle).version
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, inference: Inference) -> None:
         await propose(inference, "deploy", bundle)
-        await settle(inference, lambda: inference.model is not None and inference.model.version != first)
+        await settle(
+            inference, lambda: inference.model is not None and inference.model.version != first
+        )
         certify(settings.certificate, write_bundle(settings.bundle, scaled_classifier(5)))
         await asyncio.to_thread(commands.rollback, settings)
-        await settle(inference, lambda: inference.model is not None and inference.model.version == first)
+        await settle(
+            inference, lambda: inference.model is not None and inference.model.version == first
+        )
 
     run(settings, work)
 
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_names(certified: Path, make_settings: MakeSettings) -> None:
+def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_names(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
-    bundles = {2: write_candidate(certified / "b", scaled_classifier(2)), 3: write_candidate(certified / "c", scaled_classifier(3))}
+    bundles = {
+        2: write_candidate(certified / "b", scaled_classifier(2)),
+        3: write_candidate(certified / "c", scaled_classifier(3)),
+    }
     versions = {factor: load_bundle(bundle).version for factor, bundle in bundles.items()}
     expected = {version: scaled_probabilities(factor) for factor, version in versions.items()}
     expected[load_bundle(settings.bundle).version] = scaled_probabilities(1)
@@ -127,7 +152,9 @@ def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_nam
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert set(callers.versions) == set(expected)
         assert metric(inference, 'slipway_swaps_total{outcome="swapped"}') == num_swaps
-        assert metric(inference, 'slipway_predictions_total{slot="stable"}') == len(callers.statuses)
+        assert metric(inference, 'slipway_predictions_total{slot="stable"}') == len(
+            callers.statuses
+        )
         assert inference.exposition().count(b"slipway_model_info{") == 1  # six swaps, one series
 
     run(settings, work)
@@ -135,16 +162,24 @@ def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_nam
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_shadow_answers_copies_and_agreement_is_counted(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_shadow_answers_copies_and_agreement_is_counted(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     """With its weights reversed it answers otherwise nearly always; doubled, never."""
     settings = make_settings(shadow_share=1.0)
 
     async def work(client: Any, inference: Inference) -> None:
         for factor, outcome in ((2, "agrees"), (-1, "differs")):
-            await propose(inference, "shadow", write_candidate(certified / f"shadow{factor}", scaled_classifier(factor)))
+            await propose(
+                inference,
+                "shadow",
+                write_candidate(certified / f"shadow{factor}", scaled_classifier(factor)),
+            )
             await settle(inference, lambda: inference.rollout.is_shadowing)
             for payload in PICTURES:
-                assert (await client.post("/predict", content=payload)).json()["model_version"] == load_bundle(settings.bundle).version
+                assert (await client.post("/predict", content=payload)).json()[
+                    "model_version"
+                ] == load_bundle(settings.bundle).version
             name = f'slipway_shadow_total{{outcome="{outcome}"}}'
             await settle(inference, lambda name=name: metric(inference, name) == len(PICTURES))  # type: ignore[misc]  # a default binds it
             status = (await client.get("/rollout")).json()["candidate"]
@@ -160,36 +195,60 @@ def test_a_shadow_answers_copies_and_agreement_is_counted(certified: Path, make_
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_which_requests_a_shadow_gets_copies_of_is_drawn_with_the_rollouts_secret(certified: Path, make_settings: MakeSettings) -> None:
+def test_which_requests_a_shadow_gets_copies_of_is_drawn_with_the_rollouts_secret(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0.5)
     ids = [f"asked-{number}" for number in range(40)]
 
     async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "shadow", write_candidate(certified / "shadow", scaled_classifier(2)))
+        await propose(
+            inference, "shadow", write_candidate(certified / "shadow", scaled_classifier(2))
+        )
         await settle(inference, lambda: inference.rollout.is_shadowing)
         for one in ids:
-            assert (await client.post("/predict", content=PICTURES[0], headers={"x-request-id": one})).status_code == 200
-            chosen = sum(is_chosen(each, 0.5, f"shadow:{salt_of(settings)}") for each in ids[: ids.index(one) + 1])
-            await settle(inference, lambda chosen=chosen: metric(inference, 'slipway_shadow_total{outcome="agrees"}') == chosen)  # type: ignore[misc]  # a default binds it
+            assert (
+                await client.post("/predict", content=PICTURES[0], headers={"x-request-id": one})
+            ).status_code == 200
+            chosen = sum(
+                is_chosen(each, 0.5, f"shadow:{salt_of(settings)}")
+                for each in ids[: ids.index(one) + 1]
+            )
+            await settle(
+                inference,
+                lambda chosen=chosen: (  # type: ignore[misc]  # a default binds it
+                    metric(inference, 'slipway_shadow_total{outcome="agrees"}') == chosen
+                ),
+            )
         assert 0 < chosen < len(ids)
 
     run(settings, work)
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_shadow_of_a_table_encodes_rows_its_own_way(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_a_shadow_of_a_table_encodes_rows_its_own_way(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     """Its columns are standardised otherwise, as those of a model that saw other rows are."""
     settings = make_settings(shadow_share=1.0)
-    columns = COLUMNS.model_copy(update={"columns": [one.model_copy(update={"mean": one.mean + 1}) for one in COLUMNS.columns]})
+    columns = COLUMNS.model_copy(
+        update={
+            "columns": [one.model_copy(update={"mean": one.mean + 1}) for one in COLUMNS.columns]
+        }
+    )
     bundle = write_candidate(certified_table / "new", row_classifier(), input=columns)
 
     async def work(client: Any, inference: Inference) -> None:
         await propose(inference, "shadow", bundle)
         await settle(inference, lambda: inference.rollout.is_shadowing)
         body = json.dumps({"rows": [table_row(number) for number in range(3)]})
-        response = await client.post("/predict", content=body, headers={"content-type": "application/json"})
+        response = await client.post(
+            "/predict", content=body, headers={"content-type": "application/json"}
+        )
         assert response.status_code == 200
-        names = [f'slipway_shadow_total{{outcome="{outcome}"}}' for outcome in ("agrees", "differs")]
+        names = [
+            f'slipway_shadow_total{{outcome="{outcome}"}}' for outcome in ("agrees", "differs")
+        ]
         await settle(inference, lambda: sum(metric(inference, name) for name in names) == 1)
 
     run(settings, work)
@@ -217,38 +276,62 @@ def test_a_busy_shadow_drops_copies_and_costs_no_request(
         shadow._run = hang  # type: ignore[attr-defined]
         try:
             for number in range(10):
-                assert (await client.post("/predict", content=PICTURES[number % 8])).status_code == 200
+                assert (
+                    await client.post("/predict", content=PICTURES[number % 8])
+                ).status_code == 200
                 await asyncio.sleep(0)  # it is told in the next turn of the event loop
                 if not number:  # the thread, which has the lowest priority, takes it first
                     await settle(inference, shadow._waiting.empty)  # type: ignore[attr-defined]
-            assert metric(inference, 'slipway_shadow_total{outcome="dropped"}') == 7  # one is being answered, two wait
+            assert (
+                metric(inference, 'slipway_shadow_total{outcome="dropped"}') == 7
+            )  # one is being answered, two wait
         finally:
             release.set()
-        await settle(inference, lambda: metric(inference, 'slipway_shadow_total{outcome="agrees"}') == 3)
+        await settle(
+            inference, lambda: metric(inference, 'slipway_shadow_total{outcome="agrees"}') == 3
+        )
 
     run(settings, work)
 
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_canary_goes_up_step_by_step_and_becomes_the_stable_model(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_canary_goes_up_step_by_step_and_becomes_the_stable_model(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
     bundle = write_candidate(certified / "new", scaled_classifier(2))
-    versions = {load_bundle(settings.bundle).version: scaled_probabilities(1), load_bundle(bundle).version: scaled_probabilities(2)}
+    versions = {
+        load_bundle(settings.bundle).version: scaled_probabilities(1),
+        load_bundle(bundle).version: scaled_probabilities(2),
+    }
     shares = []
 
     async def work(client: Any, inference: Inference) -> None:
         callers = Callers(client, versions)
         await propose(inference, "canary", bundle, plan=QUICK)
-        while last_event(inference)[0] in ("began", "step") if read_rollout(settings.state).events else True:
+        while (
+            last_event(inference)[0] in ("began", "step")
+            if read_rollout(settings.state).events
+            else True
+        ):
             shares.append(metric(inference, "slipway_candidate_share"))
             await asyncio.sleep(0.02)
-        await settle(inference, lambda: inference.model is not None and inference.model.version == load_bundle(bundle).version)
+        await settle(
+            inference,
+            lambda: (
+                inference.model is not None
+                and inference.model.version == load_bundle(bundle).version
+            ),
+        )
         await callers.end()
         assert last_event(inference)[0] == "promoted"
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert list(dict.fromkeys(shares)) == [0, 0.2, 1.0]
-        counted = [metric(inference, f'slipway_predictions_total{{slot="{slot}"}}') for slot in ("stable", "candidate")]
+        counted = [
+            metric(inference, f'slipway_predictions_total{{slot="{slot}"}}')
+            for slot in ("stable", "candidate")
+        ]
         assert sum(counted) == len(callers.statuses)
         assert counted[1] >= 40
         assert metric(inference, 'slipway_swaps_total{outcome="promoted"}') == 1
@@ -259,15 +342,27 @@ def test_a_canary_goes_up_step_by_step_and_becomes_the_stable_model(certified: P
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(max_batch_size=1)
     bundle = write_candidate(certified / "new", failing_classifier(150))
     stable = load_bundle(settings.bundle).version
 
     async def work(client: Any, inference: Inference) -> None:
-        callers = Callers(client, {stable: scaled_probabilities(1), load_bundle(bundle).version: scaled_probabilities(1)})
+        callers = Callers(
+            client,
+            {stable: scaled_probabilities(1), load_bundle(bundle).version: scaled_probabilities(1)},
+        )
         await propose(inference, "canary", bundle, plan=Plan(steps=(1.0,)))
-        await settle(inference, lambda: last_event(inference)[0] == "rolled_back" if read_rollout(settings.state).events else False)
+        await settle(
+            inference,
+            lambda: (
+                last_event(inference)[0] == "rolled_back"
+                if read_rollout(settings.state).events
+                else False
+            ),
+        )
         await settle(inference, lambda: inference.canary is None)
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
@@ -281,10 +376,15 @@ def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(certi
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
-    expected = {load_bundle(settings.bundle).version: scaled_probabilities(1), load_bundle(bundle).version: scaled_probabilities(2)}
+    expected = {
+        load_bundle(settings.bundle).version: scaled_probabilities(1),
+        load_bundle(bundle).version: scaled_probabilities(2),
+    }
 
     async def work(client: Any, inference: Inference) -> None:
         callers = Callers(client, expected)
@@ -307,15 +407,22 @@ def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(certified: Path, make_settings: MakeSettings) -> None:
+def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     stable, candidate = load_bundle(settings.bundle).version, load_bundle(bundle).version
     ids = [f"asked-{number}" for number in range(32)]
 
     async def versions(client: Any, path: str) -> list[str]:
-        answers = [await client.post(path, content=PICTURES[0], headers={"x-request-id": one}) for one in ids]
-        assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [(200, one) for one in ids]
+        answers = [
+            await client.post(path, content=PICTURES[0], headers={"x-request-id": one})
+            for one in ids
+        ]
+        assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [
+            (200, one) for one in ids
+        ]
         return [answer.json()["model_version"] for answer in answers]
 
     async def work(client: Any, inference: Inference) -> None:
@@ -332,16 +439,25 @@ def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(certified
             raise RuntimeError("planted")
 
         put_in_place_of(inference.canary.live, fail)
-        assert await versions(client, "/explain") == [stable] * len(ids)  # as with a prediction, no caller notices
+        assert await versions(client, "/explain") == [stable] * len(
+            ids
+        )  # as with a prediction, no caller notices
 
     run(settings, work)
 
 
 def test_which_requests_a_canary_gets_is_a_pure_function_that_only_grows() -> None:
     ids = [f"request-{number}" for number in range(20_000)]
-    chosen = {share: {one for one in ids if is_chosen(one, share, "0123456789ab")} for share in (0.01, 0.25, 1.0)}
+    chosen = {
+        share: {one for one in ids if is_chosen(one, share, "0123456789ab")}
+        for share in (0.01, 0.25, 1.0)
+    }
     assert chosen[0.01] < chosen[0.25] < chosen[1.0] == set(ids)
     for share in (0.01, 0.25):
-        assert abs(len(chosen[share]) / len(ids) - share) < 4 * np.sqrt(share * (1 - share) / len(ids))
+        assert abs(len(chosen[share]) / len(ids) - share) < 4 * np.sqrt(
+            share * (1 - share) / len(ids)
+        )
     assert not any(is_chosen(one, 0.0, "0123456789ab") for one in ids)
-    assert chosen[0.25] != {one for one in ids if is_chosen(one, 0.25, "another")}  # nobody is always the first
+    assert chosen[0.25] != {
+        one for one in ids if is_chosen(one, 0.25, "another")
+    }  # nobody is always the first

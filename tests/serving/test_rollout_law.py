@@ -45,7 +45,9 @@ def counts(**changes: Any) -> Counts:
 
 def test_one_event_of_a_fair_draw_is_no_evidence_in_expectation() -> None:
     for share in (0.01, 0.25, 0.5, 1.0):
-        expected = share * math.exp(log_evidence({share: (1, 0)})) + (1 - share) * math.exp(log_evidence({share: (0, 1)}))
+        expected = share * math.exp(log_evidence({share: (1, 0)})) + (1 - share) * math.exp(
+            log_evidence({share: (0, 1)})
+        )
         assert expected == pytest.approx(1)
     assert (log_evidence({}), log_evidence({1.0: (1000, 0)})) == pytest.approx((0, 0))
 
@@ -56,17 +58,25 @@ def test_evidence_of_workers_and_shares_is_that_of_all_events_in_any_order() -> 
     for part in parts:
         for share, (here, there) in part.items():
             for number, ratio in enumerate(RATIOS):
-                by_hand[number] += here * math.log(ratio / (1 + share * (ratio - 1))) - there * math.log(1 + share * (ratio - 1))
-    assert log_evidence({0.01: (3, 100), 0.05: (3, 39)}) == pytest.approx(math.log(np.mean(np.exp(by_hand))))
+                by_hand[number] += here * math.log(
+                    ratio / (1 + share * (ratio - 1))
+                ) - there * math.log(1 + share * (ratio - 1))
+    assert log_evidence({0.01: (3, 100), 0.05: (3, 39)}) == pytest.approx(
+        math.log(np.mean(np.exp(by_hand)))
+    )
 
 
-def ever_reached(rng: np.random.Generator, ratio: float, share: float, num_events: int, num_streams: int) -> float:
+def ever_reached(
+    rng: np.random.Generator, ratio: float, share: float, num_events: int, num_streams: int
+) -> float:
     """Share of streams in which the evidence ever reached its threshold, looked at after every event."""
     of_candidate = rng.random((num_streams, num_events)) < share * ratio / (1 + share * (ratio - 1))
     best = np.full(num_streams, -np.inf)
     seen = np.cumsum(of_candidate, axis=1)
     number = np.arange(1, num_events + 1)
-    logs = np.stack([seen * math.log(one) - number * math.log1p(share * (one - 1)) for one in RATIOS])
+    logs = np.stack(
+        [seen * math.log(one) - number * math.log1p(share * (one - 1)) for one in RATIOS]
+    )
     best = np.logaddexp.reduce(logs, axis=0).max(axis=1) - math.log(len(RATIOS))
     return float((best >= LOG_THRESHOLD).mean())
 
@@ -81,7 +91,10 @@ def test_looking_after_every_event_errs_no_more_often_than_stated(share: float) 
 
 
 def simulated(
-    rng: np.random.Generator, error_rates: tuple[float, float], slow_rates: tuple[float, float], differing: float
+    rng: np.random.Generator,
+    error_rates: tuple[float, float],
+    slow_rates: tuple[float, float],
+    differing: float,
 ) -> tuple[str, float]:
     """How a rollout ends, and the share that the candidate had then; a tenth of the stable model's requests are shadowed."""
     state, now = rollout(step_since=0.0), 0.0
@@ -93,14 +106,18 @@ def simulated(
         numbers = (of_candidate, ROUND - of_candidate)
         for event, rates in (("errors", error_rates), ("slow", slow_rates)):
             before = events[event].get(repr(share), (0, 0))
-            drawn = [int(rng.binomial(number, rate)) for number, rate in zip(numbers, rates, strict=True)]
+            drawn = [
+                int(rng.binomial(number, rate)) for number, rate in zip(numbers, rates, strict=True)
+            ]
             events[event][repr(share)] = (before[0] + drawn[0], before[1] + drawn[1])
         copies = int(rng.binomial(numbers[1], 0.1))
         differ = int(rng.binomial(copies, differing))
         shadowed["differs"] += differ
         shadowed["agrees"] += copies - differ
         requests = (requests[0] + numbers[0], requests[1] + numbers[1])
-        found = Counts.model_construct(events=events, requests=requests, shadowed=shadowed, fault="")
+        found = Counts.model_construct(
+            events=events, requests=requests, shadowed=shadowed, fault=""
+        )
         now += 10
         state = decide(state, [report().model_copy(update={"counts": found})], now)
     return state.events[-1].what, share
@@ -117,14 +134,18 @@ def test_of_rollouts_without_a_difference_at_most_alpha_are_rolled_back(num_roll
 
 @pytest.mark.process
 @pytest.mark.parametrize("baseline", [0.0, 0.02])
-def test_a_candidate_that_fails_5_percent_more_goes_back_before_a_quarter_of_the_requests(baseline: float) -> None:
+def test_a_candidate_that_fails_5_percent_more_goes_back_before_a_quarter_of_the_requests(
+    baseline: float,
+) -> None:
     rng = np.random.default_rng(12)
     ends = [simulated(rng, (baseline + 0.05, baseline), (0.05, 0.05), 0.1) for _ in range(200)]
     assert sum(what == "rolled_back" and share < 0.25 for what, share in ends) >= 0.95 * len(ends)
 
 
 @pytest.mark.parametrize(("slow", "differing"), [((0.3, 0.05), 0.05), ((0.05, 0.05), 0.16)])
-def test_a_slow_or_a_differing_candidate_goes_back(slow: tuple[float, float], differing: float) -> None:
+def test_a_slow_or_a_differing_candidate_goes_back(
+    slow: tuple[float, float], differing: float
+) -> None:
     rng = np.random.default_rng(13)
     ends = [simulated(rng, (0.0, 0.0), slow, differing)[0] for _ in range(50)]
     assert ends.count("rolled_back") >= 48
@@ -137,20 +158,35 @@ def test_a_canary_goes_up_only_after_time_and_requests() -> None:
     assert decide(state, [report(counts=few)], 1e6) == state
     after = decide(state, [report(counts=enough)], 160.0)
     assert after.candidate
-    assert (after.candidate.share, after.candidate.step_since, after.candidate.requests_before) == (0.05, 160.0, 300)
+    assert (after.candidate.share, after.candidate.step_since, after.candidate.requests_before) == (
+        0.05,
+        160.0,
+        300,
+    )
     assert after.events[-1].reason == "it answers 5 % of the live requests, step 2 of 5"
 
 
 def test_the_last_step_promotes_and_the_model_before_is_the_way_back() -> None:
     state = rollout(step=4, replaces=None).changed(history=[MODEL, MODEL])
     after = decide(state, [report(counts=counts(requests=(500, 0)))], 1e6)
-    assert (after.stable, after.candidate, after.history, after.events[-1].what) == (MODEL, None, [MODEL, None], "promoted")
+    assert (after.stable, after.candidate, after.history, after.events[-1].what) == (
+        MODEL,
+        None,
+        [MODEL, None],
+        "promoted",
+    )
 
 
 def test_an_answer_that_is_none_is_the_end_at_once_also_of_a_shadow() -> None:
     for mode in ("canary", "shadow"):
-        after = decide(rollout(mode=mode), [report(), report(counts=counts(fault="it gave NaN"))], 1.0)
-        assert (after.candidate, after.events[-1].what, after.events[-1].reason) == (None, "rolled_back", "it gave NaN")
+        after = decide(
+            rollout(mode=mode), [report(), report(counts=counts(fault="it gave NaN"))], 1.0
+        )
+        assert (after.candidate, after.events[-1].what, after.events[-1].reason) == (
+            None,
+            "rolled_back",
+            "it gave NaN",
+        )
 
 
 @pytest.mark.parametrize(("phase", "what"), [("preparing", "refused"), ("running", "rolled_back")])
@@ -162,7 +198,9 @@ def test_a_worker_that_dies_with_a_candidate_is_its_end(phase: str, what: str) -
     ended = dead.model_copy(update={"stopped": True})
     assert decide(rollout(phase="running"), [report(), ended], 1.0).candidate  # it ended in order
     other = dead.model_copy(update={"candidate": 6})
-    assert decide(rollout(phase="running"), [report(), other], 1.0).candidate  # of another candidate
+    assert decide(
+        rollout(phase="running"), [report(), other], 1.0
+    ).candidate  # of another candidate
 
 
 def test_a_model_is_swapped_when_all_workers_have_it_and_refused_when_one_refuses() -> None:
@@ -181,12 +219,20 @@ def test_a_model_is_swapped_when_all_workers_have_it_and_refused_when_one_refuse
 def test_what_is_slow_is_measured_on_the_stable_model_before_it_is_judged() -> None:
     state = rollout(slow_s=None)
     assert decide(state, [report(num_latencies=MIN_LATENCIES - 1)], 1.0) == state
-    halves = [report(num_latencies=MIN_LATENCIES // 2, stable_p95_s=latency) for latency in (0.02, 0.03)]
+    halves = [
+        report(num_latencies=MIN_LATENCIES // 2, stable_p95_s=latency) for latency in (0.02, 0.03)
+    ]
     after = decide(state, halves, 1.0)
     assert after.candidate
     assert after.candidate.slow_s == pytest.approx(0.06)
-    slow = counts(requests=(100, 100), events={"errors": {}, "slow": {"0.01": (20, 0)}, "quality": {}})
-    assert decide(after, [report(counts=slow)], 1.0).events[-1].reason.startswith("its answers take longer than 0.06 s")
+    slow = counts(
+        requests=(100, 100), events={"errors": {}, "slow": {"0.01": (20, 0)}, "quality": {}}
+    )
+    assert (
+        decide(after, [report(counts=slow)], 1.0)
+        .events[-1]
+        .reason.startswith("its answers take longer than 0.06 s")
+    )
 
 
 def test_counts_of_workers_add_up() -> None:

@@ -30,11 +30,15 @@ pytestmark = pytest.mark.process
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m serving.rollout`, as an operator runs it."""
     done = [sys.executable, "-m", "serving.rollout", *arguments]
-    return subprocess.run(done, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        done, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=120
+    )
 
 
 def workers(settings: Settings) -> dict[int, str | None]:
-    return {report.process: report.serving for report in read_reports(settings.state) if report.is_alive}
+    return {
+        report.process: report.serving for report in read_reports(settings.state) if report.is_alive
+    }
 
 
 def swapped(settings: Settings, bundle: Path) -> None:
@@ -44,7 +48,11 @@ def swapped(settings: Settings, bundle: Path) -> None:
 
 
 def resident_mib(process: int) -> float:
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return (
+        int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        * os.sysconf("SC_PAGE_SIZE")
+        / 2**20
+    )
 
 
 def p99_ms(latencies: list[float]) -> float:
@@ -54,7 +62,9 @@ def p99_ms(latencies: list[float]) -> float:
 class TimedCallers(Callers):
     """They note how long each request took, too."""
 
-    def __init__(self, client: httpx.AsyncClient, expected: dict[str, Any], num_callers: int) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, expected: dict[str, Any], num_callers: int
+    ) -> None:
         self.latencies: list[float] = []
         super().__init__(client, expected, num_callers)
 
@@ -68,11 +78,19 @@ class TimedCallers(Callers):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("num_swaps", "num_requests"), [(10, 500), (60, 7000)])
 @pytest.mark.timeout(300)
-def test_swaps_of_a_real_service_under_load(certified: Path, make_settings: MakeSettings, num_swaps: int, num_requests: int) -> None:
+def test_swaps_of_a_real_service_under_load(
+    certified: Path, make_settings: MakeSettings, num_swaps: int, num_requests: int
+) -> None:
     """S8: none fails, each answer is right for the version it names, p99 stays, and memory after all swaps is as after five."""
     settings = make_settings()
-    bundles = {factor: write_candidate(certified / str(factor), scaled_classifier(factor)) for factor in (2, 3)}
-    expected = {load_bundle(bundle).version: scaled_probabilities(factor) for factor, bundle in bundles.items()}
+    bundles = {
+        factor: write_candidate(certified / str(factor), scaled_classifier(factor))
+        for factor in (2, 3)
+    }
+    expected = {
+        load_bundle(bundle).version: scaled_probabilities(factor)
+        for factor, bundle in bundles.items()
+    }
     expected[load_bundle(settings.bundle).version] = scaled_probabilities(1)
 
     async def main(server: Server) -> None:
@@ -92,15 +110,22 @@ def test_swaps_of_a_real_service_under_load(certified: Path, make_settings: Make
         assert (set(callers.statuses), callers.wrong, quiet.wrong) == ({200}, 0, 0)
         assert set(callers.versions) == set(expected)
         assert memory[-1] <= memory[4] + 10
-        assert p99_ms(callers.latencies) <= max(4 * p99_ms(quiet.latencies), 50)  # bench/swapping.py has the figure
-        assert f'slipway_swaps_total{{outcome="swapped"}} {num_swaps}.0' in plain_http.get(server.url + "/metrics").text
+        assert p99_ms(callers.latencies) <= max(
+            4 * p99_ms(quiet.latencies), 50
+        )  # bench/swapping.py has the figure
+        assert (
+            f'slipway_swaps_total{{outcome="swapped"}} {num_swaps}.0'
+            in plain_http.get(server.url + "/metrics").text
+        )
 
     with running(certified) as server:
         server.wait()
         asyncio.run(main(server))
 
 
-def test_commands_move_all_workers_and_one_that_died_comes_back_with_the_same_model(certified: Path, make_settings: MakeSettings) -> None:
+def test_commands_move_all_workers_and_one_that_died_comes_back_with_the_same_model(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     version = load_bundle(bundle).version
@@ -109,7 +134,10 @@ def test_commands_move_all_workers_and_one_that_died_comes_back_with_the_same_mo
         until(lambda: len(workers(settings)) == 2)
         done = command(certified, "deploy", str(bundle))
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{version} swapped: all 2 workers have loaded and checked it (state: {settings.state})\n"
+        assert (
+            done.stdout
+            == f"{version} swapped: all 2 workers have loaded and checked it (state: {settings.state})\n"
+        )
         assert set(workers(settings).values()) == {version}
         dead = next(iter(workers(settings)))
         os.kill(dead, signal.SIGKILL)
@@ -118,11 +146,16 @@ def test_commands_move_all_workers_and_one_that_died_comes_back_with_the_same_mo
         until(lambda: set(workers(settings).values()) == {version})
         shown = json.loads(command(certified, "status").stdout)
         assert (shown["stable"], shown["candidate"]) == (version, None)
-        assert 'slipway_swaps_total{outcome="swapped"} 1.0' in plain_http.get(server.url + "/metrics").text
+        assert (
+            'slipway_swaps_total{outcome="swapped"} 1.0'
+            in plain_http.get(server.url + "/metrics").text
+        )
         assert f"rollout: model {version} swapped" in server.log.read_text()
 
 
-def test_a_worker_that_dies_with_a_canary_is_its_end(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_worker_that_dies_with_a_canary_is_its_end(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     """Whatever killed it; the worker that comes in its place does not try it again."""
     settings = make_settings()
     stable = load_bundle(settings.bundle).version
@@ -142,7 +175,9 @@ def test_a_worker_that_dies_with_a_canary_is_its_end(certified: Path, make_setti
         server.wait()
 
 
-def test_a_refusal_is_one_line_and_exit_code_1(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_refusal_is_one_line_and_exit_code_1(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
     bundle = write_candidate(certified / "new", scaled_classifier(2), metrics={})
     with running(certified) as server:

@@ -9,10 +9,24 @@ import pytest
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.state import Allowed, RolloutError
 from serving.worker import Inference
-from slipway.artifacts.bundle import Metric, OutputContract, describe_model, load_bundle, write_manifest
+from slipway.artifacts.bundle import (
+    Metric,
+    OutputContract,
+    describe_model,
+    load_bundle,
+    write_manifest,
+)
 from slipway.inputs.columns import ColumnContract
 from slipway.system.errors import SlipwayError
-from tests.serving.bundles import COLUMNS, LABELS, certify, column, row_classifier, with_canary, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    LABELS,
+    certify,
+    column,
+    row_classifier,
+    with_canary,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric
 from tests.serving.rolling import (
@@ -41,7 +55,10 @@ def flip_a_byte(bundle: Path) -> None:
 
 
 def foreign_certificate(bundle: Path) -> None:
-    certify(bundle.parent / "certificate.json", write_bundle(bundle.parent / "other", scaled_classifier(7)))
+    certify(
+        bundle.parent / "certificate.json",
+        write_bundle(bundle.parent / "other", scaled_classifier(7)),
+    )
 
 
 def not_onnx(bundle: Path) -> None:
@@ -59,7 +76,10 @@ def canary_of_another(bundle: Path) -> None:
 
 
 def nan_on_its_canary(bundle: Path) -> None:
-    certify(bundle.parent / "certificate.json", with_canary(write_bundle(bundle, failing_classifier(100))))
+    certify(
+        bundle.parent / "certificate.json",
+        with_canary(write_bundle(bundle, failing_classifier(100))),
+    )
 
 
 @pytest.mark.process
@@ -85,8 +105,12 @@ def test_a_bad_model_is_refused_and_the_old_one_serves(
     async def work(client: Any, inference: Inference) -> None:
         with pytest.raises(SlipwayError, match=reason):
             await propose(inference, "deploy", bundle)
-        await settle(inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1)
-        assert (await client.post("/predict", content=PICTURES[0])).json()["model_version"] == stable
+        await settle(
+            inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1
+        )
+        assert (await client.post("/predict", content=PICTURES[0])).json()[
+            "model_version"
+        ] == stable
         shown = (await client.get("/rollout")).json()
         assert shown["events"][-1]["what"] == "refused"
         assert shown["candidate"] is None
@@ -105,14 +129,26 @@ def with_labels(*labels: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "reason", "allowed"),
     [
-        (low_accuracy(0.88), "its accuracy is 0.88, the stable model's 0.9: a loss of 0.02", Allowed(metric_loss=0.03)),
+        (
+            low_accuracy(0.88),
+            "its accuracy is 0.88, the stable model's 0.9: a loss of 0.02",
+            Allowed(metric_loss=0.03),
+        ),
         ({"metrics": {}}, "its bundle has no accuracy", Allowed(metric_loss=None)),
-        (with_labels("dark", "grey", "red"), "other labels: without 'bright' and with 'red'", Allowed(other_contract=True)),
+        (
+            with_labels("dark", "grey", "red"),
+            "other labels: without 'bright' and with 'red'",
+            Allowed(other_contract=True),
+        ),
         (with_labels(*LABELS[::-1]), "another order", Allowed(other_contract=True)),
     ],
 )
 def test_a_worse_model_or_one_with_another_signature_is_refused_unless_it_is_allowed(
-    certified: Path, make_settings: MakeSettings, changes: dict[str, Any], reason: str, allowed: Allowed
+    certified: Path,
+    make_settings: MakeSettings,
+    changes: dict[str, Any],
+    reason: str,
+    allowed: Allowed,
 ) -> None:
     settings = make_settings()
     stable = load_bundle(settings.bundle).version
@@ -120,53 +156,85 @@ def test_a_worse_model_or_one_with_another_signature_is_refused_unless_it_is_all
 
     async def work(client: Any, inference: Inference) -> None:
         await propose(inference, "deploy", bundle)
-        await settle(inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1)
+        await settle(
+            inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1
+        )
         assert reason in last_event(inference)[1]
-        assert (await client.post("/predict", content=PICTURES[0])).json()["model_version"] == stable
+        assert (await client.post("/predict", content=PICTURES[0])).json()[
+            "model_version"
+        ] == stable
         await propose(inference, "deploy", bundle, allowed=allowed)
-        await settle(inference, lambda: inference.model is not None and inference.model.version != stable)
+        await settle(
+            inference, lambda: inference.model is not None and inference.model.version != stable
+        )
 
     run(settings, work)
 
 
-def test_columns_may_be_standardised_otherwise_but_what_callers_send_is_still_taken(tmp_path: Path) -> None:
+def test_columns_may_be_standardised_otherwise_but_what_callers_send_is_still_taken(
+    tmp_path: Path,
+) -> None:
     stable = write_bundle(tmp_path, row_classifier()).manifest
     assert isinstance(stable.input, ColumnContract)
 
     def with_columns(*columns: Any) -> Any:
-        return stable.model_copy(update={"input": COLUMNS.model_copy(update={"columns": list(columns)})})
+        return stable.model_copy(
+            update={"input": COLUMNS.model_copy(update={"columns": list(columns)})}
+        )
 
     same = COLUMNS.columns
-    retrained = [one.model_copy(update={"mean": one.mean + 1, "std": one.std * 2, "fill": one.fill}) for one in same]
-    require_successor(with_columns(*retrained, column("height", has_missing=True)), stable, Allowed())
+    retrained = [
+        one.model_copy(update={"mean": one.mean + 1, "std": one.std * 2, "fill": one.fill})
+        for one in same
+    ]
+    require_successor(
+        with_columns(*retrained, column("height", has_missing=True)), stable, Allowed()
+    )
     wider = same[2].model_copy(update={"categories": ["red", "green", "blue", "white"]})
     require_successor(with_columns(*same[:2], wider, *same[3:]), stable, Allowed())
     for columns, reason in [
         (same[1:], "it has no column 'age'"),
         ([*same, column("height", required=True)], "it requires a new column 'height'"),
         ([column("age", "boolean"), *same[1:]], "column 'age' is a boolean, expected a number"),
-        ([same[0].model_copy(update={"max": 100.0}), *same[1:]], "column 'age' takes 0.0 to 100.0, expected 0.0 to 120.0"),
-        ([*same[:2], same[2].model_copy(update={"categories": ["red"]}), *same[3:]], "does not take 2 of the categories, as 'green'"),
-        ([same[0], same[1].model_copy(update={"required": True}), *same[2:]], "column 'income' became required"),
+        (
+            [same[0].model_copy(update={"max": 100.0}), *same[1:]],
+            "column 'age' takes 0.0 to 100.0, expected 0.0 to 120.0",
+        ),
+        (
+            [*same[:2], same[2].model_copy(update={"categories": ["red"]}), *same[3:]],
+            "does not take 2 of the categories, as 'green'",
+        ),
+        (
+            [same[0], same[1].model_copy(update={"required": True}), *same[2:]],
+            "column 'income' became required",
+        ),
     ]:
         with pytest.raises(RolloutError, match=reason):
             require_successor(with_columns(*columns), stable, Allowed())
         require_successor(with_columns(*columns), stable, Allowed(other_contract=True))
     with pytest.raises(RolloutError, match="no running service changes that"):
-        require_successor(write_bundle(tmp_path / "images").manifest, stable, Allowed(other_contract=True))
+        require_successor(
+            write_bundle(tmp_path / "images").manifest, stable, Allowed(other_contract=True)
+        )
 
 
 def test_callers_may_go_on_sending_columns_that_the_stable_model_ignores(tmp_path: Path) -> None:
     def ignoring(*names: str, columns: Any = COLUMNS.columns) -> Any:
         contract = COLUMNS.model_copy(update={"ignored": list(names), "columns": columns})
-        return write_bundle(tmp_path, row_classifier()).manifest.model_copy(update={"input": contract})
+        return write_bundle(tmp_path, row_classifier()).manifest.model_copy(
+            update={"input": contract}
+        )
 
     require_successor(ignoring("id", "note"), ignoring("id"), Allowed())
     require_successor(ignoring("id", "age", columns=COLUMNS.columns[1:]), ignoring("id"), Allowed())
     with pytest.raises(RolloutError, match="it refuses the column 'id', which is ignored so far"):
         require_successor(ignoring(), ignoring("id"), Allowed())
     with pytest.raises(RolloutError, match="it reads the column 'id', which is ignored so far"):
-        require_successor(ignoring(columns=[*COLUMNS.columns, column("id", has_missing=True)]), ignoring("id"), Allowed())
+        require_successor(
+            ignoring(columns=[*COLUMNS.columns, column("id", has_missing=True)]),
+            ignoring("id"),
+            Allowed(),
+        )
 
 
 def test_a_regression_is_compared_by_the_growth_of_its_rmse(tmp_path: Path) -> None:
@@ -176,7 +244,9 @@ def test_a_regression_is_compared_by_the_growth_of_its_rmse(tmp_path: Path) -> N
         return bundle.model_copy(update={"task": "image_regression", "metrics": rmse})
 
     require_successor(with_rmse(2.02), with_rmse(2.0), Allowed())
-    with pytest.raises(RolloutError, match=r"its rmse is 2\.1, the stable model's 2: a loss of 0\.05"):
+    with pytest.raises(
+        RolloutError, match=r"its rmse is 2\.1, the stable model's 2: a loss of 0\.05"
+    ):
         require_successor(with_rmse(2.1), with_rmse(2.0), Allowed())
     assert explained_disagreement(with_rmse(2.0), with_rmse(2.0)) == 0.1
 
@@ -184,4 +254,6 @@ def test_a_regression_is_compared_by_the_growth_of_its_rmse(tmp_path: Path) -> N
 def test_models_may_differ_where_one_of_them_errs(tmp_path: Path) -> None:
     good, better = (write_bundle(tmp_path, **low_accuracy(value)).manifest for value in (0.9, 0.95))
     assert explained_disagreement(better, good) == pytest.approx(0.15)
-    assert explained_disagreement(*[write_bundle(tmp_path, **low_accuracy(0.3)).manifest] * 2) == 0.5
+    assert (
+        explained_disagreement(*[write_bundle(tmp_path, **low_accuracy(0.3)).manifest] * 2) == 0.5
+    )

@@ -50,8 +50,12 @@ def test_without_a_worker_a_deployed_model_is_checked_here_and_served_at_the_nex
     with pytest.raises(RolloutError, match=r"its accuracy is 0\.5"):
         commands.propose(settings, "deploy", worse)
     assert commands.wait(settings, 0.0) == (read_rollout(settings.state), [])
-    with pytest.raises(RolloutError, match=f"refused at .* name it: rollback {rollout.stable.version}"):
-        commands.rollback(settings)  # "the deployment failed, so roll back" would replace the model that it left in its place
+    with pytest.raises(
+        RolloutError, match=f"refused at .* name it: rollback {rollout.stable.version}"
+    ):
+        commands.rollback(
+            settings
+        )  # "the deployment failed, so roll back" would replace the model that it left in its place
     # The copy of SLIPWAY_BUNDLE that was made before.
     assert commands.rollback(settings, rollout.stable.version).stable is not None
 
@@ -59,7 +63,9 @@ def test_without_a_worker_a_deployed_model_is_checked_here_and_served_at_the_nex
 def test_a_model_that_ends_the_process_that_loads_it_is_refused_with_the_signal(
     certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (certified / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    (certified / "sitecustomize.py").write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    )
     monkeypatch.setenv("PYTHONPATH", str(certified))
     with pytest.raises(RolloutError, match="was ended by SIGSEGV while it was loaded"):
         rehearse(make_settings())
@@ -83,21 +89,40 @@ def test_what_is_typed_is_what_is_proposed(
     main(["deploy", str(bundle), "--allow-metric-loss", "any", "--allow-other-contract"])
     output, remarks = capsys.readouterr()
     state = make_settings().state
-    assert output == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it (state: {state})\n"
+    assert (
+        output
+        == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it (state: {state})\n"
+    )
     assert f"no worker follows {state}" in remarks
     assert proposed[0]["allowed"] == Allowed(metric_loss=None, other_contract=True)
-    typed = ["--steps", "2.5,50", "--hold-seconds", "0", "--hold-requests", "7", "--slow-ms", "20", "--allow-disagreement", "0.2"]
+    typed = [
+        "--steps",
+        "2.5,50",
+        "--hold-seconds",
+        "0",
+        "--hold-requests",
+        "7",
+        "--slow-ms",
+        "20",
+        "--allow-disagreement",
+        "0.2",
+    ]
     for arguments, reason in [
         (["canary", str(bundle), *typed], "no worker follows"),
         (["promote"], "there is no candidate"),
-        (["deploy", str(certified / "nothing")], f"{certified / 'nothing'}, which was named, is not a bundle"),
+        (
+            ["deploy", str(certified / "nothing")],
+            f"{certified / 'nothing'}, which was named, is not a bundle",
+        ),
     ]:
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 1
         remarks = capsys.readouterr().err
         assert reason in remarks
-        assert not re.search("SLIPWAY_BUNDLE at one|dvc repro", remarks)  # it is the order that was wrong
+        assert not re.search(
+            "SLIPWAY_BUNDLE at one|dvc repro", remarks
+        )  # it is the order that was wrong
     assert proposed[1]["plan"] == Plan(steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02)
     assert proposed[1]["allowed"].disagreement == 0.2
     with pytest.raises(SystemExit):
@@ -106,7 +131,11 @@ def test_what_is_typed_is_what_is_proposed(
     main(["status"])
     output, remarks = capsys.readouterr()
     status = json.loads(output)
-    assert (status["state"], status["stable"], status["workers"]) == (str(state), load_bundle(bundle).version, [])
+    assert (status["state"], status["stable"], status["workers"]) == (
+        str(state),
+        load_bundle(bundle).version,
+        [],
+    )
     assert f"no worker follows {state}" in remarks
 
 
@@ -142,11 +171,19 @@ def test_where_a_worker_follows_there_is_no_warning(
 
 async def told(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> int:
     """How many of these requests' truths were joined; they are told again until all of them are written down."""
-    truths = [{"request_id": one, "truth": LABELS[LABELS.index(label) - wrong]} for one, label in answers]
+    truths = [
+        {"request_id": one, "truth": LABELS[LABELS.index(label) - wrong]} for one, label in answers
+    ]
     joined: set[str] = set()
     for _ in range(100):
-        response = await client.post("/feedback", json={"feedback": truths}, headers={"content-type": "application/json"})
-        joined |= {truth["request_id"] for truth, heard in zip(truths, response.json()["feedback"], strict=True) if heard["joined"]}
+        response = await client.post(
+            "/feedback", json={"feedback": truths}, headers={"content-type": "application/json"}
+        )
+        joined |= {
+            truth["request_id"]
+            for truth, heard in zip(truths, response.json()["feedback"], strict=True)
+            if heard["joined"]
+        }
         if len(joined) == len(truths):
             break
         await asyncio.sleep(0.1)
@@ -155,7 +192,9 @@ async def told(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> i
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_settings: MakeSettings) -> None:
+def test_wrong_answers_by_feedback_bring_a_canary_back(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     versions = [load_bundle(path).version for path in (make_settings().bundle, bundle)]
 
@@ -168,14 +207,20 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_set
             asked[answer["model_version"]].append((answer["request_id"], answer["label"]))
         assert len(asked[versions[0]]) > 40
         last = (await client.post("/predict", content=PICTURES[0])).json()
-        await told(client, [(last["request_id"], last["label"])], wrong=False)  # all that was before is written down, too
+        await told(
+            client, [(last["request_id"], last["label"])], wrong=False
+        )  # all that was before is written down, too
         inference.rollout.note_wrong("of a third model")
-        assert await told(client, asked[versions[0]][:40], wrong=True) == 40  # only the candidate's own errors bring it back
+        assert (
+            await told(client, asked[versions[0]][:40], wrong=True) == 40
+        )  # only the candidate's own errors bring it back
         await asyncio.sleep(1.5)
         assert inference.canary is not None
         assert await told(client, asked[versions[1]], wrong=True) == 20
         await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
-        assert last_event(inference)[1].startswith("by feedback its answers are wrong more often than the stable model's: ")
+        assert last_event(inference)[1].startswith(
+            "by feedback its answers are wrong more often than the stable model's: "
+        )
         assert re.search(r": (1[0-9]|20) of \d+ of its requests, 40 of", last_event(inference)[1])
 
     run(make_settings(), work)
@@ -189,13 +234,23 @@ def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -
 
     async def work(client: Any, inference: Inference) -> None:
         await propose(inference, "shadow", bundle)
-        with pytest.raises(RolloutError, match=r"is on its way \(shadow, .*`promote` or `abort` it first"):
-            await propose(inference, "deploy", write_candidate(certified / "other", scaled_classifier(3)))
+        with pytest.raises(
+            RolloutError, match=r"is on its way \(shadow, .*`promote` or `abort` it first"
+        ):
+            await propose(
+                inference, "deploy", write_candidate(certified / "other", scaled_classifier(3))
+            )
         with pytest.raises(RolloutError, match="is on its way"):
             commands.reset(settings)
         await settle(inference, lambda: inference.rollout.is_shadowing)
         await asyncio.to_thread(commands.promote, settings)
-        await settle(inference, lambda: inference.model is not None and inference.model.version == load_bundle(bundle).version)
+        await settle(
+            inference,
+            lambda: (
+                inference.model is not None
+                and inference.model.version == load_bundle(bundle).version
+            ),
+        )
         assert last_event(inference)[0] == "swapped"
         with pytest.raises(RolloutError, match="there is no candidate"):
             commands.promote(settings)
@@ -212,7 +267,9 @@ def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -
         ('{"format_version": 1}', "is not a rollout"),
     ],
 )
-def test_a_state_that_is_not_understood_is_named_and_costs_no_model(make_settings: MakeSettings, content: str, reason: str) -> None:
+def test_a_state_that_is_not_understood_is_named_and_costs_no_model(
+    make_settings: MakeSettings, content: str, reason: str
+) -> None:
     settings = make_settings()
 
     async def spoilt(client: Any, inference: Inference) -> None:
@@ -220,8 +277,12 @@ def test_a_state_that_is_not_understood_is_named_and_costs_no_model(make_setting
         await asyncio.sleep(0.6)
         assert (await client.post("/predict", content=PICTURES[0])).status_code == 200
         (settings.state / "rollout.json").unlink()
-        change_rollout(settings.state, lambda rollout: rollout.with_event("refused", "x", "to be counted"))
-        await settle(inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1)  # it follows again
+        change_rollout(
+            settings.state, lambda rollout: rollout.with_event("refused", "x", "to be counted")
+        )
+        await settle(
+            inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1
+        )  # it follows again
 
     run(settings, spoilt)
     (settings.state / "rollout.json").write_text(content)
@@ -229,7 +290,9 @@ def test_a_state_that_is_not_understood_is_named_and_costs_no_model(make_setting
         read_rollout(settings.state)
 
 
-def test_a_service_does_not_start_on_another_model_than_was_rolled_out(make_settings: MakeSettings) -> None:
+def test_a_service_does_not_start_on_another_model_than_was_rolled_out(
+    make_settings: MakeSettings,
+) -> None:
     """It says why, and goes on as soon as the state is put right."""
     settings = make_settings()
     gone = Model(folder="0123456789ab-01234567", version="0123456789ab", digest="0" * 64)
@@ -314,7 +377,9 @@ def test_a_state_in_place_of_a_folder_costs_no_request_and_is_counted_and_named(
         assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
         before = metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')
         await asyncio.sleep(0.6)
-        assert 0 < before < metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')  # for as long as it lasts
+        assert (
+            0 < before < metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')
+        )  # for as long as it lasts
         await inference.stop()
 
     asyncio.run(main())
@@ -339,8 +404,16 @@ def test_operators_can_ask_over_http(certified: Path, make_settings: MakeSetting
         await settle(inference, lambda: inference.canary is not None)
         conflict = await client.post("/rollout", json=body, headers=json_type)
         assert (conflict.status_code, error_of(conflict)["code"]) == (409, "rollout_refused")
-        assert (await client.post("/rollout", json={"command": "promote"}, headers=json_type)).status_code == 202
-        await settle(inference, lambda: inference.model is not None and inference.model.version == load_bundle(bundle).version)
+        assert (
+            await client.post("/rollout", json={"command": "promote"}, headers=json_type)
+        ).status_code == 202
+        await settle(
+            inference,
+            lambda: (
+                inference.model is not None
+                and inference.model.version == load_bundle(bundle).version
+            ),
+        )
 
     run(settings, work)
 
@@ -359,7 +432,10 @@ def test_orders_that_have_to_wait_are_refused_and_hold_up_nothing_else(
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
         orders = [{"command": "deploy", "bundle": str(bundle)}, *[{"command": "reset"}] * 5]
-        asked = [asyncio.create_task(client.post("/rollout", json=order, headers=json_type)) for order in orders]
+        asked = [
+            asyncio.create_task(client.post("/rollout", json=order, headers=json_type))
+            for order in orders
+        ]
         done, _ = await asyncio.wait(asked[1:], timeout=5)
         try:
             assert [error_of(task.result())["code"] for task in done] == ["rollout_refused"] * 5
@@ -370,13 +446,17 @@ def test_orders_that_have_to_wait_are_refused_and_hold_up_nothing_else(
         finally:
             release.set()
         assert (await asked[0]).status_code == 202
-        assert (await client.post("/rollout", json={"command": "rollback"}, headers=json_type)).status_code in (202, 409)  # it is its turn
+        assert (
+            await client.post("/rollout", json={"command": "rollback"}, headers=json_type)
+        ).status_code in (202, 409)  # it is its turn
 
     run(settings, work)
 
 
 @pytest.mark.process
-def test_a_command_is_refused_where_another_one_runs_in_the_same_process(make_settings: MakeSettings) -> None:
+def test_a_command_is_refused_where_another_one_runs_in_the_same_process(
+    make_settings: MakeSettings,
+) -> None:
     settings = make_settings()
     with (
         ThreadPoolExecutor(1) as thread,
@@ -405,16 +485,26 @@ def test_a_command_is_refused_where_another_one_runs_in_the_same_process(make_se
 )
 def test_a_wrong_order_is_named(make_settings: MakeSettings, body: Any, field: str | None) -> None:
     async def work(client: Any, inference: Inference) -> None:
-        response = await client.post("/rollout", json=body, headers={"content-type": "application/json"})
+        response = await client.post(
+            "/rollout", json=body, headers={"content-type": "application/json"}
+        )
         error = error_of(response)
-        assert (response.status_code, error["code"], error["field"]) == (422, "rollout_invalid", field)
+        assert (response.status_code, error["code"], error["field"]) == (
+            422,
+            "rollout_invalid",
+            field,
+        )
 
     run(make_settings(), work)
 
 
-def test_an_order_has_to_be_json_so_that_no_page_elsewhere_can_send_it(make_settings: MakeSettings) -> None:
+def test_an_order_has_to_be_json_so_that_no_page_elsewhere_can_send_it(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: Any, inference: Inference) -> None:
-        response = await client.post("/rollout", content=b'{"command": "reset"}', headers={"content-type": "text/plain"})
+        response = await client.post(
+            "/rollout", content=b'{"command": "reset"}', headers={"content-type": "text/plain"}
+        )
         assert error_of(response)["code"] == "unsupported_media_type"
         assert '"command"' in error_of(response)["message"]
 

@@ -22,7 +22,9 @@ def test_the_seam_with_bentoml_is_where_we_found_it() -> None:
     assert list(inspect.signature(Service.to_asgi).parameters) == ["self", "is_main"]
     assert isinstance(inspect.getattr_static(Service, "doc"), property)
     assert "service.to_asgi(" in inspect.getsource(worker)
-    assert "http" not in inspect.signature(worker.main.callback).parameters  # so uvicorn takes its protocol "auto", which is ours
+    assert (
+        "http" not in inspect.signature(worker.main.callback).parameters
+    )  # so uvicorn takes its protocol "auto", which is ours
     assert all(hasattr(BentoMLContainer, name) for name in ("http", "bentoml_home"))
 
 
@@ -38,7 +40,9 @@ def test_the_seam_with_the_process_manager_is_where_we_found_it() -> None:
     assert 'check_delay=kwargs.pop("check_delay", 10)' in source
     assert "create_standalone_arbiter(**arbiter_kwargs)" in inspect.getsource(serving.serve_http)
     assert 'endpoint=f"tcp://127.0.0.1' in source
-    assert {"stop_signal", "respawn", "numprocesses"} <= set(inspect.signature(Watcher.__init__).parameters)
+    assert {"stop_signal", "respawn", "numprocesses"} <= set(
+        inspect.signature(Watcher.__init__).parameters
+    )
     assert hasattr(Watcher, "get_active_processes")
     assert all(hasattr(circus.Arbiter, name) for name in ("initialize", "manage_watchers", "stop"))
 
@@ -51,5 +55,7 @@ import serving.service as service
 from serving.app import Front
 print(type(service.Slipway.to_asgi()) is Front, type(service.Slipway.to_asgi(is_main=False)) is Front)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["True", "False"]

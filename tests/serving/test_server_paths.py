@@ -26,7 +26,10 @@ ELSEWHERE = "/srv/our models/2026"
         (f"{ROOT}2/bundle", "…/bundle"),
         (f"{ELSEWHERE}/engine holds no engine", "…/engine holds no engine"),
         (f"{ELSEWHERE}/engine/passport.json is missing", "…/engine/passport.json is missing"),
-        ("[Errno 2] No such file or directory: '/opt/data/x.db'", "[Errno 2] No such file or directory: '…/x.db'"),
+        (
+            "[Errno 2] No such file or directory: '/opt/data/x.db'",
+            "[Errno 2] No such file or directory: '…/x.db'",
+        ),
         ("dlopen(/usr/lib/libnvinfer.so.10): not found", "dlopen(…/libnvinfer.so.10): not found"),
         ("see (/var/log/service/), and path=/a/b", "see (…/), and path=…/b"),
         ("ask /predict, or /v2/health/ready", "ask /predict, or /v2/health/ready"),
@@ -41,7 +44,9 @@ def test_a_text_loses_the_folders_and_keeps_the_name(text: str, expected: str) -
 
 def test_all_texts_of_json_are_told_so_and_keys_and_numbers_stay() -> None:
     content = {"/a/b/c": ["/a/b/c", 1.5, None, {"x": "/a/b/c"}]}
-    assert without_server_paths(content, read_settings({})) == {"/a/b/c": ["…/c", 1.5, None, {"x": "…/c"}]}
+    assert without_server_paths(content, read_settings({})) == {
+        "/a/b/c": ["…/c", 1.5, None, {"x": "…/c"}]
+    }
 
 
 def test_the_card_has_the_reasons_without_the_paths_and_the_log_has_them_whole(
@@ -50,11 +55,15 @@ def test_the_card_has_the_reasons_without_the_paths_and_the_log_has_them_whole(
     settings = make_settings(engine=f"{ELSEWHERE}/engine")
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference.rebuild = RebuildState("swapped", f"the engine in {settings.rebuilt_engine} is served")
+        inference.rebuild = RebuildState(
+            "swapped", f"the engine in {settings.rebuilt_engine} is served"
+        )
         answer = await client.get("/model")
         reasons = answer.json()["execution"]["passed_over"]
         assert reasons[0].startswith("tensorrt/any: ")
-        assert answer.json()["rebuild"]["reason"] == "the engine in artifacts/rebuilt_engine is served"
+        assert (
+            answer.json()["rebuild"]["reason"] == "the engine in artifacts/rebuilt_engine is served"
+        )
         assert str(ROOT) not in answer.text
         assert ELSEWHERE not in answer.text
 
@@ -63,24 +72,37 @@ def test_the_card_has_the_reasons_without_the_paths_and_the_log_has_them_whole(
     assert f"passed over tensorrt/any: {ELSEWHERE}/engine/passport.json is missing" in caplog.text
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/readyz"), ("POST", "/predict"), ("GET", "/model"), ("GET", "/status")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/readyz"), ("POST", "/predict"), ("GET", "/model"), ("GET", "/status")],
+)
 def test_why_no_model_is_ready_is_told_without_paths(
-    certified: Path, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture, method: str, path: str
+    certified: Path,
+    make_settings: MakeSettings,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
 ) -> None:
     (certified / "bundle" / "bundle.json").unlink()
     settings = make_settings()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = await client.request(method, path, content=b"x")
-        reason = answer.json()["model"]["reason"] if path == "/status" else error_of(answer)["message"]
-        assert reason.startswith(f"{(settings.bundle / 'bundle.json').relative_to(ROOT)} is missing")
+        reason = (
+            answer.json()["model"]["reason"] if path == "/status" else error_of(answer)["message"]
+        )
+        assert reason.startswith(
+            f"{(settings.bundle / 'bundle.json').relative_to(ROOT)} is missing"
+        )
         assert str(ROOT) not in answer.text
 
     run(settings, work)
     assert f"not ready: {settings.bundle}/bundle.json is missing" in caplog.text
 
 
-def test_the_status_tells_of_rollout_and_drift_without_paths_and_operators_have_them(make_settings: MakeSettings) -> None:
+def test_the_status_tells_of_rollout_and_drift_without_paths_and_operators_have_them(
+    make_settings: MakeSettings,
+) -> None:
     settings = make_settings()
     reason = f"{ELSEWHERE}/bundle cannot be read, nor {settings.state}/rollout.d"
     change_rollout(settings.state, lambda rollout: rollout.with_event("refused", "0" * 12, reason))
@@ -88,12 +110,20 @@ def test_the_status_tells_of_rollout_and_drift_without_paths_and_operators_have_
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         inference.parts["drift"] = lambda: drift
         path = f"{settings.state}/proposals/now.md"
-        drift: dict[str, Any] = {"faults": {"merging": f"{settings.state}/x.db is full"}, "proposal": {"path": path}}
+        drift: dict[str, Any] = {
+            "faults": {"merging": f"{settings.state}/x.db is full"},
+            "proposal": {"path": path},
+        }
         answer = await client.get("/status")
         told = answer.json()
         state = settings.state.relative_to(ROOT)
-        assert told["rollout"]["events"][-1]["reason"].endswith(f"bundle cannot be read, nor {state}/rollout.d")
-        assert told["drift"] == {"faults": {"merging": f"{state}/x.db is full"}, "proposal": {"path": f"{state}/proposals/now.md"}}
+        assert told["rollout"]["events"][-1]["reason"].endswith(
+            f"bundle cannot be read, nor {state}/rollout.d"
+        )
+        assert told["drift"] == {
+            "faults": {"merging": f"{state}/x.db is full"},
+            "proposal": {"path": f"{state}/proposals/now.md"},
+        }
         assert str(ROOT) not in answer.text
         assert ELSEWHERE not in answer.text.replace("\\/", "/")
         assert (await client.get("/rollout")).json()["events"][-1]["reason"] == reason

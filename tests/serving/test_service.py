@@ -46,7 +46,9 @@ def server(folder: Path) -> Iterator[Server]:
 
 def is_right(answer: httpx.Response, payload: bytes) -> bool:
     expected = probabilities(array_from_bytes(payload, CONTRACT)[None])[0]
-    return answer.status_code == 200 and np.allclose(list(answer.json()["probabilities"].values()), expected, atol=1e-6)
+    return answer.status_code == 200 and np.allclose(
+        list(answer.json()["probabilities"].values()), expected, atol=1e-6
+    )
 
 
 @pytest.mark.nightly
@@ -73,9 +75,24 @@ def test_the_process_maps_no_torch(server: Server) -> None:
 
 def test_what_curl_sends_is_answered(server: Server, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture(5, (30, 20)))
-    for arguments in (["-F", "image=@x.png"], ["-H", "content-type: image/png", "--data-binary", "@x.png"]):
-        command = ["curl", "-s", "-o", "answer", "-w", "%{http_code}", *arguments, server.url + "/predict"]
-        assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "200"
+    for arguments in (
+        ["-F", "image=@x.png"],
+        ["-H", "content-type: image/png", "--data-binary", "@x.png"],
+    ):
+        command = [
+            "curl",
+            "-s",
+            "-o",
+            "answer",
+            "-w",
+            "%{http_code}",
+            *arguments,
+            server.url + "/predict",
+        ]
+        assert (
+            subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+            == "200"
+        )
         assert b'"label"' in (tmp_path / "answer").read_bytes()
 
 
@@ -86,7 +103,9 @@ import json, pathlib, bentoml
 with bentoml.SyncHTTPClient({server.url!r}) as client:
     print(json.dumps(client.predict(image=pathlib.Path("x.png"))))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     raw = plain_http.post(server.url + "/predict", content=picture(6), headers=PNG).json()
     assert json.loads(done.stdout) | {"request_id": raw["request_id"]} == raw
     assert raw["label"] in LABELS
@@ -101,8 +120,13 @@ import json, pathlib, bentoml
 with bentoml.SyncHTTPClient({server.url!r}) as client:
     print(json.dumps(client.predict(image=[pathlib.Path("first.png"), pathlib.Path("second.png")])))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    alone = [plain_http.post(server.url + "/predict", content=image, headers=PNG).json() for image in images]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    alone = [
+        plain_http.post(server.url + "/predict", content=image, headers=PNG).json()
+        for image in images
+    ]
     for found, expected in zip(json.loads(done.stdout)["predictions"], alone, strict=True):
         assert found["label"] == expected["label"]
         assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
@@ -118,7 +142,14 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
     print(json.dumps(client.post("/predict", files={{"image": ("x.png", {picture(8)!r}, "image/png")}}).json()))
     print(client.post("/predict", files={{"image": ("x.png", b"text", "image/png")}}).status_code)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(folder), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     answer, status = done.stdout.splitlines()[-2:]
     front = plain_http.post(server.url + "/predict", content=picture(8), headers=PNG).json()
     assert json.loads(answer) | {"request_id": front["request_id"]} == front
@@ -126,7 +157,12 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def png_of(width: int, height: int) -> bytes:
@@ -134,11 +170,15 @@ def png_of(width: int, height: int) -> bytes:
     rows = zlib.compressobj(9)
     body = b"".join(rows.compress(bytes(width + 1)) for _ in range(height)) + rows.flush()
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
 
 
 def form(*parts: bytes, boundary: bytes = b"b", closed: bool = True) -> bytes:
-    return b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts) + (b"--" + boundary + b"--\r\n" if closed else b"")
+    return b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts) + (
+        b"--" + boundary + b"--\r\n" if closed else b""
+    )
 
 
 FILE = b'Content-Disposition: form-data; name="image"; filename="x.png"\r\n\r\n'
@@ -165,7 +205,12 @@ MALFORMED: list[tuple[str, str, dict[str, str], bytes]] = [
     ("POST", "/predict", PNG, b"x" * 200_001),
     ("POST", "/predict", {}, GOOD),
     ("POST", "/predict", {"content-type": "text/plain"}, GOOD),
-    ("POST", "/predict", {"content-type": "application/x-www-form-urlencoded"}, b"image=http://127.0.0.1:1/x.png"),
+    (
+        "POST",
+        "/predict",
+        {"content-type": "application/x-www-form-urlencoded"},
+        b"image=http://127.0.0.1:1/x.png",
+    ),
     ("POST", "/predict", {"content-type": "application/vnd.bentoml+pickle"}, b"\x80\x05N."),
     ("POST", "/predict", {"content-type": ";;;"}, GOOD),
     ("POST", "/predict", JSON, b'{"image": "http://127.0.0.1:1/x.png"}'),
@@ -197,7 +242,9 @@ MALFORMED: list[tuple[str, str, dict[str, str], bytes]] = [
 ]
 
 
-def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterwards(server: Server) -> None:
+def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterwards(
+    server: Server,
+) -> None:
     with httpx.Client(base_url=server.url) as client:
         for number, (method, path, headers, content) in enumerate(MALFORMED):
             answer = client.request(method, path, headers=headers, content=content)
@@ -222,8 +269,16 @@ def test_a_url_is_never_fetched(server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bait:
         bait.settimeout(1)
         url = f"http://127.0.0.1:{bait.getsockname()[1]}/x.png".encode()
-        for headers, content in ((FORM, form(TEXT + url)), (FORM, form(FILE + url)), (PNG, url), (JSON, url), ({}, url)):
-            assert plain_http.post(server.url + "/predict", headers=headers, content=content).status_code in (415, 422)
+        for headers, content in (
+            (FORM, form(TEXT + url)),
+            (FORM, form(FILE + url)),
+            (PNG, url),
+            (JSON, url),
+            ({}, url),
+        ):
+            assert plain_http.post(
+                server.url + "/predict", headers=headers, content=content
+            ).status_code in (415, 422)
         with pytest.raises(TimeoutError):
             bait.accept()
 
@@ -249,27 +304,47 @@ def peak_memory(server: Server) -> float:
 def test_concurrent_callers_get_their_own_answers(server: Server) -> None:
     payloads = [picture(number, (12, 9)) for number in range(200)]
     with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda payload: client.post("/predict", content=payload, headers=PNG), payloads))
+        answers = list(
+            threads.map(
+                lambda payload: client.post("/predict", content=payload, headers=PNG), payloads
+            )
+        )
     assert all(is_right(answer, payload) for answer, payload in zip(answers, payloads, strict=True))
 
 
 def counted(server: Server) -> Counter[int]:
     """What /metrics says of /predict, by status."""
     text = plain_http.get(server.url + "/metrics").text
-    return Counter({int(code): int(float(n)) for code, n in re.findall(r'requests_total\{code="(\d+)",route="/predict"\} (\S+)', text)})
+    return Counter(
+        {
+            int(code): int(float(n))
+            for code, n in re.findall(
+                r'requests_total\{code="(\d+)",route="/predict"\} (\S+)', text
+            )
+        }
+    )
 
 
 def test_the_counters_equal_the_callers_own_counts(server: Server) -> None:
     before = counted(server)
     contents = [GOOD, b"text", b"", b"x" * 300_000] * 25
     with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(8) as threads:
-        seen = Counter(threads.map(lambda content: client.post("/predict", content=content, headers=PNG).status_code, contents))
+        seen = Counter(
+            threads.map(
+                lambda content: client.post("/predict", content=content, headers=PNG).status_code,
+                contents,
+            )
+        )
     assert counted(server) - before == seen == Counter({200: 25, 422: 50, 413: 25})
 
 
 def test_unknown_paths_add_no_series(server: Server) -> None:
     def series() -> set[str]:
-        return {line.rpartition(" ")[0] for line in client.get("/metrics").text.splitlines() if not line.startswith("#")}
+        return {
+            line.rpartition(" ")[0]
+            for line in client.get("/metrics").text.splitlines()
+            if not line.startswith("#")
+        }
 
     with httpx.Client(base_url=server.url) as client:
         client.get("/scan/0")
@@ -289,7 +364,10 @@ def test_a_tampered_bundle_leaves_it_alive_and_not_ready_with_the_reason(tmp_pat
         server.wait("/livez")
         server.wait("/readyz", 503)
         time.sleep(1)
-        for answer in (plain_http.get(server.url + "/readyz"), plain_http.post(server.url + "/predict", content=GOOD, headers=PNG)):
+        for answer in (
+            plain_http.get(server.url + "/readyz"),
+            plain_http.post(server.url + "/predict", content=GOOD, headers=PNG),
+        ):
             assert answer.status_code == 503
             assert "was altered" in answer.json()["error"]["message"]
         assert server.log.read_text().count("was altered") == 1
@@ -308,7 +386,11 @@ def test_sigterm_lets_the_request_in_flight_finish(tmp_path: Path) -> None:
             time.sleep(1)
             yield GOOD[50:]
 
-        caller = threading.Thread(target=lambda: answers.append(plain_http.post(server.url + "/predict", content=slowly(), headers=PNG)))
+        caller = threading.Thread(
+            target=lambda: answers.append(
+                plain_http.post(server.url + "/predict", content=slowly(), headers=PNG)
+            )
+        )
         caller.start()
         arriving.wait(10)
         server.process.send_signal(signal.SIGTERM)
@@ -322,19 +404,42 @@ def test_two_workers_answer_for_each_other_and_survive_one_of_them(tmp_path: Pat
     with running(tmp_path, workers=2) as server:
         server.wait()
         for _ in range(100):
-            assert plain_http.post(server.url + "/predict", content=GOOD, headers=PNG).status_code == 200
-        until(lambda: counted(server)[200] == 100)  # a killed worker loses what it counted in the last twentieth of a second
+            assert (
+                plain_http.post(server.url + "/predict", content=GOOD, headers=PNG).status_code
+                == 200
+            )
+        until(
+            lambda: counted(server)[200] == 100
+        )  # a killed worker loses what it counted in the last twentieth of a second
         os.kill(server.worker(), signal.SIGKILL)
         time.sleep(0.2)
         for _ in range(20):
-            assert plain_http.post(server.url + "/predict", content=GOOD, headers=PNG).status_code == 200
+            assert (
+                plain_http.post(server.url + "/predict", content=GOOD, headers=PNG).status_code
+                == 200
+            )
         assert counted(server)[200] == 120
 
 
 def refused_start(folder: Path, port: int, **settings: object) -> str:
     """What `bentoml serve` prints when it does not start."""
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", str(port)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(folder, **settings), capture_output=True, text=True, timeout=30)
+    command = [
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        "serving.service:Slipway",
+        "--port",
+        str(port),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(folder, **settings),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     return done.stderr

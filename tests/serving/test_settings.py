@@ -17,7 +17,9 @@ def test_nothing_set_gives_the_documented_defaults() -> None:
 
 
 def test_variables_are_read_in_their_types() -> None:
-    settings = read_settings({"SLIPWAY_NUM_THREADS": "3", "SLIPWAY_MAX_BATCH_SIZE": "8", "SLIPWAY_ACCEPT_DRAFT": "true"})
+    settings = read_settings(
+        {"SLIPWAY_NUM_THREADS": "3", "SLIPWAY_MAX_BATCH_SIZE": "8", "SLIPWAY_ACCEPT_DRAFT": "true"}
+    )
     assert (settings.num_threads, settings.max_batch_size, settings.accept_draft) == (3, 8, True)
 
 
@@ -38,40 +40,70 @@ def test_variables_are_read_in_their_types() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_value(name: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=rf"1 wrong setting.*\n  SLIPWAY_{name}: found '{value}'"):
+    with pytest.raises(
+        SettingsError, match=rf"1 wrong setting.*\n  SLIPWAY_{name}: found '{value}'"
+    ):
         read_settings({f"SLIPWAY_{name}": value})
 
 
 def test_an_unknown_variable_is_refused_with_the_one_it_was_meant_to_be() -> None:
-    with pytest.raises(SettingsError, match="SLIPWAY_BUNDEL: unknown setting; did you mean SLIPWAY_BUNDLE"):
+    with pytest.raises(
+        SettingsError, match="SLIPWAY_BUNDEL: unknown setting; did you mean SLIPWAY_BUNDLE"
+    ):
         read_settings({"SLIPWAY_BUNDEL": "x"})
 
 
 @pytest.mark.parametrize(
-    "name", ["PORT", "HOST", "SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_TCP", "PORT_80_TCP_ADDR", "CPU_SERVICE_HOST"]
+    "name",
+    [
+        "PORT",
+        "HOST",
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT_80_TCP",
+        "PORT_80_TCP_ADDR",
+        "CPU_SERVICE_HOST",
+    ],
 )
 def test_a_port_and_what_kubernetes_sets_are_refused_with_where_the_port_is_said(name: str) -> None:
-    with pytest.raises(SettingsError, match=rf"SLIPWAY_{name}: unknown .* --port, .* BENTOML_PORT.* enableServiceLinks: false") as error:
+    with pytest.raises(
+        SettingsError,
+        match=rf"SLIPWAY_{name}: unknown .* --port, .* BENTOML_PORT.* enableServiceLinks: false",
+    ) as error:
         read_settings({f"SLIPWAY_{name}": "tcp://10.0.0.1:80"})
     assert "did you mean" not in str(error.value)
 
 
 def test_a_setting_that_is_nearly_one_of_ours_is_none_of_kubernetes() -> None:
-    for name, meant in {"ADMIN_PORTS": "ADMIN_PORT", "ADMN_PORT": "ADMIN_PORT", "ADMINHOST": "ADMIN_HOST", "WORKER": "WORKERS"}.items():
-        with pytest.raises(SettingsError, match=f"SLIPWAY_{name}: unknown setting; did you mean SLIPWAY_{meant}"):
+    for name, meant in {
+        "ADMIN_PORTS": "ADMIN_PORT",
+        "ADMN_PORT": "ADMIN_PORT",
+        "ADMINHOST": "ADMIN_HOST",
+        "WORKER": "WORKERS",
+    }.items():
+        with pytest.raises(
+            SettingsError, match=f"SLIPWAY_{name}: unknown setting; did you mean SLIPWAY_{meant}"
+        ):
             read_settings({f"SLIPWAY_{name}": "1"})
 
 
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(SettingsError) as error:
         read_settings({"SLIPWAY_WORKERS": "0", "SLIPWAY_PROVIDER": "gpu", "SLIPWAY_ZZZ": "1"})
-    assert all(name in str(error.value) for name in ("3 wrong settings", "SLIPWAY_WORKERS", "SLIPWAY_PROVIDER", "SLIPWAY_ZZZ"))
+    assert all(
+        name in str(error.value)
+        for name in ("3 wrong settings", "SLIPWAY_WORKERS", "SLIPWAY_PROVIDER", "SLIPWAY_ZZZ")
+    )
 
 
 def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     assert read_settings({"SLIPWAY_WORKERS": "4"}).threads_per_worker() == 2
-    assert read_settings({"SLIPWAY_WORKERS": "4", "SLIPWAY_NUM_THREADS": "3"}).threads_per_worker() == 3
+    assert (
+        read_settings({"SLIPWAY_WORKERS": "4", "SLIPWAY_NUM_THREADS": "3"}).threads_per_worker()
+        == 3
+    )
 
 
 def undocumented_bounds(page: str) -> set[str]:
@@ -80,9 +112,18 @@ def undocumented_bounds(page: str) -> set[str]:
     found = set()
     for name, field in Settings.model_fields.items():
         kinds = [field, *get_args(field.annotation)]  # `max_batch_size` is a word or a number
-        marks = [mark for kind in kinds for mark in getattr(kind, "__metadata__", getattr(kind, "metadata", ()))]
+        marks = [
+            mark
+            for kind in kinds
+            for mark in getattr(kind, "__metadata__", getattr(kind, "metadata", ()))
+        ]
         marks += [mark for info in marks if isinstance(info, FieldInfo) for mark in info.metadata]
-        for bound in (getattr(mark, side) for mark in marks for side in ("ge", "gt", "le") if hasattr(mark, side)):
+        for bound in (
+            getattr(mark, side)
+            for mark in marks
+            for side in ("ge", "gt", "le")
+            if hasattr(mark, side)
+        ):
             if not re.search(rf"(?<![\d,.]){bound:,}(?!\d|,\d|\.\d)", rows[name.upper()]):
                 found.add(f"{name} {bound}")
     return found

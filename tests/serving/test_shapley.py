@@ -20,7 +20,9 @@ def linear(coalitions: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 def entangled(coalitions: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The same, and the first two together add 10 more, which is 5 for each; the last three together 9, which is 3 for each."""
-    return linear(coalitions) + 10 * coalitions[:, :2].all(axis=1) + 9 * coalitions[:, -3:].all(axis=1)
+    return (
+        linear(coalitions) + 10 * coalitions[:, :2].all(axis=1) + 9 * coalitions[:, -3:].all(axis=1)
+    )
 
 
 def by_definition(game: Any, num_players: int) -> NDArray[np.float64]:
@@ -38,7 +40,13 @@ def by_definition(game: Any, num_players: int) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("num_players", [1, 2, 5])
 def test_exact_values_are_those_of_the_definition(num_players: int) -> None:
-    worths = dict(zip(map(bytes, Exact(num_players).coalitions), np.random.default_rng(1).normal(size=2**num_players), strict=True))
+    worths = dict(
+        zip(
+            map(bytes, Exact(num_players).coalitions),
+            np.random.default_rng(1).normal(size=2**num_players),
+            strict=True,
+        )
+    )
 
     def random_game(coalitions: NDArray[np.bool_]) -> NDArray[np.float64]:
         return np.array([worths[bytes(coalition)] for coalition in coalitions])
@@ -72,7 +80,9 @@ def test_sampled_values_come_near_the_true_ones_as_their_errors_say() -> None:
         planned = plan(12, 300, seed)
         assert planned is not None
         found = planned.contributions(entangled(planned.coalitions))
-        assert found.values.sum() == pytest.approx(WEIGHTS.sum() + 19)  # all less none, whatever was drawn
+        assert found.values.sum() == pytest.approx(
+            WEIGHTS.sum() + 19
+        )  # all less none, whatever was drawn
         errors = np.abs(found.values - truth)
         assert (errors <= 5 * found.standard_errors + 1e-9).all()
         far.append((errors > 2 * found.standard_errors + 1e-9).mean())
@@ -80,12 +90,16 @@ def test_sampled_values_come_near_the_true_ones_as_their_errors_say() -> None:
 
 
 @pytest.mark.parametrize(("num_players", "most"), [(4, 15), (11, 128), (40, 1024), (200, 1000)])
-def test_no_more_coalitions_are_asked_for_than_allowed_and_each_once(num_players: int, most: int) -> None:
+def test_no_more_coalitions_are_asked_for_than_allowed_and_each_once(
+    num_players: int, most: int
+) -> None:
     planned = plan(num_players, most, seed=5)
     assert planned is not None
     assert len(planned.coalitions) <= most
     assert len(np.unique(planned.coalitions, axis=0)) == len(planned.coalitions)
-    assert planned.coalitions.any(axis=1).sum() == len(planned.coalitions) - 1  # nobody is one of them
+    assert (
+        planned.coalitions.any(axis=1).sum() == len(planned.coalitions) - 1
+    )  # nobody is one of them
 
 
 def test_too_few_coalitions_say_nothing() -> None:

@@ -28,10 +28,14 @@ async def fresh(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> d
         return content
 
 
-def test_the_counts_are_the_callers_own(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counts_are_the_callers_own(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for number in range(9):
-            await client.post("/predict", content=picture(number) if number % 3 else b"bad", headers=PNG)
+            await client.post(
+                "/predict", content=picture(number) if number % 3 else b"bad", headers=PNG
+            )
         await client.get("/nowhere")
         for path in ("/livez", "/metrics", "/model", "/"):  # is no traffic
             await client.get(path)
@@ -46,14 +50,27 @@ def test_the_counts_are_the_callers_own(make_settings: MakeSettings, monkeypatch
         found = content["traffic"]
         assert found["requests_by_code"] == {"200": 6, "404": 1, "422": 3}
         assert found["errors_by_code"] == {"undecodable": 3, "not_found": 1}
-        assert (found["predictions"], found["queue_depth"], found["workers_ready"], found["expired"]) == (6, 0, 1, 0)
+        assert (
+            found["predictions"],
+            found["queue_depth"],
+            found["workers_ready"],
+            found["expired"],
+        ) == (6, 0, 1, 0)
         assert found["latency_buckets"][-1] == [None, 6]
-        assert 0 < found["latency_ms"]["p50"] <= found["latency_ms"]["p95"] <= found["latency_ms"]["p99"] < 10_000
+        assert (
+            0
+            < found["latency_ms"]["p50"]
+            <= found["latency_ms"]["p95"]
+            <= found["latency_ms"]["p99"]
+            < 10_000
+        )
 
     run(make_settings(), work)
 
 
-def test_without_a_model_it_says_why_and_there_are_no_latencies(make_settings: MakeSettings) -> None:
+def test_without_a_model_it_says_why_and_there_are_no_latencies(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = await client.get("/status")
         assert answer.status_code == 200
@@ -66,7 +83,9 @@ def test_without_a_model_it_says_why_and_there_are_no_latencies(make_settings: M
     run(settings, work)
 
 
-def test_however_many_ask_it_is_made_once_a_second(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_many_ask_it_is_made_once_a_second(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         made: list[str] = []
 

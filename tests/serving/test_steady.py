@@ -25,7 +25,11 @@ CASES = [image_case(seed).request for seed in range(600)]
 def unknown(number: int) -> bytes:
     """A path that nobody asked for before, with an id, a query and a header of its own."""
     headers = [("x-request-id", f"scan-{number}"), (f"x-{number}", str(number))]
-    return http_request(f"/scan/{number}?{number}", method=random.Random(number).choice(["GET", "PUT", "DELETE"]), headers=headers)
+    return http_request(
+        f"/scan/{number}?{number}",
+        method=random.Random(number).choice(["GET", "PUT", "DELETE"]),
+        headers=headers,
+    )
 
 
 def closing(request: bytes) -> bytes:
@@ -34,8 +38,13 @@ def closing(request: bytes) -> bytes:
 
 def mixed(num_requests: int, first_unknown: int) -> list[bytes]:
     """Of five requests one goes to a path of its own; of twenty, one closes its connection."""
-    requests = [unknown(first_unknown + number) if number % 5 == 0 else CASES[number * 7 % len(CASES)] for number in range(num_requests)]
-    return [closing(request) if number % 20 == 3 else request for number, request in enumerate(requests)]
+    requests = [
+        unknown(first_unknown + number) if number % 5 == 0 else CASES[number * 7 % len(CASES)]
+        for number in range(num_requests)
+    ]
+    return [
+        closing(request) if number % 20 == 3 else request for number, request in enumerate(requests)
+    ]
 
 
 class Held:
@@ -47,9 +56,15 @@ class Held:
         statuses = [Path(f"/proc/{process}/status").read_text() for process in processes]
         self.memory_bytes = sum(_number("VmRSS", status) * 1024 for status in statuses)
         self.num_threads = sum(_number("Threads", status) for status in statuses)
-        self.num_descriptors = sum(len(list(Path(f"/proc/{process}/fd").iterdir())) for process in processes)
+        self.num_descriptors = sum(
+            len(list(Path(f"/proc/{process}/fd").iterdir())) for process in processes
+        )
         plain_http.get(server.url + "/metrics")  # which is counted, too
-        self.series = {line.rpartition(" ")[0] for line in plain_http.get(server.url + "/metrics").text.splitlines() if line[0] != "#"}
+        self.series = {
+            line.rpartition(" ")[0]
+            for line in plain_http.get(server.url + "/metrics").text.splitlines()
+            if line[0] != "#"
+        }
 
 
 def _number(name: str, status: str) -> int:
@@ -70,15 +85,25 @@ def ask(server: Server, requests: Sequence[bytes]) -> None:
     assert seen[REFUSED] == 0
 
 
-@pytest.mark.parametrize(("num_first", "num_requests"), [(2000, 5000), pytest.param(2000, 50_000, marks=pytest.mark.nightly)])
-def test_memory_threads_descriptors_and_series_stay(server: Server, num_first: int, num_requests: int, is_nightly: bool) -> None:
+@pytest.mark.parametrize(
+    ("num_first", "num_requests"),
+    [(2000, 5000), pytest.param(2000, 50_000, marks=pytest.mark.nightly)],
+)
+def test_memory_threads_descriptors_and_series_stay(
+    server: Server, num_first: int, num_requests: int, is_nightly: bool
+) -> None:
     ask(server, mixed(num_first, first_unknown=0))
-    ask_each(server.url, [SCRAPE] * 200, 32)  # its threads start one by one, as many as are wanted at a time
+    ask_each(
+        server.url, [SCRAPE] * 200, 32
+    )  # its threads start one by one, as many as are wanted at a time
     before = Held(server)
     ask(server, mixed(num_requests, first_unknown=num_first))
     after = Held(server)
     assert after.memory_bytes - before.memory_bytes < GROWTH_BYTES
-    assert (after.num_threads, after.num_descriptors) == (before.num_threads, before.num_descriptors)
+    assert (after.num_threads, after.num_descriptors) == (
+        before.num_threads,
+        before.num_descriptors,
+    )
     assert after.series == before.series
     assert len(after.series) <= 300
     scrapes = ask_each(server.url, [SCRAPE] * 9, 1)

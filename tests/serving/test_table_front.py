@@ -55,7 +55,9 @@ def probabilities(answer: dict[str, Any]) -> list[float]:
 
 def test_one_row_has_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        answer = (await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})).json()
+        answer = (
+            await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})
+        ).json()
         assert list(answer) == [*CLASS_FIELDS, "model_version", "request_id"]
         assert answer["label"] == LABELS[int(expected([ROW])[0].argmax())]
         assert answer["request_id"] == "mine-1"
@@ -64,26 +66,46 @@ def test_one_row_has_the_flat_answer_of_the_graph(make_settings: MakeSettings) -
     run(make_settings(), work)
 
 
-def test_several_rows_are_answered_in_their_order_over_several_batches(make_settings: MakeSettings) -> None:
+def test_several_rows_are_answered_in_their_order_over_several_batches(
+    make_settings: MakeSettings,
+) -> None:
     rows = ROWS * 3
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = (await client.post("/predict", json={"rows": rows})).json()
         assert list(answer) == ["predictions", "model_version", "request_id"]
-        assert [list(prediction) for prediction in answer["predictions"]] == [CLASS_FIELDS] * len(rows)
-        assert np.allclose([probabilities(prediction) for prediction in answer["predictions"]], expected(rows), atol=1e-6)
+        assert [list(prediction) for prediction in answer["predictions"]] == [CLASS_FIELDS] * len(
+            rows
+        )
+        assert np.allclose(
+            [probabilities(prediction) for prediction in answer["predictions"]],
+            expected(rows),
+            atol=1e-6,
+        )
         assert metric(inference, "slipway_batch_size_sum") == len(rows)
-        assert metric(inference, "slipway_predict_seconds_count") == metric(inference, 'slipway_stage_seconds_count{stage="infer"}') == 1
+        assert (
+            metric(inference, "slipway_predict_seconds_count")
+            == metric(inference, 'slipway_stage_seconds_count{stage="infer"}')
+            == 1
+        )
 
     run(make_settings(), work)
 
 
-def test_columns_that_training_ignored_are_accepted_everywhere_and_named(certified: Path, make_settings: MakeSettings) -> None:
+def test_columns_that_training_ignored_are_accepted_everywhere_and_named(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     contract = COLUMNS.model_copy(update={"ignored": ["customer", "note"]})
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", row_classifier(), input=contract),
+    )
     row = ROW | {"customer": 17, "note": "called twice"}
     # What is ignored has a shape of its own; also in the first place it does not say how many rows there are.
-    tensors = [{"name": name, "datatype": "BYTES", "shape": [2], "data": [str(row[name])] * 2} for name in ("customer", "note")]
+    tensors = [
+        {"name": name, "datatype": "BYTES", "shape": [2], "data": [str(row[name])] * 2}
+        for name in ("customer", "note")
+    ]
     tensors += [
         {"name": name, "datatype": kind, "shape": [1], "data": [row[name]]}
         for name, kind in zip(ROW, ["FP64", "FP64", "BYTES", "BYTES", "BOOL", "BYTES"], strict=True)
@@ -94,7 +116,10 @@ def test_columns_that_training_ignored_are_accepted_everywhere_and_named(certifi
             answer = (await client.post("/predict", json=content)).json()
             answer = answer.get("predictions", [answer])[0]
             assert np.allclose(probabilities(answer), expected([ROW])[0], atol=1e-6)
-        assert error_of(await client.post("/predict", json=row | {"other": 1}))["code"] == "unknown_column"
+        assert (
+            error_of(await client.post("/predict", json=row | {"other": 1}))["code"]
+            == "unknown_column"
+        )
         assert (await client.post("/explain", json=row)).status_code == 200
 
         answered = (await client.post("/v2/models/slipway/infer", json={"inputs": tensors})).json()
@@ -114,9 +139,14 @@ def test_columns_that_training_ignored_are_accepted_everywhere_and_named(certifi
     run(make_settings(), work)
 
 
-def test_the_model_card_has_the_coverage_that_was_measured(certified: Path, make_settings: MakeSettings) -> None:
+def test_the_model_card_has_the_coverage_that_was_measured(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     measured = Metric(value=0.797, low=0.719, high=0.857, confidence=0.95, rows=138)
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), coverage=measured))
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", row_classifier(), coverage=measured),
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         found = (await client.get("/model")).json()["coverage"]
@@ -126,7 +156,9 @@ def test_the_model_card_has_the_coverage_that_was_measured(certified: Path, make
     run(make_settings(), work)
 
 
-def test_a_bundle_from_before_the_coverage_was_stored_is_served_without_it(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_bundle_from_before_the_coverage_was_stored_is_served_without_it(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     bundle = write_bundle(certified / "bundle", row_classifier())
     content = json.loads((bundle.root / MANIFEST).read_text())
     del content["coverage"], content["input"]["ignored"], content["models"]["fp32"]["coverage"]
@@ -136,7 +168,10 @@ def test_a_bundle_from_before_the_coverage_was_stored_is_served_without_it(certi
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         card = (await client.get("/model")).json()
         assert (card["coverage"]["measured"], card["coverage"]["verdict"]) == (None, None)
-        assert error_of(await client.post("/predict", json=ROW | {"customer": 17}))["code"] == "unknown_column"
+        assert (
+            error_of(await client.post("/predict", json=ROW | {"customer": 17}))["code"]
+            == "unknown_column"
+        )
         assert (await client.post("/predict", json=ROW)).status_code == 200
 
     run(make_settings(), work)
@@ -156,7 +191,9 @@ def test_a_value_is_answered_for_each_row(certified: Path, make_settings: MakeSe
     run(make_settings(), work)
 
 
-def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(make_settings: MakeSettings) -> None:
+def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(
+    make_settings: MakeSettings,
+) -> None:
     reached: list[NDArray[np.float32]] = []
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -174,25 +211,36 @@ def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(ma
     assert np.concatenate(reached).tobytes() == vectors(ROWS).tobytes()
 
 
-def test_a_bad_row_never_reaches_the_model_and_its_31_neighbours_are_right(make_settings: MakeSettings) -> None:
+def test_a_bad_row_never_reaches_the_model_and_its_31_neighbours_are_right(
+    make_settings: MakeSettings,
+) -> None:
     bad: list[Any] = [ROW | {"age": -1}, {"rows": [ROW, ROW | {"colour": "mauve"}]}, {}]
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, 0.001)
         for content in bad:
             sizes.clear()
-            answers = await asyncio.gather(*(client.post("/predict", json=row) for row in [*ROWS[:16], content, *ROWS[16:]]))
+            answers = await asyncio.gather(
+                *(client.post("/predict", json=row) for row in [*ROWS[:16], content, *ROWS[16:]])
+            )
             error_of(answers.pop(16))
-            assert np.allclose([probabilities(answer.json()) for answer in answers], expected(ROWS), atol=1e-6)
+            assert np.allclose(
+                [probabilities(answer.json()) for answer in answers], expected(ROWS), atol=1e-6
+            )
             assert sum(sizes) == len(ROWS)
 
     run(make_settings(), work)
 
 
-def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(make_settings: MakeSettings) -> None:
+def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, 0.3)
-        assert error_of(await client.post("/predict", json={"rows": ROWS * 3}))["code"] == "deadline_exceeded"
+        assert (
+            error_of(await client.post("/predict", json={"rows": ROWS * 3}))["code"]
+            == "deadline_exceeded"
+        )
         await asyncio.sleep(0.5)
         assert sizes == [16]  # the batch that was under way, of the bundle's largest size
         assert inference._live
@@ -204,12 +252,32 @@ def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(make_settings
 @pytest.mark.parametrize(
     ("content", "headers", "code", "hint"),
     [
-        (picture(), {"content-type": "image/png"}, "unsupported_media_type", "rows of a table, not images"),
-        (picture(), {"content-type": "application/octet-stream"}, "unsupported_media_type", "not images"),
-        (b"--b--", {"content-type": "multipart/form-data; boundary=b"}, "unsupported_media_type", "not images"),
+        (
+            picture(),
+            {"content-type": "image/png"},
+            "unsupported_media_type",
+            "rows of a table, not images",
+        ),
+        (
+            picture(),
+            {"content-type": "application/octet-stream"},
+            "unsupported_media_type",
+            "not images",
+        ),
+        (
+            b"--b--",
+            {"content-type": "multipart/form-data; boundary=b"},
+            "unsupported_media_type",
+            "not images",
+        ),
         (b"{}", {"content-type": "text/plain"}, "unsupported_media_type", "application/json"),
         (b"{}", {}, "unsupported_media_type", "application/json"),
-        (b"{}", {"content-type": "application/json; charset=latin-1"}, "unsupported_media_type", "JSON is UTF-8"),
+        (
+            b"{}",
+            {"content-type": "application/json; charset=latin-1"},
+            "unsupported_media_type",
+            "JSON is UTF-8",
+        ),
         (b"{}", {"content-type": "application/json; charset=UTF-8"}, "missing_value", "age"),
         (b"NaN", JSON, "malformed_json", "NaN"),
         (b"[]", JSON, "not_a_row", "GET /model"),
@@ -230,7 +298,9 @@ def test_what_is_no_row_is_refused_with_a_hint(
     run(make_settings(max_rows=4, max_body_bytes=2000), work)
 
 
-def test_a_model_for_images_refuses_json_with_a_hint(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_model_for_images_refuses_json_with_a_hint(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle"))
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -242,7 +312,9 @@ def test_a_model_for_images_refuses_json_with_a_hint(certified: Path, make_setti
 
 
 @pytest.mark.process
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(BODIES, min_size=20, max_size=20))
 def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afterwards(
     make_settings: MakeSettings, bodies: list[bytes]
@@ -252,17 +324,29 @@ def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afte
             answer = await client.post("/predict", content=body, headers=JSON)
             if answer.status_code != 200:
                 assert ERRORS[error_of(answer)["code"]] < 500
-        assert np.allclose(probabilities((await client.post("/predict", json=ROW)).json()), expected([ROW])[0], atol=1e-6)
+        assert np.allclose(
+            probabilities((await client.post("/predict", json=ROW)).json()),
+            expected([ROW])[0],
+            atol=1e-6,
+        )
 
     run(make_settings(), work)
 
 
-def test_the_card_describes_each_column_and_its_example_can_be_sent(make_settings: MakeSettings) -> None:
+def test_the_card_describes_each_column_and_its_example_can_be_sent(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         card = (await client.get("/model")).json()
         assert card["task"] == "table_classification"
         described = {column["name"]: column for column in card["input"]["columns"]}
-        assert described["age"] == {"name": "age", "kind": "number", "required": True, "min": 0.0, "max": 120.0}
+        assert described["age"] == {
+            "name": "age",
+            "kind": "number",
+            "required": True,
+            "min": 0.0,
+            "max": 120.0,
+        }
         assert described["income"]["required"] is False
         colours = ["red", "green", "blue"]
         assert described["colour"] == {
@@ -275,15 +359,28 @@ def test_the_card_describes_each_column_and_its_example_can_be_sent(make_setting
     run(make_settings(), work)
 
 
-def test_a_column_that_only_rows_outside_training_lack_may_be_missing(certified: Path, make_settings: MakeSettings) -> None:
-    columns = [column.model_copy(update={"imputed": column.name in ("age", "colour")}) for column in COLUMNS.columns]
+def test_a_column_that_only_rows_outside_training_lack_may_be_missing(
+    certified: Path, make_settings: MakeSettings
+) -> None:
+    columns = [
+        column.model_copy(update={"imputed": column.name in ("age", "colour")})
+        for column in COLUMNS.columns
+    ]
     contract = COLUMNS.model_copy(update={"columns": columns})
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", row_classifier(), input=contract),
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        described = {column["name"]: column for column in (await client.get("/model")).json()["input"]["columns"]}
+        described = {
+            column["name"]: column
+            for column in (await client.get("/model")).json()["input"]["columns"]
+        }
         assert [name for name, column in described.items() if column["required"]] == ["member"]
         assert described["colour"]["other_categories"] == "missing"
-        assert (await client.post("/predict", json={"member": True, "colour": "mauve"})).status_code == 200
+        assert (
+            await client.post("/predict", json={"member": True, "colour": "mauve"})
+        ).status_code == 200
 
     run(make_settings(), work)

@@ -15,7 +15,16 @@ import pytest
 from serving.http.responses import ERRORS
 from slipway.inputs.columns import encode_rows, read_row
 from tests import plain_http
-from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, row_classifier, row_probabilities, table_row, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    LABELS,
+    ROW,
+    certify,
+    row_classifier,
+    row_probabilities,
+    table_row,
+    write_bundle,
+)
 from tests.serving.server import ROOT, Server, environment, running
 
 pytestmark = pytest.mark.process
@@ -38,7 +47,9 @@ def server(folder: Path) -> Iterator[Server]:
 
 def is_right(prediction: dict[str, Any], row: dict[str, Any]) -> bool:
     expected = row_probabilities(encode_rows([read_row(row, COLUMNS)], COLUMNS))[0]
-    return np.allclose([prediction["probabilities"][label] for label in LABELS], expected, atol=1e-6)
+    return np.allclose(
+        [prediction["probabilities"][label] for label in LABELS], expected, atol=1e-6
+    )
 
 
 def test_bentomls_own_client_gets_the_same_answers(server: Server) -> None:
@@ -53,11 +64,16 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
     except BentoMLException as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     answer, refusal = map(json.loads, done.stdout.splitlines())
     front = plain_http.post(server.url + "/predict", json={"rows": rows}).json()
     assert answer | {"request_id": front["request_id"]} == front
-    assert all(is_right(prediction, row) for prediction, row in zip(answer["predictions"], rows, strict=True))
+    assert all(
+        is_right(prediction, row)
+        for prediction, row in zip(answer["predictions"], rows, strict=True)
+    )
     assert refusal["error"]["field"] == "rows[0].colour"
 
 
@@ -85,7 +101,14 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
     print(json.dumps(client.post("/predict", json={{"rows": [{ROW!r}]}}).json()))
     print(client.post("/predict", json={{"rows": [{{}}]}}).status_code)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(folder), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     answer, status = done.stdout.splitlines()[-2:]
     front = plain_http.post(server.url + "/predict", json={"rows": [ROW]}).json()
     assert json.loads(answer) | {"request_id": front["request_id"]} == front
@@ -94,8 +117,18 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
 
 def test_what_curl_sends_is_answered(server: Server) -> None:
     for content, key in ((ROW, "label"), ({"rows": [ROW]}, "predictions")):
-        command = ["curl", "-s", "-H", "content-type: application/json", "-d", json.dumps(content), server.url + "/predict"]
-        assert key in json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        command = [
+            "curl",
+            "-s",
+            "-H",
+            "content-type: application/json",
+            "-d",
+            json.dumps(content),
+            server.url + "/predict",
+        ]
+        assert key in json.loads(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        )
 
 
 GOOD = json.dumps(ROW).encode()
@@ -140,7 +173,9 @@ MALFORMED: list[tuple[dict[str, str], bytes]] = [
 ]
 
 
-def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterwards(server: Server) -> None:
+def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterwards(
+    server: Server,
+) -> None:
     with httpx.Client(base_url=server.url) as client:
         for number, (headers, content) in enumerate(MALFORMED):
             answer = client.post("/predict", headers=headers, content=content)
@@ -153,7 +188,10 @@ def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterw
 
 
 def test_concurrent_callers_get_their_own_answers_beside_bad_ones(server: Server) -> None:
-    contents: list[Any] = [table_row(number) if number % 4 else {"rows": [table_row(number), {"age": -1}]} for number in range(200)]
+    contents: list[Any] = [
+        table_row(number) if number % 4 else {"rows": [table_row(number), {"age": -1}]}
+        for number in range(200)
+    ]
     with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda content: client.post("/predict", json=content), contents))
     for number, answer in enumerate(answers):
@@ -169,4 +207,6 @@ def test_without_a_bundle_it_starts_and_says_why_it_is_not_ready(tmp_path: Path)
         error = plain_http.post(server.url + "/predict", json=ROW).json()["error"]
         assert error["code"] == "not_ready"
         assert plain_http.get(server.url + "/docs.json").status_code == 200
-        assert plain_http.get(server.url + "/").status_code == 200  # the page asks for the reason itself
+        assert (
+            plain_http.get(server.url + "/").status_code == 200
+        )  # the page asks for the reason itself

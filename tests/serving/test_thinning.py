@@ -31,10 +31,25 @@ pytestmark = pytest.mark.usefixtures("quick_watching")
 def answered(certified: Path, number: int) -> Answered:
     """A request that was answered."""
     # Watching looks at the bundle of a model, and at how it ran.
-    model = cast(ServedModel, SimpleNamespace(bundle=load_bundle(certified / "bundle"), selection=SimpleNamespace(actual=EXECUTION)))
+    model = cast(
+        ServedModel,
+        SimpleNamespace(
+            bundle=load_bundle(certified / "bundle"), selection=SimpleNamespace(actual=EXECUTION)
+        ),
+    )
     row = pixels(number, 1)
-    answers = [{"label": "grey", "probabilities": {"dark": 0.2, "grey": 0.5, "bright": 0.3}, "is_outlier": False}]
-    rows = [AnsweredRow(np.array([0.2, 0.5, 0.3], np.float32), np.float32(0.4), answers[0], ("grey", 0.5, False))]
+    answers = [
+        {
+            "label": "grey",
+            "probabilities": {"dark": 0.2, "grey": 0.5, "bright": 0.3},
+            "is_outlier": False,
+        }
+    ]
+    rows = [
+        AnsweredRow(
+            np.array([0.2, 0.5, 0.3], np.float32), np.float32(0.4), answers[0], ("grey", 0.5, False)
+        )
+    ]
     return Answered(f"id-{number}", Payload("images", (b"",)), False, row, model, rows, answers)
 
 
@@ -52,13 +67,21 @@ def test_the_processor_time_is_bounded_by_thinning_out(
             one.offer([answered(certified, 0)._replace(request_id=f"id-{number}")], 0.0)
         time.sleep(0.1)
     one.close()
-    counted = dict(re.findall(r'slipway_watched_rows_total{outcome="(\w+)"} (\S+)', generate_latest(registry).decode()))
+    counted = dict(
+        re.findall(
+            r'slipway_watched_rows_total{outcome="(\w+)"} (\S+)', generate_latest(registry).decode()
+        )
+    )
     assert float(counted["watched"]) + float(counted["thinned"]) == 2000
     assert float(counted["thinned"]) >= 1000
-    assert 'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()  # counting goes on
+    assert (
+        'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()
+    )  # counting goes on
 
 
-def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or_lost(certified: Path) -> None:
+def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or_lost(
+    certified: Path,
+) -> None:
     one = answered(certified, 0)
     others = one._replace(rows=[one.rows[0]._replace(counted=("dark", 1.0, True))] * 2)
     running, found = RunningCounts(one.bundle, "fp32"), Counts(one.bundle, "fp32")
@@ -106,7 +129,9 @@ def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row
 
 def num_whole(thinning: Thinning, num_requests: int) -> int:
     """How many are taken in whole of so many, which come in turns of 1 to 40; none is lost, or given twice."""
-    turns = np.split(np.arange(num_requests), np.cumsum(np.random.default_rng(3).integers(1, 41, num_requests)))
+    turns = np.split(
+        np.arange(num_requests), np.cumsum(np.random.default_rng(3).integers(1, 41, num_requests))
+    )
     total = 0
     for turn in turns:
         whole, others = thinning.divide(turn.tolist())
@@ -116,7 +141,9 @@ def num_whole(thinning: Thinning, num_requests: int) -> int:
 
 
 @pytest.mark.process
-def test_most_of_a_load_that_would_be_thinned_out_is_only_counted_and_all_is_taken_again_without_it() -> None:
+def test_most_of_a_load_that_would_be_thinned_out_is_only_counted_and_all_is_taken_again_without_it() -> (
+    None
+):
     thinning = Thinning()
     for _ in range(5):
         thinning.adapt(10_000, 10_000)
@@ -141,7 +168,9 @@ def test_each_request_is_taken_in_whole_as_often_as_any_other() -> None:
         for begin in (0, 7):
             taken.update(thinning.divide(range(begin, begin + 7))[0])
     assert set(taken) == set(range(14))
-    assert all(1200 - 5 * 29 < count < 1200 + 5 * 29 for count in taken.values())  # five standard deviations of 4,000 drawn at 0.3
+    assert all(
+        1200 - 5 * 29 < count < 1200 + 5 * 29 for count in taken.values()
+    )  # five standard deviations of 4,000 drawn at 0.3
 
 
 def test_an_allowance_is_spent_overdrawn_by_one_piece_and_comes_back_with_time() -> None:

@@ -19,24 +19,48 @@ from serving.load_test.figures import Bench, Figures, figures_of
 from serving.load_test.load import REFUSED, Answer
 from serving.load_test.running import environment_of
 from serving.load_test.samples import samples_of
-from serving.load_test.search import LOWEST, RESOLUTION, Trial, carried, lowest_missed, next_rate, on_grid
+from serving.load_test.search import (
+    LOWEST,
+    RESOLUTION,
+    Trial,
+    carried,
+    lowest_missed,
+    next_rate,
+    on_grid,
+)
 from serving.load_test.tuner import Goal, Outcome, Tried, Tuner
 from serving.settings import read_settings
 from slipway.inputs.png import decode_plain_png
 from slipway.system.errors import DataError, UnavailableError
-from tests.serving.bundles import CONTRACT, certify, row_classifier, slow_classifier, with_canary, write_bundle
+from tests.serving.bundles import (
+    CONTRACT,
+    certify,
+    row_classifier,
+    slow_classifier,
+    with_canary,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.server import ROOT
 
 PRESENT = Candidate(1, 2, 16)
 MODEL = {
     "model_version": "3f9c1b2a4d5e",
-    "execution": {"actual": {"backend": "onnxruntime", "provider": "cpu", "variant": "fp32", "precision": "fp32"}},
+    "execution": {
+        "actual": {
+            "backend": "onnxruntime",
+            "provider": "cpu",
+            "variant": "fp32",
+            "precision": "fp32",
+        }
+    },
 }
 P99_MS = 50.0
 
 
-def find(holds: Callable[[float], bool], guess: float, most: int = 40) -> tuple[float | None, list[Trial]]:
+def find(
+    holds: Callable[[float], bool], guess: float, most: int = 40
+) -> tuple[float | None, list[Trial]]:
     """What the search finds, and all that it tried."""
     trials: list[Trial] = []
     while len(trials) < most and (rate := next_rate(trials, guess)) is not None:
@@ -83,9 +107,26 @@ def test_a_service_that_holds_nothing_ends_the_search_with_none() -> None:
     assert len(trials) < 40
 
 
-def figures(rate: float | None, connections: int | None, seconds: float, answered: float, p99_ms: float, failed: int = 0) -> Figures:
+def figures(
+    rate: float | None,
+    connections: int | None,
+    seconds: float,
+    answered: float,
+    p99_ms: float,
+    failed: int = 0,
+) -> Figures:
     refused = {"429": failed} if failed else {}
-    return Figures(rate, connections, seconds, round(answered), refused, p99_ms / 4, p99_ms / 2, p99_ms, client_share=0.2)
+    return Figures(
+        rate,
+        connections,
+        seconds,
+        round(answered),
+        refused,
+        p99_ms / 4,
+        p99_ms / 2,
+        p99_ms,
+        client_share=0.2,
+    )
 
 
 class Formula:
@@ -121,17 +162,34 @@ class _FormulaBench:
         self._formula.now += seconds
         self._formula.highest_sent = max(self._formula.highest_sent, rate)
         if rate > self._capacity:
-            return figures(rate, None, seconds, self._capacity * seconds, 900, failed=round((rate - self._capacity) * seconds) + 1)
+            return figures(
+                rate,
+                None,
+                seconds,
+                self._capacity * seconds,
+                900,
+                failed=round((rate - self._capacity) * seconds) + 1,
+            )
         return figures(rate, None, seconds, rate * seconds, self._formula.latency_ms)
 
     def with_connections(self, connections: int, seconds: float) -> Figures:
         self._formula.now += seconds
         waiting_ms = 1000 * connections / self._capacity
-        return figures(None, connections, seconds, self._capacity * seconds, max(waiting_ms, self._formula.latency_ms))
+        return figures(
+            None,
+            connections,
+            seconds,
+            self._capacity * seconds,
+            max(waiting_ms, self._formula.latency_ms),
+        )
 
 
-def tuned(formula: Formula, goal: Goal, seconds: float = 120, present: Candidate = PRESENT, cores: int = 2) -> Outcome:
-    return Tuner(formula, goal, seconds, clock=lambda: formula.now).run(present, cores, 64, told=lambda tried: None)
+def tuned(
+    formula: Formula, goal: Goal, seconds: float = 120, present: Candidate = PRESENT, cores: int = 2
+) -> Outcome:
+    return Tuner(formula, goal, seconds, clock=lambda: formula.now).run(
+        present, cores, 64, told=lambda tried: None
+    )
 
 
 def test_the_settings_that_carry_most_win_and_the_headroom_is_over_what_was_asked_for() -> None:
@@ -149,9 +207,13 @@ def test_the_settings_that_carry_most_win_and_the_headroom_is_over_what_was_aske
 
 
 def test_a_difference_in_the_noise_changes_no_settings() -> None:
-    outcome = tuned(Formula(lambda candidate: 200.0 if candidate == PRESENT else 204.0), Goal(P99_MS, 100, None))
+    outcome = tuned(
+        Formula(lambda candidate: 200.0 if candidate == PRESENT else 204.0), Goal(P99_MS, 100, None)
+    )
     assert outcome.best.candidate == PRESENT
-    clear = tuned(Formula(lambda candidate: 200.0 if candidate == PRESENT else 260.0), Goal(P99_MS, 100, None))
+    clear = tuned(
+        Formula(lambda candidate: 200.0 if candidate == PRESENT else 260.0), Goal(P99_MS, 100, None)
+    )
     assert clear.best.candidate != PRESENT
 
 
@@ -180,7 +242,9 @@ def test_callers_who_wait_are_a_goal_too() -> None:
 def test_a_model_that_is_slower_than_the_limit_carries_nothing() -> None:
     outcome = tuned(Formula(lambda candidate: 100.0, latency_ms=80), Goal(P99_MS, 10, None))
     assert outcome.best.confirmed is None
-    assert "No rate was held" in card.verdict(outcome) or "no rate was held" in card.verdict(outcome)
+    assert "No rate was held" in card.verdict(outcome) or "no rate was held" in card.verdict(
+        outcome
+    )
 
 
 def test_a_rate_that_was_luck_is_lowered_until_it_is_held_in_most_rounds() -> None:
@@ -221,7 +285,9 @@ def test_a_candidate_without_hope_is_left_and_one_that_does_not_start_is_passed_
             raise UnavailableError("out of memory")
         return 400.0
 
-    assert "out of memory" in [tried.problem for tried in tuned(Formula(two_do_not_fit), Goal(P99_MS, 100, None)).all_tried]
+    assert "out of memory" in [
+        tried.problem for tried in tuned(Formula(two_do_not_fit), Goal(P99_MS, 100, None)).all_tried
+    ]
     with pytest.raises(UnavailableError, match="out of memory"):
         tuned(Formula(two_do_not_fit), Goal(P99_MS, 100, None), present=Candidate(2, 1, 16))
 
@@ -239,10 +305,14 @@ def test_candidates_are_few_different_and_within_the_cores_and_the_bundle() -> N
 def test_the_present_settings_are_the_first_candidate(make_settings: MakeSettings) -> None:
     assert present_candidate(make_settings(workers=2, num_threads=3), 64) == Candidate(2, 3, 32)
     assert present_candidate(make_settings(num_threads=1), 16) == Candidate(1, 1, 16)
-    assert present_candidate(make_settings(num_threads=1, max_batch_size=4), 16) == Candidate(1, 1, 4)
+    assert present_candidate(make_settings(num_threads=1, max_batch_size=4), 16) == Candidate(
+        1, 1, 4
+    )
 
 
-def test_the_service_under_measurement_shares_neither_state_nor_ports_nor_keys(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_the_service_under_measurement_shares_neither_state_nor_ports_nor_keys(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
     environment = {
         "SLIPWAY_KEYS": "keys",
         "SLIPWAY_ADMIN_PORT": "3001",
@@ -254,8 +324,16 @@ def test_the_service_under_measurement_shares_neither_state_nor_ports_nor_keys(m
     child = environment_of(settings, Candidate(2, 1, 8), environment, tmp_path / "own")
     assert child["SLIPWAY_STATE"] == str(tmp_path / "own" / "state")
     assert child["SLIPWAY_KEEP_DIRECTORY"] == str(tmp_path / "own" / "kept")
-    assert (child["SLIPWAY_WORKERS"], child["SLIPWAY_NUM_THREADS"], child["SLIPWAY_MAX_BATCH_SIZE"]) == ("2", "1", "8")
-    assert (child["SLIPWAY_WATCH"], child["SLIPWAY_BUNDLE"], child["PATH"]) == ("false", str(settings.bundle), "/bin")
+    assert (
+        child["SLIPWAY_WORKERS"],
+        child["SLIPWAY_NUM_THREADS"],
+        child["SLIPWAY_MAX_BATCH_SIZE"],
+    ) == ("2", "1", "8")
+    assert (child["SLIPWAY_WATCH"], child["SLIPWAY_BUNDLE"], child["PATH"]) == (
+        "false",
+        str(settings.bundle),
+        "/bin",
+    )
     assert not {"SLIPWAY_KEYS", "SLIPWAY_ADMIN_PORT"} & set(child)
     assert read_settings(child).bundle == settings.bundle
 
@@ -273,7 +351,14 @@ def test_canary_rows_are_sent_as_the_very_pixels_and_a_table_as_its_example(tmp_
         assert decoded is not None
         assert decoded.tobytes() == pixels.tobytes()
     table = samples_of(write_bundle(tmp_path / "table", row_classifier()))
-    assert set(json.loads(bodies(table.requests)[0])) == {"age", "income", "colour", "city", "member", "since"}
+    assert set(json.loads(bodies(table.requests)[0])) == {
+        "age",
+        "income",
+        "colour",
+        "city",
+        "member",
+        "since",
+    }
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.jpg").write_bytes(b"body")
     assert bodies(samples_of(bundle, tmp_path / "own").requests) == [b"body"]
@@ -292,7 +377,17 @@ def test_figures_hold_only_if_everything_was_answered_in_time() -> None:
     assert found.p99_ms == pytest.approx(100)
     assert found.holds(100.5)
     assert not found.holds(99)
-    broken = figures_of([*answers, Answer(100, 0.0, 0.001, REFUSED, {}, b""), Answer(101, 0.0, 0.001, 429, {}, b"")], 2.0, 0.5, 50, None)
+    broken = figures_of(
+        [
+            *answers,
+            Answer(100, 0.0, 0.001, REFUSED, {}, b""),
+            Answer(101, 0.0, 0.001, 429, {}, b""),
+        ],
+        2.0,
+        0.5,
+        50,
+        None,
+    )
     assert broken.failed == {"no answer": 1, "429": 1}
     assert not broken.holds(1000)
     assert not figures_of([], 2.0, 0.5, 50, None).holds(1000)
@@ -302,7 +397,9 @@ def test_applied_settings_replace_their_own_lines_and_leave_all_others(tmp_path:
     path = tmp_path / "serving.env"
     settings = PRESENT.settings()
     assert card.with_settings(path, settings) == card.environment_lines(settings)
-    path.write_text("# ours\nSLIPWAY_WORKERS=9\nexport SLIPWAY_NUM_THREADS=9\nSLIPWAY_WATCH=false\n")
+    path.write_text(
+        "# ours\nSLIPWAY_WORKERS=9\nexport SLIPWAY_NUM_THREADS=9\nSLIPWAY_WATCH=false\n"
+    )
     written = card.with_settings(path, settings)
     assert written.splitlines()[:2] == ["# ours", "SLIPWAY_WATCH=false"]
     assert "9" not in written
@@ -325,11 +422,30 @@ def test_the_page_has_every_candidate_and_says_when_the_machine_or_the_client_wa
 
 def tune(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command with the bundle in `folder`, writing below it."""
-    paths = {"SLIPWAY_BUNDLE": "bundle", "SLIPWAY_CERTIFICATE": "certificate.json", "SLIPWAY_STATE": "state"}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
+    paths = {
+        "SLIPWAY_BUNDLE": "bundle",
+        "SLIPWAY_CERTIFICATE": "certificate.json",
+        "SLIPWAY_STATE": "state",
+    }
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")
+    }
     environment = inherited | {name: str(folder / path) for name, path in paths.items()} | variables
-    command = [sys.executable, "-m", "serving.load_test", "--p99-ms", "5000", "--seconds", "4", "--out", str(folder), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    command = [
+        sys.executable,
+        "-m",
+        "serving.load_test",
+        "--p99-ms",
+        "5000",
+        "--seconds",
+        "4",
+        "--out",
+        str(folder),
+        *arguments,
+    ]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
 
 
 def processes_with(text: str) -> list[int]:
@@ -343,7 +459,11 @@ def processes_with(text: str) -> list[int]:
 
 
 def test_a_process_that_was_left_would_be_noticed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], env=os.environ | {"MARK": str(tmp_path)}, stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"],
+        env=os.environ | {"MARK": str(tmp_path)},
+        stdin=subprocess.PIPE,
+    ) as process:
         for _ in range(500):
             if processes_with(str(tmp_path)):
                 break
@@ -354,9 +474,19 @@ def test_a_process_that_was_left_would_be_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_command_measures_a_real_service_and_writes_its_card(tmp_path: Path) -> None:
-    certify(tmp_path / "certificate.json", with_canary(write_bundle(tmp_path / "bundle", slow_classifier(4))))
+    certify(
+        tmp_path / "certificate.json",
+        with_canary(write_bundle(tmp_path / "bundle", slow_classifier(4))),
+    )
     (tmp_path / "temporary").mkdir()
-    ran = tune(tmp_path, "--requests-per-second", "10", "--apply", SLIPWAY_WATCH="false", TMPDIR=str(tmp_path / "temporary"))
+    ran = tune(
+        tmp_path,
+        "--requests-per-second",
+        "10",
+        "--apply",
+        SLIPWAY_WATCH="false",
+        TMPDIR=str(tmp_path / "temporary"),
+    )
     assert ran.returncode == 0, ran.stderr
     assert not list((tmp_path / "temporary").glob("slipway-tune-*"))
     assert processes_with(str(tmp_path)) == []
@@ -382,9 +512,14 @@ def test_what_cannot_be_measured_is_one_line_and_no_card(tmp_path: Path) -> None
     certify(tmp_path / "certificate.json", bundle)
     not_ready = tune(tmp_path, SLIPWAY_VARIANT="int8")
     assert not_ready.returncode == 1
-    assert re.fullmatch(r"\nerror: the service with SLIPWAY_WORKERS=1 .* does not become ready: .*int8.*\n", not_ready.stderr)
+    assert re.fullmatch(
+        r"\nerror: the service with SLIPWAY_WORKERS=1 .* does not become ready: .*int8.*\n",
+        not_ready.stderr,
+    )
     (tmp_path / "sample").write_bytes(b"no image")
     refused = tune(tmp_path, "--samples", str(tmp_path / "sample"))
     assert refused.returncode == 1
-    assert re.fullmatch(r"\nerror: the service refuses sample 1: 422 .*undecodable.*\n", refused.stderr)
+    assert re.fullmatch(
+        r"\nerror: the service refuses sample 1: 422 .*undecodable.*\n", refused.stderr
+    )
     assert not (tmp_path / "artifacts").exists()

@@ -25,14 +25,20 @@ MAX_BODY_BYTES, MAX_ROWS = 200_000, 1000
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with ready_service(tmp_path_factory.mktemp("images"), max_body_bytes=MAX_BODY_BYTES, max_rows=MAX_ROWS) as server:
+    with ready_service(
+        tmp_path_factory.mktemp("images"), max_body_bytes=MAX_BODY_BYTES, max_rows=MAX_ROWS
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with ready_service(
-        tmp_path_factory.mktemp("table"), row_classifier(), workers=2, max_body_bytes=MAX_BODY_BYTES, max_rows=MAX_ROWS
+        tmp_path_factory.mktemp("table"),
+        row_classifier(),
+        workers=2,
+        max_body_bytes=MAX_BODY_BYTES,
+        max_rows=MAX_ROWS,
     ) as server:
         yield server
 
@@ -67,7 +73,9 @@ def json_request(text: str) -> bytes:
     return http_request(body=text.encode(), content_type="application/json")
 
 
-def fire(server: Server, make: Callable[[int], Case], num_requests: int, first: int) -> Counter[str]:
+def fire(
+    server: Server, make: Callable[[int], Case], num_requests: int, first: int
+) -> Counter[str]:
     """Send them over 16 connections; how many there were of each kind and status."""
     processes = server.workers()
     cases = [make(first + number) for number in range(num_requests)]
@@ -91,31 +99,56 @@ def test_every_kind_of_request_is_made_and_most_are_refused(images: Server, tabl
         outcomes = fire(server, make, 400, first=10**6)
         kinds = {outcome.rpartition(" ")[0] for outcome in outcomes}
         assert len(kinds) >= 6
-        refused = sum(count for outcome, count in outcomes.items() if int(outcome.rpartition(" ")[2]) >= 400)
+        refused = sum(
+            count for outcome, count in outcomes.items() if int(outcome.rpartition(" ")[2]) >= 400
+        )
         assert 0.3 < refused / 400 < 0.9
         assert len({outcome.rpartition(" ")[2] for outcome in outcomes}) >= 6
 
 
 @pytest.mark.parametrize("num_requests", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_generated_requests_to_a_model_of_images_get_no_5xx_and_no_reset(images: Server, num_requests: int) -> None:
+def test_generated_requests_to_a_model_of_images_get_no_5xx_and_no_reset(
+    images: Server, num_requests: int
+) -> None:
     fire(images, image_case, num_requests, first=0)
     answers = ask_each(images.url, [http_request(body=picture(number)) for number in range(50)])
     assert by_status(answers) == {200: 50}
 
 
 @pytest.mark.parametrize("num_requests", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_generated_requests_to_a_model_of_rows_get_no_5xx_and_no_reset(table: Server, num_requests: int) -> None:
+def test_generated_requests_to_a_model_of_rows_get_no_5xx_and_no_reset(
+    table: Server, num_requests: int
+) -> None:
     fire(table, table_case, num_requests, first=0)
-    answers = ask_each(table.url, [json_request(json.dumps(table_row(number))) for number in range(50)])
+    answers = ask_each(
+        table.url, [json_request(json.dumps(table_row(number))) for number in range(50)]
+    )
     assert by_status(answers) == {200: 50}
 
 
-NO_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 400, "-" + "9" * 310, "1e309"]
+NO_NUMBERS = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-1e999",
+    "9" * 400,
+    "-" + "9" * 310,
+    "1e309",
+]
 
 
 @pytest.mark.parametrize("number", NO_NUMBERS)
-def test_what_is_no_number_is_refused_by_each_worker_and_never_comes_back(table: Server, number: str) -> None:
-    for text in ('{"age": %s}', '{"rows": [{"age": 41}, {"age": %s}]}', '{"age": {"x": [%s]}}', "%s", "[%s]"):
+def test_what_is_no_number_is_refused_by_each_worker_and_never_comes_back(
+    table: Server, number: str
+) -> None:
+    for text in (
+        '{"age": %s}',
+        '{"rows": [{"age": 41}, {"age": %s}]}',
+        '{"age": {"x": [%s]}}',
+        "%s",
+        "[%s]",
+    ):
         for answer in ask_each(table.url, [json_request(text.replace("%s", number))] * 16):
             assert answer.content["error"]["code"] == "malformed_json"
             assert number[:10] in answer.content["error"]["message"]
@@ -130,18 +163,36 @@ def test_a_key_that_is_there_twice_and_a_number_beyond_its_column_are_named(tabl
         (f'{{"rows": [{row}, {too_large}]}}', "out_of_range", "rows[1].age"),
     ]:
         for answer in ask_each(table.url, [json_request(body)] * 8):
-            assert (answer.content["error"]["code"], answer.content["error"]["field"]) == (code, field)
+            assert (answer.content["error"]["code"], answer.content["error"]["field"]) == (
+                code,
+                field,
+            )
             assert "age" in answer.content["error"]["message"]
 
 
 def test_numbers_in_the_fields_of_a_form_are_refused_as_well(images: Server) -> None:
-    bodies = [b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\n%s\r\n--b--\r\n' % number.encode() for number in NO_NUMBERS]
-    for answer in ask_each(images.url, [http_request(body=body, content_type="multipart/form-data; boundary=b") for body in bodies]):
-        assert (answer.content["error"]["code"], answer.content["error"]["field"]) == ("not_a_file", "image")
+    bodies = [
+        b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\n%s\r\n--b--\r\n'
+        % number.encode()
+        for number in NO_NUMBERS
+    ]
+    for answer in ask_each(
+        images.url,
+        [
+            http_request(body=body, content_type="multipart/form-data; boundary=b")
+            for body in bodies
+        ],
+    ):
+        assert (answer.content["error"]["code"], answer.content["error"]["field"]) == (
+            "not_a_file",
+            "image",
+        )
 
 
 @pytest.mark.parametrize("num_rounds", [100, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_one_bad_image_among_31_neighbours_gets_its_4xx_and_they_their_right_answers(images: Server, num_rounds: int) -> None:
+def test_one_bad_image_among_31_neighbours_gets_its_4xx_and_they_their_right_answers(
+    images: Server, num_rounds: int
+) -> None:
     cases = [image_case(seed) for seed in range(3000)]
     right = [case for case in cases if case.kind == "right image"][:200]
     bad = [case for case in cases if case.kind == "changed image"]
@@ -163,6 +214,14 @@ def test_a_wrong_answer_is_seen() -> None:
     case = next(case for case in map(image_case, range(100)) if case.kind == "right image")
     wrong = {"probabilities": {"dark": 0.1, "grey": 0.2, "bright": 0.7}}
     assert not is_right(case, wrong)
-    for status, body in [(500, b"{}"), (200, b'{"value": NaN}'), (422, b'{"error": "no"}'), (REFUSED, b"")]:
+    for status, body in [
+        (500, b"{}"),
+        (200, b'{"value": NaN}'),
+        (422, b'{"error": "no"}'),
+        (REFUSED, b""),
+    ]:
         with pytest.raises((AssertionError, ValueError, KeyError)):
-            check(Case("changed image", b"POST"), Answer(0, 0.0, 0.0, status, {b"content-type": b"application/json"}, body))
+            check(
+                Case("changed image", b"POST"),
+                Answer(0, 0.0, 0.0, status, {b"content-type": b"application/json"}, body),
+            )

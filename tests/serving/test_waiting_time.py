@@ -24,9 +24,16 @@ async def sleep(deadlines: Deadlines, seconds: float) -> float:
 def test_what_takes_too_long_is_cancelled_and_what_does_not_is_left_alone() -> None:
     async def work() -> None:
         deadlines = Deadlines(0.2)
-        found = await asyncio.gather(*(sleep(deadlines, 5 if number % 3 == 0 else 0.01) for number in range(12)), return_exceptions=True)
-        assert [isinstance(one, TimeoutError) for one in found] == [number % 3 == 0 for number in range(12)]
-        (later,) = await asyncio.gather(sleep(deadlines, 5), return_exceptions=True)  # the timer is armed anew
+        found = await asyncio.gather(
+            *(sleep(deadlines, 5 if number % 3 == 0 else 0.01) for number in range(12)),
+            return_exceptions=True,
+        )
+        assert [isinstance(one, TimeoutError) for one in found] == [
+            number % 3 == 0 for number in range(12)
+        ]
+        (later,) = await asyncio.gather(
+            sleep(deadlines, 5), return_exceptions=True
+        )  # the timer is armed anew
         assert isinstance(later, TimeoutError)
 
     run(work())

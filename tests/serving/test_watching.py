@@ -43,13 +43,19 @@ WATCHED = 'slipway_watched_rows_total{outcome="watched"}'
 pytestmark = pytest.mark.usefixtures("quick_watching")
 
 
-async def send(client: httpx.AsyncClient, payloads: list[bytes], prefix: str = "") -> list[dict[str, Any]]:
+async def send(
+    client: httpx.AsyncClient, payloads: list[bytes], prefix: str = ""
+) -> list[dict[str, Any]]:
     """The answers, a few requests at a time."""
     answers: list[dict[str, Any]] = []
     for begin in range(0, len(payloads), 32):
         ids = [f"{prefix}{begin + place}" for place in range(len(payloads[begin : begin + 32]))]
         sent = [
-            client.post("/predict", content=payload, headers=PNG | ({"x-request-id": name} if prefix else {}))
+            client.post(
+                "/predict",
+                content=payload,
+                headers=PNG | ({"x-request-id": name} if prefix else {}),
+            )
             for name, payload in zip(ids, payloads[begin : begin + 32], strict=True)
         ]
         for response in await asyncio.gather(*sent):
@@ -85,19 +91,27 @@ def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(make_watched: MakeSettings, taken: str) -> None:
+def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(
+    make_watched: MakeSettings, taken: str
+) -> None:
     outcome = "watched" if taken == "in whole" else "thinned"
     payloads = pictures(3, 40) + [picture(seed) for seed in range(20)]
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answers = await send(client, payloads)
-        await until(lambda: metric(inference, f'slipway_watched_rows_total{{outcome="{outcome}"}}') == 60)
+        await until(
+            lambda: metric(inference, f'slipway_watched_rows_total{{outcome="{outcome}"}}') == 60
+        )
         for label, count in Counter(answer["label"] for answer in answers).items():
             assert metric(inference, f'slipway_classes_total{{label="{label}"}}') == count
-        assert metric(inference, "slipway_outliers_total") == sum(answer["is_outlier"] for answer in answers)
+        assert metric(inference, "slipway_outliers_total") == sum(
+            answer["is_outlier"] for answer in answers
+        )
         highest = [max(answer["probabilities"].values()) for answer in answers]
         assert metric(inference, "slipway_confidence_count") == 60
-        assert metric(inference, 'slipway_confidence_bucket{le="0.7"}') == sum(share <= np.float32(0.7) for share in highest)
+        assert metric(inference, 'slipway_confidence_bucket{le="0.7"}') == sum(
+            share <= np.float32(0.7) for share in highest
+        )
         assert metric(inference, "slipway_confidence_sum") == pytest.approx(sum(highest))
 
     run(make_watched(), work)
@@ -107,13 +121,19 @@ def test_labels_beyond_the_fiftieth_are_other() -> None:
     registry = CollectorRegistry()
     metrics = WatchingMetrics(registry)
     metrics.classes({f"label{number}": 1 for number in range(MAX_CLASSES + 30)})
-    lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("slipway_classes_total")]
+    lines = [
+        line
+        for line in generate_latest(registry).decode().splitlines()
+        if line.startswith("slipway_classes_total")
+    ]
     assert len(lines) == MAX_CLASSES + 1
     assert 'slipway_classes_total{label="other"} 30.0' in lines
 
 
 @pytest.mark.usefixtures("taken")
-def test_missing_cells_of_a_table_are_counted(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_missing_cells_of_a_table_are_counted(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     rows = [table_row(number) for number in range(10)]  # each fifth lacks its city
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -125,7 +145,9 @@ def test_missing_cells_of_a_table_are_counted(certified_table: Path, make_settin
 
 
 @pytest.mark.process
-def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make_watched: MakeSettings) -> None:
+def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(
+    make_watched: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 300))
         await until(lambda: windows(inference, "clean") >= 1)
@@ -133,14 +155,18 @@ def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make
         await until(lambda: status(inference)["verdict"] == "clean")
         assert metric(inference, "slipway_drift_alarm") == 0
         assert metric(inference, "slipway_estimate_valid") == 1
-        low, value, high = (metric(inference, f"slipway_estimated_quality{end}") for end in ("_low", "", "_high"))
+        low, value, high = (
+            metric(inference, f"slipway_estimated_quality{end}") for end in ("_low", "", "_high")
+        )
         assert 0 < low <= value <= high <= 1
 
         await send(client, pictures(6, 600, shift=60))
         await until(lambda: windows(inference, "drifted") >= 1)
         await until(lambda: status(inference)["verdict"] == "drifted")
         assert metric(inference, "slipway_drift_alarm") == 1
-        drifted = {feature["name"] for feature in status(inference)["features"] if feature["drifted"]}
+        drifted = {
+            feature["name"] for feature in status(inference)["features"] if feature["drifted"]
+        }
         assert {"brightness", "outlier_score"} <= drifted
         strength = metric(inference, 'slipway_drift_statistic{feature="brightness"}')
         assert strength > metric(inference, 'slipway_drift_threshold{feature="brightness"}') > 0
@@ -152,19 +178,33 @@ def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make
 def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
     make_watched: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = make_watched(window_rows=200, keep_directory=str(make_watched().state.parent / "kept"))
+    settings = make_watched(
+        window_rows=200, keep_directory=str(make_watched().state.parent / "kept")
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(6, 700, shift=60))
-        await until(lambda: status(inference).get("proposal") is not None and windows(inference, "drifted") >= 2)
+        await until(
+            lambda: (
+                status(inference).get("proposal") is not None and windows(inference, "drifted") >= 2
+            )
+        )
         version = inference.require_model().version
-        (proposal,) = (settings.state / "proposals").glob("*.md")  # one for the beginning, none for each further window
+        (proposal,) = (settings.state / "proposals").glob(
+            "*.md"
+        )  # one for the beginning, none for each further window
         assert str(proposal) == status(inference)["proposal"]["path"]
         text = proposal.read_text()
         assert version in text
         assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
-        assert f"python -m slipway.traffic.collect data/collected.parquet --kept {settings.keep_directory} --state {settings.state}" in text
-        assert "\npython -m slipway.data.join data/next.parquet\ndvc exp run -S data.path=data/next.parquet\n" in text
+        assert (
+            f"python -m slipway.traffic.collect data/collected.parquet --kept {settings.keep_directory} --state {settings.state}"
+            in text
+        )
+        assert (
+            "\npython -m slipway.data.join data/next.parquet\ndvc exp run -S data.path=data/next.parquet\n"
+            in text
+        )
         assert inference.require_model().version == version
 
     with caplog.at_level(logging.WARNING, "bentoml.slipway"):
@@ -172,7 +212,9 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
         run(settings, work)
 
 
-def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restart(make_watched: MakeSettings) -> None:
+def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restart(
+    make_watched: MakeSettings,
+) -> None:
     settings = make_watched(window_rows=200)
 
     async def drift_and_end(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -181,9 +223,13 @@ def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restar
 
     async def be_clean(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 300))
-        await until(lambda: windows(inference, "clean") >= 1 and status(inference).get("verdict") == "clean")
+        await until(
+            lambda: windows(inference, "clean") >= 1 and status(inference).get("verdict") == "clean"
+        )
         (proposal,) = (settings.state / "proposals").glob("*.md")
-        (drifted,) = (window["closed"] for window in status(inference)["windows"] if window["drifted"])
+        (drifted,) = (
+            window["closed"] for window in status(inference)["windows"] if window["drifted"]
+        )
         assert status(inference)["proposal"] == {"path": str(proposal), "closed": drifted}
         proposal.unlink()
         await until(lambda: status(inference)["proposal"] is None)
@@ -193,13 +239,17 @@ def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restar
 
 
 @pytest.mark.process
-def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(make_watched: MakeSettings) -> None:
+def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(
+    make_watched: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 60))
         await until(lambda: windows(inference, "too_small") >= 1)
         assert windows(inference, "clean") == 0
         await send(client, pictures(7, 60))
-        await until(lambda: windows(inference, "clean") == 1)  # of all 120: what was too small went on
+        await until(
+            lambda: windows(inference, "clean") == 1
+        )  # of all 120: what was too small went on
         assert rows_in(inference.settings.state) == 120
 
     run(make_watched(window_minutes=0.01), work)
@@ -211,14 +261,18 @@ def test_what_a_replay_sends_is_neither_counted_nor_remembered(make_watched: Mak
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 40), "replay-")
         await send(client, pictures(5, 10), "other-")
-        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 10)
+        await until(
+            lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 10
+        )
 
     run(settings, work)
     assert rows_in(settings.state) == 10
     assert remembered(settings.state) == 10
 
 
-def test_a_window_begins_with_its_first_row_not_when_that_is_written_down(make_watched: MakeSettings) -> None:
+def test_a_window_begins_with_its_first_row_not_when_that_is_written_down(
+    make_watched: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 1))
         answered = time.time()
@@ -239,9 +293,13 @@ def test_a_wrong_prediction_is_evidence_though_its_truth_was_told_before_it_was_
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         (picture,) = pictures(5, 1)
         label = (await send(client, [picture]))[0]["label"]
-        other = next(one for one in inference.require_model().bundle.manifest.output.labels if one != label)
+        other = next(
+            one for one in inference.require_model().bundle.manifest.output.labels if one != label
+        )
         for request_id, truth in (("right-0", label), ("wrong-0", other)):
-            assert (await client.post("/feedback", json={"request_id": request_id, "truth": truth})).status_code == 202
+            assert (
+                await client.post("/feedback", json={"request_id": request_id, "truth": truth})
+            ).status_code == 202
         await send(client, [picture], "right-")
         await send(client, [picture], "wrong-")
         await until(lambda: noted == [inference.require_model().version])
@@ -253,7 +311,9 @@ async def send_50(seed: int, client: httpx.AsyncClient, inference: Inference) ->
     await send(client, pictures(seed, 50))
 
 
-def test_a_window_goes_on_after_a_restart_and_no_row_counts_twice(make_watched: MakeSettings) -> None:
+def test_a_window_goes_on_after_a_restart_and_no_row_counts_twice(
+    make_watched: MakeSettings,
+) -> None:
     settings = make_watched()
     for seed in range(3):
         run(settings, partial(send_50, seed))
@@ -262,7 +322,9 @@ def test_a_window_goes_on_after_a_restart_and_no_row_counts_twice(make_watched: 
         assert connection.execute("SELECT count(*) FROM windows").fetchone() == (1,)
 
 
-def test_a_bundle_without_a_reference_is_served_and_counted_and_says_that_it_has_none(make_settings: MakeSettings) -> None:
+def test_a_bundle_without_a_reference_is_served_and_counted_and_says_that_it_has_none(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 20))
         await until(lambda: metric(inference, "slipway_confidence_count") == 20)
@@ -282,13 +344,19 @@ def test_rows_that_are_watched_are_counted_from_the_start_and_as_a_window_grows_
         assert f"{WATCHED} 0.0" in inference.exposition().decode()  # an alert asks whether it rises
         for count in (40, 80) if watch else ():
             await send(client, pictures(count, 40))
-            await until(lambda count=count: metric(inference, WATCHED) == rows_in(settings.state) == count)  # type: ignore[misc]
-        assert sum(windows(inference, verdict) for verdict in ("clean", "drifted", "too_small")) == 0
+            await until(
+                lambda count=count: metric(inference, WATCHED) == rows_in(settings.state) == count  # type: ignore[misc]
+            )
+        assert (
+            sum(windows(inference, verdict) for verdict in ("clean", "drifted", "too_small")) == 0
+        )
 
     run(settings, work)
 
 
-def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered(make_watched: MakeSettings) -> None:
+def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered(
+    make_watched: MakeSettings,
+) -> None:
     for settings in (make_watched(watch=False), make_watched(accept_draft=True)):
 
         async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -311,7 +379,12 @@ def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered
 )
 @pytest.mark.parametrize("error", [MemoryError(), sqlite3.OperationalError("database is locked")])
 def test_whatever_raises_costs_no_request_is_counted_and_recovers(
-    make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, part: str, error: Exception
+    make_watched: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    method: str,
+    part: str,
+    error: Exception,
 ) -> None:
     part = "state" if isinstance(error, sqlite3.Error) else part
 
@@ -351,19 +424,27 @@ def test_a_reference_that_cannot_be_read_costs_no_request_and_is_tried_again(
         await send(client, pictures(5, 20))
         await until(lambda: errors(inference, "features") > 0)
         await until(lambda: "tried again" in status(inference)["state"])
-        await until(lambda: metric(inference, "slipway_confidence_count") == 20)  # what needs no reference is counted
+        await until(
+            lambda: metric(inference, "slipway_confidence_count") == 20
+        )  # what needs no reference is counted
         fails.clear()
         await until(lambda: status(inference)["state"] == "watching")
         await send(client, pictures(6, 20))
-        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 20)
+        await until(
+            lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 20
+        )
 
     run(make_watched(), work)
 
 
-def test_a_window_that_cannot_be_judged_is_counted_and_the_next_begins(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_cannot_be_judged_is_counted_and_the_next_begins(
+    make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(WatchedModel, "judge", lambda *arguments: {"drifted": True, "value": float("nan")})
+            patched.setattr(
+                WatchedModel, "judge", lambda *arguments: {"drifted": True, "value": float("nan")}
+            )
             await send(client, pictures(5, 150))
             await until(lambda: errors(inference, "judge") >= 1)
         assert windows(inference, "drifted") == 0
@@ -374,34 +455,53 @@ def test_a_window_that_cannot_be_judged_is_counted_and_the_next_begins(make_watc
 
 
 @pytest.mark.process
-def test_a_full_queue_drops_and_counts_without_waiting(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_drops_and_counts_without_waiting(
+    make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watching, "MAX_WAITING", 10)
     monkeypatch.setattr(watching, "GATHER_S", 0.5)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await until(lambda: status(inference)["state"] != "starting")
         await send(client, pictures(5, 32))
-        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="dropped"}') >= 12)
         await until(
-            lambda: sum(metric(inference, f'slipway_watched_rows_total{{outcome="{name}"}}') for name in ("watched", "dropped")) == 32
+            lambda: metric(inference, 'slipway_watched_rows_total{outcome="dropped"}') >= 12
+        )
+        await until(
+            lambda: (
+                sum(
+                    metric(inference, f'slipway_watched_rows_total{{outcome="{name}"}}')
+                    for name in ("watched", "dropped")
+                )
+                == 32
+            )
         )
 
     run(make_watched(), work)
 
 
 @pytest.mark.process
-def test_what_waits_is_bounded_with_the_bodies_that_it_holds(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_is_bounded_with_the_bodies_that_it_holds(
+    make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that hangs for seconds would else fill the memory: a photograph is a hundred times what the network takes of it."""
     monkeypatch.setattr(watching, "MAX_WAITING_BYTES", 100_000)
     monkeypatch.setattr(watching, "GATHER_S", 0.5)
     stream = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(stream, "PNG")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
+        stream, "PNG"
+    )
     large = stream.getvalue()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await until(lambda: status(inference)["state"] != "starting")
         await send(client, [large] * 32)
-        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="dropped"}') >= 32 - 2 * (100_000 // len(large)))
+        await until(
+            lambda: (
+                metric(inference, 'slipway_watched_rows_total{outcome="dropped"}')
+                >= 32 - 2 * (100_000 // len(large))
+            )
+        )
 
     run(make_watched(), work)
 
@@ -410,7 +510,11 @@ def test_the_series_of_drift_and_quality_are_bounded(make_watched: MakeSettings)
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(6, 200, shift=60))
         await until(lambda: metric(inference, "slipway_drift_alarm") == 1)
-        lines = [line for line in inference.exposition().decode().splitlines() if re.match(r"slipway_(drift|classes|estimate|true)", line)]
+        lines = [
+            line
+            for line in inference.exposition().decode().splitlines()
+            if re.match(r"slipway_(drift|classes|estimate|true)", line)
+        ]
         assert len(lines) < 60
 
     run(make_watched(window_rows=100), work)
@@ -424,7 +528,9 @@ def test_two_models_have_windows_of_their_own(certified: Path, make_watched: Mak
 
     run(settings, work)
     bundle = watched_bundle(certified)
-    manifest = json.loads((bundle.root / "bundle.json").read_text()) | {"left_out": {"int8": "planted"}}
+    manifest = json.loads((bundle.root / "bundle.json").read_text()) | {
+        "left_out": {"int8": "planted"}
+    }
     (bundle.root / "bundle.json").write_text(json.dumps(manifest))
     certify(certified / "certificate.json", load_bundle(bundle.root))
     run(settings, work)

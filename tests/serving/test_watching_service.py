@@ -35,11 +35,15 @@ def _closed() -> Iterator[None]:
 
 def ask(server: Server, number: int, name: str | None = None) -> int:
     headers = PNG | ({"x-request-id": name} if name else {})
-    return CLIENT.post(server.url + "/predict", content=PAYLOADS[number % len(PAYLOADS)], headers=headers).status_code
+    return CLIENT.post(
+        server.url + "/predict", content=PAYLOADS[number % len(PAYLOADS)], headers=headers
+    ).status_code
 
 
 def tell_label(server: Server, number: int, name: str) -> str:
-    answer = CLIENT.post(server.url + "/predict", content=PAYLOADS[number], headers=PNG | {"x-request-id": name}).json()
+    answer = CLIENT.post(
+        server.url + "/predict", content=PAYLOADS[number], headers=PNG | {"x-request-id": name}
+    ).json()
     return str(answer["label"])
 
 
@@ -49,7 +53,9 @@ def all_are_answered(server: Server, num_requests: int) -> None:
 
 
 def counted(server: Server, line: str) -> float:
-    found = re.search(rf"^{re.escape(line)} (\S+)$", CLIENT.get(server.url + "/metrics").text, re.MULTILINE)
+    found = re.search(
+        rf"^{re.escape(line)} (\S+)$", CLIENT.get(server.url + "/metrics").text, re.MULTILINE
+    )
     return float(found[1]) if found else 0.0
 
 
@@ -59,7 +65,10 @@ def faults(server: Server, part: str = "state") -> float:
 
 def rows_in(database: Path) -> int:
     """Rows of all windows; 0 while there is no database."""
-    with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(database, timeout=5)) as connection:
+    with (
+        suppress(sqlite3.DatabaseError),
+        closing(sqlite3.connect(database, timeout=5)) as connection,
+    ):
         return int(connection.execute("SELECT total(num_rows) FROM windows").fetchone()[0])
     return 0
 
@@ -68,9 +77,23 @@ def rows_in(database: Path) -> int:
 def killed_at_the_end(folder: Path, **settings: object) -> Iterator[Server]:
     """A started server, ended with SIGKILL."""
     port, log = free_port(), folder / "service.log"
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        "serving.service:Slipway",
+        "--port",
+        str(port),
+    ]
     with log.open("ab") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(folder, **settings), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(folder, **settings),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
         server = Server(process, f"http://127.0.0.1:{port}", log)
         server.wait()
@@ -111,14 +134,21 @@ def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path
         until(lambda: counted(server, "slipway_ready") == 2)
         time.sleep(3)  # everything that lives has handed over what it has
         before = rows_in(database)
-        assert 400 + answered - 75 <= before <= 400 + answered  # the killed one's last seconds may be lost, no row is there twice
+        assert (
+            400 + answered - 75 <= before <= 400 + answered
+        )  # the killed one's last seconds may be lost, no row is there twice
     with killed_at_the_end(tmp_path, workers=2, window_rows=300) as server:
         names = [f"id-{number}" for number in range(100)]
         labels = [tell_label(server, number, name) for number, name in enumerate(names)]
         until(lambda: rows_in(database) == before + 100)
-        truths = [{"request_id": name, "truth": label} for name, label in zip(names, labels, strict=True)]
+        truths = [
+            {"request_id": name, "truth": label} for name, label in zip(names, labels, strict=True)
+        ]
         told = CLIENT.post(server.url + "/feedback", json={"feedback": truths})
-        assert told.status_code in (200, 202)  # the other worker may hold the last predictions still
+        assert told.status_code in (
+            200,
+            202,
+        )  # the other worker may hold the last predictions still
         until(lambda: counted(server, 'slipway_feedback_total{outcome="joined"}') == 100)
         until(lambda: counted(server, 'slipway_true_quality{metric="accuracy"}') == 1)
     assert len(list(read_truths(tmp_path / "state"))) == 100
@@ -127,7 +157,9 @@ def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path
 
 
 @pytest.mark.nightly
-def test_whatever_refuses_the_database_fails_no_request_is_counted_and_it_recovers(tmp_path: Path) -> None:
+def test_whatever_refuses_the_database_fails_no_request_is_counted_and_it_recovers(
+    tmp_path: Path,
+) -> None:
     watched_bundle(tmp_path)
     state = tmp_path / "state"
     with running(tmp_path) as server:
@@ -135,7 +167,9 @@ def test_whatever_refuses_the_database_fails_no_request_is_counted_and_it_recove
         all_are_answered(server, 20)
         until(lambda: rows_in(state / DATABASE) == 20)
 
-        with closing(sqlite3.connect(state / DATABASE, isolation_level=None)) as other:  # another process holds it
+        with closing(
+            sqlite3.connect(state / DATABASE, isolation_level=None)
+        ) as other:  # another process holds it
             other.execute("BEGIN IMMEDIATE")
             before = faults(server)
             all_are_answered(server, 50)
@@ -143,7 +177,9 @@ def test_whatever_refuses_the_database_fails_no_request_is_counted_and_it_recove
             other.execute("ROLLBACK")
         until(lambda: rows_in(state / DATABASE) == 70)  # what had to wait is there
 
-        (state / "restored").write_bytes(b"no database at all" * 500)  # somebody restores it from a bad backup
+        (state / "restored").write_bytes(
+            b"no database at all" * 500
+        )  # somebody restores it from a bad backup
         for name in (f"{DATABASE}-wal", f"{DATABASE}-shm"):
             (state / name).unlink()
         before = faults(server)
@@ -151,7 +187,11 @@ def test_whatever_refuses_the_database_fails_no_request_is_counted_and_it_recove
         all_are_answered(server, 50)
         until(lambda: faults(server) > before)
         until(lambda: rows_in(state / DATABASE) == 50, 30)
-        aside = [path.name for path in state.iterdir() if re.fullmatch(rf"{DATABASE}\.\d{{8}}T[\d.]+Z", path.name)]
+        aside = [
+            path.name
+            for path in state.iterdir()
+            if re.fullmatch(rf"{DATABASE}\.\d{{8}}T[\d.]+Z", path.name)
+        ]
         assert len(aside) == 1
         assert aside[0] in server.log.read_text()
 
@@ -167,13 +207,32 @@ def test_a_disk_that_refuses_fails_no_request_is_counted_and_may_come_back(tmp_p
     watched_bundle(tmp_path)
     disk = tmp_path / "disk"
     disk.mkdir()
-    on_a_disk = ("unshare", "-m", "bash", "-c", f'mount -t tmpfs -o ro,size=64k none {disk} && exec "$@"', "bash")
+    on_a_disk = (
+        "unshare",
+        "-m",
+        "bash",
+        "-c",
+        f'mount -t tmpfs -o ro,size=64k none {disk} && exec "$@"',
+        "bash",
+    )
     with running(tmp_path, under=on_a_disk, state=disk / "state") as server:
         server.wait()
         entered = Path(f"/proc/{server.process.pid}/root{disk}/state") / DATABASE
 
         def remount(options: str) -> None:
-            subprocess.run(["nsenter", "-t", str(server.process.pid), "-m", "mount", "-o", f"remount,{options}", disk], check=True)
+            subprocess.run(
+                [
+                    "nsenter",
+                    "-t",
+                    str(server.process.pid),
+                    "-m",
+                    "mount",
+                    "-o",
+                    f"remount,{options}",
+                    disk,
+                ],
+                check=True,
+            )
 
         all_are_answered(server, 50)
         until(lambda: faults(server) > 0)  # read-only
@@ -183,10 +242,14 @@ def test_a_disk_that_refuses_fails_no_request_is_counted_and_may_come_back(tmp_p
         until(lambda: faults(server) > before)  # full
         remount("rw,size=16m")
         all_are_answered(server, 50)
-        until(lambda: rows_in(copied(entered, tmp_path / "copy")) == 150)  # nothing of it was lost, and nothing is there twice
+        until(
+            lambda: rows_in(copied(entered, tmp_path / "copy")) == 150
+        )  # nothing of it was lost, and nothing is there twice
         before = faults(server)
         time.sleep(3)
         assert faults(server) == before
         log = server.log.read_text()
         assert "Read-only file system" in log
-        assert log.count("watching: merging failed") <= 3  # once for each time, and not for each round
+        assert (
+            log.count("watching: merging failed") <= 3
+        )  # once for each time, and not for each round

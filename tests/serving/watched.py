@@ -44,7 +44,9 @@ def watched_bundle(folder: Path) -> LoadedBundle:
     rows = pixels(1, NUM_REFERENCE)
     outputs = probabilities(rows)
     drawn = np.random.default_rng(2).random((NUM_REFERENCE, 1))
-    targets = (outputs.cumsum(axis=1) < drawn).sum(axis=1).astype(np.float64)  # as often right as the confidence says
+    targets = (
+        (outputs.cumsum(axis=1) < drawn).sum(axis=1).astype(np.float64)
+    )  # as often right as the confidence says
     scores = (rows.reshape(NUM_REFERENCE, -1).mean(axis=1) / 255).astype(np.float32)
     return with_reference(folder, bundle, ReferenceRows(rows, outputs, scores, targets))
 
@@ -55,7 +57,9 @@ def with_reference(folder: Path, bundle: LoadedBundle, rows: ReferenceRows) -> L
     reference = build_reference(manifest.input, manifest.output, manifest.calibration, rows)
     payload = reference_bytes(reference)
     (bundle.root / DRIFT).write_bytes(payload)
-    bundles.write_manifest(bundle.root, manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)}))
+    bundles.write_manifest(
+        bundle.root, manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)})
+    )
     bundle = bundles.load_bundle(bundle.root)
     certify(folder / "certificate.json", bundle)
     return bundle

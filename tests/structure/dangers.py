@@ -28,9 +28,16 @@ CALLS = {
     "yaml.unsafe_load_all",
     "torch.jit.load",
 }
-METHODS = {"load_from_checkpoint", "read_pickle", "to_pickle"}  # whatever they are called on: these unpickle
+METHODS = {
+    "load_from_checkpoint",
+    "read_pickle",
+    "to_pickle",
+}  # whatever they are called on: these unpickle
 SUFFIXES = {".pkl", ".pickle", ".joblib", ".pt", ".pth", ".ckpt"}
-_ZIP, _GZIP = b"PK\x03\x04", b"\x1f\x8b"  # torch.save and numpy.savez write the one, joblib the other
+_ZIP, _GZIP = (
+    b"PK\x03\x04",
+    b"\x1f\x8b",
+)  # torch.save and numpy.savez write the one, joblib the other
 _FEW_OPERATIONS = 2  # a text may begin with a byte or two that pickle knows
 
 
@@ -38,7 +45,11 @@ def code_dangers(source: str) -> list[str]:
     """Each forbidden import and call, as written."""
     tree = ast.parse(source)
     names = dict(_imported(tree))
-    modules = [target for target in names.values() if any(target == module or target.startswith(f"{module}.") for module in MODULES)]
+    modules = [
+        target
+        for target in names.values()
+        if any(target == module or target.startswith(f"{module}.") for module in MODULES)
+    ]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return modules + [ast.unparse(call) for call in calls if _is_dangerous(call, names)]
 
@@ -121,5 +132,9 @@ def _is_pickle(payload: bytes) -> bool:
 
 def artefact_dangers(root: Path) -> dict[str, str]:
     """By path, what is dangerous below `root`."""
-    found = {path.relative_to(root).as_posix(): file_dangers(path) for path in sorted(root.rglob("*")) if path.is_file()}
+    found = {
+        path.relative_to(root).as_posix(): file_dangers(path)
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
     return {path: danger for path, danger in found.items() if danger}

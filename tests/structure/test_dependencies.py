@@ -37,7 +37,13 @@ def _lock(root: Path) -> str:
 def declared(project: dict[str, Any]) -> list[Requirement]:
     """Every requirement of the project and its extras."""
     extras = project["project"]["optional-dependencies"].values()
-    return [Requirement(text) for text in [*project["project"]["dependencies"], *(text for extra in extras for text in extra)]]
+    return [
+        Requirement(text)
+        for text in [
+            *project["project"]["dependencies"],
+            *(text for extra in extras for text in extra),
+        ]
+    ]
 
 
 def locked(lock: str) -> dict[str, list[Version]]:
@@ -49,11 +55,22 @@ def locked(lock: str) -> dict[str, list[Version]]:
 
 
 def allows(requirements: list[Requirement], name: str, version: str) -> bool:
-    return all(requirement.specifier.contains(version) for requirement in requirements if requirement.name == name)
+    return all(
+        requirement.specifier.contains(version)
+        for requirement in requirements
+        if requirement.name == name
+    )
 
 
 def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict[str, Any]) -> None:
-    assert set(project["project"]["optional-dependencies"]) == {"train", "cluster", "export", "serve", "gpu", "dev"}
+    assert set(project["project"]["optional-dependencies"]) == {
+        "train",
+        "cluster",
+        "export",
+        "serve",
+        "gpu",
+        "dev",
+    }
 
 
 @pytest.mark.parametrize("name", FLOORS)
@@ -67,7 +84,10 @@ def test_a_release_below_the_floor_is_not_allowed(name: str, project: dict[str, 
 
 
 def test_the_poisoned_releases_are_excluded(project: dict[str, Any]) -> None:
-    requirements = [*declared(project), *map(Requirement, project["tool"]["uv"]["constraint-dependencies"])]
+    requirements = [
+        *declared(project),
+        *map(Requirement, project["tool"]["uv"]["constraint-dependencies"]),
+    ]
     for name, versions in POISONED.items():
         assert [version for version in versions if allows(requirements, name, version)] == []
 
@@ -81,27 +101,50 @@ def test_every_locked_package_has_a_hash(lock: str) -> None:
     assert [block.splitlines()[0] for block in blocks if "--hash=sha256:" not in block] == []
 
 
-def test_the_lock_covers_every_requirement_but_the_gpu_extra(project: dict[str, Any], lock: str) -> None:
+def test_the_lock_covers_every_requirement_but_the_gpu_extra(
+    project: dict[str, Any], lock: str
+) -> None:
     on_gpu = {Requirement(text).name for text in project["project"]["optional-dependencies"]["gpu"]}
     needed = {requirement.name for requirement in declared(project)} - on_gpu
     assert needed - set(locked(lock)) == set()
 
 
 def test_the_lock_names_no_place_of_one_machine(lock: str) -> None:
-    assert [line for line in lock.splitlines() if "://" in line or line.startswith(("-", "/"))] == []
+    assert [
+        line for line in lock.splitlines() if "://" in line or line.startswith(("-", "/"))
+    ] == []
 
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
-def test_every_supported_python_finds_each_locked_package_once(project: dict[str, Any], lock: str) -> None:
+def test_every_supported_python_finds_each_locked_package_once(
+    project: dict[str, Any], lock: str
+) -> None:
     supported = Requirement(f"slipway{project['project']['requires-python']}").specifier
-    assert [python for python in ("3.10", *PYTHONS, "3.15") if supported.contains(python)] == [*PYTHONS]
+    assert [python for python in ("3.10", *PYTHONS, "3.15") if supported.contains(python)] == [
+        *PYTHONS
+    ]
     lines = [line.rstrip(" \\") for line in lock.splitlines() if re.match(r"[a-z0-9]", line)]
     for python in PYTHONS:
-        machine = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux", "platform_machine": "x86_64"}
-        here = [one.name for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate(machine)]
+        machine = {
+            "python_version": python,
+            "python_full_version": f"{python}.0",
+            "sys_platform": "linux",
+            "platform_machine": "x86_64",
+        }
+        here = [
+            one.name
+            for one in map(Requirement, lines)
+            if one.marker is None or one.marker.evaluate(machine)
+        ]
         assert len(here) == len(set(here)), python
-        needed = {one.name for one in declared(project) if one.marker is None or one.marker.evaluate(machine)}
-        on_gpu = {Requirement(text).name for text in project["project"]["optional-dependencies"]["gpu"]}
+        needed = {
+            one.name
+            for one in declared(project)
+            if one.marker is None or one.marker.evaluate(machine)
+        }
+        on_gpu = {
+            Requirement(text).name for text in project["project"]["optional-dependencies"]["gpu"]
+        }
         assert needed - on_gpu <= set(here), python

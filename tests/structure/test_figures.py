@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEED, START, DATA, CLEANING, LOADING = "serving_speed_small", "serving_start", "data_sets", "cleaning", "loading"
+SPEED, START, DATA, CLEANING, LOADING = (
+    "serving_speed_small",
+    "serving_start",
+    "data_sets",
+    "cleaning",
+    "loading",
+)
 # In the README, and in which table: the first group of each is the figure, without commas between thousands.
 FIGURES = [
     (r"(\S+) times BentoML's", SPEED, r"\* (\S+) \([^)]*\) times BentoML"),
@@ -23,10 +29,22 @@ FIGURES = [
     (r"California .*?\| (\S+) \(", DATA, r"California .*?rmse (\S+)"),
     (r"California .*?\| \S+ \((\S+) to", DATA, r"California .*?rmse \S+ \((\S+) to"),
     (r"California .*?\| \S+ \(\S+ to (\S+)\)", DATA, r"California .*?rmse \S+ \(\S+ to (\S+)\)"),
-    (r"\| (\S+ %) of the speed of libjpeg-turbo", CLEANING, r"clean over simplejpeg alone \| (\S+)"),
+    (
+        r"\| (\S+ %) of the speed of libjpeg-turbo",
+        CLEANING,
+        r"clean over simplejpeg alone \| (\S+)",
+    ),
     (r"on both cores, (\S+ %) of Pillow", CLEANING, r"clean over Pillow alone \| (\S+)"),
-    (r"Training loader.*?\| (\S+) and", LOADING, r"## 224 px(?:.|\n)*?Slipway, in the trainer .*\| (\S+) \|"),
-    (r"Training loader.*?\| \S+ and (\S+) times", LOADING, r"### 28 px again(?:.|\n)*?Slipway, in the trainer .*\| (\S+) \|"),
+    (
+        r"Training loader.*?\| (\S+) and",
+        LOADING,
+        r"## 224 px(?:.|\n)*?Slipway, in the trainer .*\| (\S+) \|",
+    ),
+    (
+        r"Training loader.*?\| \S+ and (\S+) times",
+        LOADING,
+        r"### 28 px again(?:.|\n)*?Slipway, in the trainer .*\| (\S+) \|",
+    ),
 ]
 
 

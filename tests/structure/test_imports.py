@@ -12,7 +12,17 @@ from slipway.system.source_code import imported_modules
 RING_0_PARTS = {"artifacts", "config", "inputs", "metrics", "runtimes", "system", "traffic"}
 RING_0 = {"imagecodecs", "numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}
-HEAVY = ("torch", "pytorch_lightning", "deepspeed", "timm", "onnx", "onnxruntime", "sklearn", "matplotlib", "dvc")
+HEAVY = (
+    "torch",
+    "pytorch_lightning",
+    "deepspeed",
+    "timm",
+    "onnx",
+    "onnxruntime",
+    "sklearn",
+    "matplotlib",
+    "dvc",
+)
 
 
 def part_of(root: Path, path: Path) -> str:
@@ -60,7 +70,9 @@ def forbidden_arrows(root: Path) -> list[str]:
 
 
 def _direct_imports(root: Path, path: Path) -> set[Path]:
-    targets = (root / (module.replace(".", "/") + ".py") for module in imported_modules(path.read_text()))
+    targets = (
+        root / (module.replace(".", "/") + ".py") for module in imported_modules(path.read_text())
+    )
     return {target for target in targets if target.is_file() and target != path}
 
 
@@ -72,7 +84,9 @@ def test_an_import_against_the_arrows_is_noticed(tmp_path: Path) -> None:
     for folder in ("slipway/data", "slipway/training", "stages", "serving"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "slipway" / "training" / "network.py").write_text("import torch\n")
-    (tmp_path / "slipway" / "data" / "wrong.py").write_text("from slipway.training import network\n")
+    (tmp_path / "slipway" / "data" / "wrong.py").write_text(
+        "from slipway.training import network\n"
+    )
     (tmp_path / "serving" / "wrong.py").write_text("import slipway.data.wrong\n")
     assert forbidden_arrows(tmp_path) == [
         "slipway/data/wrong.py -> slipway/training/network.py",
@@ -81,28 +95,44 @@ def test_an_import_against_the_arrows_is_noticed(tmp_path: Path) -> None:
 
 
 def test_ring_0_imports_its_few_packages_only(root: Path) -> None:
-    paths = [path for part in sorted(RING_0_PARTS) for path in (root / "slipway" / part).rglob("*.py")]
+    paths = [
+        path for part in sorted(RING_0_PARTS) for path in (root / "slipway" / part).rglob("*.py")
+    ]
     assert len(paths) > len(RING_0_PARTS)
     for path in paths:
-        outside = {name.split(".")[0] for name in imported_modules(path.read_text())} - set(sys.stdlib_module_names) - {"slipway"}
+        outside = (
+            {name.split(".")[0] for name in imported_modules(path.read_text())}
+            - set(sys.stdlib_module_names)
+            - {"slipway"}
+        )
         allowed = RING_0 | RUNTIMES if path.parent.name == "runtimes" else RING_0
         assert outside <= allowed, path.name
 
 
 def test_the_service_reaches_no_training_code(root: Path) -> None:
     reached = {path.as_posix() for path in reached_files(root, [Path("serving/service.py")])}
-    assert not [path for path in reached if path.startswith(("slipway/data/", "slipway/training/", "slipway/export/", "stages/"))]
+    assert not [
+        path
+        for path in reached
+        if path.startswith(("slipway/data/", "slipway/training/", "slipway/export/", "stages/"))
+    ]
 
 
 @pytest.mark.process
 def test_importing_the_service_loads_nothing_heavy(root: Path) -> None:
-    code = f"import sys, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
     assert answer.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.process
 def test_importing_a_heavy_package_would_be_noticed(root: Path) -> None:
     code = f"import sys, torch, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
     assert "torch" in answer.stdout.splitlines()[-1]

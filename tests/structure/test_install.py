@@ -25,7 +25,13 @@ def _project(root: Path, tmp_path: Path) -> Path:
 
 
 def install(project: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", "install.sh", python, "demo"], cwd=project, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["bash", "install.sh", python, "demo"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def old_python(folder: Path) -> str:
@@ -41,7 +47,9 @@ def test_an_environment_with_the_locked_packages_is_taken_as_it_is(project: Path
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_linked_environment_with_the_locked_packages_is_taken_in_a_fresh_clone(project: Path, tmp_path: Path) -> None:
+def test_a_linked_environment_with_the_locked_packages_is_taken_in_a_fresh_clone(
+    project: Path, tmp_path: Path
+) -> None:
     clone = tmp_path / "clone"
     clone.mkdir()
     shutil.copy(project / "install.sh", clone)
@@ -51,14 +59,20 @@ def test_a_linked_environment_with_the_locked_packages_is_taken_in_a_fresh_clone
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_linked_environment_with_other_packages_is_refused_with_the_way_out(project: Path, tmp_path: Path) -> None:
+def test_a_linked_environment_with_other_packages_is_refused_with_the_way_out(
+    project: Path, tmp_path: Path
+) -> None:
     shared = tmp_path / "shared"
     (project / ".venv").rename(shared)
     (project / ".venv").symlink_to(shared)
     (project / "requirements.lock").write_text("numpy==2.5.5\n")
     done = install(project)
     assert done.returncode == 1
-    for part in (f"a link to {shared}", "does not hold the packages of requirements.lock", "remove the link"):
+    for part in (
+        f"a link to {shared}",
+        "does not hold the packages of requirements.lock",
+        "remove the link",
+    ):
         assert part in done.stderr
 
 
@@ -80,9 +94,14 @@ def test_env_sh_says_how_to_mend_a_moved_project(project: Path, tmp_path: Path) 
     assert "was moved from" in warning(project.rename(tmp_path / "moved"))
 
 
-def test_an_unsupported_python_is_refused_before_anything_is_built(project: Path, tmp_path: Path) -> None:
+def test_an_unsupported_python_is_refused_before_anything_is_built(
+    project: Path, tmp_path: Path
+) -> None:
     (project / "requirements.lock").write_text("numpy==2.5.5\n")
     done = install(project, old_python(tmp_path))
     assert done.returncode == 1
-    assert "Python 3.9.2 found, expected Python 3.11 to 3.14. Name one: make PYTHON=python3.12 demo" in done.stderr
+    assert (
+        "Python 3.9.2 found, expected Python 3.11 to 3.14. Name one: make PYTHON=python3.12 demo"
+        in done.stderr
+    )
     assert (project / ".venv" / "bin" / "greet").exists()

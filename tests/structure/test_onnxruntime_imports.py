@@ -11,16 +11,32 @@ DOOR = "slipway/runtimes/onnx_runtime.py"
 def unguarded_imports(root: Path) -> list[str]:
     """Lines (file:line) that import onnxruntime without `import_onnxruntime()` above in the function."""
     found = []
-    paths = [path for package in ("slipway", "serving", "stages") for path in (root / package).rglob("*.py")]
+    paths = [
+        path
+        for package in ("slipway", "serving", "stages")
+        for path in (root / package).rglob("*.py")
+    ]
     for path in sorted(paths):
         name = path.relative_to(root).as_posix()
         tree = ast.parse(path.read_text())
-        functions = [list(ast.walk(node)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        functions = [
+            list(ast.walk(node)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        ]
         scopes: list[list[ast.AST]] = [list(tree.body), *functions]
         for statements in scopes if name != DOOR else []:
-            imports = [node.lineno for node in statements if isinstance(node, ast.stmt) and "onnxruntime" in _packages(node)]
-            doors = [node.lineno for node in statements if isinstance(node, ast.Call) and ast.unparse(node) == "import_onnxruntime()"]
-            found += [f"{name}:{line}" for line in imports if not any(door < line for door in doors)]
+            imports = [
+                node.lineno
+                for node in statements
+                if isinstance(node, ast.stmt) and "onnxruntime" in _packages(node)
+            ]
+            doors = [
+                node.lineno
+                for node in statements
+                if isinstance(node, ast.Call) and ast.unparse(node) == "import_onnxruntime()"
+            ]
+            found += [
+                f"{name}:{line}" for line in imports if not any(door < line for door in doors)
+            ]
     return found
 
 

@@ -73,7 +73,9 @@ def plant(folder: Path) -> None:
     np.savez(folder / "arrays", numbers=np.arange(3))
     np.savez(folder / "some_objects", numbers=np.arange(3), objects=objects)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        (folder / f"weights{protocol}.bin").write_bytes(pickle.dumps({"weight": [1.0, 2.0]}, protocol))
+        (folder / f"weights{protocol}.bin").write_bytes(
+            pickle.dumps({"weight": [1.0, 2.0]}, protocol)
+        )
     with zipfile.ZipFile(folder / "model.bin", "w") as archive:
         archive.writestr("model/data.pkl", pickle.dumps([1]))
     (folder / "empty.pt").write_bytes(b"")
@@ -87,9 +89,22 @@ def plant(folder: Path) -> None:
 def test_each_danger_in_a_file_would_be_noticed_and_what_is_harmless_is_not(tmp_path: Path) -> None:
     plant(tmp_path)
     pickles = {f"weights{protocol}.bin" for protocol in range(pickle.HIGHEST_PROTOCOL + 1)}
-    assert set(artefact_dangers(tmp_path)) == {"objects.npy", "some_objects.npz", "model.bin", "empty.pt", "labels.joblib", *pickles}
+    assert set(artefact_dangers(tmp_path)) == {
+        "objects.npy",
+        "some_objects.npz",
+        "model.bin",
+        "empty.pt",
+        "labels.joblib",
+        *pickles,
+    }
 
 
 def test_no_artefact_of_a_stage_is_committed(root: Path) -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert [path for path in tracked if path.startswith(("artifacts/", "data/packed/", ".venv/", ".work/"))] == []
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert [
+        path
+        for path in tracked
+        if path.startswith(("artifacts/", "data/packed/", ".venv/", ".work/"))
+    ] == []

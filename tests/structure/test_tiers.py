@@ -29,11 +29,15 @@ def test_of_the_case(case): ...
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def project(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> pytest.Pytester:
     """A folder whose tests get their tiers as ours do; without plugins that take seconds to load."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     lines = "".join(f"  {line}\n" for line in request.config.getini("markers"))
-    pytester.makeini(f"[pytest]\naddopts = --strict-markers -p no:cacheprovider\nmarkers =\n{lines}")
+    pytester.makeini(
+        f"[pytest]\naddopts = --strict-markers -p no:cacheprovider\nmarkers =\n{lines}"
+    )
     pytester.makeconftest(CONFTEST)
     return pytester
 
@@ -117,7 +121,17 @@ def test_a_slice_fails_by_a_failing_test_and_not_by_the_end_of_its_time(
 ) -> None:
     monkeypatch.setattr("tests.nightly_slice.LIMIT_S", 3.0)
     project.makepyfile(SLICE.format(bad=bad, sleeps=sleeps))
-    arguments = ("-p", "tests.nightly_slice", "--slice-key", "end last", "-m", "nightly", "-rs", "-p", "pytest_timeout")
+    arguments = (
+        "-p",
+        "tests.nightly_slice",
+        "--slice-key",
+        "end last",
+        "-m",
+        "nightly",
+        "-rs",
+        "-p",
+        "pytest_timeout",
+    )
     result = project.runpytest_inprocess(*arguments)
     outcomes = result.parseoutcomes()
     assert outcomes.get("failed", 0) == bad

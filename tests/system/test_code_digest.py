@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from slipway.system import code_digest
-from slipway.system.code_digest import reached_files, recall, remember, stage_digest, stage_files, stage_names
+from slipway.system.code_digest import (
+    reached_files,
+    recall,
+    remember,
+    stage_digest,
+    stage_files,
+    stage_names,
+)
 from slipway.system.errors import IntegrityError
 
 FILES = {
@@ -52,7 +59,11 @@ def test_a_stage_reaches_imports_of_imports_and_no_more(tree: Path) -> None:
 
 def test_verify_reaches_the_service_its_assets_and_the_users_code(tree: Path) -> None:
     reached = set(stage_files(tree, "verify"))
-    assert {"serving/service.py", "serving/page/app.js", "serving/page/pictures/icon.svg"} <= reached
+    assert {
+        "serving/service.py",
+        "serving/page/app.js",
+        "serving/page/pictures/icon.svg",
+    } <= reached
     assert {"transforms/faces.py", "transforms/table.csv", "slipway/unused.py"} <= reached
     assert not {"serving/page/__pycache__/site.pyc", "serving/page/.hidden"} & reached
 
@@ -72,7 +83,9 @@ def test_verify_reaches_the_service_its_assets_and_the_users_code(tree: Path) ->
         ("stages/code.py", set()),
     ],
 )
-def test_a_changed_line_changes_the_digests_of_the_stages_that_reach_it(tree: Path, name: str, stages: set[str]) -> None:
+def test_a_changed_line_changes_the_digests_of_the_stages_that_reach_it(
+    tree: Path, name: str, stages: set[str]
+) -> None:
     before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
     (tree / name).write_text(FILES[name] + "Y = 2\n")
     assert {stage for stage in before if stage_digest(tree, stage) != before[stage]} == stages
@@ -135,7 +148,9 @@ def test_the_stages_are_those_with_a_file(tree: Path) -> None:
     assert stage_names(tree) == ["train", "verify"]
 
 
-def test_what_was_remembered_is_not_taken_for_other_content(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_remembered_is_not_taken_for_other_content(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = stage_digest(tree, "train")
     remember(tree)
     monkeypatch.setattr(code_digest, "_SOURCES", {})
@@ -167,7 +182,9 @@ def test_a_cache_of_another_version_or_form_is_ignored(
     assert code_digest._SOURCES == {}
 
 
-def test_a_project_without_code_of_its_own_has_the_installed_ones(tmp_path: Path, root: Path) -> None:
+def test_a_project_without_code_of_its_own_has_the_installed_ones(
+    tmp_path: Path, root: Path
+) -> None:
     start = Path("stages/train.py")
     assert reached_files(tmp_path, [start]) == reached_files(root, [start])
     assert stage_digest(tmp_path, "train") == stage_digest(root, "train")

@@ -20,7 +20,9 @@ def process(folder: Path, groups: str, mounts: str, **limits: str) -> Path:
     mount, proc = folder / "mount", folder / "proc"
     proc.mkdir()
     (proc / "cgroup").write_text(groups)
-    (proc / "mountinfo").write_text("22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n" + mounts.replace("MOUNT", str(mount)))
+    (proc / "mountinfo").write_text(
+        "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n" + mounts.replace("MOUNT", str(mount))
+    )
     for name, content in limits.items():
         path = mount / name.replace("__", "/").replace("cpu_", "cpu.")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +31,12 @@ def process(folder: Path, groups: str, mounts: str, **limits: str) -> Path:
 
 
 def v2(folder: Path, groups: str = "0::/\n", root: str = "/", **limits: str) -> Path:
-    return process(folder, groups, f"30 22 0:26 {root} MOUNT rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n", **limits)
+    return process(
+        folder,
+        groups,
+        f"30 22 0:26 {root} MOUNT rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
+        **limits,
+    )
 
 
 def v1(folder: Path, groups: str, root: str, **limits: str) -> Path:
@@ -42,21 +49,46 @@ def v1(folder: Path, groups: str, root: str, **limits: str) -> Path:
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("200000 100000\n", 2), ("150000 100000\n", 2), ("5000 100000\n", 1), ("max 100000\n", CORES), ("3200000 100000\n", CORES)],
+    [
+        ("200000 100000\n", 2),
+        ("150000 100000\n", 2),
+        ("5000 100000\n", 1),
+        ("max 100000\n", CORES),
+        ("3200000 100000\n", CORES),
+    ],
     ids=["two", "one and a half", "a twentieth", "no limit", "more than there are"],
 )
-def test_a_quota_of_version_2_bounds_the_cores_and_a_part_counts_as_one(tmp_path: Path, content: str, expected: int) -> None:
+def test_a_quota_of_version_2_bounds_the_cores_and_a_part_counts_as_one(
+    tmp_path: Path, content: str, expected: int
+) -> None:
     assert num_cores(v2(tmp_path, cpu_max=content)) == expected
 
 
-@pytest.mark.parametrize(("quota", "expected"), [("300000\n", 3), ("250000\n", 3), ("1000\n", 1), ("-1\n", CORES)])
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("300000\n", 3), ("250000\n", 3), ("1000\n", 1), ("-1\n", CORES)]
+)
 def test_a_quota_of_version_1_bounds_the_cores(tmp_path: Path, quota: str, expected: int) -> None:
     groups = "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/system.slice\n"
-    assert num_cores(v1(tmp_path, groups, "/docker/abc", cpu_cfs_quota_us=quota, cpu_cfs_period_us="100000\n")) == expected
+    assert (
+        num_cores(
+            v1(
+                tmp_path,
+                groups,
+                "/docker/abc",
+                cpu_cfs_quota_us=quota,
+                cpu_cfs_period_us="100000\n",
+            )
+        )
+        == expected
+    )
 
 
 def test_the_strictest_group_from_the_process_up_decides(tmp_path: Path) -> None:
-    limits = {"pod__own__cpu_max": "600000 100000", "pod__cpu_max": "400000 100000", "cpu_max": "max 100000"}
+    limits = {
+        "pod__own__cpu_max": "600000 100000",
+        "pod__cpu_max": "400000 100000",
+        "cpu_max": "max 100000",
+    }
     assert num_cores(v2(tmp_path, "0::/pod/own\n", **limits)) == 4
 
 
@@ -65,7 +97,13 @@ def test_another_groups_quota_is_none_of_ours(tmp_path: Path) -> None:
 
 
 def test_what_is_mounted_from_within_the_hierarchy_is_found_by_its_root(tmp_path: Path) -> None:
-    proc = v2(tmp_path, "0::/kubepods/pod/own\n", "/kubepods/pod", own__cpu_max="300000 100000", cpu_max="500000 100000")
+    proc = v2(
+        tmp_path,
+        "0::/kubepods/pod/own\n",
+        "/kubepods/pod",
+        own__cpu_max="300000 100000",
+        cpu_max="500000 100000",
+    )
     assert num_cores(proc) == 3
 
 

@@ -20,7 +20,11 @@ DEAD = 2**22 + 1
 def test_digests_are_sha256(tmp_path: Path) -> None:
     payload = os.urandom(3_000_000)
     (tmp_path / "a").write_bytes(payload)
-    assert files.sha256_file(tmp_path / "a") == files.sha256_bytes(payload) == hashlib.sha256(payload).hexdigest()
+    assert (
+        files.sha256_file(tmp_path / "a")
+        == files.sha256_bytes(payload)
+        == hashlib.sha256(payload).hexdigest()
+    )
 
 
 def test_verified_bytes_are_those_that_were_digested(tmp_path: Path) -> None:
@@ -44,11 +48,15 @@ def test_json_has_no_numbers_that_other_readers_refuse(value: float) -> None:
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     files.write_text(tmp_path / "deep" / "a.txt", "one")
     files.write_text(tmp_path / "deep" / "a.txt", "two")
-    assert [(path.name, path.read_text()) for path in (tmp_path / "deep").iterdir()] == [("a.txt", "two")]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "deep").iterdir()] == [
+        ("a.txt", "two")
+    ]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
-def test_a_private_file_is_private_from_its_first_byte_whatever_the_umask_and_the_old_one(tmp_path: Path, umask: int) -> None:
+def test_a_private_file_is_private_from_its_first_byte_whatever_the_umask_and_the_old_one(
+    tmp_path: Path, umask: int
+) -> None:
     path = tmp_path / "a"
     path.write_text("for all")
     path.chmod(0o644)
@@ -62,15 +70,24 @@ def test_a_private_file_is_private_from_its_first_byte_whatever_the_umask_and_th
         files.write_text(tmp_path / "c", "for all")
     finally:
         os.umask(before)
-    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "abc"] == [0o600, 0o600, 0o666 & ~umask]
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "abc"] == [
+        0o600,
+        0o600,
+        0o666 & ~umask,
+    ]
 
 
-def test_a_private_directory_is_made_so_and_one_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_a_private_directory_is_made_so_and_one_that_is_there_keeps_its_mode(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old").chmod(0o755)
     for name in ("old", "deep/new"):
         files.make_private_directory(tmp_path / name)
-    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("old", "deep/new")] == [0o755, 0o700]
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("old", "deep/new")] == [
+        0o755,
+        0o700,
+    ]
 
 
 def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
@@ -118,7 +135,12 @@ with files.new_directory(Path(sys.argv[1])) as folder:
 def test_a_kill_while_the_old_directory_is_removed_leaves_no_half_of_it(tmp_path: Path) -> None:
     with files.new_directory(tmp_path / "out") as folder:
         (folder / "old").touch()
-    assert subprocess.run([sys.executable, "-c", REPLACE, str(tmp_path / "out")], check=False).returncode == -9
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", REPLACE, str(tmp_path / "out")], check=False
+        ).returncode
+        == -9
+    )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
     with files.new_directory(tmp_path / "out"):
         pass
@@ -144,7 +166,10 @@ def test_a_directory_that_fails_vanishes_and_the_old_one_stays(tmp_path: Path) -
         (folder / "old").touch()
     with pytest.raises(KeyboardInterrupt):
         _fill_and_stop(tmp_path / "out")
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["out", "out/old"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "out",
+        "out/old",
+    ]
 
 
 @pytest.mark.parametrize("is_other_file_system", [False, True])
@@ -164,11 +189,17 @@ def test_a_finished_directory_takes_the_place_of_the_old_one(
 
     monkeypatch.setattr(Path, "rename", refusing)
     files.move_directory(tmp_path / "work", tmp_path / "out")
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["out", "out/deep", "out/deep/new"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "out",
+        "out/deep",
+        "out/deep/new",
+    ]
     assert (tmp_path / "out" / "deep" / "new").read_text() == "content"
 
 
-def test_a_directory_that_cannot_be_moved_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_moved_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("out", "work"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -182,7 +213,12 @@ def test_a_directory_that_cannot_be_moved_leaves_the_old_one(tmp_path: Path, mon
     monkeypatch.setattr(Path, "rename", refusing)
     with pytest.raises(PermissionError):
         files.move_directory(tmp_path / "work", tmp_path / "out")
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["out", "out/out", "work", "work/work"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "out",
+        "out/out",
+        "work",
+        "work/work",
+    ]
 
 
 HOLD = """
@@ -195,12 +231,16 @@ with files.lock(Path(sys.argv[1]), "training"):
 """
 
 
-HOLD_WITH_FORK = HOLD.replace('print("held', 'import os, time; os.fork() or (time.sleep(5), os._exit(0)); print("held')
+HOLD_WITH_FORK = HOLD.replace(
+    'print("held', 'import os, time; os.fork() or (time.sleep(5), os._exit(0)); print("held'
+)
 
 
 def test_a_forked_child_of_a_killed_process_does_not_hold_its_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD_WITH_FORK, str(tmp_path / "lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         holder.kill()
@@ -211,10 +251,20 @@ def test_a_forked_child_of_a_killed_process_does_not_hold_its_lock(tmp_path: Pat
 
 def test_a_lock_keeps_a_second_process_out_until_the_first_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(LockedError, match=f"training is already running as process {holder.pid}"), files.lock(path, "training"):
+        with (
+            pytest.raises(
+                LockedError, match=f"training is already running as process {holder.pid}"
+            ),
+            files.lock(path, "training"),
+        ):
             pass
         holder.kill()
     with files.lock(path, "training"):
@@ -237,6 +287,11 @@ def test_a_write_that_fails_says_where(tmp_path: Path) -> None:
         "try: files.write_bytes(Path(sys.argv[1]), bytes(2000))\n"
         "except OSError as error: print(error.errno, error.filename)"
     )
-    said = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert said == f"{errno.EFBIG} {tmp_path / 'a'}\n"
     assert list(tmp_path.iterdir()) == []

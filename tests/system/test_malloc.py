@@ -27,7 +27,9 @@ print(faults() - begin)
 
 
 def page_faults(way: str) -> int:
-    done = subprocess.run([sys.executable, "-c", FAULTS, way], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, way], cwd=ROOT, capture_output=True, text=True
+    )
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
     assert done.returncode == 0, done.stderr
@@ -59,7 +61,9 @@ print(held() - begin)
 
 
 def held_bytes(way: str) -> int:
-    done = subprocess.run([sys.executable, "-c", HELD, way], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HELD, way], cwd=ROOT, capture_output=True, text=True
+    )
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
     assert done.returncode == 0, done.stderr

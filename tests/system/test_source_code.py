@@ -162,5 +162,7 @@ def other_pythons() -> list[Path]:
 @pytest.mark.skipif(not other_pythons(), reason="needs Pythons of pyenv")
 def test_digests_are_equal_on_every_python_that_is_here() -> None:
     for python in [Path(sys.executable), *other_pythons()]:
-        done = subprocess.run([python, "-c", DIGEST], cwd=ROOT, input=HARD, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [python, "-c", DIGEST], cwd=ROOT, input=HARD, capture_output=True, text=True, check=True
+        )
         assert done.stdout.strip() == GOLDEN, python

@@ -74,7 +74,9 @@ def test_a_request_comes_back_bit_for_bit(tmp_path: Path) -> None:
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     write(tmp_path / "parent/kept", range(1))
     assert stat.S_IMODE((tmp_path / "parent/kept").stat().st_mode) == 0o700
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "parent/kept").iterdir()] == [0o600]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "parent/kept").iterdir()] == [
+        0o600
+    ]
 
 
 def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on(tmp_path: Path) -> None:
@@ -82,10 +84,17 @@ def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on(tmp_path: Path
     path = segments(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-40])
     write(tmp_path, range(3, 5))
-    assert [request.request_id for request in requests_in(tmp_path)] == ["request-0", "request-1", "request-3", "request-4"]
+    assert [request.request_id for request in requests_in(tmp_path)] == [
+        "request-0",
+        "request-1",
+        "request-3",
+        "request-4",
+    ]
 
 
-@pytest.mark.parametrize("damage", [b'"payload":"A', b'"sha256":"0', b'"shape":[9,', b'"backend":"zz'])
+@pytest.mark.parametrize(
+    "damage", [b'"payload":"A', b'"sha256":"0', b'"shape":[9,', b'"backend":"zz']
+)
 def test_an_altered_line_is_named_and_the_others_are_read(tmp_path: Path, damage: bytes) -> None:
     write(tmp_path, range(3))
     path = segments(tmp_path)[0]
@@ -104,7 +113,9 @@ def test_an_altered_line_is_named_and_the_others_are_read(tmp_path: Path, damage
 def test_an_id_is_found_whole_with_all_that_have_it_and_never_as_a_path(tmp_path: Path) -> None:
     write(tmp_path / "kept", range(12))
     write(tmp_path / "kept", range(1, 2))
-    assert [request.request_id for request in find_kept(tmp_path / "kept", "request-1")] == ["request-1"] * 2
+    assert [request.request_id for request in find_kept(tmp_path / "kept", "request-1")] == [
+        "request-1"
+    ] * 2
     assert find_kept(tmp_path / "kept", "request-") == []
     assert find_kept(tmp_path / "kept", '../kept/"') == []
     assert find_kept(tmp_path / "gone", "request-1") == []
@@ -148,7 +159,9 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.jsonl").exists()
 
 
-def test_no_request_stays_longer_than_its_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_stays_longer_than_its_days(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1.7e9
     monkeypatch.setattr("slipway.traffic.request_log.time.time", lambda: now)
 
@@ -173,7 +186,9 @@ def test_no_request_stays_longer_than_its_days(tmp_path: Path, monkeypatch: pyte
     assert segments(tmp_path) == []
 
 
-def test_a_disk_that_refuses_leaves_no_part_of_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_leaves_no_part_of_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, writer = os.write, KeptFolder(tmp_path, MIB, 1)
     writer.append(encode_line(kept(1)))
 
@@ -187,16 +202,22 @@ def test_a_disk_that_refuses_leaves_no_part_of_a_request(tmp_path: Path, monkeyp
         for _ in range(3):
             with pytest.raises(OSError, match="No space"):
                 writer.append(encode_line(kept(2)))
-    assert [path.stat().st_size > 0 for path in segments(tmp_path)] == [True]  # and no empty segments
+    assert [path.stat().st_size > 0 for path in segments(tmp_path)] == [
+        True
+    ]  # and no empty segments
     writer.append(encode_line(kept(3)))
     assert [request.request_id for request in requests_in(tmp_path)] == ["request-1", "request-3"]
 
 
 def test_other_tools_read_a_segment(tmp_path: Path) -> None:
     write(tmp_path, range(50))
-    table = pyarrow.dataset.dataset(tmp_path, format="json").to_table(columns=["request_id", "time", "payload", "answers"])
+    table = pyarrow.dataset.dataset(tmp_path, format="json").to_table(
+        columns=["request_id", "time", "payload", "answers"]
+    )
     assert table.num_rows == 50
-    assert json.loads(segments(tmp_path)[0].read_text().splitlines()[0])["answers"][0]["label"] == "ä"
+    assert (
+        json.loads(segments(tmp_path)[0].read_text().splitlines()[0])["answers"][0]["label"] == "ä"
+    )
 
 
 def test_an_answer_that_json_cannot_hold_is_refused() -> None:

@@ -16,8 +16,22 @@ from tests.packed_rows import packed_rows, packed_split
 from tests.project_params import augment_params
 
 ROOT = Path(__file__).parents[2]
-ARGUMENTS = {"width": 16, "blocks": [1, 1], "dropout": 0.1, "stochastic_depth": 0.0, "normalisation": "batch"}
-CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+ARGUMENTS = {
+    "width": 16,
+    "blocks": [1, 1],
+    "dropout": 0.1,
+    "stochastic_depth": 0.0,
+    "normalisation": "batch",
+}
+CONTRACT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=8,
+    channels=1,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10_000,
+)
 
 
 def spec(**changes: Any) -> NetworkSpec:
@@ -52,7 +66,9 @@ def write_project(root: Path, **train: Any) -> Path:
         split, folder = split_of(num_rows, 1000 * len(splits)), root / "data/packed" / name
         folder.mkdir(parents=True)
         np.save(folder / "inputs.npy", split.inputs[:])
-        splits[name] = packed.write_split(folder, packed_rows(split.ids, split.sources, split.targets), split.inputs.shape[1:])
+        splits[name] = packed.write_split(
+            folder, packed_rows(split.ids, split.sources, split.targets), split.inputs.shape[1:]
+        )
     manifest = packed.PackedManifest(
         format_version=2,
         task="image_classification",
@@ -64,8 +80,16 @@ def write_project(root: Path, **train: Any) -> Path:
         splits=splits,
     )
     packed.write_manifest(root / "data/packed", manifest)
-    operations = {"rotation_deg": 5.0, "scale": [0.9, 1.1], "horizontal_flip": 0.5, "erasing": 0.2, "brightness": 0.1}
-    plan = plan_from_params(augment_params(**operations, mixup_alpha=0.2, cutmix_alpha=1.0, mix_probability=0.5), seed=7)
+    operations = {
+        "rotation_deg": 5.0,
+        "scale": [0.9, 1.1],
+        "horizontal_flip": 0.5,
+        "erasing": 0.2,
+        "brightness": 0.1,
+    }
+    plan = plan_from_params(
+        augment_params(**operations, mixup_alpha=0.2, cutmix_alpha=1.0, mix_probability=0.5), seed=7
+    )
     write_plan(root / "data/augmented", plan)
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     settings = {

@@ -40,15 +40,21 @@ def validate(rank: int, size: int, folder: Path, count_fillers: bool) -> None:
     name = f"{size}_with_fillers" if count_fillers else f"{size}"
     torch.set_num_threads(1)
     if size > 1:
-        distributed.init_process_group("gloo", init_method=f"file://{folder / name}", rank=rank, world_size=size)
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{folder / name}", rank=rank, world_size=size
+        )
     module, cells = _module(), EpochSums()
-    for batch in validation_loader(ValidationBatches(rows(), 8, size, rank, classes=True), num_workers=0):
+    for batch in validation_loader(
+        ValidationBatches(rows(), 8, size, rank, classes=True), num_workers=0
+    ):
         counted = torch.ones_like(batch.counted) if count_fillers else batch.counted
         with torch.inference_mode():
             module.validation_step(batch._replace(counted=counted))
             predicted = module.network(batch.inputs).argmax(dim=1)
         cell = one_hot(batch.targets * len(CLASSES) + predicted, len(CLASSES) ** 2)
-        cells.add(counted=counted, **{str(index): cell[:, index] for index in range(len(CLASSES) ** 2)})
+        cells.add(
+            counted=counted, **{str(index): cell[:, index] for index in range(len(CLASSES) ** 2)}
+        )
     found = {"validation": module._val_sums.means(), "cells": cells.means()}
     if rank == 0:
         (folder / f"{name}.json").write_text(json.dumps(found))
@@ -59,7 +65,9 @@ def validate(rank: int, size: int, folder: Path, count_fillers: bool) -> None:
 def _module() -> TrainingModule:
     torch.manual_seed(0)
     params = load_params(ROOT / "params.yaml").train
-    module = TrainingModule(build_network(spec(classes=CLASSES)), params, seed=3, steps_per_epoch=1, ids=rows().ids).eval()
+    module = TrainingModule(
+        build_network(spec(classes=CLASSES)), params, seed=3, steps_per_epoch=1, ids=rows().ids
+    ).eval()
     module.network.backbone.register_forward_hook(lambda _, inputs, __: answers(inputs[0]))
     return module
 
@@ -68,7 +76,10 @@ def main(folder: Path) -> None:
     """All sizes, one after the other."""
     context = multiprocessing.get_context("fork")
     for size, count_fillers in [*((size, False) for size in SIZES), (4, True)]:
-        processes = [context.Process(target=validate, args=(rank, size, folder, count_fillers)) for rank in range(size)]
+        processes = [
+            context.Process(target=validate, args=(rank, size, folder, count_fillers))
+            for rank in range(size)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -76,7 +87,9 @@ def main(folder: Path) -> None:
         if any(process.exitcode != 0 for process in processes):
             for process in processes:
                 process.kill()
-            raise SystemExit(f"{size} processes ended with {[process.exitcode for process in processes]}")
+            raise SystemExit(
+                f"{size} processes ended with {[process.exitcode for process in processes]}"
+            )
 
 
 if __name__ == "__main__":

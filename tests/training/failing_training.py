@@ -25,7 +25,9 @@ FAULTS: dict[str, Callable[[], object]] = {
     "segfault": lambda: ctypes.string_at(0),
     "exit": lambda: os._exit(7),
     "error": lambda: _raise(ZeroDivisionError("a fault of its own")),
-    "memory": lambda: _raise(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "memory": lambda: _raise(
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    ),
     "host memory": lambda: torch.empty(1 << 50, dtype=torch.uint8),
     "disk": lambda: _raise(OSError(28, os.strerror(28), "somewhere")),
     "hang": lambda: signal.pause(),

@@ -19,7 +19,9 @@ from tests.training.real_runs import environment
 _TIMEOUT_S = 300.0  # on a machine that others use, too
 
 
-def run_forked(project: Path, prepare: Callable[..., None] | None = None, *arguments: Any) -> tuple[int, str]:
+def run_forked(
+    project: Path, prepare: Callable[..., None] | None = None, *arguments: Any
+) -> tuple[int, str]:
     """Train in `project` in a process of its own, after `prepare(*arguments)` there; its exit code, or minus the signal, and its output."""
     command = ["tests.training.forked_runs", json.dumps([prepare, *arguments], default=_named)]
     done = warm_starts.run(command, project, environment(), _TIMEOUT_S, stderr=subprocess.STDOUT)
@@ -69,7 +71,11 @@ def _after_save(number: int, sent: signal.Signals) -> None:
 
 def _named(value: Any) -> dict[str, Any]:
     """A path or a function, for JSON."""
-    return {"path": str(value)} if isinstance(value, Path) else {"function": [value.__module__, value.__qualname__]}
+    return (
+        {"path": str(value)}
+        if isinstance(value, Path)
+        else {"function": [value.__module__, value.__qualname__]}
+    )
 
 
 def _of_name(value: dict[str, Any]) -> Any:

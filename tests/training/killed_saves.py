@@ -70,7 +70,14 @@ def _sweep(saves: Any, save: Callable[[], None]) -> list[dict[str, Any]]:
         newest, problems = saves.newest()
         saves.open()
         left = sorted(path.name for path in saves.root.iterdir())
-        found.append({"operation": operation, "newest": newest.step if newest else None, "problems": problems, "left": left})
+        found.append(
+            {
+                "operation": operation,
+                "newest": newest.step if newest else None,
+                "problems": problems,
+                "left": left,
+            }
+        )
         shutil.rmtree(saves.root)
         shutil.copytree(before, saves.root)
     return found

@@ -14,9 +14,27 @@ from tests import warm_starts
 from tests.training.conftest import ROOT
 
 TRAIN = [sys.executable, "-u", "-m", "stages.train"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stages.train"]
-DEEPSPEED = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus=2", "--no_local_rank", "--module", "stages.train"]
-AS_ROOT = ["env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]  # without which Open MPI refuses
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc_per_node=2",
+    "-m",
+    "stages.train",
+]
+DEEPSPEED = [
+    str(Path(sys.executable).parent / "deepspeed"),
+    "--num_gpus=2",
+    "--no_local_rank",
+    "--module",
+    "stages.train",
+]
+AS_ROOT = [
+    "env",
+    "OMPI_ALLOW_RUN_AS_ROOT=1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+]  # without which Open MPI refuses
 
 
 def environment() -> dict[str, str]:
@@ -35,13 +53,21 @@ def start_training(project: Path) -> warm_starts.Process:
 
 def run_command(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
     """Train as a user or a launcher starts it, imports and all."""
-    return subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300
+    )
 
 
 def start_command(project: Path, command: list[str] = TRAIN) -> subprocess.Popen[str]:
     """The same as a user or a launcher starts it."""
     return subprocess.Popen(
-        command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        command,
+        cwd=project,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -59,7 +85,10 @@ def kill_at_step(project: Path, step: int) -> None:
     """Start a training and kill it, with all its processes, when it has saved that optimizer step or a later one."""
     with start_training(project) as process:
         deadline = time.monotonic() + 300
-        while not any(int(save.name[5:13]) >= step for save in (project / ".work/train").glob("*/step-????????")):
+        while not any(
+            int(save.name[5:13]) >= step
+            for save in (project / ".work/train").glob("*/step-????????")
+        ):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -51,7 +51,9 @@ class Slurm:
     def state(self, job: str) -> str:
         """Such as PENDING, RUNNING, COMPLETED."""
         answer = self.ask("scontrol", "--oneliner", "show", "job", job)
-        return next(word for word in answer.split() if word.startswith("JobState=")).removeprefix("JobState=")
+        return next(word for word in answer.split() if word.startswith("JobState=")).removeprefix(
+            "JobState="
+        )
 
     @property
     def variables(self) -> dict[str, str]:
@@ -66,19 +68,36 @@ def slurm(nodes: TwoNodes) -> Iterator[Slurm]:
     for name in ("state", "node1", "node2"):
         (folder / name).mkdir(parents=True)
     configuration = folder / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(folder=folder, cores=len(os.sched_getaffinity(0)) // 2))
+    configuration.write_text(
+        CONFIGURATION.format(folder=folder, cores=len(os.sched_getaffinity(0)) // 2)
+    )
     (folder / "key").write_bytes(os.urandom(128))
     (folder / "key").chmod(0o400)
     cluster = Slurm(nodes, configuration)
-    files = {"socket": "munge.socket", "key-file": "key", "log-file": "munge.log", "pid-file": "munge.pid", "seed-file": "munge.seed"}
-    munged = ["/usr/sbin/munged", "--foreground", "--force", *(f"--{option}={folder / name}" for option, name in files.items())]
+    files = {
+        "socket": "munge.socket",
+        "key-file": "key",
+        "log-file": "munge.log",
+        "pid-file": "munge.pid",
+        "seed-file": "munge.seed",
+    }
+    munged = [
+        "/usr/sbin/munged",
+        "--foreground",
+        "--force",
+        *(f"--{option}={folder / name}" for option, name in files.items()),
+    ]
     with contextlib.ExitStack() as stack:
         daemons = {"munged": munged, "slurmctld": ["/usr/sbin/slurmctld", "-D", "-c"]}
         for name, command in daemons.items():
             (folder / name).mkdir()
             stack.enter_context(nodes.started("node1", command, folder / name, **cluster.variables))
         for node in ("node1", "node2"):
-            stack.enter_context(nodes.started(node, ["/usr/sbin/slurmd", "-D", "-N", node], folder / node, **cluster.variables))
+            stack.enter_context(
+                nodes.started(
+                    node, ["/usr/sbin/slurmd", "-D", "-N", node], folder / node, **cluster.variables
+                )
+            )
         wait_until(lambda: _idle_nodes(cluster) == 2, "two idle nodes", START_TIMEOUT_S)
         yield cluster
 
@@ -92,6 +111,10 @@ def wait_until(happened: Callable[[], bool], what: str, timeout_s: float) -> Non
 
 
 def _idle_nodes(cluster: Slurm) -> int:
-    command = cluster.nodes.command("node1", ["sinfo", "--noheader", "--states=idle", "--format=%D"])
-    answer = subprocess.run(command, env=environment(**cluster.variables), capture_output=True, text=True).stdout.strip()
+    command = cluster.nodes.command(
+        "node1", ["sinfo", "--noheader", "--states=idle", "--format=%D"]
+    )
+    answer = subprocess.run(
+        command, env=environment(**cluster.variables), capture_output=True, text=True
+    ).stdout.strip()
     return int(answer or 0)

@@ -14,12 +14,25 @@ from ruamel.yaml import YAML
 
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.system import files
-from tests.planted_labels import NO_CHANGES, STAGES, TABM, cancer, count_found, digits, plant, run_stage, write_project
+from tests.planted_labels import (
+    NO_CHANGES,
+    STAGES,
+    TABM,
+    cancer,
+    count_found,
+    digits,
+    plant,
+    run_stage,
+    write_project,
+)
 from tests.training.conftest import ROOT
 from tests.training.uncertainty.test_out_of_fold import write_sorted_project
 
 OUTPUTS = ("label_issues.json", "label_issues.html", "label_issues.parquet")
-IMAGES: dict[str, Any] = {"data": {"task": "image_classification"}, "audit": {"folds": 3, "epochs": 12}}
+IMAGES: dict[str, Any] = {
+    "data": {"task": "image_classification"},
+    "audit": {"folds": 3, "epochs": 12},
+}
 TABLE: dict[str, Any] = {
     "data": {"task": "table_classification", "target_column": "label"},
     "augment": NO_CHANGES,
@@ -34,7 +47,9 @@ TABLE: dict[str, Any] = {
     [pytest.param(digits, IMAGES, marks=pytest.mark.nightly), (cancer, TABLE)],
     ids=["images", "table"],
 )
-def test_most_planted_labels_are_found_and_half_of_the_candidates_are_planted(table: Any, params: dict[str, Any], tmp_path: Path) -> None:
+def test_most_planted_labels_are_found_and_half_of_the_candidates_are_planted(
+    table: Any, params: dict[str, Any], tmp_path: Path
+) -> None:
     planted, truth = plant(table(), seed=7)
     write_project(tmp_path, planted, params)
     for stage in STAGES[:-1]:
@@ -49,22 +64,32 @@ def test_most_planted_labels_are_found_and_half_of_the_candidates_are_planted(ta
     assert digests(tmp_path / "data") == before  # nothing is relabelled
     split = read_table(tmp_path / "data/split/rows.parquet", SPLIT_ROWS)
     audited = pq.read_table(tmp_path / "reports/label_issues.parquet")["id"].to_pylist()
-    assert sorted(audited) == sorted(row["id"] for row in split.to_pylist() if row["split"] != "test")
+    assert sorted(audited) == sorted(
+        row["id"] for row in split.to_pylist() if row["split"] != "test"
+    )
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {path.as_posix(): files.sha256_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.as_posix(): files.sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.mark.nightly
-def test_a_killed_audit_keeps_its_finished_folds_and_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_killed_audit_keeps_its_finished_folds_and_ends_as_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
     whole, killed = (write_audited_project(tmp_path / name) for name in ("whole", "killed"))
     run_stage(whole, "audit")
     kill_after(killed, "fold 2/3  epoch 1/2")
     assert not (killed / "reports").exists()
     assert "fold 1/3  was finished before" in run_stage(killed, "audit")
     for name in OUTPUTS:
-        assert (killed / "reports" / name).read_bytes() == (whole / "reports" / name).read_bytes(), name
+        assert (killed / "reports" / name).read_bytes() == (
+            whole / "reports" / name
+        ).read_bytes(), name
     assert [path.name for path in (killed / ".work/audit").iterdir()] == ["lock"]
 
 
@@ -85,10 +110,20 @@ def test_without_folds_it_loads_neither_torch_nor_cleanlab_and_says_so(tmp_path:
         "print(sorted({'torch', 'cleanlab', 'sklearn'} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "[]"
     assert "no audit of the labels was asked for: audit.folds is 0" in done.stdout
-    assert json.loads((project / "reports/label_issues.json").read_text()) == {"asked_for": False, "folds": 0}
+    assert json.loads((project / "reports/label_issues.json").read_text()) == {
+        "asked_for": False,
+        "folds": 0,
+    }
     assert sorted(path.name for path in (project / "reports").iterdir()) == sorted(OUTPUTS)
 
 
@@ -110,7 +145,14 @@ def kill_after(project: Path, text: str) -> None:
     """Start an audit and kill it when it prints `text`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-u", "-m", "stages.audit"]
-    with subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=project,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         assert process.stdout is not None
         seen = any(text in line for line in process.stdout)
         os.killpg(process.pid, signal.SIGKILL)

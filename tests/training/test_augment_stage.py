@@ -23,10 +23,16 @@ COLUMN = Column(
 
 def write_packed(root: Path, inputs: Any, contract: packed.InputContract) -> PackedManifest:
     """A packed store with a training split alone."""
-    table, folder, rows = isinstance(contract, ColumnContract), root / "data/packed", split_of(len(inputs))
+    table, folder, rows = (
+        isinstance(contract, ColumnContract),
+        root / "data/packed",
+        split_of(len(inputs)),
+    )
     (folder / "train").mkdir(parents=True)
     np.save(folder / "train/inputs.npy", inputs)
-    split = packed.write_split(folder / "train", packed_rows(rows.ids, rows.sources, rows.targets), inputs.shape[1:])
+    split = packed.write_split(
+        folder / "train", packed_rows(rows.ids, rows.sources, rows.targets), inputs.shape[1:]
+    )
     manifest = PackedManifest(
         format_version=2,
         task="table_regression" if table else "image_classification",
@@ -41,7 +47,9 @@ def write_packed(root: Path, inputs: Any, contract: packed.InputContract) -> Pac
     return manifest
 
 
-def run(root: Path, manifest: PackedManifest, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[AugmentPlan, Any]:
+def run(
+    root: Path, manifest: PackedManifest, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> tuple[AugmentPlan, Any]:
     """What the stage left."""
     monkeypatch.chdir(root)
     augment.run(PROJECT.model_copy(update={"augment": augment_params(**changes)}))
@@ -52,20 +60,32 @@ def run(root: Path, manifest: PackedManifest, monkeypatch: pytest.MonkeyPatch, *
 def test_a_table_is_not_augmented_and_the_stage_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = write_packed(tmp_path, np.zeros((5, 1), np.float32), ColumnContract(kind="columns", columns=[COLUMN]))
-    plan, copies = run(tmp_path, manifest, monkeypatch, rotation_deg=10.0, mixup_alpha=0.2, offline_copies=2)
+    manifest = write_packed(
+        tmp_path, np.zeros((5, 1), np.float32), ColumnContract(kind="columns", columns=[COLUMN])
+    )
+    plan, copies = run(
+        tmp_path, manifest, monkeypatch, rotation_deg=10.0, mixup_alpha=0.2, offline_copies=2
+    )
     assert plan.is_identity
     assert copies is None
-    assert "tables are not augmented: without effect here are rotation_deg, mixup_alpha, offline_copies" in capsys.readouterr().out
+    assert (
+        "tables are not augmented: without effect here are rotation_deg, mixup_alpha, offline_copies"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("stored_px", [8, 12])
 def test_copies_of_images_are_as_large_as_they_are_stored(
-    tmp_path: Path, stored_px: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    stored_px: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     images = np.random.default_rng(0).integers(0, 256, (6, stored_px, stored_px, 1), dtype=np.uint8)
-    plan, copies = run(tmp_path, write_packed(tmp_path, images, CONTRACT), monkeypatch, **ON, offline_copies=2)
+    plan, copies = run(
+        tmp_path, write_packed(tmp_path, images, CONTRACT), monkeypatch, **ON, offline_copies=2
+    )
     assert copies.inputs.shape == (12, stored_px, stored_px, 1)
     assert plan.offline is not None
     printed = capsys.readouterr().out

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from slipway.metrics.scores import Resampling, classification_metrics, confusion_matrix, count_classes, scores_from_counts
+from slipway.metrics.scores import (
+    Resampling,
+    classification_metrics,
+    confusion_matrix,
+    count_classes,
+    scores_from_counts,
+)
 from tests import warm_starts
 from tests.training.conftest import ROOT
 from tests.training.counted_rows import CLASSES, NUM_ROWS, SIZES, answers, rows
@@ -20,7 +26,9 @@ Found = dict[str, dict[str, Any]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each file says."""
     folder = tmp_path_factory.mktemp("counted")
-    ended = warm_starts.run(["tests.training.counted_rows", str(folder)], ROOT, dict(os.environ), timeout=300)
+    ended = warm_starts.run(
+        ["tests.training.counted_rows", str(folder)], ROOT, dict(os.environ), timeout=300
+    )
     assert ended.returncode == 0, ended.stderr
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
@@ -31,7 +39,9 @@ def logits() -> torch.Tensor:
 
 
 def confusion(cells: dict[str, float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return NUM_ROWS * np.array([cells[str(index)] for index in range(len(CLASSES) ** 2)]).reshape(len(CLASSES), -1)
+    return NUM_ROWS * np.array([cells[str(index)] for index in range(len(CLASSES) ** 2)]).reshape(
+        len(CLASSES), -1
+    )
 
 
 @pytest.mark.process
@@ -44,10 +54,14 @@ def test_21_rows_on_1_2_and_4_processes_have_one_confusion_matrix(found: Found) 
 
 
 @pytest.mark.process
-def test_metrics_of_21_rows_are_equal_on_1_2_and_4_processes_and_those_of_the_whole(found: Found) -> None:
+def test_metrics_of_21_rows_are_equal_on_1_2_and_4_processes_and_those_of_the_whole(
+    found: Found,
+) -> None:
     assert found["1"] == found["2"] == found["4"]
     split = rows()
-    whole = classification_metrics(split.targets, torch.softmax(logits(), dim=1).numpy(), Resampling(0, 100, 0.95))
+    whole = classification_metrics(
+        split.targets, torch.softmax(logits(), dim=1).numpy(), Resampling(0, 100, 0.95)
+    )
     matrix = np.rint(confusion(found["4"]["cells"])).astype(np.int64)
     for name, value in scores_from_counts(count_classes(matrix)).items():
         assert whole[name].value == value

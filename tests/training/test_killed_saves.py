@@ -12,11 +12,18 @@ from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked
 from tests.training.killed_saves import older_ones_removed_first, sweep_third_save, written_in_place
 
-pytestmark = pytest.mark.skipif(not is_possible, reason="system calls are watched on Linux on x86-64 alone")
+pytestmark = pytest.mark.skipif(
+    not is_possible, reason="system calls are watched on Linux on x86-64 alone"
+)
 
 
 def sweep(project: Path, twin: Callable[..., Any] | None = None) -> list[dict[str, Any]]:
-    code, output = run_forked(write_project(project, checkpoint_every_minutes=1e-9), sweep_third_save, project / "report", twin)
+    code, output = run_forked(
+        write_project(project, checkpoint_every_minutes=1e-9),
+        sweep_third_save,
+        project / "report",
+        twin,
+    )
     assert code == 0, output
     found: list[dict[str, Any]] = json.loads((project / "report").read_text())
     return found
@@ -25,18 +32,27 @@ def sweep(project: Path, twin: Callable[..., Any] | None = None) -> list[dict[st
 @pytest.mark.process
 def test_a_save_killed_at_any_file_operation_leaves_whole_saves_alone(tmp_path: Path) -> None:
     found = sweep(tmp_path)
-    assert {"write", "fsync", "rename", "mkdir", "unlink", "openat"} <= {each["operation"] for each in found}
+    assert {"write", "fsync", "rename", "mkdir", "unlink", "openat"} <= {
+        each["operation"] for each in found
+    }
     assert len(found) > 40
     assert {each["newest"] for each in found} == {2, 3}
     assert [each["newest"] for each in found] == sorted(each["newest"] for each in found)
     assert [each["problems"] for each in found if each["problems"]] == []
-    assert {name for each in found for name in each["left"]} == {"fingerprint.json", *(f"step-{step:08d}" for step in (1, 2, 3))}
+    assert {name for each in found for name in each["left"]} == {
+        "fingerprint.json",
+        *(f"step-{step:08d}" for step in (1, 2, 3)),
+    }
     assert found[-1]["left"] == ["fingerprint.json", "step-00000002", "step-00000003"]
 
 
 @pytest.mark.process
 def test_a_save_written_in_place_would_be_found_damaged(tmp_path: Path) -> None:
-    assert any("step-00000003 is damaged" in problem for each in sweep(tmp_path, written_in_place) for problem in each["problems"])
+    assert any(
+        "step-00000003 is damaged" in problem
+        for each in sweep(tmp_path, written_in_place)
+        for problem in each["problems"]
+    )
 
 
 @pytest.mark.process

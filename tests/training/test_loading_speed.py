@@ -17,7 +17,12 @@ from PIL import Image
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.system.files import sha256_bytes
 from slipway.system.malloc import keep_freed_memory
-from slipway.training.batches.batches import ImageChanges, TrainingBatches, cut_step, training_loader
+from slipway.training.batches.batches import (
+    ImageChanges,
+    TrainingBatches,
+    cut_step,
+    training_loader,
+)
 from tests.packed_rows import packed_split
 from tests.project_params import augment_params
 
@@ -27,8 +32,12 @@ def write_pictures(folder: Path, count: int, width: int, height: int) -> None:
     generator = np.random.default_rng(0)
     (folder / "one").mkdir(parents=True)
     for number in range(count):
-        coarse = Image.fromarray(generator.integers(0, 256, (-(-height // 8), -(-width // 8), 3), dtype=np.uint8))
-        coarse.resize((width, height), Image.Resampling.BICUBIC).save(folder / "one" / f"{number}.jpg", quality=90)
+        coarse = Image.fromarray(
+            generator.integers(0, 256, (-(-height // 8), -(-width // 8), 3), dtype=np.uint8)
+        )
+        coarse.resize((width, height), Image.Resampling.BICUBIC).save(
+            folder / "one" / f"{number}.jpg", quality=90
+        )
 
 
 def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], int]:
@@ -36,18 +45,36 @@ def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], 
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
-    loader = DataLoader(ImageFolder(str(folder), transform), batch_size, shuffle=True, num_workers=2, persistent_workers=True)
+    loader = DataLoader(
+        ImageFolder(str(folder), transform),
+        batch_size,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=True,
+    )
     return lambda: sum(len(images) for images, _ in loader)
 
 
-def slipway(stored_px: int, size_px: int, count: int, batch_size: int, path: Path, **operations: Any) -> Callable[[], int]:
+def slipway(
+    stored_px: int, size_px: int, count: int, batch_size: int, path: Path, **operations: Any
+) -> Callable[[], int]:
     """The training loader, over a memory map."""
     keep_freed_memory()  # as training does
-    np.save(path, np.random.default_rng(0).integers(0, 256, (count, stored_px, stored_px, 3), dtype=np.uint8))
+    np.save(
+        path,
+        np.random.default_rng(0).integers(0, 256, (count, stored_px, stored_px, 3), dtype=np.uint8),
+    )
     ids = [sha256_bytes(str(number).encode())[:32] for number in range(count)]
     split = packed_split(np.load(path, mmap_mode="r"), np.zeros(count), ids, ids)
-    changes = ImageChanges(plan_from_params(augment_params(horizontal_flip=0.5, **operations), 7), size_px, on_device=False)
-    loader = training_loader(TrainingBatches([split], cut_step(batch_size, 1, batch_size), 0, 7, changes, classes=True), 0)
+    changes = ImageChanges(
+        plan_from_params(augment_params(horizontal_flip=0.5, **operations), 7),
+        size_px,
+        on_device=False,
+    )
+    loader = training_loader(
+        TrainingBatches([split], cut_step(batch_size, 1, batch_size), 0, 7, changes, classes=True),
+        0,
+    )
     return lambda: sum(len(batch.inputs) for batch in loader)
 
 
@@ -71,7 +98,13 @@ def test_crops_of_224_px_load_at_least_eight_times_as_fast_as_from_files(tmp_pat
     from torchvision import transforms  # type: ignore[import-untyped]
 
     write_pictures(tmp_path / "images", 256, 400, 300)
-    transform = transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+        ]
+    )
     ours = slipway(256, 224, 256, 64, tmp_path / "inputs.npy", random_resized_crop=[0.08, 1.0])
     assert times_faster(ours, image_folder(tmp_path / "images", transform, 64)) > 8
 
@@ -81,6 +114,8 @@ def test_images_of_28_px_load_at_least_thirty_times_as_fast_as_from_files(tmp_pa
     from torchvision import transforms
 
     write_pictures(tmp_path / "images", 2048, 28, 28)
-    transform = transforms.Compose([transforms.RandomCrop(28, 4), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    transform = transforms.Compose(
+        [transforms.RandomCrop(28, 4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    )
     ours = slipway(28, 28, 2048, 256, tmp_path / "inputs.npy", crop_padding_px=4)
     assert times_faster(ours, image_folder(tmp_path / "images", transform, 256)) > 30

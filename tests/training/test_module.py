@@ -18,10 +18,19 @@ from tests.training.conftest import ROOT, spec, split_of
 SPLIT = split_of(24)
 
 
-def _module(of: NetworkSpec | None = None, mean_weight: float = 1.0, **changes: Any) -> TrainingModule:
+def _module(
+    of: NetworkSpec | None = None, mean_weight: float = 1.0, **changes: Any
+) -> TrainingModule:
     params = load_params(ROOT / "params.yaml").train.model_copy(update=changes)
     torch.manual_seed(0)
-    return TrainingModule(build_network(of or spec()), params, seed=3, steps_per_epoch=5, ids=SPLIT.ids, mean_weight=mean_weight)
+    return TrainingModule(
+        build_network(of or spec()),
+        params,
+        seed=3,
+        steps_per_epoch=5,
+        ids=SPLIT.ids,
+        mean_weight=mean_weight,
+    )
 
 
 def _batches() -> TrainingBatches:
@@ -30,7 +39,9 @@ def _batches() -> TrainingBatches:
 
 def test_dropout_is_a_function_of_the_batch() -> None:
     module, batches = _module(), _batches()
-    first, again, other = (float(module.training_step(batches[0, index], index).detach()) for index in (0, 0, 1))
+    first, again, other = (
+        float(module.training_step(batches[0, index], index).detach()) for index in (0, 0, 1)
+    )
     assert first == again != other
 
 
@@ -38,21 +49,32 @@ def test_dropout_draws_anew_for_each_batch_epoch_and_rank() -> None:
     module, batch = _module(), _batches()[0, 0]
     losses = [float(module.training_step(batch, index).detach()) for index in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]  # the same rows
-    seeds = {_derived_seed(3, epoch, number, rank) for epoch in range(3) for number in range(3) for rank in range(3)}
+    seeds = {
+        _derived_seed(3, epoch, number, rank)
+        for epoch in range(3)
+        for number in range(3)
+        for rank in range(3)
+    }
     assert len(seeds) == 27
 
 
 @pytest.mark.parametrize("task", ["image_classification", "image_regression"])
 def test_the_loss_of_a_mixed_image_is_that_of_its_two_targets_by_their_shares(task: str) -> None:
     scale = TargetScale(mean=0.0, std=2.0)
-    module = _module() if task == "image_classification" else _module(of=spec(task=task, classes=[], target_scale=scale))
+    module = (
+        _module()
+        if task == "image_classification"
+        else _module(of=spec(task=task, classes=[], target_scale=scale))
+    )
     batch = _batches()[0, 0]
     targets = batch.targets if task == "image_classification" else batch.targets.float()
     own, partners = targets, 1 - targets
     answers = torch.randn(8, 2 if task == "image_classification" else 1)
     shares = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 0.1, 0.2, 0.3])
     mixed = batch._replace(targets=own, mixing=Mixing(partners, shares))
-    expected = shares * module._losses(answers, own) + (1 - shares) * module._losses(answers, partners)
+    expected = shares * module._losses(answers, own) + (1 - shares) * module._losses(
+        answers, partners
+    )
     assert torch.allclose(module._losses(answers, own, mixed.mixing), expected)
     assert torch.equal(module._losses(answers, own, None), module._losses(answers, own))
     assert not torch.allclose(expected, module._losses(answers, own))
@@ -63,10 +85,16 @@ def test_training_on_mixed_images_takes_their_pixels_and_both_targets() -> None:
     module, losses = _module(dropout=0.0), []
     for on_device in (False, True):
         changes = ImageChanges(plan, 8, on_device)
-        batches = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=changes, classes=True)
+        batches = TrainingBatches(
+            [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=changes, classes=True
+        )
         losses.append(float(module.training_step(batches[0, 0], 0).detach()))
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)  # on the host and on the device, which round differently
-    assert losses[0] != pytest.approx(float(module.training_step(_batches()[0, 0], 0).detach()), rel=0.001)
+    assert losses[0] == pytest.approx(
+        losses[1], rel=0.02
+    )  # on the host and on the device, which round differently
+    assert losses[0] != pytest.approx(
+        float(module.training_step(_batches()[0, 0], 0).detach()), rel=0.001
+    )
 
 
 def test_weights_of_one_change_no_bit_of_the_loss() -> None:
@@ -74,12 +102,16 @@ def test_weights_of_one_change_no_bit_of_the_loss() -> None:
     found = module.training_step(batch, 0)
     torch.manual_seed(_derived_seed(3, 0, 0, 0))
     assert torch.equal(found, module._losses(module.network(batch.inputs), batch.targets).mean())
-    assert not torch.equal(found, module.training_step(batch._replace(weights=batch.weights * 1.0001), 0))
+    assert not torch.equal(
+        found, module.training_step(batch._replace(weights=batch.weights * 1.0001), 0)
+    )
 
 
 def test_a_row_counts_in_the_loss_as_its_weight_says() -> None:
     module, batch = _module(mean_weight=2.0), _batches()[0, 0]
-    module.network.backbone.register_forward_hook(lambda *_: torch.tensor([[float(row), 0.0] for row in range(8)]))
+    module.network.backbone.register_forward_hook(
+        lambda *_: torch.tensor([[float(row), 0.0] for row in range(8)])
+    )
     weights = torch.tensor([0.0, 1.0, 3.0, 4.0, 0.0, 2.0, 2.0, 4.0])
     losses = module._losses(module.network(batch.inputs), batch.targets)
     weighted = module.training_step(batch._replace(weights=weights), 0)
@@ -88,7 +120,15 @@ def test_a_row_counts_in_the_loss_as_its_weight_says() -> None:
 
 
 def _part(batch: Batch, rows: slice) -> Batch:
-    return Batch(batch.inputs[rows], batch.targets[rows], batch.weights[rows], batch.counted[rows], batch.rows[rows], None, None)
+    return Batch(
+        batch.inputs[rows],
+        batch.targets[rows],
+        batch.weights[rows],
+        batch.counted[rows],
+        batch.rows[rows],
+        None,
+        None,
+    )
 
 
 def test_how_a_step_is_cut_changes_no_weighted_loss() -> None:
@@ -96,7 +136,10 @@ def test_how_a_step_is_cut_changes_no_weighted_loss() -> None:
     module.network.backbone.register_forward_hook(lambda _, inputs, __: inputs[0].flatten(1)[:, :2])
     batch = batch._replace(weights=torch.arange(8.0))
     halves = [_part(batch, slice(4)), _part(batch, slice(4, 8))]
-    assert torch.allclose(module.training_step(batch, 0), (module.training_step(halves[0], 0) + module.training_step(halves[1], 0)) / 2)
+    assert torch.allclose(
+        module.training_step(batch, 0),
+        (module.training_step(halves[0], 0) + module.training_step(halves[1], 0)) / 2,
+    )
 
 
 def test_a_row_that_only_fills_up_counts_for_nothing() -> None:
@@ -111,5 +154,7 @@ def test_the_size_of_the_weights_is_added_to_the_loss_but_not_to_its_metric() ->
     plain, penalised = _module(), _module(l1=factor)
     difference = penalised.training_step(batch, 0) - plain.training_step(batch, 0)
     weights = [parameter for parameter in plain.network.parameters() if parameter.ndim > 1]
-    assert float(difference.detach()) == pytest.approx(factor * sum(float(weight.detach().abs().sum()) for weight in weights), rel=1e-5)
+    assert float(difference.detach()) == pytest.approx(
+        factor * sum(float(weight.detach().abs().sum()) for weight in weights), rel=1e-5
+    )
     assert torch.equal(plain.guard._seen[0].losses, penalised.guard._seen[0].losses)

@@ -16,7 +16,13 @@ from tests.training.forked_runs import kill_after_save, run_forked
 from tests.training.real_runs import kill_at_step, run_training, weights_digest
 
 pytestmark = pytest.mark.process
-EXACT = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
+EXACT = {
+    "width": 16,
+    "blocks": [1, 1],
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "normalisation": "group",
+}
 EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 
 
@@ -29,10 +35,22 @@ EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
         pytest.param("deepspeed_stage_3", "bf16-mixed", 0.0, marks=pytest.mark.nightly),
     ],
 )
-def test_two_processes_killed_within_an_epoch_end_with_equal_bits(tmp_path: Path, strategy: str, precision: str, ema_decay: float) -> None:
+def test_two_processes_killed_within_an_epoch_end_with_equal_bits(
+    tmp_path: Path, strategy: str, precision: str, ema_decay: float
+) -> None:
     # With BatchNorm, whose running statistics differ between processes within an epoch, and two accumulated batches a step.
-    settings = {"devices": 2, "strategy": strategy, "precision": precision, "epochs": 2, "max_batch_per_device": 8, "ema_decay": ema_decay}
-    whole, killed = (write_project(tmp_path / name, **settings, **more) for name, more in (("whole", {}), ("killed", EVERY_STEP)))
+    settings = {
+        "devices": 2,
+        "strategy": strategy,
+        "precision": precision,
+        "epochs": 2,
+        "max_batch_per_device": 8,
+        "ema_decay": ema_decay,
+    }
+    whole, killed = (
+        write_project(tmp_path / name, **settings, **more)
+        for name, more in (("whole", {}), ("killed", EVERY_STEP))
+    )
     assert run_training(whole).returncode == 0
     kill_at_step(killed, 5)
     resumed = run_training(killed)
@@ -53,7 +71,9 @@ def losses(project: Path) -> list[float]:
 
 
 def newest_manifest(project: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads(sorted((project / ".work/train").glob("*/step-*/save.json"))[-1].read_bytes())
+    manifest: dict[str, Any] = json.loads(
+        sorted((project / ".work/train").glob("*/step-*/save.json"))[-1].read_bytes()
+    )
     return manifest
 
 
@@ -67,13 +87,25 @@ def newest_manifest(project: Path) -> dict[str, Any]:
     ],
 )
 def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strategy: str) -> None:
-    settings = {"network_arguments": EXACT, "precision": "32-true", "strategy": "single", "epochs": 3, "warmup_epochs": 1.0}
-    whole, moved = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "moved", **settings, **EVERY_STEP)
+    settings = {
+        "network_arguments": EXACT,
+        "precision": "32-true",
+        "strategy": "single",
+        "epochs": 3,
+        "warmup_epochs": 1.0,
+    }
+    whole, moved = (
+        write_project(tmp_path / "whole", **settings),
+        write_project(tmp_path / "moved", **settings, **EVERY_STEP),
+    )
     assert run_forked(whole)[0] == 0
     assert run_forked(moved, kill_after_save, 3)[0] == -9
     change(moved, devices=2, strategy=strategy)
     kill_at_step(moved, 6)
-    assert [stretch["strategy"] for stretch in newest_manifest(moved)["stretches"]] == ["single", strategy]
+    assert [stretch["strategy"] for stretch in newest_manifest(moved)["stretches"]] == [
+        "single",
+        strategy,
+    ]
     assert newest_manifest(moved)["stretches"][1]["first_step"] == 3
     change(moved, devices=1, strategy="single")
     code, output = run_forked(moved)
@@ -86,9 +118,19 @@ def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strateg
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("before", "after"), [("deepspeed_stage_2", "deepspeed_stage_2"), ("deepspeed_stage_3", "deepspeed_stage_1")])
-def test_deepspeed_goes_on_with_another_number_of_processes_and_another_stage(tmp_path: Path, before: str, after: str) -> None:
-    settings = {"network_arguments": EXACT, "precision": "32-true", "epochs": 3, "warmup_epochs": 1.0}
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("deepspeed_stage_2", "deepspeed_stage_2"), ("deepspeed_stage_3", "deepspeed_stage_1")],
+)
+def test_deepspeed_goes_on_with_another_number_of_processes_and_another_stage(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    settings = {
+        "network_arguments": EXACT,
+        "precision": "32-true",
+        "epochs": 3,
+        "warmup_epochs": 1.0,
+    }
     whole = write_project(tmp_path / "whole", **settings, strategy="single")
     moved = write_project(tmp_path / "moved", **settings, **EVERY_STEP, strategy=before, devices=2)
     assert run_forked(whole)[0] == 0
@@ -102,8 +144,16 @@ def test_deepspeed_goes_on_with_another_number_of_processes_and_another_stage(tm
 
 
 def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_path: Path) -> None:
-    settings = {"network_arguments": EXACT, "precision": "32-true", "strategy": "single", "epochs": 3}
-    whole, moved = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "moved", **settings, **EVERY_STEP)
+    settings = {
+        "network_arguments": EXACT,
+        "precision": "32-true",
+        "strategy": "single",
+        "epochs": 3,
+    }
+    whole, moved = (
+        write_project(tmp_path / "whole", **settings),
+        write_project(tmp_path / "moved", **settings, **EVERY_STEP),
+    )
     assert run_forked(whole)[0] == 0
     assert run_forked(moved, kill_after_save, 6)[0] == -9
     change(moved, max_batch_per_device=16)

@@ -17,15 +17,29 @@ from tests.training.real_runs import kill_after, run_training, weights_digest
 
 pytestmark = pytest.mark.process
 
-PLAIN = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
-TIMM = {"network": "timm/test_resnet", "network_arguments": {}, "batch_size": 30, "learning_rate": 0.003}
+PLAIN = {
+    "width": 16,
+    "blocks": [1, 1],
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "normalisation": "batch",
+}
+TIMM = {
+    "network": "timm/test_resnet",
+    "network_arguments": {},
+    "batch_size": 30,
+    "learning_rate": 0.003,
+}
 
 
 def _pretrained(root: Path, **train: Any) -> Path:
     """A project whose network begins with weights from a file beside it."""
     project = write_project(root, pretrained="weights.safetensors", **{**TIMM, **train})
     torch.manual_seed(5)
-    safetensors.torch.save_file(timm.create_model("test_resnet", num_classes=7).state_dict(), project / "weights.safetensors")
+    safetensors.torch.save_file(
+        timm.create_model("test_resnet", num_classes=7).state_dict(),
+        project / "weights.safetensors",
+    )
     return project
 
 
@@ -39,9 +53,25 @@ def _weights(project: Path) -> dict[str, torch.Tensor]:
 
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "average": {"ema_decay": 0.9, "network_arguments": {**PLAIN, "stochastic_depth": 0.3, "dropout": 0.1}},
-    "sgd": {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "schedule": "one_cycle", "l1": 1e-5, "class_weights": "balanced"},
-    "step": {"schedule": "step", "step_epochs": 2, "step_factor": 0.1, "warmup_epochs": 0.0, "class_weights": {"above": 1.0, "below": 2.0}},
+    "average": {
+        "ema_decay": 0.9,
+        "network_arguments": {**PLAIN, "stochastic_depth": 0.3, "dropout": 0.1},
+    },
+    "sgd": {
+        "optimizer": "sgd",
+        "momentum": 0.9,
+        "nesterov": True,
+        "schedule": "one_cycle",
+        "l1": 1e-5,
+        "class_weights": "balanced",
+    },
+    "step": {
+        "schedule": "step",
+        "step_epochs": 2,
+        "step_factor": 0.1,
+        "warmup_epochs": 0.0,
+        "class_weights": {"above": 1.0, "below": 2.0},
+    },
 }
 
 
@@ -53,7 +83,9 @@ RECIPES: dict[str, dict[str, Any]] = {
         pytest.param(RECIPES["step"], id="step", marks=pytest.mark.nightly),
     ],
 )
-def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, recipe: dict[str, Any]) -> None:
+def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(
+    tmp_path: Path, recipe: dict[str, Any]
+) -> None:
     whole, killed = (write_project(tmp_path / name, **recipe) for name in ("whole", "killed"))
     done = run_training(whole)
     assert done.returncode == 0, done.stderr
@@ -83,17 +115,32 @@ def test_frozen_parts_and_pretrained_weights_survive_a_kill(tmp_path: Path) -> N
         ("deepspeed_stage_2", "bf16-mixed"),
     ],
 )
-def test_a_frozen_backbone_keeps_its_weights_and_statistics(tmp_path: Path, strategy: str, precision: str) -> None:
+def test_a_frozen_backbone_keeps_its_weights_and_statistics(
+    tmp_path: Path, strategy: str, precision: str
+) -> None:
     devices = 1 if strategy == "single" else 2
-    project = _pretrained(tmp_path, freeze_epochs=2, epochs=2, strategy=strategy, precision=precision, devices=devices)
+    project = _pretrained(
+        tmp_path, freeze_epochs=2, epochs=2, strategy=strategy, precision=precision, devices=devices
+    )
     done = run_training(project)
     assert done.returncode == 0, done.stderr
     assert "weights   weights.safetensors, SHA-256" in done.stdout
     given, found = safetensors.torch.load_file(project / "weights.safetensors"), _weights(project)
     # The file is of colours, the pictures are grey.
-    body = [name for name in given if not name.startswith("fc.") and given[name].shape == found[f"backbone.{name}"].shape]
-    tolerance = 0.0 if precision == "32-true" else 0.005  # a checkpoint of DeepSpeed has masters of bf16 weights
-    assert all(torch.allclose(found[f"backbone.{name}"].float(), given[name].float(), rtol=tolerance, atol=0) for name in body)
+    body = [
+        name
+        for name in given
+        if not name.startswith("fc.") and given[name].shape == found[f"backbone.{name}"].shape
+    ]
+    tolerance = (
+        0.0 if precision == "32-true" else 0.005
+    )  # a checkpoint of DeepSpeed has masters of bf16 weights
+    assert all(
+        torch.allclose(
+            found[f"backbone.{name}"].float(), given[name].float(), rtol=tolerance, atol=0
+        )
+        for name in body
+    )
     card = read_model_card(project / "artifacts/checkpoint")
     assert card.digests["pretrained"] == files.sha256_file(project / "weights.safetensors")
     assert card.network.mean == pytest.approx([0.5])
@@ -113,15 +160,26 @@ def test_another_file_of_weights_is_another_training(tmp_path: Path) -> None:
     project = _pretrained(tmp_path, epochs=4)
     kill_after(project, "epoch 3/4")
     torch.manual_seed(6)
-    safetensors.torch.save_file(timm.create_model("test_resnet", num_classes=7).state_dict(), project / "weights.safetensors")
+    safetensors.torch.save_file(
+        timm.create_model("test_resnet", num_classes=7).state_dict(),
+        project / "weights.safetensors",
+    )
     done = run_training(project)
     assert "differs in pretrained" in done.stdout
     assert "resumed   after" not in done.stdout
 
 
-def test_a_training_that_no_longer_improves_ends_early_and_says_so_killed_or_not(tmp_path: Path) -> None:
+def test_a_training_that_no_longer_improves_ends_early_and_says_so_killed_or_not(
+    tmp_path: Path,
+) -> None:
     # Steps this large make the loss jump about.
-    settings = {"epochs": 40, "early_stopping_patience": 2, "learning_rate": 0.1, "schedule": "constant", "checkpoint_every_epochs": 100}
+    settings = {
+        "epochs": 40,
+        "early_stopping_patience": 2,
+        "learning_rate": 0.1,
+        "schedule": "constant",
+        "checkpoint_every_epochs": 100,
+    }
     whole, killed = (write_project(tmp_path / name, **settings) for name in ("whole", "killed"))
     done = run_training(whole)
     assert done.returncode == 0, done.stderr
@@ -144,23 +202,43 @@ def test_a_training_that_no_longer_improves_ends_early_and_says_so_killed_or_not
         pytest.param("deepspeed_stage_2", "16-mixed", 0.05, marks=pytest.mark.nightly),
     ],
 )
-def test_two_processes_average_as_one_does(tmp_path: Path, strategy: str, precision: str, tolerance: float) -> None:
-    settings = {"network_arguments": {**PLAIN, "normalisation": "group"}, "ema_decay": 0.9, "epochs": 2}
+def test_two_processes_average_as_one_does(
+    tmp_path: Path, strategy: str, precision: str, tolerance: float
+) -> None:
+    settings = {
+        "network_arguments": {**PLAIN, "normalisation": "group"},
+        "ema_decay": 0.9,
+        "epochs": 2,
+    }
     one = write_project(tmp_path / "one", **settings)
-    two = write_project(tmp_path / "two", **settings, strategy=strategy, precision=precision, devices=2)
+    two = write_project(
+        tmp_path / "two", **settings, strategy=strategy, precision=precision, devices=2
+    )
     for project in (one, two):
         done = run_training(project)
         assert done.returncode == 0, done.stderr
     expected, found = _weights(one), _weights(two)
-    assert max(float((found[name] - value).abs().max()) for name, value in expected.items()) < tolerance
+    assert (
+        max(float((found[name] - value).abs().max()) for name, value in expected.items())
+        < tolerance
+    )
     assert {value.dtype for value in found.values()} == {torch.float32}
     assert np.isclose(_metrics(two)["val_loss"], _metrics(one)["val_loss"], atol=tolerance)
 
 
 @pytest.mark.nightly
 def test_a_killed_deepspeed_training_resumes_its_average_exactly(tmp_path: Path) -> None:
-    settings = {"devices": 2, "strategy": "deepspeed_stage_2", "precision": "bf16-mixed", "ema_decay": 0.9, "epochs": 3}
-    whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)
+    settings = {
+        "devices": 2,
+        "strategy": "deepspeed_stage_2",
+        "precision": "bf16-mixed",
+        "ema_decay": 0.9,
+        "epochs": 3,
+    }
+    whole, killed = (
+        write_project(tmp_path / "whole", **settings),
+        write_project(tmp_path / "killed", **settings),
+    )
     done = run_training(whole)
     assert done.returncode == 0, done.stderr
     kill_after(killed, "epoch 2/3")
@@ -169,9 +247,14 @@ def test_a_killed_deepspeed_training_resumes_its_average_exactly(tmp_path: Path)
 
 
 def test_what_is_exported_is_the_average(tmp_path: Path) -> None:
-    plain, averaged = write_project(tmp_path / "plain", keep="last"), write_project(tmp_path / "averaged", keep="last", ema_decay=0.99)
+    plain, averaged = (
+        write_project(tmp_path / "plain", keep="last"),
+        write_project(tmp_path / "averaged", keep="last", ema_decay=0.99),
+    )
     for project in (plain, averaged):
         assert run_training(project).returncode == 0
     assert weights_digest(plain) != weights_digest(averaged)
-    assert _metrics(plain)["train_loss"] == _metrics(averaged)["train_loss"]  # the average changes nothing in training
+    assert (
+        _metrics(plain)["train_loss"] == _metrics(averaged)["train_loss"]
+    )  # the average changes nothing in training
     assert _metrics(plain)["val_loss"] != _metrics(averaged)["val_loss"]

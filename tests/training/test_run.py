@@ -72,7 +72,9 @@ def test_a_second_trainer_is_kept_out(project: Path) -> None:
         ({"precision": "16-mixed"}, "cannot do on the CPU"),
     ],
 )
-def test_a_fault_of_the_user_is_one_message(tmp_path: Path, train: dict[str, Any], text: str) -> None:
+def test_a_fault_of_the_user_is_one_message(
+    tmp_path: Path, train: dict[str, Any], text: str
+) -> None:
     refused = run_training(write_project(tmp_path, **train))
     assert refused.returncode == 1
     assert text in refused.stderr
@@ -86,36 +88,61 @@ def test_a_fault_of_the_user_is_one_message(tmp_path: Path, train: dict[str, Any
         ("ddp", "32-true", "none", TRAIN),
         ("deepspeed_stage_1", "16-mixed", "optimizer", []),
         pytest.param("deepspeed_stage_2", "bf16-mixed", "none", [], marks=pytest.mark.nightly),
-        pytest.param("deepspeed_stage_2", "bf16-mixed", "optimizer", DEEPSPEED, marks=pytest.mark.nightly),
+        pytest.param(
+            "deepspeed_stage_2", "bf16-mixed", "optimizer", DEEPSPEED, marks=pytest.mark.nightly
+        ),
         pytest.param("deepspeed_stage_2", "16-mixed", "none", TORCHRUN, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_3", "16-mixed", "none", [], marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_3", "bf16-mixed", "optimizer", [], marks=pytest.mark.nightly),
-        pytest.param("deepspeed_stage_3", "16-mixed", "optimizer_and_parameters", [], marks=pytest.mark.nightly),
+        pytest.param(
+            "deepspeed_stage_3",
+            "16-mixed",
+            "optimizer_and_parameters",
+            [],
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
-def test_two_processes_reach_what_one_reaches(tmp_path: Path, strategy: str, precision: str, offload: str, command: list[str]) -> None:
-    project = write_project(tmp_path, devices=2, strategy=strategy, precision=precision, offload=offload)
+def test_two_processes_reach_what_one_reaches(
+    tmp_path: Path, strategy: str, precision: str, offload: str, command: list[str]
+) -> None:
+    project = write_project(
+        tmp_path, devices=2, strategy=strategy, precision=precision, offload=offload
+    )
     done = run_command(project, command) if command else run_training(project)
     assert done.returncode == 0, done.stderr
     actual = read_model_card(project / "artifacts/checkpoint").actual
-    assert (actual.strategy, actual.precision, actual.offload, actual.world_size) == (strategy, precision, offload, 2)
+    assert (actual.strategy, actual.precision, actual.offload, actual.world_size) == (
+        strategy,
+        precision,
+        offload,
+        2,
+    )
     assert validation_accuracy(project) > 0.9
     network = load_network(project / "artifacts/checkpoint")
-    assert {value.dtype.is_floating_point and value.dtype.itemsize for value in network.parameters()} == {4}
+    assert {
+        value.dtype.is_floating_point and value.dtype.itemsize for value in network.parameters()
+    } == {4}
 
 
 def test_mpirun_starts_two_processes_on_one_node(tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    whole, launched = (write_project(tmp_path / name, devices=2, epochs=2) for name in ("whole", "launched"))
+    whole, launched = (
+        write_project(tmp_path / name, devices=2, epochs=2) for name in ("whole", "launched")
+    )
     assert run_training(whole).returncode == 0
-    done = run_command(launched, [*AS_ROOT, "mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", *TRAIN])
+    done = run_command(
+        launched, [*AS_ROOT, "mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", *TRAIN]
+    )
     assert done.returncode == 0, done.stderr
     assert weights_digest(launched) == weights_digest(whole)
 
 
 def test_offload_that_the_engine_was_not_told_of_is_noticed(tmp_path: Path) -> None:
-    project = write_project(tmp_path, strategy="deepspeed_stage_2", precision="bf16-mixed", offload="optimizer")
+    project = write_project(
+        tmp_path, strategy="deepspeed_stage_2", precision="bf16-mixed", offload="optimizer"
+    )
     code, output = run_forked(project, forget_offload)
     assert code == 1
     assert "offload: requested optimizer, actual none" in output
@@ -138,10 +165,22 @@ def forget_offload() -> None:
     ],
 )
 def test_accumulated_gradients_make_the_same_steps(tmp_path: Path, strategy: str) -> None:
-    exact = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
+    exact = {
+        "width": 16,
+        "blocks": [1, 1],
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "normalisation": "group",
+    }
     losses = []
     for max_batch in (16, 4):  # 32 rows in a step of two processes: at once, and in four parts
-        settings = {"strategy": strategy, "precision": "32-true", "devices": 2, "epochs": 2, "max_batch_per_device": max_batch}
+        settings = {
+            "strategy": strategy,
+            "precision": "32-true",
+            "devices": 2,
+            "epochs": 2,
+            "max_batch_per_device": max_batch,
+        }
         project = write_project(tmp_path / str(max_batch), network_arguments=exact, **settings)
         done = run_training(project)
         assert done.returncode == 0, done.stderr
@@ -159,9 +198,14 @@ def test_accumulated_gradients_make_the_same_steps(tmp_path: Path, strategy: str
         ("deepspeed_stage_3", "optimizer_and_parameters"),
     ],
 )
-def test_a_killed_deepspeed_training_of_two_resumes_exactly(tmp_path: Path, strategy: str, offload: str) -> None:
+def test_a_killed_deepspeed_training_of_two_resumes_exactly(
+    tmp_path: Path, strategy: str, offload: str
+) -> None:
     settings = {"devices": 2, "strategy": strategy, "precision": "bf16-mixed", "offload": offload}
-    whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)
+    whole, killed = (
+        write_project(tmp_path / "whole", **settings),
+        write_project(tmp_path / "killed", **settings),
+    )
     assert run_training(whole).returncode == 0
     kill_after(killed, "epoch 3/4")
     assert "resumed   after epoch" in run_training(killed).stdout
@@ -176,23 +220,41 @@ def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) 
         "stochastic_depth": 0.0,
         "normalisation": "batch",
     }  # DeepSpeed leaves below 100,000 values whole
-    settings = {"devices": 2, "strategy": "deepspeed_stage_3", "precision": "bf16-mixed", "epochs": 1, "warmup_epochs": 0.0}
+    settings = {
+        "devices": 2,
+        "strategy": "deepspeed_stage_3",
+        "precision": "bf16-mixed",
+        "epochs": 1,
+        "warmup_epochs": 0.0,
+    }
     project = write_project(tmp_path, network_arguments=wide, **settings)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
     network = load_network(project / "artifacts/checkpoint")
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    assert read_model_card(project / "artifacts/checkpoint").num_parameters == num_parameters > 1_000_000
+    assert (
+        read_model_card(project / "artifacts/checkpoint").num_parameters
+        == num_parameters
+        > 1_000_000
+    )
 
 
-def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    whole, killed = write_project(tmp_path / "whole", epochs=2), write_project(tmp_path / "killed", epochs=2)
+def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(
+    tmp_path: Path,
+) -> None:
+    whole, killed = (
+        write_project(tmp_path / "whole", epochs=2),
+        write_project(tmp_path / "killed", epochs=2),
+    )
     assert run_training(whole).returncode == 0
     assert run_forked(killed, kill_before_the_checkpoint)[0] == -9
     shutil.rmtree(killed / "reports")  # as DVC does with outputs before it runs a stage
     assert run_training(killed).returncode == 0
     assert weights_digest(killed) == weights_digest(whole)
-    written = [{path.relative_to(project) for path in project.rglob("reports/**/*.tsv")} for project in (whole, killed)]
+    written = [
+        {path.relative_to(project) for path in project.rglob("reports/**/*.tsv")}
+        for project in (whole, killed)
+    ]
     assert written[0] == written[1] != set()
 
 
@@ -201,10 +263,18 @@ def kill_before_the_checkpoint() -> None:
 
 
 def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) -> None:
-    exact = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
+    exact = {
+        "width": 16,
+        "blocks": [1, 1],
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "normalisation": "group",
+    }
     losses = []
     for devices in (1, 2):
-        project = write_project(tmp_path / str(devices), devices=devices, network_arguments=exact, epochs=2)
+        project = write_project(
+            tmp_path / str(devices), devices=devices, network_arguments=exact, epochs=2
+        )
         assert run_training(project).returncode == 0
         losses.append(json.loads((project / "metrics/train.json").read_text())["train_loss"])
     assert np.isclose(losses[0], losses[1], rtol=0, atol=1e-5)
@@ -212,6 +282,8 @@ def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) 
 
 def test_label_smoothing_of_a_numeric_target_is_said_to_be_without_effect() -> None:
     smoothed = PROJECT.train.model_copy(update={"label_smoothing": 0.1})
-    assert without_effect(smoothed, []) == ["train.label_smoothing 0.1 is without effect for a numeric target"]
+    assert without_effect(smoothed, []) == [
+        "train.label_smoothing 0.1 is without effect for a numeric target"
+    ]
     assert without_effect(smoothed, ["a", "b"]) == []
     assert without_effect(smoothed.model_copy(update={"label_smoothing": 0.0}), []) == []

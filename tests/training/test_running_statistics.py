@@ -32,27 +32,41 @@ def directly(network: Any) -> None:
 
 
 def in_validation(network: Any) -> None:
-    module = TrainingModule(network, PROJECT.train, seed=3, steps_per_epoch=1, ids=[], mean_weight=1.0)
+    module = TrainingModule(
+        network, PROJECT.train, seed=3, steps_per_epoch=1, ids=[], mean_weight=1.0
+    )
     module.train_sums.add(loss=torch.ones(1), counted=torch.ones(1, dtype=torch.bool))
     module.on_validation_epoch_start()
 
 
 def for_the_average(network: Any) -> None:
     average: Any = WeightAverage(network, 0.9)
-    average.on_train_start(SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), global_step=0), None)
+    average.on_train_start(
+        SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), global_step=0),
+        None,
+    )
     average.on_validation_start(None, None)
     average.on_validation_end(None, None)
 
 
 @pytest.mark.parametrize(
     ("way", "expected"),
-    [(directly, [1.75, 1.75]), (in_validation, [1.75, 1.75]), (for_the_average, [1.75, 1.75]), (nothing, [1.0, 2.5])],
+    [
+        (directly, [1.75, 1.75]),
+        (in_validation, [1.75, 1.75]),
+        (for_the_average, [1.75, 1.75]),
+        (nothing, [1.0, 2.5]),
+    ],
 )
-def test_each_rank_validates_with_the_mean_of_the_statistics_of_all_ranks(way: Any, expected: list[float], tmp_path: Path) -> None:
+def test_each_rank_validates_with_the_mean_of_the_statistics_of_all_ranks(
+    way: Any, expected: list[float], tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["-m", "tests.training.test_running_statistics", way.__name__, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert [set(values) for values in found] == [{value} for value in expected]
@@ -63,11 +77,17 @@ def main(way: str, folder: str) -> None:
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     network = build_network(spec())
-    statistics = [value for name, value in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    statistics = [
+        value
+        for name, value in network.named_buffers()
+        if name.endswith(("running_mean", "running_var"))
+    ]
     for value in statistics:
         value.fill_(VALUES[rank])
     globals()[way](network)
-    Path(folder, f"{rank}.json").write_text(json.dumps([float(number) for value in statistics for number in value]))
+    Path(folder, f"{rank}.json").write_text(
+        json.dumps([float(number) for value in statistics for number in value])
+    )
     distributed.destroy_process_group()
 
 

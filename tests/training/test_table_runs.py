@@ -16,19 +16,41 @@ from tests.training.conftest import ROOT
 from tests.training.real_runs import run_training, weights_digest
 
 pytestmark = pytest.mark.process
-ARGUMENTS = {"num_submodels": 4, "num_blocks": 2, "width": 32, "dropout": 0.0, "embedding_size": 8, "num_bins": 24}
+ARGUMENTS = {
+    "num_submodels": 4,
+    "num_blocks": 2,
+    "width": 32,
+    "dropout": 0.0,
+    "embedding_size": 8,
+    "num_bins": 24,
+}
 
 
 def write_project(root: Path, weight: float = 1.0, **train: Any) -> Path:
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["data"]["task"] = "table_classification"
     params["augment"] |= NO_AUGMENTATION
-    params["train"] |= {"network": "tabm", "network_arguments": ARGUMENTS, "epochs": 2, "batch_size": 64, "learning_rate": 0.01}
-    params["train"] |= {"warmup_epochs": 1.0, "devices": 1, "accelerator": "cpu", "precision": "32-true"} | train
+    params["train"] |= {
+        "network": "tabm",
+        "network_arguments": ARGUMENTS,
+        "epochs": 2,
+        "batch_size": 64,
+        "learning_rate": 0.01,
+    }
+    params["train"] |= {
+        "warmup_epochs": 1.0,
+        "devices": 1,
+        "accelerator": "cpu",
+        "precision": "32-true",
+    } | train
     root.mkdir(exist_ok=True)
     files.write_text(root / "params.yaml", yaml.safe_dump(params))
-    write_packed_table(root / "data/packed", "table_classification", {"train": 400, "val": 101}, weight=weight)
-    write_plan(root / "data/augmented", plan_from_params(load_params(root / "params.yaml").augment, 7))
+    write_packed_table(
+        root / "data/packed", "table_classification", {"train": 400, "val": 101}, weight=weight
+    )
+    write_plan(
+        root / "data/augmented", plan_from_params(load_params(root / "params.yaml").augment, 7)
+    )
     return root
 
 
@@ -48,15 +70,21 @@ def test_two_processes_reach_the_loss_of_one(tmp_path: Path) -> None:
 
 def test_zero_3_in_float16_comes_close(tmp_path: Path) -> None:
     one = write_project(tmp_path / "one")
-    half = write_project(tmp_path / "half", devices=2, strategy="deepspeed_stage_3", precision="16-mixed")
+    half = write_project(
+        tmp_path / "half", devices=2, strategy="deepspeed_stage_3", precision="16-mixed"
+    )
     for project in (one, half):
         done = run_training(project)
         assert done.returncode == 0, done.stderr
     assert losses(half) == pytest.approx(losses(one), abs=0.01)
 
 
-def test_equal_weights_of_rows_change_no_bit_and_weights_of_zero_are_refused(tmp_path: Path) -> None:
-    one, four, zero = (write_project(tmp_path / str(weight), weight=weight) for weight in (1.0, 4.0, 0.0))
+def test_equal_weights_of_rows_change_no_bit_and_weights_of_zero_are_refused(
+    tmp_path: Path,
+) -> None:
+    one, four, zero = (
+        write_project(tmp_path / str(weight), weight=weight) for weight in (1.0, 4.0, 0.0)
+    )
     assert run_training(one).returncode == run_training(four).returncode == 0
     assert weights_digest(one) == weights_digest(four)
     refused = run_training(zero)

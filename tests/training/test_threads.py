@@ -29,7 +29,9 @@ def test_the_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("limit", "taken"), [("", 8), ("0", 8), ("none", 8), ("4", 4), ("64", 8)])
-def test_no_more_threads_are_recorded_than_openmp_gives(monkeypatch: pytest.MonkeyPatch, limit: str, taken: int) -> None:
+def test_no_more_threads_are_recorded_than_openmp_gives(
+    monkeypatch: pytest.MonkeyPatch, limit: str, taken: int
+) -> None:
     monkeypatch.setattr("slipway.training.threads.num_cores", lambda: 8)
     monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
     assert own_threads(placement("cpu", 1)) == taken
@@ -63,12 +65,17 @@ def _killed(tmp_path: Path) -> Path:
 
 @needs_two_cores
 @pytest.mark.process
-def test_on_fewer_cores_a_training_goes_on_with_its_threads_and_its_bits(tmp_path: Path, killed: Path) -> None:
+def test_on_fewer_cores_a_training_goes_on_with_its_threads_and_its_bits(
+    tmp_path: Path, killed: Path
+) -> None:
     whole = write_project(tmp_path / "whole", epochs=2)
     assert run_forked(whole)[0] == 0
     code, output = run_forked(killed, on_one_core)
     assert code == 0, output
-    assert f"note      runs with {num_cores()} threads each as before, for the same bits; a new training takes 1" in output
+    assert (
+        f"note      runs with {num_cores()} threads each as before, for the same bits; a new training takes 1"
+        in output
+    )
     assert "other last bits" not in output
     assert weights_digest(killed) == weights_digest(whole)
 
@@ -78,7 +85,10 @@ def test_on_fewer_cores_a_training_goes_on_with_its_threads_and_its_bits(tmp_pat
 def test_threads_that_cannot_be_had_make_another_stretch_which_is_said(killed: Path) -> None:
     code, output = run_forked(killed, with_one_thread_at_most)
     assert code == 0, output
-    assert f"and {num_cores()} threads each, resumed by single on 1 process with 32 rows a batch and 1 thread each" in output
+    assert (
+        f"and {num_cores()} threads each, resumed by single on 1 process with 32 rows a batch and 1 thread each"
+        in output
+    )
     assert "the same rows in each step, but other last bits" in output
     stretches = read_model_card(killed / "artifacts/checkpoint").stretches
     assert [stretch.threads for stretch in stretches] == [num_cores(), 1]

@@ -18,7 +18,10 @@ from tests.training.two_nodes import TwoNodes, skip_without, two_nodes
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 HOSTS = "node1 slots=1\nnode2 slots=1\n"
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # without which Open MPI refuses
+AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}  # without which Open MPI refuses
 DDP = {"strategy": "ddp", "precision": "32-true"}
 ZERO = {"strategy": "deepspeed_stage_2", "precision": "bf16-mixed", "offload": "optimizer"}
 PIPELINE = "stages: {train: {cmd: python -m stages.train, deps: [data], params: [train], outs: [artifacts/checkpoint]}}\n"
@@ -33,7 +36,10 @@ def _nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
 @pytest.fixture(name="one_node", scope="module")
 def _one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Digests of the weights of two processes on one node, by strategy."""
-    return {settings["strategy"]: _trained_on_one_node(tmp_path_factory.mktemp("one"), **settings) for settings in (DDP, ZERO)}
+    return {
+        settings["strategy"]: _trained_on_one_node(tmp_path_factory.mktemp("one"), **settings)
+        for settings in (DDP, ZERO)
+    }
 
 
 def _trained_on_one_node(root: Path, **train: Any) -> str:
@@ -82,7 +88,12 @@ def test_torchrun(nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path) -> 
     ],
 )
 def test_launchers_that_reach_the_nodes_by_ssh(
-    nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path, script: str, tools: tuple[str, ...], settings: dict[str, str]
+    nodes: TwoNodes,
+    one_node: dict[str, str],
+    tmp_path: Path,
+    script: str,
+    tools: tuple[str, ...],
+    settings: dict[str, str],
 ) -> None:
     skip_without("ssh", "sshd", *tools)
     project = _shared_project(tmp_path, **settings)
@@ -94,18 +105,28 @@ def test_launchers_that_reach_the_nodes_by_ssh(
 
 
 @pytest.mark.nightly
-def test_slurm_and_a_requeued_job_ends_with_the_same_weights(nodes: TwoNodes, tmp_path: Path) -> None:
+def test_slurm_and_a_requeued_job_ends_with_the_same_weights(
+    nodes: TwoNodes, tmp_path: Path
+) -> None:
     settings = {**DDP, "epochs": 60}
     project = _shared_project(tmp_path / "two", **settings)
     with slurm(nodes) as cluster:
         no_gpus = ["--gpus-per-node=0", "--cpus-per-task=1", "--time=30"]
         job = cluster.ask("sbatch", "--parsable", *no_gpus, "launch/slurm.sbatch", folder=project)
         log = project / f"slurm-{job}.log"
-        wait_until(lambda: log.is_file() and "epoch  5/60" in log.read_text(), "end of the fifth epoch", 300)
+        wait_until(
+            lambda: log.is_file() and "epoch  5/60" in log.read_text(),
+            "end of the fifth epoch",
+            300,
+        )
         cluster.ask("scontrol", "requeue", job)
         wait_until(lambda: cluster.state(job) == "PENDING", "requeued job", 60)
         cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-        wait_until(lambda: cluster.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), "end of the job", 600)
+        wait_until(
+            lambda: cluster.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"),
+            "end of the job",
+            600,
+        )
         assert cluster.state(job) == "COMPLETED", log.read_text()
     assert "resumed   after epoch" in log.read_text()
     assert _trained_on_two_nodes(project) == _trained_on_one_node(tmp_path / "one", **settings)

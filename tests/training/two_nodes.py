@@ -32,21 +32,44 @@ class TwoNodes:
         half = cores[: len(cores) // 2] if node == "node1" else cores[len(cores) // 2 :]
         enter = f'mount --bind {shlex.quote(str(self.folder / "hosts"))} /etc/hosts && hostname {node} && exec "$@"'
         namespace = f"/run/netns/{self.namespaces[node]}"
-        inside = ["nsenter", f"--net={namespace}", "unshare", "--uts", "--mount", "sh", "-c", enter, node]
+        inside = [
+            "nsenter",
+            f"--net={namespace}",
+            "unshare",
+            "--uts",
+            "--mount",
+            "sh",
+            "-c",
+            enter,
+            node,
+        ]
         return ["taskset", "--cpu-list", ",".join(map(str, half)), *inside, *command]
 
-    def run(self, node: str, command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, node: str, command: list[str], folder: Path, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run to the end, in `folder`."""
         return subprocess.run(
-            self.command(node, command), cwd=folder, env=environment(**variables), capture_output=True, text=True, timeout=TIMEOUT_S
+            self.command(node, command),
+            cwd=folder,
+            env=environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
         )
 
     @contextlib.contextmanager
-    def started(self, node: str, command: list[str], folder: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    def started(
+        self, node: str, command: list[str], folder: Path, **variables: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """Run beside the block, which has to end it or see it end; its output is in `folder/NODE.log`."""
         with (folder / f"{node}.log").open("ab") as log:
             process = subprocess.Popen(
-                self.command(node, command), cwd=folder, env=environment(**variables), stdout=log, stderr=subprocess.STDOUT
+                self.command(node, command),
+                cwd=folder,
+                env=environment(**variables),
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         try:
             yield process
@@ -60,7 +83,9 @@ class TwoNodes:
         keys = Path(tempfile.mkdtemp(prefix="ssh-", dir=self.folder))
         (tools := keys / "bin").mkdir()
         for name in ("host", "user"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)], check=True)
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)], check=True
+            )
         server = {
             "HostKey": keys / "host",
             "AuthorizedKeysFile": keys / "user.pub",
@@ -69,9 +94,23 @@ class TwoNodes:
             "StrictModes": "no",
             "UsePAM": "no",
         }
-        (keys / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in server.items()))
-        options = ["-q", "-F", "none", "-i", str(keys / "user"), "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
-        (tools / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {shlex.join(options)} "$@"\n')
+        (keys / "sshd_config").write_text(
+            "".join(f"{key} {value}\n" for key, value in server.items())
+        )
+        options = [
+            "-q",
+            "-F",
+            "none",
+            "-i",
+            str(keys / "user"),
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+        ]
+        (tools / "ssh").write_text(
+            f'#!/bin/sh\nexec {shutil.which("ssh")} {shlex.join(options)} "$@"\n'
+        )
         (tools / "ssh").chmod(0o755)
         Path("/run/sshd").mkdir(exist_ok=True)  # Debian's sshd insists on it
         daemon = ["/usr/sbin/sshd", "-D", "-f", str(keys / "sshd_config")]
@@ -81,7 +120,13 @@ class TwoNodes:
 
 def environment(**variables: str) -> dict[str, str]:
     """The caller's, with the network card of a node for gloo."""
-    return {**os.environ, "DVC_NO_ANALYTICS": "1", "DS_BUILD_OPS": "0", "GLOO_SOCKET_IFNAME": "cable", **variables}
+    return {
+        **os.environ,
+        "DVC_NO_ANALYTICS": "1",
+        "DS_BUILD_OPS": "0",
+        "GLOO_SOCKET_IFNAME": "cable",
+        **variables,
+    }
 
 
 @contextlib.contextmanager
@@ -91,7 +136,10 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
     if os.geteuid() != 0 or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two nodes on one machine need root and two cores")
     namespaces = {node: f"slipway-{os.getpid()}-{node}" for node in ADDRESSES}
-    (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{address} {node}\n" for node, address in ADDRESSES.items()))
+    (folder / "hosts").write_text(
+        "127.0.0.1 localhost\n"
+        + "".join(f"{address} {node}\n" for node, address in ADDRESSES.items())
+    )
     try:
         for namespace in namespaces.values():
             if subprocess.run(["ip", "netns", "add", namespace], capture_output=True).returncode:
@@ -110,7 +158,9 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
 
 def skip_without(*tools: str) -> None:
     """Skip where one of these programs is missing."""
-    missing = [tool for tool in tools if not (shutil.which(tool) or shutil.which(tool, path="/usr/sbin"))]
+    missing = [
+        tool for tool in tools if not (shutil.which(tool) or shutil.which(tool, path="/usr/sbin"))
+    ]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
 

@@ -17,13 +17,21 @@ class TypedModule(TrainingModule):
         if self.global_step:
             return super().training_step(batch, batch_index)
         computed: set[torch.dtype] = set()
-        layers = [layer for layer in self.network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-        hooks = [layer.register_forward_hook(lambda _, inputs, output: computed.add(output.dtype)) for layer in layers]
+        layers = [
+            layer for layer in self.network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)
+        ]
+        hooks = [
+            layer.register_forward_hook(lambda _, inputs, output: computed.add(output.dtype))
+            for layer in layers
+        ]
         loss = super().training_step(batch, batch_index)
         for hook in hooks:
             hook.remove()
         weights = {parameter.dtype for parameter in self.network.parameters()}
-        print(f"typed rank {self.global_rank}: computed {computed}, weights {weights}, loss {loss.dtype}", flush=True)
+        print(
+            f"typed rank {self.global_rank}: computed {computed}, weights {weights}, loss {loss.dtype}",
+            flush=True,
+        )
         return loss
 
 

@@ -70,7 +70,10 @@ class WatchedModule(TrainingModule):
         super().optimizer_step(*arguments, **named)
         if not self.guard._seen:
             change = "nothing" if digest(self) == self._before else "something"
-            print(f"step {self.global_step + 1} changed {change} on rank {self.global_rank}", flush=True)
+            print(
+                f"step {self.global_step + 1} changed {change} on rank {self.global_rank}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

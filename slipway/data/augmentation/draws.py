@@ -17,7 +17,10 @@ from slipway.data.engine.randomness import uniform
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _YIQ_INVERSE = np.linalg.inv(_YIQ)
 LUMA = _YIQ[0]
-_ERASED_ASPECT = (0.3, 1 / 0.3)  # width over height; Zhong et al. 2020, "Random erasing data augmentation"
+_ERASED_ASPECT = (
+    0.3,
+    1 / 0.3,
+)  # width over height; Zhong et al. 2020, "Random erasing data augmentation"
 
 
 class Draw(NamedTuple):
@@ -33,7 +36,9 @@ class Draw(NamedTuple):
     scale: NDArray[np.float64]  # (N,) above 1 enlarges
     rotation_deg: NDArray[np.float64]  # (N,) counter-clockwise as seen
     shift: NDArray[np.float64]  # (N, 2) to the right and down, as shares of the side
-    shift_px: NDArray[np.int64]  # (N, 2) to the right and down, in pixels of the network's image, added to `shift`
+    shift_px: NDArray[
+        np.int64
+    ]  # (N, 2) to the right and down, in pixels of the network's image, added to `shift`
     brightness: NDArray[np.float64]  # (N,) factor
     contrast: NDArray[np.float64]  # (N,) factor about the image's mean grey
     saturation: NDArray[np.float64]  # (N,) factor about each pixel's grey
@@ -60,8 +65,12 @@ class Draw(NamedTuple):
 class MixDraw(NamedTuple):
     """How each of N images is mixed with its partner."""
 
-    own_share: NDArray[np.float32]  # (N,) of the mixed target that is the image's own; 1 where nothing is mixed
-    boxes: NDArray[np.int64]  # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix); empty: all is blended (MixUp)
+    own_share: NDArray[
+        np.float32
+    ]  # (N,) of the mixed target that is the image's own; 1 where nothing is mixed
+    boxes: NDArray[
+        np.int64
+    ]  # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix); empty: all is blended (MixUp)
 
 
 def unchanged(count: int) -> Draw:
@@ -69,7 +78,20 @@ def unchanged(count: int) -> Draw:
     ones, zeros = np.ones(count), np.zeros(count)
     no, nothing = np.zeros(count, dtype=bool), np.zeros((count, 4))
     still = np.zeros((count, 2), dtype=np.int64)
-    return Draw(_whole_images(count), no, no, ones, zeros, nothing[:, :2], still, ones, ones, ones, zeros, nothing)
+    return Draw(
+        _whole_images(count),
+        no,
+        no,
+        ones,
+        zeros,
+        nothing[:, :2],
+        still,
+        ones,
+        ones,
+        ones,
+        zeros,
+        nothing,
+    )
 
 
 def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
@@ -79,7 +101,10 @@ def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
     """
     numbers = _Numbers(plan.seed, epoch, keys)
     pad = plan.crop_padding_px
-    factors = {name: numbers.between(1 - strength, 1 + strength, name) for name, strength in _strengths(plan)}
+    factors = {
+        name: numbers.between(1 - strength, 1 + strength, name)
+        for name, strength in _strengths(plan)
+    }
     return unchanged(len(keys))._replace(
         crop=numbers.rectangles(plan.random_resized_crop, plan.crop_aspect, "crop"),
         horizontal_flip=numbers.chance(plan.horizontal_flip, "horizontal_flip"),
@@ -87,7 +112,9 @@ def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
         scale=numbers.between(*plan.scale, "scale"),
         rotation_deg=numbers.between(-plan.rotation_deg, plan.rotation_deg, "rotation"),
         shift=numbers.pairs(-plan.translation, plan.translation, "translation"),
-        shift_px=np.floor(numbers.pairs(-pad, pad + 1, "shift")).astype(np.int64) if pad else np.zeros((len(keys), 2), np.int64),
+        shift_px=np.floor(numbers.pairs(-pad, pad + 1, "shift")).astype(np.int64)
+        if pad
+        else np.zeros((len(keys), 2), np.int64),
         hue=numbers.between(-plan.hue, plan.hue, "hue"),
         erased=_erased(plan, numbers),
         **factors,
@@ -99,7 +126,11 @@ def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
     cut = numbers.chance(_share_of_cutmix(plan), "cutmix")
-    shares = np.where(cut, numbers.beta(plan.cutmix_alpha, "cutmix_share"), numbers.beta(plan.mixup_alpha, "mixup_share"))
+    shares = np.where(
+        cut,
+        numbers.beta(plan.cutmix_alpha, "cutmix_share"),
+        numbers.beta(plan.mixup_alpha, "mixup_share"),
+    )
     boxes = np.where((mixed & cut)[:, None], _boxes(1 - shares, numbers, size_px), 0)
     covered = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / size_px**2
     own = np.where(mixed, np.where(cut, 1 - covered, shares), 1.0)
@@ -129,7 +160,13 @@ def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
     cosine, sine = np.cos(angle) / change.scale, np.sin(angle) / change.scale
     flip_x = np.where(change.horizontal_flip, -1.0, 1.0)
     flip_y = np.where(change.vertical_flip, -1.0, 1.0)
-    linear = np.stack([np.stack([flip_x * cosine, -flip_x * sine], -1), np.stack([flip_y * sine, flip_y * cosine], -1)], 1)
+    linear = np.stack(
+        [
+            np.stack([flip_x * cosine, -flip_x * sine], -1),
+            np.stack([flip_y * sine, flip_y * cosine], -1),
+        ],
+        1,
+    )
     offset = -np.einsum("nij,nj->ni", linear, 2 * (change.shift + change.shift_px / size_px))
     return np.concatenate([linear, offset[:, :, None]], 2).astype(np.float32)
 
@@ -187,26 +224,40 @@ class _Numbers:
         radius = self.uniform(f"{stream}_radius") ** (1 / alpha)
         cosine = np.cos(2 * np.pi * self.uniform(f"{stream}_angle"))
         squared = (1 - radius) * cosine**2
-        shares: NDArray[np.float64] = 0.5 + 0.5 * np.sign(cosine) * np.sqrt(squared / (radius + squared))
+        shares: NDArray[np.float64] = 0.5 + 0.5 * np.sign(cosine) * np.sqrt(
+            squared / (radius + squared)
+        )
         return shares
 
-    def rectangles(self, area: tuple[float, float], aspect: tuple[float, float], stream: str) -> NDArray[np.float64]:
+    def rectangles(
+        self, area: tuple[float, float], aspect: tuple[float, float], stream: str
+    ) -> NDArray[np.float64]:
         """(N, 4) anywhere in the unit square: the area uniform, the logarithm of the aspect uniform as far as it fits."""
         if area == (1.0, 1.0):
             return _whole_images(len(self._keys))
         areas = self.between(*area, f"{stream}_area")
-        aspects = np.exp(self.between(math.log(aspect[0]), math.log(aspect[1]), f"{stream}_aspect")).clip(areas, 1 / areas)
+        aspects = np.exp(
+            self.between(math.log(aspect[0]), math.log(aspect[1]), f"{stream}_aspect")
+        ).clip(areas, 1 / areas)
         sides = np.sqrt(np.stack([areas * aspects, areas / aspects], axis=1)).clip(max=1.0)
         return np.concatenate([(1 - sides) * self.pairs(0.0, 1.0, stream), sides], axis=1)
 
 
 def _strengths(plan: AugmentPlan) -> list[tuple[str, float]]:
-    return [("brightness", plan.brightness), ("contrast", plan.contrast), ("saturation", plan.saturation)]
+    return [
+        ("brightness", plan.brightness),
+        ("contrast", plan.contrast),
+        ("saturation", plan.saturation),
+    ]
 
 
 def _erased(plan: AugmentPlan, numbers: _Numbers) -> NDArray[np.float64]:
     hit = numbers.chance(plan.erasing, "erasing")[:, None]
-    return np.where(hit, numbers.rectangles(plan.erasing_area, _ERASED_ASPECT, "erasing"), 0.0) if plan.erasing else np.zeros((len(hit), 4))
+    return (
+        np.where(hit, numbers.rectangles(plan.erasing_area, _ERASED_ASPECT, "erasing"), 0.0)
+        if plan.erasing
+        else np.zeros((len(hit), 4))
+    )
 
 
 def _share_of_cutmix(plan: AugmentPlan) -> float:

@@ -83,7 +83,10 @@ def operations(plan: AugmentPlan) -> list[str]:
 def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
     """The plan that `params` asks for, without copies; ParamsError naming both keys if it asks for a forbidden operation."""
     names = [name for name in AugmentPlan.model_fields if name in AugmentParams.model_fields]
-    values = {name: tuple(value) if isinstance(value := getattr(params, name), list) else value for name in names}
+    values = {
+        name: tuple(value) if isinstance(value := getattr(params, name), list) else value
+        for name in names
+    }
     plan = AugmentPlan(format_version=2, seed=seed, offline=None, **values)
     refused = [name for name in operations(plan) if name in params.forbid]
     if refused:
@@ -91,7 +94,9 @@ def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
             f"  augment.{name} is {getattr(params, name)}, but augment.forbid names {name!r}; expected {_as_yaml(NEUTRAL[name])}"
             for name in refused
         ]
-        raise ParamsError("params.yaml asks for augmentation that would change the label:\n" + "\n".join(lines))
+        raise ParamsError(
+            "params.yaml asks for augmentation that would change the label:\n" + "\n".join(lines)
+        )
     return plan
 
 
@@ -109,7 +114,9 @@ def write_plan(root: Path, plan: AugmentPlan) -> None:
     files.write_json(root / "plan.json", plan.model_dump(mode="json"))
 
 
-def open_augmented(root: Path, manifest: PackedManifest, *, verify: bool = False) -> tuple[AugmentPlan, PackedSplit | None]:
+def open_augmented(
+    root: Path, manifest: PackedManifest, *, verify: bool = False
+) -> tuple[AugmentPlan, PackedSplit | None]:
     """The plan, and the offline copies of training rows where there are some. SchemaError if they do not fit `manifest`.
 
     `verify` first compares the copies with their digests (IntegrityError).
@@ -120,7 +127,14 @@ def open_augmented(root: Path, manifest: PackedManifest, *, verify: bool = False
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro augment`.") from None
     except (ValidationError, ValueError) as error:
-        raise SchemaError(f"{path} is not an augmentation plan: {error}. Run `dvc repro --force augment`.") from error
+        raise SchemaError(
+            f"{path} is not an augmentation plan: {error}. Run `dvc repro --force augment`."
+        ) from error
     if plan.offline is None:
         return plan, None
-    return plan, open_split(root, manifest.model_copy(update={"splits": {"train": plan.offline}}), "train", verify=verify)
+    return plan, open_split(
+        root,
+        manifest.model_copy(update={"splits": {"train": plan.offline}}),
+        "train",
+        verify=verify,
+    )

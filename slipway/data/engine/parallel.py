@@ -52,8 +52,12 @@ def ordered_map(
     return _map_in_processes(function, itertools.chain(head, chunks), num_workers or num_cores())
 
 
-def _map_in_processes(function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int) -> Iterator[Result]:
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks that Arrow's threads hold
+def _map_in_processes(
+    function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int
+) -> Iterator[Result]:
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # a fork would copy locks that Arrow's threads hold
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_begin)
     try:
         pending: deque[Future[list[Result]]] = deque()
@@ -75,7 +79,9 @@ def _map_chunk(function: Callable[[Item], Result], chunk: list[Item]) -> list[Re
     return [function(item) for item in chunk]
 
 
-def _chunks(items: Iterable[Item], item_bytes: Callable[[Item], int], chunk_items: int) -> Iterator[list[Item]]:
+def _chunks(
+    items: Iterable[Item], item_bytes: Callable[[Item], int], chunk_items: int
+) -> Iterator[list[Item]]:
     chunk: list[Item] = []
     size = 0
     for item in items:
@@ -96,7 +102,9 @@ def _begin() -> None:
 
 def _end_with_parent() -> None:
     """Leave at once when the parent process is gone; otherwise a killed parent leaves its workers waiting for ever."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent alone answers it
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group: the parent alone answers it
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_leave_after, args=(parent.sentinel,), daemon=True).start()

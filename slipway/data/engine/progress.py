@@ -11,12 +11,21 @@ Item = TypeVar("Item")
 
 
 def progress(
-    items: Iterable[Item], description: str, num_images: int | None, images_in: Callable[[Item], int] = lambda _: 1
+    items: Iterable[Item],
+    description: str,
+    num_images: int | None,
+    images_in: Callable[[Item], int] = lambda _: 1,
 ) -> Iterator[Item]:
     """The same items; how many of `num_images` (None: not known) are through goes to stderr. An item is `images_in(item)` of them."""
     is_terminal = sys.stderr.isatty()
     seconds = 0.1 if is_terminal else _SECONDS_BETWEEN_LINES
-    with tqdm(desc=description, total=num_images, unit="image", mininterval=seconds, dynamic_ncols=is_terminal) as bar:
+    with tqdm(
+        desc=description,
+        total=num_images,
+        unit="image",
+        mininterval=seconds,
+        dynamic_ncols=is_terminal,
+    ) as bar:
         for item in items:
             yield item
             bar.update(images_in(item))

@@ -32,7 +32,9 @@ _SOCKET_PATH_BYTES = 107  # the system's limit; Ray's own part below its folder 
 _FOLDER = Path(".work/ray")
 
 
-def map_on_ray(function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int) -> Iterator[Result]:
+def map_on_ray(
+    function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int
+) -> Iterator[Result]:
     """`function` of each item, in order; `num_workers` 0 means one per core of the cluster.
 
     UnavailableError at once if Ray is not installed, later if the cluster is not there or workers die again and again.
@@ -49,11 +51,15 @@ def check_installed() -> None:
         )
 
 
-def _map(function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int) -> Iterator[Result]:
+def _map(
+    function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int
+) -> Iterator[Result]:
     with _cluster(num_workers) as ray:
         task = ray.remote(max_retries=_RETRIES, num_cpus=1)(_map_chunk)
         shared, code = ray.put(function), pixel_code()
-        num_pending = _CHUNKS_PER_WORKER * (num_workers or int(ray.cluster_resources().get("CPU", 1)))
+        num_pending = _CHUNKS_PER_WORKER * (
+            num_workers or int(ray.cluster_resources().get("CPU", 1))
+        )
         pending: deque[Any] = deque()
         try:
             for chunk in chunks:
@@ -81,7 +87,9 @@ def _result(ray: Any, reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, (ImportError, ray.exceptions.RayError)):  # the function could not even be read
+        if isinstance(
+            error.cause, (ImportError, ray.exceptions.RayError)
+        ):  # the function could not even be read
             reason = str(error.cause).strip().splitlines()[-1]
             raise UnavailableError(
                 f"a Ray worker cannot run this: {reason}. Install Slipway and the requirements.lock of this checkout on every machine "
@@ -117,8 +125,14 @@ def _cluster(num_workers: int) -> Iterator[Any]:
             else:
                 _start(ray, num_workers, stack.enter_context(_folder()))
         except (OSError, RuntimeError, ValueError) as error:
-            where = f"the Ray cluster at {address} (RAY_ADDRESS)" if address else "a Ray cluster on this machine"
-            raise UnavailableError(f"{where} cannot be reached or started: {error}. Mend that, or set data.engine to local.") from error
+            where = (
+                f"the Ray cluster at {address} (RAY_ADDRESS)"
+                if address
+                else "a Ray cluster on this machine"
+            )
+            raise UnavailableError(
+                f"{where} cannot be reached or started: {error}. Mend that, or set data.engine to local."
+            ) from error
         stack.callback(ray.shutdown)
         yield ray
 

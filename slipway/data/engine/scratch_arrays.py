@@ -51,7 +51,9 @@ def rows_where(mask: Mask) -> Rows:
 
 def order_of(*keys: NDArray[np.uint64]) -> Rows:
     """(N,) the rows, fewer than 2^32, by (N,) keys: the first decides, the next where it is equal, then the number of the row."""
-    packed = scratch_array((len(keys[0]),), np.uint64)  # the upper half of the first key, and the row
+    packed = scratch_array(
+        (len(keys[0]),), np.uint64
+    )  # the upper half of the first key, and the row
     for part in parts_of(len(packed)):
         rows = np.arange(part.start, part.stop, dtype=np.uint64)
         packed[part] = (keys[0][part].astype(np.uint64) & ~_LOW_32) | rows
@@ -59,9 +61,15 @@ def order_of(*keys: NDArray[np.uint64]) -> Rows:
     for part in uncut(len(packed), lambda part: packed[part] >> _32):
         upper, rows = packed[part] >> _32, packed[part] & _LOW_32
         follows = upper[1:] == upper[:-1]
-        tied = np.flatnonzero(np.append(follows, False) | np.append(False, follows)) if follows.any() else np.zeros(0, np.int64)
+        tied = (
+            np.flatnonzero(np.append(follows, False) | np.append(False, follows))
+            if follows.any()
+            else np.zeros(0, np.int64)
+        )
         among = rows[tied]
-        rows[tied] = among[np.lexsort([among, *(key[among] for key in reversed(keys)), upper[tied]])]
+        rows[tied] = among[
+            np.lexsort([among, *(key[among] for key in reversed(keys)), upper[tied]])
+        ]
         packed[part] = rows
     return packed.view(np.int64)
 

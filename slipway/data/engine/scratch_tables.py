@@ -19,10 +19,19 @@ from numpy.typing import NDArray
 
 _FOLDER = Path(".work/clean")
 _BATCH_ROWS = 1 << 14
-_BATCH_BYTES = 1 << 26  # far below 2^31, beyond which Arrow would not join a column of text into one piece
+_BATCH_BYTES = (
+    1 << 26
+)  # far below 2^31, beyond which Arrow would not join a column of text into one piece
 _SMALLEST_FILE_BYTES = 1 << 20
 _SYSTEM = ctypes.CDLL(None, use_errno=True)
-_SYSTEM.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_SYSTEM.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _SYSTEM.mmap.restype = ctypes.c_void_p
 _SYSTEM.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
@@ -41,7 +50,12 @@ class _Mapping:
         if self._address == _FAILED:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._num_bytes, self._unmap = num_bytes, _SYSTEM.munmap
-        self.__array_interface__ = {"data": (self._address, False), "shape": (num_bytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = {
+            "data": (self._address, False),
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
     def __del__(self) -> None:
         if self._address != _FAILED:
@@ -61,7 +75,9 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
         return np.empty(shape, dtype)
     with scratch_file() as file:
         file.truncate(num_bytes)
-        if hasattr(os, "posix_fallocate"):  # or a full disk would end the process when the array is filled
+        if hasattr(
+            os, "posix_fallocate"
+        ):  # or a full disk would end the process when the array is filled
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         return np.asarray(_Mapping(file, num_bytes)).view(dtype).reshape(shape)
 
@@ -101,7 +117,9 @@ def _large(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
-    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    joined: list[pa.RecordBatch] = (
+        pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    )
     return joined
 
 
@@ -141,7 +159,10 @@ def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
 
 def is_present(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """(N,) where a column is not null."""
-    return _filled(scratch_array((len(column),), np.bool_), (np.asarray(pc.is_valid(chunk)) for chunk in column.chunks))
+    return _filled(
+        scratch_array((len(column),), np.bool_),
+        (np.asarray(pc.is_valid(chunk)) for chunk in column.chunks),
+    )
 
 
 def _filled(array: NDArray[Any], pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:

@@ -55,7 +55,10 @@ class Cleaned:
         """A line with every count and where to look, and one of copies between given splits."""
         duplicates = self.num_read - self.rows.num_rows - self.num_bad
         counts = f"read {self.num_read}, kept {self.rows.num_rows}, bad {self.num_bad}, duplicates {duplicates}"
-        leaking = int(pc.sum(pc.match_substring(self.quarantine["detail"], rules.IN_ANOTHER_SPLIT)).as_py() or 0)
+        leaking = int(
+            pc.sum(pc.match_substring(self.quarantine["detail"], rules.IN_ANOTHER_SPLIT)).as_py()
+            or 0
+        )
         copies = f"\ncopies of rows in another given split: {leaking}; the copy in test, else in val, is kept"
         return f"{counts}, see {' and '.join(map(str, reports))}{copies * bool(leaking)}"
 
@@ -76,7 +79,13 @@ def digest_pixels(
     samples: Iterable[RawSample], params: CleanParams, num_workers: int, engine: Engine = "local"
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `PIXELS`, in the order of the samples, which were inspected before."""
-    return ordered_map(PixelDigester(params.max_pixels), _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
+    return ordered_map(
+        PixelDigester(params.max_pixels),
+        _blocks(samples),
+        num_workers,
+        lambda block: _BLOCK_BYTES,
+        engine,
+    )
 
 
 def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
@@ -116,7 +125,9 @@ def collect(
         named = without_look_alikes(facts, rows, thumbnails, params.near_duplicate_bits, findings)
     findings.flag_tables(_with_flags(facts, named.rows))
     if len(named.rows) + findings.num_refused != facts.num_rows:
-        raise AssertionError(f"{len(named.rows)} kept + {findings.num_refused} refused is not {facts.num_rows} read")
+        raise AssertionError(
+            f"{len(named.rows)} kept + {findings.num_refused} refused is not {facts.num_rows} read"
+        )
     kept = stored(_row_batches(facts, named, findings), ROWS)
     return Cleaned(kept, findings.quarantine(), facts.num_rows, findings.flagged())
 
@@ -133,7 +144,9 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
             "Mend or remove them, or raise clean.max_bad_share."
         )
     if not cleaned.rows.num_rows:
-        raise DataError(f"none of {cleaned.num_read} samples is left:\n{_listing(cleaned.quarantine)}\nMend them.")
+        raise DataError(
+            f"none of {cleaned.num_read} samples is left:\n{_listing(cleaned.quarantine)}\nMend them."
+        )
     distinct = pc.unique(cleaned.rows["label" if is_classification(task) else "target"])
     if len(distinct) < 2:
         kind = "class" if is_classification(task) else "target"
@@ -147,12 +160,19 @@ def _listing(quarantine: pa.Table) -> str:
     lines = []
     for rule in sorted(pc.unique(quarantine["rule"]).to_pylist()):
         rows = quarantine.filter(pc.equal(quarantine["rule"], rule))
-        lines.append(f"  {rule}: {rows.num_rows}" + " (duplicates do not count as bad)" * (rule in rules.DUPLICATES))
-        lines += [f"    {row['source']}: {row['detail']}" for row in rows.slice(0, _MAX_SHOWN).to_pylist()]
+        lines.append(
+            f"  {rule}: {rows.num_rows}"
+            + " (duplicates do not count as bad)" * (rule in rules.DUPLICATES)
+        )
+        lines += [
+            f"    {row['source']}: {row['detail']}" for row in rows.slice(0, _MAX_SHOWN).to_pylist()
+        ]
     return "\n".join(lines)
 
 
-def _without_outliers(facts: pa.Table, rows: NDArray[np.int64], params: CleanParams, task: Task, findings: Findings) -> NDArray[np.int64]:
+def _without_outliers(
+    facts: pa.Table, rows: NDArray[np.int64], params: CleanParams, task: Task, findings: Findings
+) -> NDArray[np.int64]:
     """Targets far from the others."""
     if is_classification(task) or findings.action("outlier") == "off":
         return rows
@@ -164,7 +184,9 @@ def _without_outliers(facts: pa.Table, rows: NDArray[np.int64], params: CleanPar
         for value, deviation in zip(targets[far], deviations[far], strict=True)
     ]
     found = gathered(facts.select(["source"]), rows[far])
-    findings.apply(found, pa.array(np.ones(found.num_rows, bool)), "outlier", pa.array(details, pa.string()))
+    findings.apply(
+        found, pa.array(np.ones(found.num_rows, bool)), "outlier", pa.array(details, pa.string())
+    )
     if findings.action("outlier") != "refuse":
         return rows
     is_left = full(len(rows), True, np.bool_)
@@ -188,6 +210,10 @@ def _row_batches(facts: pa.Table, named: Named, findings: Findings) -> Iterator[
         clusters = named.clusters[begin : begin + _WRITTEN_ROWS]
         kept = gathered(facts, named.rows[begin : begin + _WRITTEN_ROWS])
         columns = {name: kept[name] for name in ROWS.names if name in kept.column_names}
-        columns |= {"id": ids(kept["sha256"]), "sha256": hexadecimal(kept["sha256"]), "flags": findings.flags_of(kept["source"])}
+        columns |= {
+            "id": ids(kept["sha256"]),
+            "sha256": hexadecimal(kept["sha256"]),
+            "flags": findings.flags_of(kept["source"]),
+        }
         columns |= {"cluster": named.names.take(pa.array(clusters, mask=clusters < 0))}
         yield from pa.table([columns[name] for name in ROWS.names], schema=ROWS).to_batches()

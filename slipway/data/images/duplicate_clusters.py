@@ -27,7 +27,13 @@ class Named:
     names: pa.Array  # the smallest id in each cluster
 
 
-def without_look_alikes(facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int, findings: Findings) -> Named:
+def without_look_alikes(
+    facts: pa.Table,
+    rows: NDArray[np.int64],
+    thumbnails: ThumbnailFile,
+    max_bits: int,
+    findings: Findings,
+) -> Named:
     """The rows by id, without the near duplicates that are refused."""
     rows = _by_id(facts, rows)
     clusters = full(len(rows), -1, np.int32)
@@ -35,14 +41,18 @@ def without_look_alikes(facts: pa.Table, rows: NDArray[np.int64], thumbnails: Th
         return Named(rows, clusters, pa.array([], pa.string()))
     twins = _twins(facts, rows, thumbnails, max_bits)
     places = np.unique(twins.pairs)  # from here on only of those that look like another
-    twins = near_duplicates.Twins(np.searchsorted(places, twins.pairs).reshape(-1, 2), twins.correlations)
+    twins = near_duplicates.Twins(
+        np.searchsorted(places, twins.pairs).reshape(-1, 2), twins.correlations
+    )
     roots = near_duplicates.clusters(twins, len(places), len(rows))
     table = gathered(facts.select(["source", "label", "sha256"]), rows[places])
     _note_conflicts(table, twins, findings)
     later = (roots >= 0) & (roots != np.arange(len(roots)))
     is_refused = findings.action("near_duplicate") == "refuse"
     marked = pa.array(later if is_refused else roots >= 0)
-    details = pc.binary_join_element_wise("looks like ", _like_whom(table, twins, roots).filter(marked), "")
+    details = pc.binary_join_element_wise(
+        "looks like ", _like_whom(table, twins, roots).filter(marked), ""
+    )
     findings.apply(table, marked, "near_duplicate", details)
     firsts = np.unique(roots[roots >= 0])
     clusters[places] = np.where(roots < 0, -1, np.searchsorted(firsts, roots))
@@ -60,9 +70,15 @@ def _by_id(facts: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return taken(rows, order_of(words[:, 0], words[:, 1]))
 
 
-def _twins(facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int) -> near_duplicates.Twins:
+def _twins(
+    facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int
+) -> near_duplicates.Twins:
     """Pairs of places in `rows`, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
-    widths, heights, is_large = numbers(facts["width"]), numbers(facts["height"]), full(len(rows), False, np.bool_)
+    widths, heights, is_large = (
+        numbers(facts["width"]),
+        numbers(facts["height"]),
+        full(len(rows), False, np.bool_),
+    )
     for part in parts_of(len(rows)):
         is_large[part] = np.minimum(widths[rows[part]], heights[rows[part]]) >= THUMBNAIL_PX
     large = rows_where(is_large)
@@ -89,5 +105,7 @@ def _note_conflicts(table: pa.Table, twins: near_duplicates.Twins, findings: Fin
     pairs = np.concatenate([pairs, pairs[:, ::-1]])
     _, first = np.unique(pairs[:, 0], return_index=True)
     mine, other = table.take(pa.array(pairs[first, 0])), table.take(pa.array(pairs[first, 1]))
-    details = pc.binary_join_element_wise(mine["label"], " looks like ", other["label"], " of ", other["source"], "")
+    details = pc.binary_join_element_wise(
+        mine["label"], " looks like ", other["label"], " of ", other["source"], ""
+    )
     findings.flag(mine["source"], "near_conflict", details)

@@ -19,15 +19,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch_arrays import ScratchSet, full, order_of, parts_of, rows_where, taken
+from slipway.data.engine.scratch_arrays import (
+    ScratchSet,
+    full,
+    order_of,
+    parts_of,
+    rows_where,
+    taken,
+)
 from slipway.data.engine.scratch_tables import scratch_array, scratch_file
 from slipway.data.images.quality import THUMBNAIL_PX
 from slipway.data.images.thumbnails import Thumbnails
 from slipway.system.cores import num_cores
 
 MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
-_MIN_UNALIGNED = 0.6  # below it next to no crop of a twentieth brings two thumbnails into line (bench/LOG.md)
-MAX_CLUSTER_SHARE = 0.02  # of all pictures in one cluster; a larger one is taken apart at stricter correlations
+_MIN_UNALIGNED = (
+    0.6  # below it next to no crop of a twentieth brings two thumbnails into line (bench/LOG.md)
+)
+MAX_CLUSTER_SHARE = (
+    0.02  # of all pictures in one cluster; a larger one is taken apart at stricter correlations
+)
 MIN_CLUSTER_LIMIT = 8  # below it no cluster is taken apart
 _STRICTER = (0.96, 0.98, 0.99, 0.995)
 
@@ -35,10 +46,21 @@ _CROP = 0.05
 _FINE_CROPS = (0.025, 0.05)
 _BANDS = 4
 _BAND_BITS = 16
-_FLIPPED = ((), (0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2))  # of the least certain bits of a band, by rank
+_FLIPPED = (
+    (),
+    (0,),
+    (1,),
+    (2,),
+    (3,),
+    (0, 1),
+    (0, 2),
+    (1, 2),
+)  # of the least certain bits of a band, by rank
 _MOST_BITS = 22  # of the hash that candidates may have to share, in the largest sets
 _MAX_CROWDING = 8.0  # pictures in a bucket, as a picture meets them
-_MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
+_MAX_BUCKET = (
+    24  # of candidates for one question; in a larger bucket only the nearest by the other bits
+)
 _CHUNK_ROWS = 1 << 12
 _ROUGH = 1e-3  # more than float32 can be wrong by in a correlation
 _CHUNK_PAIRS = 256  # compared at once: more would not stay in the processor's cache, fewer leave the threads waiting for the interpreter
@@ -84,7 +106,9 @@ def clusters(twins: Twins, num_rows: int, of_rows: int | None = None) -> NDArray
     keeps only its better correlated pairs, step by step, until it is small enough or nothing but copies are left. All rows are
     `of_rows`, where those without a pair are not numbered.
     """
-    limit = max(MIN_CLUSTER_LIMIT, int((num_rows if of_rows is None else of_rows) * MAX_CLUSTER_SHARE))
+    limit = max(
+        MIN_CLUSTER_LIMIT, int((num_rows if of_rows is None else of_rows) * MAX_CLUSTER_SHARE)
+    )
     pairs, correlations = twins.pairs, twins.correlations
     roots = _components(pairs, num_rows)
     for stricter in _STRICTER:
@@ -120,7 +144,9 @@ class Hashes:
     """What the search knows of N pictures."""
 
     codes: Codes  # (N, W): first that of the picture, then those of its crops
-    weakest: NDArray[np.uint8]  # (N, 4, 4) the four least certain bits of each band, counted from its highest
+    weakest: NDArray[
+        np.uint8
+    ]  # (N, 4, 4) the four least certain bits of each band, counted from its highest
 
 
 def hashes(thumbnails: NDArray[np.uint8] | Thumbnails, with_crops: bool = True) -> Hashes:
@@ -134,10 +160,14 @@ def hashes(thumbnails: NDArray[np.uint8] | Thumbnails, with_crops: bool = True) 
     return Hashes(codes, weakest)
 
 
-def _hash(thumbnails: NDArray[np.uint8], weights: NDArray[np.float32]) -> tuple[Codes, NDArray[np.uint8]]:
+def _hash(
+    thumbnails: NDArray[np.uint8], weights: NDArray[np.float32]
+) -> tuple[Codes, NDArray[np.uint8]]:
     values = thumbnails.astype(np.float32)
     values -= np.rint(values.mean(axis=1, keepdims=True))
-    frequencies = (values @ weights).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
+    frequencies = (values @ weights).reshape(
+        len(values), -1, 64
+    )  # whole numbers below 2^24: exact in float32, in any order
     plain = np.abs(frequencies[:, 0]).reshape(-1, _BANDS, _BAND_BITS)
     weakest = np.argsort(plain, axis=2, kind="stable")[:, :, :4].astype(np.uint8)
     return np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64), weakest
@@ -147,14 +177,19 @@ def _hash(thumbnails: NDArray[np.uint8], weights: NDArray[np.float32]) -> tuple[
 def _weights() -> NDArray[np.float32]:
     """(256, 64 * W) whole numbers: for each window crop, resize back, and take 64 low frequencies, high and low ones in each band."""
     cosines = np.cos(np.pi * np.outer(np.arange(9), np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX)
-    order = [(8, 0), *((down, across) for down in range(8) for across in range(8) if (down, across) != (0, 0))]
+    order = [
+        (8, 0),
+        *((down, across) for down in range(8) for across in range(8) if (down, across) != (0, 0)),
+    ]
     order = [order[index] for band in range(_BANDS) for index in range(band, 64, _BANDS)]
     columns = []
     for down, across in [((0.0, 1.0), (0.0, 1.0)), *product(_places_of(_CROP), repeat=2)]:
         rows_of, columns_of = cosines @ _resampling(*down), cosines @ _resampling(*across)
         columns += [np.outer(rows_of[i], columns_of[j]).ravel() for i, j in order]
     basis = np.stack(columns, axis=1)
-    whole: NDArray[np.float32] = np.rint((basis - basis.mean(axis=0)) * _LARGEST_WEIGHT / np.abs(basis).max()).astype(np.float32)
+    whole: NDArray[np.float32] = np.rint(
+        (basis - basis.mean(axis=0)) * _LARGEST_WEIGHT / np.abs(basis).max()
+    ).astype(np.float32)
     return whole
 
 
@@ -167,7 +202,9 @@ def _resampling(begin: float, end: float) -> NDArray[np.float64]:
     """(16, 16): the cells of a window from the cells of the whole, each by the share that it covers."""
     edges = np.linspace(begin, end, THUMBNAIL_PX + 1) * THUMBNAIL_PX
     cells = np.arange(THUMBNAIL_PX)
-    overlap = np.clip(np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells), 0, None)
+    overlap = np.clip(
+        np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells), 0, None
+    )
     return np.asarray(overlap / overlap.sum(axis=1, keepdims=True))
 
 
@@ -222,11 +259,19 @@ class _Band:
         if not self.number:
             yield from self._neighbours(max_bits)
         for part in parts_of(len(self.order), _CHUNK_ROWS):
-            rows = self.order[part]  # in this order, so that the buckets they open lie near each other
+            rows = self.order[
+                part
+            ]  # in this order, so that the buckets they open lie near each other
             plain, *crops = self._turned(known.codes[rows].T.copy())
             weakest = known.weakest[rows, self.number].T
-            questions = [(plain, plain ^ _flips(weakest[list(ranks)])) for ranks in _FLIPPED] + [(crop, crop) for crop in crops]
-            yield np.unique(np.concatenate([self._ask(rows, asked, opened, max_bits) for asked, opened in questions]))
+            questions = [(plain, plain ^ _flips(weakest[list(ranks)])) for ranks in _FLIPPED] + [
+                (crop, crop) for crop in crops
+            ]
+            yield np.unique(
+                np.concatenate(
+                    [self._ask(rows, asked, opened, max_bits) for asked, opened in questions]
+                )
+            )
 
     def _turned(self, values: Codes) -> Codes:
         by = np.uint64(self.number * _BAND_BITS)
@@ -251,13 +296,17 @@ class _Band:
         """Pairs that follow each other in the order: no crowd of equal hashes falls apart for being crowded."""
         for part in parts_of(len(self.order) - 1):
             after = slice(part.start + 1, part.stop + 1)
-            near = np.flatnonzero(np.bitwise_count(self.sorted[after] ^ self.sorted[part]) <= max_bits)
+            near = np.flatnonzero(
+                np.bitwise_count(self.sorted[after] ^ self.sorted[part]) <= max_bits
+            )
             yield _codes(self.order[part][near], self.order[after][near])
 
 
 def _flips(places: NDArray[np.uint8]) -> Codes:
     """(R,) masks of the bits at (K, R) places, which are counted from the highest."""
-    return np.asarray(np.bitwise_or.reduce(np.uint64(1) << (np.uint64(63) - places.astype(np.uint64)), axis=0))
+    return np.asarray(
+        np.bitwise_or.reduce(np.uint64(1) << (np.uint64(63) - places.astype(np.uint64)), axis=0)
+    )
 
 
 def _codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
@@ -290,7 +339,9 @@ def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> N
     return best
 
 
-def _over_chunks(function: Callable[[Pairs], NDArray[np.float64]], pairs: Pairs) -> NDArray[np.float64]:
+def _over_chunks(
+    function: Callable[[Pairs], NDArray[np.float64]], pairs: Pairs
+) -> NDArray[np.float64]:
     """(P,) what the function says of the pairs, each thread taking every so manieth chunk of them."""
     found, num_threads = scratch_array((len(pairs),), np.float64), num_cores()
 
@@ -308,13 +359,19 @@ def _aligned(one: Pictures, other: Pictures, unaligned: NDArray[np.float64]) -> 
     """The correlations, raised by the crops of those that a crop may raise to MIN_CORRELATION."""
     best = unaligned.copy()
     # Most pairs that share a hash by chance go no further than this.
-    rough = _over_crops(one.astype(np.float32), other.astype(np.float32), best, MIN_CORRELATION - _ROUGH)
+    rough = _over_crops(
+        one.astype(np.float32), other.astype(np.float32), best, MIN_CORRELATION - _ROUGH
+    )
     undecided = np.flatnonzero(rough >= MIN_CORRELATION - _ROUGH)
-    best[undecided] = _over_crops(one[undecided], other[undecided], best[undecided], MIN_CORRELATION)
+    best[undecided] = _over_crops(
+        one[undecided], other[undecided], best[undecided], MIN_CORRELATION
+    )
     return best
 
 
-def _over_crops(one: Pictures, other: Pictures, best: NDArray[np.float64], enough: float) -> NDArray[np.float64]:
+def _over_crops(
+    one: Pictures, other: Pictures, best: NDArray[np.float64], enough: float
+) -> NDArray[np.float64]:
     """(P,) the better of `best` and what the crops of either side reach, in the pictures' own precision."""
     best = best.copy()
     rows = np.arange(len(best))
@@ -334,7 +391,10 @@ def _times(pictures: Pictures, weights: NDArray[Any]) -> Pictures:
     """(P, 16, 16) each picture times (16, 16), in products of _PRODUCT_PICTURES."""
     made = np.empty(pictures.shape, np.result_type(pictures, weights))
     whole = len(pictures) // _PRODUCT_PICTURES * _PRODUCT_PICTURES
-    for part, num_products in ((slice(0, whole), whole // _PRODUCT_PICTURES), (slice(whole, None), 1)):
+    for part, num_products in (
+        (slice(0, whole), whole // _PRODUCT_PICTURES),
+        (slice(whole, None), 1),
+    ):
         lines = (num_products, -1, THUMBNAIL_PX)
         if len(pictures[part]):
             np.matmul(pictures[part].reshape(lines), weights, out=made[part].reshape(lines))

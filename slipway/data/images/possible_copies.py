@@ -14,16 +14,22 @@ from slipway.data.images.near_duplicates import alike_as_they_are
 from slipway.data.images.thumbnails import Thumbnails
 
 _MOST_BITS = 8  # of 64, by which the hashes of a copy may differ
-_MOST_LEVELS = 32  # by which a cell of a copy's thumbnail may differ, where most of its colours are cut off
+_MOST_LEVELS = (
+    32  # by which a cell of a copy's thumbnail may differ, where most of its colours are cut off
+)
 _FLAT_LEVELS = 8  # a thumbnail of fewer grey levels says too little
 _CHUNK_ROWS = 1 << 12
-_MULTIPLIERS = np.random.default_rng(0).integers(1 << 63, (1 << 64) - 1, 34, np.uint64, endpoint=True) | np.uint64(1)
+_MULTIPLIERS = np.random.default_rng(0).integers(
+    1 << 63, (1 << 64) - 1, 34, np.uint64, endpoint=True
+) | np.uint64(1)
 
 Keys = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 
 
-def possible_copies(thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: Keys, is_digested: Mask) -> Mask:
+def possible_copies(
+    thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: Keys, is_digested: Mask
+) -> Mask:
     """(N,) the rows that are not digested and that may have a copy with another content.
 
     `thumbnails` (N, 256), `sizes` (N, 2) in pixels, `contents` (N,) equal for equal bytes, `is_digested` (N,) for rows whose pixels
@@ -31,7 +37,9 @@ def possible_copies(thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: 
     """
     size_keys = scratch_array((len(sizes),), np.uint64)
     for part in parts_of(len(sizes)):
-        size_keys[part] = (sizes[part, 0].astype(np.uint64) << np.uint64(32)) | sizes[part, 1].astype(np.uint64)
+        size_keys[part] = (sizes[part, 0].astype(np.uint64) << np.uint64(32)) | sizes[
+            part, 1
+        ].astype(np.uint64)
     keys, is_flat = _keys(thumbnails, size_keys)
     found = _has_equal(keys, contents)
     mixed = _of_both(size_keys, is_digested)
@@ -39,7 +47,9 @@ def possible_copies(thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: 
         found[mixed[part][is_flat[mixed[part]]]] = True
     if len(mixed):
         pairs = mixed[alike_as_they_are(thumbnails.of(mixed), _MOST_BITS)]
-        of_both = (is_digested[pairs].sum(axis=1) == 1) & (size_keys[pairs[:, 0]] == size_keys[pairs[:, 1]])
+        of_both = (is_digested[pairs].sum(axis=1) == 1) & (
+            size_keys[pairs[:, 0]] == size_keys[pairs[:, 1]]
+        )
         found[_close(thumbnails, pairs[of_both])] = True
     for part in parts_of(len(found)):
         found[part] &= ~is_digested[part]
@@ -60,7 +70,10 @@ def _of_both(size_keys: Keys, is_digested: Mask) -> NDArray[np.int64]:
 
 def _keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask]:
     """(N,) equal for equal thumbnails and sizes, and (N,) whether there is next to nothing to be seen."""
-    keys, is_flat = scratch_array((len(thumbnails),), np.uint64), scratch_array((len(thumbnails),), np.bool_)
+    keys, is_flat = (
+        scratch_array((len(thumbnails),), np.uint64),
+        scratch_array((len(thumbnails),), np.bool_),
+    )
     for part in parts_of(len(thumbnails), _CHUNK_ROWS):
         pixels = np.ascontiguousarray(thumbnails[part])
         # Every bit of a product depends on those below it alone: bring the upper ones down first.
@@ -77,7 +90,9 @@ def _has_equal(keys: Keys, contents: Keys) -> Mask:
     for part in uncut(len(keys), lambda part: keys[order[part]]):
         rows = order[part]
         begins = np.flatnonzero(np.append(True, keys[rows][1:] != keys[rows][:-1]))
-        differ = np.minimum.reduceat(contents[rows], begins) != np.maximum.reduceat(contents[rows], begins)
+        differ = np.minimum.reduceat(contents[rows], begins) != np.maximum.reduceat(
+            contents[rows], begins
+        )
         found[rows] = np.repeat(differ, np.diff(np.append(begins, len(rows))))
     return found
 

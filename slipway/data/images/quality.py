@@ -56,13 +56,19 @@ def quality(whole: Pixels) -> Quality:
     return _quality(whole, lambda laplacian: laplacian)
 
 
-def _quality(pixels: Pixels, valid_rows: Callable[[NDArray[np.int16]], NDArray[np.int16]]) -> Quality:
+def _quality(
+    pixels: Pixels, valid_rows: Callable[[NDArray[np.int16]], NDArray[np.int16]]
+) -> Quality:
     mean, std = cv2.meanStdDev(pixels)
     if min(pixels.shape) < _SMALLEST_BLURRED_PX:
         return Quality(float(mean[0, 0]), float(std[0, 0]), None)
     laplacian = valid_rows(np.asarray(cv2.Laplacian(pixels, cv2.CV_16S), np.int16))
     # The Laplacian's mean is next to 0 (it sums to 0 but for the border), so its mean square is its variance.
-    return Quality(float(mean[0, 0]), float(std[0, 0]), float(cv2.norm(laplacian, cv2.NORM_L2SQR)) / laplacian.size)
+    return Quality(
+        float(mean[0, 0]),
+        float(std[0, 0]),
+        float(cv2.norm(laplacian, cv2.NORM_L2SQR)) / laplacian.size,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -80,4 +86,6 @@ def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _thumbnail(pixels: Pixels) -> Pixels:
-    return np.asarray(cv2.resize(pixels, (THUMBNAIL_PX, THUMBNAIL_PX), interpolation=cv2.INTER_AREA), np.uint8)
+    return np.asarray(
+        cv2.resize(pixels, (THUMBNAIL_PX, THUMBNAIL_PX), interpolation=cv2.INTER_AREA), np.uint8
+    )

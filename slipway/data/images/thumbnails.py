@@ -40,14 +40,20 @@ class ThumbnailFile:
         """The batch without its column `thumbnail`."""
         thumbnails = pc.fill_null(batch.column(_COLUMN), bytes(_BYTES))
         begin = thumbnails.offset * _BYTES
-        self._file.write(memoryview(thumbnails.buffers()[1])[begin : begin + len(thumbnails) * _BYTES])
+        self._file.write(
+            memoryview(thumbnails.buffers()[1])[begin : begin + len(thumbnails) * _BYTES]
+        )
         self._count += batch.num_rows
         return batch.remove_column(_COLUMN)
 
     def at(self, places: NDArray[np.int64]) -> "Thumbnails":
         """Those of some rows, counted over all batches, in their order."""
         self._file.flush()
-        pixels = np.memmap(self._file, np.uint8, "r", shape=(self._count, _BYTES)) if self._count else np.zeros((0, _BYTES), np.uint8)
+        pixels = (
+            np.memmap(self._file, np.uint8, "r", shape=(self._count, _BYTES))
+            if self._count
+            else np.zeros((0, _BYTES), np.uint8)
+        )
         return Thumbnails(pixels, places)
 
 

@@ -13,7 +13,12 @@ from slipway.data.engine.scratch_arrays import parts_of
 from slipway.data.engine.scratch_tables import gathered, stored
 from slipway.data.rules import rules
 
-FINDINGS = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("source", "rule", "detail", "severity")])
+FINDINGS = pa.schema(
+    [
+        pa.field(name, pa.string(), nullable=False)
+        for name in ("source", "rule", "detail", "severity")
+    ]
+)
 
 
 class Findings:
@@ -57,7 +62,9 @@ class Findings:
         """Take over the flags of batches of `inspection.FACTS`. What is flagged and refused is then refused alone."""
         refused = pa.concat_tables(self._refused)["source"].combine_chunks()
         earlier = pa.concat_tables(self._flagged).to_batches()
-        flagged = itertools.chain(earlier, itertools.chain.from_iterable(_flags(batch).to_batches() for batch in facts))
+        flagged = itertools.chain(
+            earlier, itertools.chain.from_iterable(_flags(batch).to_batches() for batch in facts)
+        )
         kept = (batch.filter(pc.invert(pc.is_in(batch["source"], refused))) for batch in flagged)
         self._flagged = [stored(kept, FINDINGS)]
 
@@ -67,8 +74,14 @@ class Findings:
         places = pc.index_in(table["source"], sources.combine_chunks()).combine_chunks()
         table, places = table.filter(pc.is_valid(places)), np.asarray(places.drop_null())
         names = table["rule"].combine_chunks()
-        order = np.lexsort([np.asarray(pc.rank(names, tiebreaker="dense")), places]) if len(names) else np.zeros(0, np.int64)
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=len(sources)))]).astype(np.int32)
+        order = (
+            np.lexsort([np.asarray(pc.rank(names, tiebreaker="dense")), places])
+            if len(names)
+            else np.zeros(0, np.int64)
+        )
+        offsets = np.concatenate(
+            [[0], np.cumsum(np.bincount(places, minlength=len(sources)))]
+        ).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(order)))
 
     def quarantine(self) -> pa.Table:
@@ -82,20 +95,35 @@ class Findings:
 
 def _sorted(tables: list[pa.Table]) -> pa.Table:
     table = pa.concat_tables(tables)
-    order = np.asarray(pc.sort_indices(table, [(name, "ascending") for name in ("rule", "source", "detail")])).astype(np.int64)
-    return stored((batch for part in parts_of(len(order)) for batch in gathered(table, order[part]).to_batches()), FINDINGS)
+    order = np.asarray(
+        pc.sort_indices(table, [(name, "ascending") for name in ("rule", "source", "detail")])
+    ).astype(np.int64)
+    return stored(
+        (
+            batch
+            for part in parts_of(len(order))
+            for batch in gathered(table, order[part]).to_batches()
+        ),
+        FINDINGS,
+    )
 
 
 def _flags(facts: pa.RecordBatch) -> pa.Table:
     sources = facts["source"].take(pc.list_parent_indices(facts["flags"]))
-    return _table(sources, pc.list_flatten(facts["flags"]), pc.list_flatten(facts["flag_details"]), "flag")
+    return _table(
+        sources, pc.list_flatten(facts["flags"]), pc.list_flatten(facts["flag_details"]), "flag"
+    )
 
 
-def _findings(sources: pa.ChunkedArray, rule: str, details: pa.Array | str, severity: str) -> pa.Table:
+def _findings(
+    sources: pa.ChunkedArray, rule: str, details: pa.Array | str, severity: str
+) -> pa.Table:
     count = len(sources)
     each = pa.array([details] * count, pa.string()) if isinstance(details, str) else details
     return _table(sources, pa.array([rule] * count, pa.string()), each, severity)
 
 
 def _table(sources: pa.Array, names: pa.Array, details: pa.Array, severity: str) -> pa.Table:
-    return pa.table([sources, names, details, pa.array([severity] * len(sources), pa.string())], schema=FINDINGS)
+    return pa.table(
+        [sources, names, details, pa.array([severity] * len(sources), pa.string())], schema=FINDINGS
+    )

@@ -5,7 +5,9 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.scratch_tables import scratch_array
 
-_OVER_MEDIAN = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
+_OVER_MEDIAN = (
+    1.4826  # a normal distribution's standard deviation over its median absolute deviation
+)
 _OVER_MEAN = 1.2533  # and over its mean absolute deviation
 
 

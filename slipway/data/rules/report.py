@@ -78,21 +78,39 @@ class CleanReport(Contract):
     checks: list[str]  # the rules that ran
     not_checked: dict[str, str]  # the rules that did not, and why
     columns: list[ColumnSummary]  # of a table; empty for images
-    clusters: Clusters | None = None  # null for tables, and where near duplicates are not looked for
+    clusters: Clusters | None = (
+        None  # null for tables, and where near duplicates are not looked for
+    )
 
 
-def rule_counts(rules: Column, sources: Column, details: Column, severities: Column, meanings: Mapping[str, str]) -> dict[str, RuleCount]:
+def rule_counts(
+    rules: Column, sources: Column, details: Column, severities: Column, meanings: Mapping[str, str]
+) -> dict[str, RuleCount]:
     """Counts and examples from four columns of equal length: one entry for each sample that breaks a rule."""
     columns = {"rule": rules, "source": sources, "detail": details, "severity": severities}
-    table = pa.table({name: column if isinstance(column, pa.ChunkedArray) else pa.array(column) for name, column in columns.items()})
+    table = pa.table(
+        {
+            name: column if isinstance(column, pa.ChunkedArray) else pa.array(column)
+            for name, column in columns.items()
+        }
+    )
     names = sorted(pc.unique(table["rule"]).to_pylist())
-    return {name: _rule_count(table.filter(pc.equal(table["rule"], name)), meanings[name]) for name in names}
+    return {
+        name: _rule_count(table.filter(pc.equal(table["rule"], name)), meanings[name])
+        for name in names
+    }
 
 
 def _rule_count(table: pa.Table, meaning: str) -> RuleCount:
-    first = table.take(pc.select_k_unstable(table, MAX_EXAMPLES, [("source", "ascending"), ("detail", "ascending")])).to_pylist()
+    first = table.take(
+        pc.select_k_unstable(
+            table, MAX_EXAMPLES, [("source", "ascending"), ("detail", "ascending")]
+        )
+    ).to_pylist()
     examples = [Example(source=row["source"], detail=row["detail"]) for row in first]
-    return RuleCount(count=table.num_rows, severity=first[0]["severity"], meaning=meaning, examples=examples)
+    return RuleCount(
+        count=table.num_rows, severity=first[0]["severity"], meaning=meaning, examples=examples
+    )
 
 
 def class_counts(labels: pa.ChunkedArray) -> dict[str, int]:
@@ -105,9 +123,14 @@ def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
     """Of (N,) finite numbers, N at least 1."""
     values = np.asarray(targets, np.float64)
     names = ("min", "p25", "median", "p75", "max")
-    quantiles = {name: float(value) for name, value in zip(names, np.quantile(values, [0, 0.25, 0.5, 0.75, 1]), strict=True)}
+    quantiles = {
+        name: float(value)
+        for name, value in zip(names, np.quantile(values, [0, 0.25, 0.5, 0.75, 1]), strict=True)
+    }
     histogram = [int(count) for count in np.histogram(values, num_bins)[0]]
-    return TargetSummary(**quantiles, mean=float(values.mean()), std=float(values.std()), histogram=histogram)
+    return TargetSummary(
+        **quantiles, mean=float(values.mean()), std=float(values.std()), histogram=histogram
+    )
 
 
 def correction_counts(corrections: pa.ChunkedArray) -> dict[str, int]:

@@ -60,8 +60,13 @@ TABLE_RULES = _ANNOTATION_RULES | {
     "conflicting_target": "the same inputs with different numbers",
     "near_duplicate": "the same inputs; they stay in one split, or one of them is kept",
 }
-IN_ANOTHER_SPLIT = ", which is in the given split "  # ends the detail of a copy that leaks between given splits
-DUPLICATES = ("exact_duplicate", "near_duplicate")  # nothing is wrong with them but that they are there already
+IN_ANOTHER_SPLIT = (
+    ", which is in the given split "  # ends the detail of a copy that leaks between given splits
+)
+DUPLICATES = (
+    "exact_duplicate",
+    "near_duplicate",
+)  # nothing is wrong with them but that they are there already
 _OF_NUMBERS = ("missing_target", "not_a_number", "non_finite_target", "conflicting_target")
 _OF_CLASSES = ("missing_label", "unknown_label", "conflicting_label", "near_conflict")
 _CHOSEN_WITH = {"conflicting_target": "conflicting_label", "near_conflict": "near_duplicate"}
@@ -108,9 +113,21 @@ def table_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
 
 def _not_checked(rules: Iterable[str], data: DataParams, params: CleanParams) -> dict[str, str]:
     is_class = is_classification(data.task)
-    reasons = {rule: f"clean.rules.{_CHOSEN_WITH.get(rule, rule)} is off" for rule in rules if action(rule, params.rules) == "off"}
-    reasons |= {rule: f"data.{column} is null" for rule, column in _OF_COLUMNS.items() if getattr(data, column) is None}
+    reasons = {
+        rule: f"clean.rules.{_CHOSEN_WITH.get(rule, rule)} is off"
+        for rule in rules
+        if action(rule, params.rules) == "off"
+    }
+    reasons |= {
+        rule: f"data.{column} is null"
+        for rule, column in _OF_COLUMNS.items()
+        if getattr(data, column) is None
+    }
     if data.classes is None:
         reasons["unknown_label"] = "data.classes is null"
-    without = dict.fromkeys(_OF_NUMBERS, "targets are classes") if is_class else dict.fromkeys(_OF_CLASSES, "targets are numbers")
+    without = (
+        dict.fromkeys(_OF_NUMBERS, "targets are classes")
+        if is_class
+        else dict.fromkeys(_OF_CLASSES, "targets are numbers")
+    )
     return reasons | {rule: reason for rule, reason in without.items() if rule in rules}

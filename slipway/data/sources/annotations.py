@@ -36,19 +36,36 @@ def annotate(cells: Mapping[str, Any], data: DataParams) -> Annotation:
     return Annotation(label, target, group, time, weight, given_split, corrections, fault)
 
 
-def _target(cell: Any, data: DataParams) -> tuple[str | None, float | None, tuple[str, ...], Fault | None]:
+def _target(
+    cell: Any, data: DataParams
+) -> tuple[str | None, float | None, tuple[str, ...], Fault | None]:
     text = _text(cell)
     if is_classification(data.task):
         if text is None:
-            return None, None, (), Fault("missing_label", "the target column is empty, expected a class")
+            return (
+                None,
+                None,
+                (),
+                Fault("missing_label", "the target column is empty, expected a class"),
+            )
         return *_meant(text, data), None
     if text is None and not isinstance(cell, float):
-        return None, None, (), Fault("missing_target", "the target column is empty, expected a number")
+        return (
+            None,
+            None,
+            (),
+            Fault("missing_target", "the target column is empty, expected a number"),
+        )
     number, fault = _number(cell)
     if fault is not None:
         return None, None, (), Fault("not_a_number", f"the target is {text!r}, expected a number")
     if not math.isfinite(number):
-        return None, None, (), Fault("non_finite_target", f"the target is {number}, expected a finite number")
+        return (
+            None,
+            None,
+            (),
+            Fault("non_finite_target", f"the target is {number}, expected a finite number"),
+        )
     return None, number, (), None
 
 
@@ -61,7 +78,9 @@ def _group(cells: Mapping[str, Any], data: DataParams) -> tuple[str | None, Faul
     if data.group_column is None:
         return None, None
     group = _text(cells[data.group_column])
-    missing = Fault("missing_group", f"the column {data.group_column!r} is empty, expected the name of a group")
+    missing = Fault(
+        "missing_group", f"the column {data.group_column!r} is empty, expected the name of a group"
+    )
     return group, None if group is not None else missing
 
 
@@ -71,10 +90,15 @@ def _time(cells: Mapping[str, Any], data: DataParams) -> tuple[float | None, Fau
     cell = cells[data.time_column]
     text = _text(cell)
     if text is None:
-        return None, Fault("missing_time", f"the column {data.time_column!r} is empty, expected a date or a number")
+        return None, Fault(
+            "missing_time", f"the column {data.time_column!r} is empty, expected a date or a number"
+        )
     time = _moment(cell, text)
     if time is None or not math.isfinite(time):
-        return None, Fault("bad_time", f"the column {data.time_column!r} holds {text!r}, expected an ISO 8601 date or a finite number")
+        return None, Fault(
+            "bad_time",
+            f"the column {data.time_column!r} holds {text!r}, expected an ISO 8601 date or a finite number",
+        )
     return time, None
 
 
@@ -98,7 +122,10 @@ def _weight(cells: Mapping[str, Any], data: DataParams) -> tuple[float | None, F
     if fault is None and math.isfinite(weight) and weight >= 0:
         return weight, None
     found = _text(cells[data.weight_column])
-    return None, Fault("bad_weight", f"the column {data.weight_column!r} holds {found!r}, expected a finite number of at least 0")
+    return None, Fault(
+        "bad_weight",
+        f"the column {data.weight_column!r} holds {found!r}, expected a finite number of at least 0",
+    )
 
 
 def _split(cells: Mapping[str, Any], data: DataParams) -> tuple[str | None, Fault | None]:
@@ -108,8 +135,13 @@ def _split(cells: Mapping[str, Any], data: DataParams) -> tuple[str | None, Faul
     if text is not None and text.lower() in SPLITS:
         return text.lower(), None
     if data.split_column == GIVEN_SPLIT:
-        return None, Fault("bad_split", "the image lies in no split folder, expected it in one of them")
-    return None, Fault("bad_split", f"the column {data.split_column!r} holds {text!r}, expected {', '.join(SPLITS)}")
+        return None, Fault(
+            "bad_split", "the image lies in no split folder, expected it in one of them"
+        )
+    return None, Fault(
+        "bad_split",
+        f"the column {data.split_column!r} holds {text!r}, expected {', '.join(SPLITS)}",
+    )
 
 
 def _number(cell: Any) -> tuple[float, Fault | None]:

@@ -58,7 +58,11 @@ def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Membe
 
     Raises DataError when there are more than `max_members`, when a compressed stream gives more than `max_bytes`, and for damage.
     """
-    members = _zip_members(path, max_members) if path.suffix.lower() == ".zip" else _tar_members(path, max_bytes)
+    members = (
+        _zip_members(path, max_members)
+        if path.suffix.lower() == ".zip"
+        else _tar_members(path, max_bytes)
+    )
     last = ""
     try:
         for number, member in enumerate(members, start=1):
@@ -74,8 +78,14 @@ def _damaged(path: Path, last: str, error: Exception) -> DataError:
     """`last` is the member before the damage, "" where there is none: then it may be another kind of file."""
     looks = "" if last else _looks(path)
     other = looks and looks != _LOOKS.get(path.suffix.lower(), "a gzip archive")
-    remedy = f"It looks like {looks}: give it the ending of what it is, or pack it again" if other else "Copy or pack it again"
-    return DataError(f"the archive {str(path)!r} is damaged or cut off after {last or 'its beginning'}: {error}. {remedy}.")
+    remedy = (
+        f"It looks like {looks}: give it the ending of what it is, or pack it again"
+        if other
+        else "Copy or pack it again"
+    )
+    return DataError(
+        f"the archive {str(path)!r} is damaged or cut off after {last or 'its beginning'}: {error}. {remedy}."
+    )
 
 
 def _looks(path: Path) -> str:
@@ -127,7 +137,11 @@ def _count_members(path: Path, most: int) -> int:
             raise zipfile.BadZipFile("no table of contents at its end")
         declared, size = struct.unpack_from("<HI", view, end + 10)
         wraps = 1 << 16  # writers without zip64 let the number of members wrap
-        if end >= 76 and view[end - 20 : end - 16] == b"PK\x06\x07" and view[end - 76 : end - 72] == b"PK\x06\x06":
+        if (
+            end >= 76
+            and view[end - 20 : end - 16] == b"PK\x06\x07"
+            and view[end - 76 : end - 72] == b"PK\x06\x06"
+        ):
             end, wraps = end - 76, 1 << 64
             declared, size = struct.unpack_from("<QQ", view, end + 32)
         place, count = end - size, 0

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.config.sections import DataParams
-from slipway.data.sources.archive_members import CHUNK_BYTES, DAMAGE, Member, read_members, too_large
+from slipway.data.sources.archive_members import (
+    CHUNK_BYTES,
+    DAMAGE,
+    Member,
+    read_members,
+    too_large,
+)
 from slipway.data.sources.samples import visible_entries
 from slipway.system import files
 from slipway.system.errors import DataError, UnavailableError
@@ -51,7 +57,9 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
     if not _is_complete(target):
         listing = folder / "refused.txt"
         _check_disk_space(path, folder, _judge(path, limits, listing).bytes)
-        with files.new_directory(target, durable=False) as partial:  # what a crash cost is unpacked again
+        with files.new_directory(
+            target, durable=False
+        ) as partial:  # what a crash cost is unpacked again
             content = partial / "content"
             content.mkdir()
             _fill(path, content, limits, listing)
@@ -111,7 +119,11 @@ class _Names:
         taken = self.files.setdefault(key, path)
         if taken is path:
             return None
-        return "there twice" if taken == path else f"differs from {taken!a} only in case or Unicode form"
+        return (
+            "there twice"
+            if taken == path
+            else f"differs from {taken!a} only in case or Unicode form"
+        )
 
 
 def _folded(path: str) -> str:
@@ -131,7 +143,11 @@ def _judge(path: Path, limits: ArchiveLimits, listing: Path) -> _Content:
     names, num_files, num_bytes = _Names(), 0, 0
     problems: list[str] = []
     for member in read_members(path, limits.max_members, max_bytes):
-        problem = member.problem or name_problem(member.name) or names.problem(_parts(member.name), member.is_folder)
+        problem = (
+            member.problem
+            or name_problem(member.name)
+            or names.problem(_parts(member.name), member.is_folder)
+        )
         if problem:
             problems.append(f"{member.name!r}: {problem}")
         elif _is_wanted(member):
@@ -141,7 +157,9 @@ def _judge(path: Path, limits: ArchiveLimits, listing: Path) -> _Content:
     if num_bytes > max_bytes:
         raise too_large(path, max_bytes)
     if not num_files:
-        raise DataError(f"the archive {str(path)!r} holds no files, expected a folder of classes, or a table with its images.")
+        raise DataError(
+            f"the archive {str(path)!r} holds no files, expected a folder of classes, or a table with its images."
+        )
     return _Content(num_files, num_bytes)
 
 
@@ -151,10 +169,14 @@ def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> No
     problems: list[str] = []
     for member in read_members(path, limits.max_members, max_bytes):
         if member.problem or name_problem(member.name):
-            raise DataError(f"the archive {str(path)!r} changed while it was unpacked. Run again when it is complete.")
+            raise DataError(
+                f"the archive {str(path)!r} changed while it was unpacked. Run again when it is complete."
+            )
         if _is_wanted(member):
             # After the first problem nothing is written any more, but the rest is still looked at.
-            written, problem = _copy(member, None if problems else content.joinpath(*_parts(member.name)), bytes_left)
+            written, problem = _copy(
+                member, None if problems else content.joinpath(*_parts(member.name)), bytes_left
+            )
             bytes_left -= written
             problems += [f"{member.name!r}: {problem}"] if problem else []
         if bytes_left < 0:
@@ -190,7 +212,9 @@ def _copy(member: Member, target: Path | None, most_bytes: int) -> tuple[int, st
             os.close(sink)
     return (
         written,
-        None if written == member.declared_bytes or written > most_bytes else f"damaged: {written} of {member.declared_bytes} bytes",
+        None
+        if written == member.declared_bytes or written > most_bytes
+        else f"damaged: {written} of {member.declared_bytes} bytes",
     )
 
 
@@ -212,13 +236,19 @@ def _write(sink: int, chunk: bytes) -> None:
 
 
 def _not_written(error: OSError) -> UnavailableError:
-    remedy = "Free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Unpack it elsewhere"
-    return UnavailableError(f"the archive cannot be unpacked into {FOLDER}: {error}. {remedy}, or point data.path at an unpacked folder.")
+    remedy = (
+        "Free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Unpack it elsewhere"
+    )
+    return UnavailableError(
+        f"the archive cannot be unpacked into {FOLDER}: {error}. {remedy}, or point data.path at an unpacked folder."
+    )
 
 
 def _refused(path: Path, problems: list[str], listing: Path) -> DataError:
     files.write_text(listing, "".join(f"{problem}\n" for problem in problems))
-    shown = "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN]) + "\n  ..." * (len(problems) > _MAX_SHOWN)
+    shown = "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN]) + "\n  ..." * (
+        len(problems) > _MAX_SHOWN
+    )
     return DataError(
         f"the archive {str(path)!r} has {len(problems)} member{'s' * (len(problems) > 1)} that may not be unpacked:\n{shown}\n"
         f"All of them are in {listing}. Pack it again without them; nothing was unpacked."
@@ -229,7 +259,9 @@ def _digest(path: Path) -> str:
     try:
         return files.sha256_file(path)
     except OSError as error:
-        raise DataError(f"data.path {str(path)!r} cannot be read: {error.strerror}. Give this user the right to read it.") from error
+        raise DataError(
+            f"data.path {str(path)!r} cannot be read: {error.strerror}. Give this user the right to read it."
+        ) from error
 
 
 def _check_disk_space(path: Path, folder: Path, needed: int) -> None:

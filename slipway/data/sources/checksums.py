@@ -41,15 +41,23 @@ class DigestList:
         # Images inside a table have a name at most, no file.
         unlisted = np.array(pc.and_(pc.is_null(places), has_bytes))
         for index in np.flatnonzero(unlisted):
-            unlisted[index] = any((self.root / name[index].as_py()).is_file() for name in (names, sources))
+            unlisted[index] = any(
+                (self.root / name[index].as_py()).is_file() for name in (names, sources)
+            )
         not_listed = pa.array(unlisted)
-        altered = pc.fill_null(pc.not_equal(facts["sha256"].combine_chunks().cast(pa.binary()), expected), False)
+        altered = pc.fill_null(
+            pc.not_equal(facts["sha256"].combine_chunks().cast(pa.binary()), expected), False
+        )
         rule, detail = facts["rule"].combine_chunks(), facts["detail"].combine_chunks()
         sound = pc.is_null(rule)
         also = pc.if_else(altered, "; its SHA-256 is not the one in data.digests, either", "")
         detail = pc.if_else(sound, detail, pc.binary_join_element_wise(detail, also, ""))
         for broken, name, text in (
-            (altered, "digest_mismatch", f"its SHA-256 is not the one in {self.path}: the bytes were altered after it was listed"),
+            (
+                altered,
+                "digest_mismatch",
+                f"its SHA-256 is not the one in {self.path}: the bytes were altered after it was listed",
+            ),
             (not_listed, "not_listed", f"{self.path} does not list it"),
         ):
             newly = pc.and_(sound, broken)
@@ -67,7 +75,9 @@ class DigestList:
         name = path.relative_to(self.root).as_posix()
         place = self.names.index(name).as_py()
         if place < 0:
-            raise DataError(f"data.digests {str(self.path)!r} does not list {name!r}. List it, or set data.digests to null.")
+            raise DataError(
+                f"data.digests {str(self.path)!r} does not list {name!r}. List it, or set data.digests to null."
+            )
         if files.sha256_file(path) != self.digests[place].as_py().hex():
             raise DataError(
                 f"{str(path)!r} was altered after it was listed: its SHA-256 is not the one in {self.path}. Put it back or list it anew."
@@ -76,16 +86,26 @@ class DigestList:
     def _others(self, seen: pa.Array, schema: pa.Schema) -> pa.Table:
         """A row for each listed file that is no sample and that is gone or altered."""
         unseen = np.flatnonzero(np.asarray(pc.invert(pc.is_in(self.names, seen))))
-        records = [record for index in unseen if (record := self._other(self.names[index].as_py(), self.digests[index].as_py()))]
+        records = [
+            record
+            for index in unseen
+            if (record := self._other(self.names[index].as_py(), self.digests[index].as_py()))
+        ]
         return pa.Table.from_pylist(records, schema=schema)
 
     def _other(self, name: str, digest: bytes) -> dict[str, Any] | None:
         path = self.root / name
         empty: dict[str, Any] = {"source": name, "corrections": [], "flags": [], "flag_details": []}
         if not path.is_file():
-            return empty | {"rule": "missing_file", "detail": f"{self.path} lists it, but {path} does not exist"}
+            return empty | {
+                "rule": "missing_file",
+                "detail": f"{self.path} lists it, but {path} does not exist",
+            }
         if files.sha256_file(path) != digest.hex():
-            return empty | {"rule": "digest_mismatch", "detail": f"its SHA-256 is not the one in {self.path}"}
+            return empty | {
+                "rule": "digest_mismatch",
+                "detail": f"its SHA-256 is not the one in {self.path}",
+            }
         return None
 
 
@@ -94,18 +114,24 @@ def read_digests(path: Path, data_path: Path) -> DigestList:
     try:
         lines = _lines(path.read_bytes())
     except OSError as error:
-        raise DataError(f"data.digests {str(path)!r} cannot be read: {error}. Expected lines of `sha256sum`, or null.") from error
+        raise DataError(
+            f"data.digests {str(path)!r} cannot be read: {error}. Expected lines of `sha256sum`, or null."
+        ) from error
     listed: dict[str, str] = {}
     faults = []
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if match is None:
-            faults += [f"  line {number}: {line[:80]!r} is not 'SHA-256  path'"] if line.strip() else []
+            faults += (
+                [f"  line {number}: {line[:80]!r} is not 'SHA-256  path'"] if line.strip() else []
+            )
         elif listed.setdefault(name := _name(match), match[2].lower()) != match[2].lower():
             faults.append(f"  line {number}: {name!r} is listed before with another digest")
     if faults or not listed:
         shown = "\n".join(faults[:_MAX_SHOWN]) or "  it lists no file"
-        raise DataError(f"data.digests {str(path)!r} has {len(faults)} bad lines, expected what `sha256sum` writes:\n{shown}")
+        raise DataError(
+            f"data.digests {str(path)!r} has {len(faults)} bad lines, expected what `sha256sum` writes:\n{shown}"
+        )
     root = data_path if data_path.is_dir() else data_path.parent
     digests = pa.array([bytes.fromhex(digest) for digest in listed.values()], pa.binary())
     return DigestList(path, root, pa.array(list(listed), pa.string()), digests)
@@ -114,7 +140,9 @@ def read_digests(path: Path, data_path: Path) -> DigestList:
 def _lines(content: bytes) -> list[str]:
     """Without what Windows adds; a name that is not UTF-8 is spelled as `folders` spells it."""
     text = content.removeprefix(codecs.BOM_UTF8).decode(errors="backslashreplace")
-    return [line.removesuffix("\r") for line in text.split("\n")]  # not splitlines: a name may hold other separators
+    return [
+        line.removesuffix("\r") for line in text.split("\n")
+    ]  # not splitlines: a name may hold other separators
 
 
 def _name(match: re.Match[str]) -> str:
@@ -125,4 +153,6 @@ def _name(match: re.Match[str]) -> str:
 
 def _names(sources: pa.Array, listed: pa.Array) -> pa.Array:
     """Sources as the list has them: without the row number that a table puts before the path, unless a folder is really called so."""
-    return pc.if_else(pc.is_in(sources, listed), sources, pc.replace_substring_regex(sources, r"^\d+:", ""))
+    return pc.if_else(
+        pc.is_in(sources, listed), sources, pc.replace_substring_regex(sources, r"^\d+:", "")
+    )

@@ -27,14 +27,22 @@ def read_folder(
     beside = Path(data.digests) if data.digests else None
     for path in walk_files(root):
         # A name that is not UTF-8 is written with escapes: tables hold text.
-        source = path[begin:] if path.isascii() else os.fsencode(path[begin:]).decode(errors="backslashreplace")
+        source = (
+            path[begin:]
+            if path.isascii()
+            else os.fsencode(path[begin:]).decode(errors="backslashreplace")
+        )
         if (wanted is not None and source not in wanted) or _is_same(path, beside):
             continue
         yield _sample(source, path, data, splits)
 
 
 def _is_same(path: str, other: Path | None) -> bool:
-    return other is not None and os.path.basename(path) == other.name and Path(path).resolve() == other.resolve()
+    return (
+        other is not None
+        and os.path.basename(path) == other.name
+        and Path(path).resolve() == other.resolve()
+    )
 
 
 def _sample(source: str, path: str, data: DataParams, splits: Mapping[str, str]) -> RawSample:
@@ -45,7 +53,9 @@ def _sample(source: str, path: str, data: DataParams, splits: Mapping[str, str])
         return RawSample(source, b"", None, None, None, fault)
     label, corrections = spelled(found, data.label_map)
     given = splits.get(top) if data.split_column == GIVEN_SPLIT else None
-    return RawSample(source, b"", label, None, None, None, given_split=given, corrections=corrections, path=path)
+    return RawSample(
+        source, b"", label, None, None, None, given_split=given, corrections=corrections, path=path
+    )
 
 
 def _beside(source: str, splits: Mapping[str, str]) -> str:
@@ -56,7 +66,9 @@ def _beside(source: str, splits: Mapping[str, str]) -> str:
 def _check_folder(root: Path) -> None:
     entries = visible_entries(root)
     if not entries:
-        raise DataError(f"data.path {str(root)!r} is an empty folder, expected one sub-folder per class with its images.")
+        raise DataError(
+            f"data.path {str(root)!r} is an empty folder, expected one sub-folder per class with its images."
+        )
     if not any(entry.is_dir() for entry in entries):
         names = ", ".join(entry.name for entry in entries[:3])
         raise DataError(
@@ -65,15 +77,21 @@ def _check_folder(root: Path) -> None:
         )
     if next(walk_files(root), None) is None:
         names = ", ".join(entry.name for entry in entries[:3])
-        raise DataError(f"data.path {str(root)!r} has {len(entries)} sub-folders ({names}) without any file, expected images in them.")
+        raise DataError(
+            f"data.path {str(root)!r} has {len(entries)} sub-folders ({names}) without any file, expected images in them."
+        )
 
 
 def walk_files(folder: Path | str) -> Iterator[str]:
     """Every file below `folder`, by name."""
     for entry in visible_entries(folder):
         if entry.is_dir():
-            if entry.is_symlink() and Path(folder).resolve().is_relative_to(Path(entry.path).resolve()):
-                raise DataError(f"the link {entry.path!r} leads back to a folder above it, expected every folder once. Remove the link.")
+            if entry.is_symlink() and Path(folder).resolve().is_relative_to(
+                Path(entry.path).resolve()
+            ):
+                raise DataError(
+                    f"the link {entry.path!r} leads back to a folder above it, expected every folder once. Remove the link."
+                )
             yield from walk_files(entry.path)
         else:
             yield entry.path

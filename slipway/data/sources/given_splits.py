@@ -34,7 +34,11 @@ def split_folders(root: Path, data: DataParams) -> SplitFolders:
     if data.split_folders == "classes":
         return SplitFolders({})
     inside = [Path(entry.path) for entry in visible_entries(root) if entry.is_dir()]
-    named = {folder: split for folder in inside if (split := named_split(folder.name)) and _has_files(folder)}
+    named = {
+        folder: split
+        for folder in inside
+        if (split := named_split(folder.name)) and _has_files(folder)
+    }
     named = dict(sorted(named.items(), key=lambda entry: SPLITS.index(entry[1])))
     if len(set(named.values())) < 2:
         return SplitFolders({})
@@ -46,9 +50,13 @@ def split_folders(root: Path, data: DataParams) -> SplitFolders:
             return SplitFolders({})
         if all(classes.values()):
             return SplitFolders({}, _no_class_shared(list(named)))
-    unlabelled = [f"beside them are {listed(others)}, expected folders of splits only"] if others else []
+    unlabelled = (
+        [f"beside them are {listed(others)}, expected folders of splits only"] if others else []
+    )
     unlabelled += _label_problems(tabled, classes)
-    problems = unlabelled + (_split_problems(named, classes, data) if data.split_folders == "auto" else [])
+    problems = unlabelled + (
+        _split_problems(named, classes, data) if data.split_folders == "auto" else []
+    )
     if problems:
         said = ", ".join(f"{folder.name}/ ({split})" for folder, split in named.items())
         raise DataError(
@@ -65,7 +73,11 @@ def _has_files(folder: Path) -> bool:
 
 
 def _tables(folder: Path) -> list[str]:
-    return [entry.name for entry in visible_entries(folder) if entry.is_file() and is_table_file(entry.name)]
+    return [
+        entry.name
+        for entry in visible_entries(folder)
+        if entry.is_file() and is_table_file(entry.name)
+    ]
 
 
 def _classes(folder: Path, data: DataParams) -> set[str]:
@@ -84,7 +96,9 @@ def _share_a_class(classes: Iterable[set[str]]) -> bool:
 
 def _no_class_shared(folders: Sequence[Path]) -> str:
     names = listed([f"{folder.name}/" for folder in folders])
-    return f"{names} have no class folder in common, so they are read as classes, not as a given split"
+    return (
+        f"{names} have no class folder in common, so they are read as classes, not as a given split"
+    )
 
 
 def _label_problems(tabled: Sequence[Path], classes: Mapping[Path, set[str]]) -> list[str]:
@@ -109,15 +123,21 @@ def _label_problems(tabled: Sequence[Path], classes: Mapping[Path, set[str]]) ->
     return problems
 
 
-def _split_problems(named: Mapping[Path, str], classes: Mapping[Path, set[str]], data: DataParams) -> list[str]:
+def _split_problems(
+    named: Mapping[Path, str], classes: Mapping[Path, set[str]], data: DataParams
+) -> list[str]:
     problems = []
     for split in SPLITS:
         folders = [folder.name for folder, said in named.items() if said == split]
         if len(folders) > 1:
-            problems.append(f"{listed(folders)} all say {split}, expected one folder for each split")
+            problems.append(
+                f"{listed(folders)} all say {split}, expected one folder for each split"
+            )
         if split == "train" and not folders:
             problems.append("none of them is for training")
-    known = set[str]().union(*(classes.get(folder, set()) for folder, split in named.items() if split == "train"))
+    known = set[str]().union(
+        *(classes.get(folder, set()) for folder, split in named.items() if split == "train")
+    )
     for folder, split in named.items():
         extra = classes.get(folder, set()) - known
         # Classes beyond data.classes are a matter of the rule unknown_label.

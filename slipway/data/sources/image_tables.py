@@ -38,7 +38,9 @@ class TablePart(NamedTuple):
     path: Path
     prefix: str = ""  # before its images' names in the data set: "" or "train/"
     split: str | None = None  # given to every row
-    folders: Mapping[str, str] = {}  # given by the first folder of an image's name, where `split` is None
+    folders: Mapping[
+        str, str
+    ] = {}  # given by the first folder of an image's name, where `split` is None
 
     def split_of(self, name: str | None) -> str | None:
         """The given split of the row that names this image."""
@@ -63,7 +65,9 @@ def is_metadata(path: Path) -> bool:
     return path.stem.lower() == METADATA
 
 
-def read_rows(parts: Sequence[TablePart], data: DataParams, wanted: frozenset[int] | None) -> Iterator[RawSample]:
+def read_rows(
+    parts: Sequence[TablePart], data: DataParams, wanted: frozenset[int] | None
+) -> Iterator[RawSample]:
     """Every row of the tables, or those whose number is in `wanted`, in their order; images in files of their own are not read yet."""
     begin = 0
     for part in parts:
@@ -83,7 +87,9 @@ def _reader(path: Path) -> Callable[[TablePart, DataParams, frozenset[int] | Non
     return _read_jsonl if is_jsonl(path) else _read_parquet
 
 
-def _read_parquet(part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int) -> Rows:
+def _read_parquet(
+    part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int
+) -> Rows:
     path = part.path
     file = _open_parquet(path)
     columns = _Columns(path, data, file.schema_arrow.names)
@@ -91,8 +97,12 @@ def _read_parquet(part: TablePart, data: DataParams, wanted: frozenset[int] | No
     row = begin
     try:
         for batch in file.iter_batches(_BATCH_ROWS, columns=columns.names, use_threads=False):
-            chosen = [index for index in range(batch.num_rows) if wanted is None or row + index in wanted]
-            for index, cells in zip(chosen, batch.take(pa.array(chosen, pa.int64())).to_pylist(), strict=True):
+            chosen = [
+                index for index in range(batch.num_rows) if wanted is None or row + index in wanted
+            ]
+            for index, cells in zip(
+                chosen, batch.take(pa.array(chosen, pa.int64())).to_pylist(), strict=True
+            ):
                 yield _table_sample(part, row + index, cells[columns.image], cells, data)
             row += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -104,7 +114,9 @@ def _read_parquet(part: TablePart, data: DataParams, wanted: frozenset[int] | No
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)  # by pages, not by whole row groups
+        return pq.ParquetFile(
+            path, pre_buffer=False, buffer_size=_BUFFER_BYTES
+        )  # by pages, not by whole row groups
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"data.path {str(path)!r} is not a readable Parquet file: {str(error).rstrip('.')}. Write or copy the file again."
@@ -113,7 +125,9 @@ def _open_parquet(path: Path) -> pq.ParquetFile:
 
 def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:
     is_bytes_and_path = pa.types.is_struct(found) and found.get_field_index("bytes") >= 0
-    if is_bytes_and_path or any(test(found) for test in (pa.types.is_binary, pa.types.is_large_binary, *_STRING_TYPES)):
+    if is_bytes_and_path or any(
+        test(found) for test in (pa.types.is_binary, pa.types.is_large_binary, *_STRING_TYPES)
+    ):
         return
     raise DataError(
         f"data.image_column {column!r} of {str(path)!r} has the type {found}, expected encoded image bytes "
@@ -121,7 +135,12 @@ def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:
     )
 
 
-_STRING_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_dictionary)
+_STRING_TYPES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_dictionary,
+)
 
 
 def _read_csv(part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int) -> Rows:
@@ -150,7 +169,9 @@ def _read_csv(part: TablePart, data: DataParams, wanted: frozenset[int] | None, 
     return row
 
 
-def _read_jsonl(part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int) -> Rows:
+def _read_jsonl(
+    part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int
+) -> Rows:
     names: dict[str, None] = {}
     for record in json_records(part.path):
         names |= dict.fromkeys(record or ())
@@ -192,17 +213,34 @@ class _Columns:
     """The columns that the params name, and the one of the images; DataError naming those that are not there."""
 
     def __init__(self, path: Path, data: DataParams, present: Sequence[str]) -> None:
-        self.image = FILE_NAME if is_metadata(path) and data.image_column not in present and FILE_NAME in present else data.image_column
+        self.image = (
+            FILE_NAME
+            if is_metadata(path) and data.image_column not in present and FILE_NAME in present
+            else data.image_column
+        )
         self.names = _needed_columns(path, data, self.image, list(present))
 
 
 def _needed_columns(path: Path, data: DataParams, image: str, present: list[str]) -> list[str]:
     needed = {"image_column": image, "target_column": data.target_column}
-    optional = {key: getattr(data, key) for key in ("group_column", "time_column", "weight_column", "split_column")}
-    needed |= {key: name for key, name in optional.items() if name is not None and (name != GIVEN_SPLIT or name in present)}
-    problems = [f"  data.{key} is {name!r}, {_hint(name, present)}" for key, name in needed.items() if name not in present]
+    optional = {
+        key: getattr(data, key)
+        for key in ("group_column", "time_column", "weight_column", "split_column")
+    }
+    needed |= {
+        key: name
+        for key, name in optional.items()
+        if name is not None and (name != GIVEN_SPLIT or name in present)
+    }
+    problems = [
+        f"  data.{key} is {name!r}, {_hint(name, present)}"
+        for key, name in needed.items()
+        if name not in present
+    ]
     twice = [name for name in needed.values() if present.count(name) > 1]
-    problems += [f"  the column {name!r} is there {present.count(name)} times" for name in sorted(set(twice))]
+    problems += [
+        f"  the column {name!r} is there {present.count(name)} times" for name in sorted(set(twice))
+    ]
     if problems:
         columns = ", ".join(present) if present else "none"
         raise DataError(f"{str(path)!r} has the columns {columns}.\n" + "\n".join(problems))
@@ -216,7 +254,9 @@ def _hint(name: str, present: list[str]) -> str:
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 
-def _table_sample(part: TablePart, row: int, cell: Any, cells: dict[str, Any], data: DataParams) -> RawSample:
+def _table_sample(
+    part: TablePart, row: int, cell: Any, cells: dict[str, Any], data: DataParams
+) -> RawSample:
     image = _image_cell(part.path.parent, cell)
     if data.split_column == GIVEN_SPLIT and GIVEN_SPLIT not in cells:
         cells = cells | {GIVEN_SPLIT: part.split_of(image.name)}
@@ -246,6 +286,9 @@ def _image_cell(folder: Path, cell: Any) -> _ImageCell:
     path = PurePosixPath(os.path.normpath(name.replace("\\", "/")))
     # By the text of the path alone: a link inside the folder is the owner's own decision (DVC's cache makes such links).
     if path.is_absolute() or path.parts[:1] == ("..",):
-        fault = Fault("outside_folder", f"{name} leads out of {folder}, expected a path relative to the table's folder")
+        fault = Fault(
+            "outside_folder",
+            f"{name} leads out of {folder}, expected a path relative to the table's folder",
+        )
         return _ImageCell(name, fault=fault)
     return _ImageCell(name, path=str(folder / path))

@@ -33,12 +33,21 @@ Stored = Literal["text", "number", "boolean", "other"]
 DELIMITERS = (",", ";", "\t")
 NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
 EXACT_INTEGERS = 2**53  # up to here a float64 holds every whole number
-COLLECTED = "slipway_collected"  # of a row that came from the service's traffic: slipway/data/join.py
+COLLECTED = (
+    "slipway_collected"  # of a row that came from the service's traffic: slipway/data/join.py
+)
 # As pandas writes its row index into files, and reads it back; and marks of ours that say as little of the row itself.
 _INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}|{GIVEN_SPLIT}"
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
-_PARQUET_FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError, OverflowError, ValueError)
+_PARQUET_FAULTS = (
+    pa.ArrowException,
+    OSError,
+    UnicodeDecodeError,
+    MemoryError,
+    OverflowError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -112,33 +121,58 @@ def _read_csv(path: Path, only: Collection[str] | None) -> RawTable:
             raise _unreadable_csv(path, error) from error
         malformed.clear()  # a row is longer than a block
         try:
-            table = _parse(payload, delimiter, names, malformed, min(len(payload), _MAX_BLOCK_BYTES))
+            table = _parse(
+                payload, delimiter, names, malformed, min(len(payload), _MAX_BLOCK_BYTES)
+            )
         except pa.ArrowInvalid as again:
             raise _unreadable_csv(path, again) from again
     del payload  # as large as the file
     kept = full(table.num_rows + len(malformed), True, np.bool_)
     kept[[number for number, _ in malformed]] = False
     wanted = [index for index, name in enumerate(names) if only is None or name.strip() in only]
-    columns = {names[index].strip(): _text_column(names[index].strip(), table.column(index)) for index in wanted}
+    columns = {
+        names[index].strip(): _text_column(names[index].strip(), table.column(index))
+        for index in wanted
+    }
     return RawTable(columns, rows_where(kept), malformed)
 
 
-def _parse(payload: bytes, delimiter: str, names: list[str], malformed: list[tuple[int, str]], block_bytes: int) -> pa.Table:
+def _parse(
+    payload: bytes,
+    delimiter: str,
+    names: list[str],
+    malformed: list[tuple[int, str]],
+    block_bytes: int,
+) -> pa.Table:
     def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted
-        malformed.append((row.number - 2, f"{row.actual_columns} columns, the header has {row.expected_columns}"))
+        malformed.append(
+            (row.number - 2, f"{row.actual_columns} columns, the header has {row.expected_columns}")
+        )
         return "skip"
 
     reader = pyarrow.csv.open_csv(
         io.BytesIO(payload),
-        pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes),  # only one thread tells the number of a malformed row
-        pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in payload, invalid_row_handler=skip),
-        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), check_utf8=False, strings_can_be_null=False),
+        pyarrow.csv.ReadOptions(
+            use_threads=False, block_size=block_bytes
+        ),  # only one thread tells the number of a malformed row
+        pyarrow.csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=b'"' in payload, invalid_row_handler=skip
+        ),
+        pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            check_utf8=False,
+            strings_can_be_null=False,
+        ),
     )
-    return reader.read_all() if len(payload) <= _BLOCK_BYTES else stored_table(reader, reader.schema)
+    return (
+        reader.read_all() if len(payload) <= _BLOCK_BYTES else stored_table(reader, reader.schema)
+    )
 
 
 def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
-    return DataError(f"data.path {str(path)!r} is not a readable CSV: {error}. Expected UTF-8 text, a header, and quotes that close.")
+    return DataError(
+        f"data.path {str(path)!r} is not a readable CSV: {error}. Expected UTF-8 text, a header, and quotes that close."
+    )
 
 
 def _payload(path: Path) -> bytes:
@@ -149,8 +183,12 @@ def _payload(path: Path) -> bytes:
     if not payload or payload.isspace():
         raise _is_empty(path)
     if payload.count(b'"') % 2:  # it would swallow every row that follows, in silence
-        raise DataError(f"data.path {str(path)!r} has a quotation mark that does not close. Write one inside a quoted cell twice.")
-    return _as_utf8(payload.removeprefix(b"\xef\xbb\xbf") + (b"" if payload.endswith(b"\n") else b"\n"))
+        raise DataError(
+            f"data.path {str(path)!r} has a quotation mark that does not close. Write one inside a quoted cell twice."
+        )
+    return _as_utf8(
+        payload.removeprefix(b"\xef\xbb\xbf") + (b"" if payload.endswith(b"\n") else b"\n")
+    )
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -167,7 +205,9 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _cannot_be_read(path: Path, error: OSError) -> DataError:
-    return DataError(f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again.")
+    return DataError(
+        f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again."
+    )
 
 
 def _is_empty(path: Path) -> DataError:
@@ -205,7 +245,9 @@ def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
 def _check_names(path: Path, names: list[str]) -> None:
     twice = [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DataError(f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. Rename or remove the others.")
+        raise DataError(
+            f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. Rename or remove the others."
+        )
 
 
 def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
@@ -213,10 +255,15 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
         file = pq.ParquetFile(path, pre_buffer=False)
         table = file.read(columns=None if only is None else list(only), use_threads=False)
         if table.num_rows != file.metadata.num_rows:  # pyarrow does not compare them
-            raise pa.ArrowInvalid(f"it has {table.num_rows} rows and says that it has {file.metadata.num_rows}")
+            raise pa.ArrowInvalid(
+                f"it has {table.num_rows} rows and says that it has {file.metadata.num_rows}"
+            )
         table.validate(full=True)  # a damaged file may hold text that is none
         _check_names(path, table.schema.names)
-        columns = {name: stored_column(name, table.column(index)) for index, name in enumerate(table.schema.names)}
+        columns = {
+            name: stored_column(name, table.column(index))
+            for index, name in enumerate(table.schema.names)
+        }
     except _PARQUET_FAULTS as error:
         raise _unreadable_parquet(path, error) from error
     return RawTable(columns, np.arange(table.num_rows), [])
@@ -228,8 +275,15 @@ def _read_shards(paths: list[Path], only: Collection[str] | None) -> RawTable:
     given = only is None or GIVEN_SPLIT in wanted
     wanted = [name for name in wanted if name != GIVEN_SPLIT]
     try:
-        tables = [pq.ParquetFile(path, pre_buffer=False).read(columns=wanted, use_threads=False).select(wanted) for path in paths]
-        table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables], promote_options="permissive")
+        tables = [
+            pq.ParquetFile(path, pre_buffer=False)
+            .read(columns=wanted, use_threads=False)
+            .select(wanted)
+            for path in paths
+        ]
+        table = pa.concat_tables(
+            [table.replace_schema_metadata(None) for table in tables], promote_options="permissive"
+        )
         table.validate(full=True)
         _check_names(paths[0].parent, table.schema.names)
         columns = {name: stored_column(name, table.column(name)) for name in table.schema.names}
@@ -237,7 +291,10 @@ def _read_shards(paths: list[Path], only: Collection[str] | None) -> RawTable:
         raise _unreadable_parquet(paths[0].parent, error) from error
     splits = shard_splits(paths)
     if splits and given:
-        said = [pa.array([splits.get(path)] * table.num_rows, pa.string()) for path, table in zip(paths, tables, strict=True)]
+        said = [
+            pa.array([splits.get(path)] * table.num_rows, pa.string())
+            for path, table in zip(paths, tables, strict=True)
+        ]
         columns[GIVEN_SPLIT] = stored_column(GIVEN_SPLIT, pa.chunked_array(said))
     return RawTable(columns, np.arange(table.num_rows), [])
 
@@ -246,7 +303,9 @@ def _read_jsonl(path: Path, only: Collection[str] | None) -> RawTable:
     records = list(json_records(path))
     rows = [record for record in records if record is not None]
     names = [name for name in column_names(path) if only is None or name in only]
-    columns = {name: stored_column(name, _cells_of([row.get(name) for row in rows])) for name in names}
+    columns = {
+        name: stored_column(name, _cells_of([row.get(name) for row in rows])) for name in names
+    }
     numbers = [number for number, record in enumerate(records) if record is not None]
     malformed = [(number, NOT_AN_OBJECT) for number, record in enumerate(records) if record is None]
     return RawTable(columns, np.array(numbers, np.int64), malformed)
@@ -257,12 +316,16 @@ def _cells_of(cells: list[Any]) -> pa.ChunkedArray:
     try:
         return pa.chunked_array([pa.array(cells)])
     except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
-        return pa.chunked_array([pa.array([None if cell is None else str(cell) for cell in cells], pa.string())])
+        return pa.chunked_array(
+            [pa.array([None if cell is None else str(cell) for cell in cells], pa.string())]
+        )
 
 
 def _unreadable_parquet(path: Path, error: Exception) -> DataError:
     text = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-    return DataError(f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again.")
+    return DataError(
+        f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again."
+    )
 
 
 def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
@@ -281,7 +344,9 @@ def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     if pa.types.is_date(kind):
         return _encoded(name, "text", pc.strftime(column.cast(pa.timestamp("s")), "%Y-%m-%d"), kind)
     if pa.types.is_timestamp(kind):
-        utc = pc.cast(column, pa.timestamp("us", kind.tz and "UTC"), safe=False)  # below microseconds it is cut
+        utc = pc.cast(
+            column, pa.timestamp("us", kind.tz and "UTC"), safe=False
+        )  # below microseconds it is cut
         return _encoded(name, "text", pc.strftime(utc, "%Y-%m-%dT%H:%M:%S"), kind)
     return RawColumn(name, "other", pa.array([], pa.string()), np.full(len(column), -1), str(kind))
 
@@ -295,7 +360,9 @@ def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataTy
     chunks = column.dictionary_encode().chunks  # of one dictionary
     codes, begin = scratch_array((len(column),), np.int64), 0
     for chunk in chunks:
-        codes[begin : begin + len(chunk)] = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes[begin : begin + len(chunk)] = chunk.indices.fill_null(-1).to_numpy(
+            zero_copy_only=False
+        )
         begin += len(chunk)
     values = stored_array(chunks[-1].dictionary) if chunks else pa.array([], column.type)
     return RawColumn(name, stored, values, codes, str(kind))
@@ -303,4 +370,6 @@ def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataTy
 
 def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     raw = _encoded(name, "text", column, pa.string())
-    return RawColumn(name, "text", stored_array(pc.utf8_trim_whitespace(raw.values)), raw.codes, "string")
+    return RawColumn(
+        name, "text", stored_array(pc.utf8_trim_whitespace(raw.values)), raw.codes, "string"
+    )

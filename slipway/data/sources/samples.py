@@ -61,10 +61,16 @@ def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
     """The entries of a folder by name, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
-            visible = (entry for entry in entries if not entry.name.startswith(".") and entry.name != _MACOS)
+            visible = (
+                entry
+                for entry in entries
+                if not entry.name.startswith(".") and entry.name != _MACOS
+            )
             return sorted(visible, key=lambda entry: entry.name)
     except OSError as error:
-        raise DataError(f"the folder {str(folder)!r} cannot be listed: {error.strerror}. Give this user the right to read it.") from error
+        raise DataError(
+            f"the folder {str(folder)!r} cannot be listed: {error.strerror}. Give this user the right to read it."
+        ) from error
 
 
 def read_file(path: Path | str) -> tuple[bytes, Fault | None]:
@@ -84,5 +90,14 @@ def _where_it_is(path: Path) -> str:
     """A hint when the file lies one folder deeper than the table says."""
     if not path.parent.is_dir():
         return ""
-    deeper = next((entry.name for entry in visible_entries(path.parent) if entry.is_dir() and Path(entry.path, path.name).exists()), None)
-    return f"; {deeper}/{path.name} does: write paths relative to the table's folder" if deeper else ""
+    deeper = next(
+        (
+            entry.name
+            for entry in visible_entries(path.parent)
+            if entry.is_dir() and Path(entry.path, path.name).exists()
+        ),
+        None,
+    )
+    return (
+        f"; {deeper}/{path.name} does: write paths relative to the table's folder" if deeper else ""
+    )

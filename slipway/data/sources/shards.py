@@ -39,20 +39,33 @@ def table_files(table: Path) -> list[Path]:
     """The files of a table in the order of their rows: itself, or the shards in the folder that it is."""
     if not table.is_dir():
         return [table]
-    shards = [path for path in table.iterdir() if path.is_file() and is_parquet(path) and not path.name.startswith(".")]
+    shards = [
+        path
+        for path in table.iterdir()
+        if path.is_file() and is_parquet(path) and not path.name.startswith(".")
+    ]
     splits = shard_splits(shards)
-    return sorted(shards, key=lambda path: (_READ_ORDER.index(splits[path]) if path in splits else 0, path.name))
+    return sorted(
+        shards,
+        key=lambda path: (_READ_ORDER.index(splits[path]) if path in splits else 0, path.name),
+    )
 
 
 def check_shards(shards: Sequence[Path]) -> None:
     """DataError naming the files whose columns differ from the first one's, and the shards that are missing."""
     schemas = {shard: _columns(shard) for shard in shards}
     first, expected = next(iter(schemas.items()))
-    problems = [f"  {shard.name}: {_difference(found, expected)}" for shard, found in schemas.items() if found != expected]
+    problems = [
+        f"  {shard.name}: {_difference(found, expected)}"
+        for shard, found in schemas.items()
+        if found != expected
+    ]
     if problems:
         raise DataError(
             f"data.path {str(first.parent)!r} holds {len(shards)} Parquet files, expected one, or shards with the columns and types of "
-            f"{first.name}:\n" + "\n".join(problems) + "\nPoint data.path at the one that is meant, or move the others out."
+            f"{first.name}:\n"
+            + "\n".join(problems)
+            + "\nPoint data.path at the one that is meant, or move the others out."
         )
     _check_shards_are_complete(shards)
 
@@ -62,15 +75,25 @@ def _columns(path: Path) -> dict[str, pa.DataType]:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
         text = str(error).rstrip(".")
-        raise DataError(f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again.") from error
+        raise DataError(
+            f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again."
+        ) from error
     return {field.name: field.type for field in schema}
 
 
 def _difference(found: Mapping[str, pa.DataType], expected: Mapping[str, pa.DataType]) -> str:
     lacking = [name for name in expected if name not in found]
     further = [name for name in found if name not in expected]
-    other = [f"{name} is {kind}, not {expected[name]}" for name, kind in found.items() if expected.get(name, kind) != kind]
-    parts = [f"lacks {listed(lacking)}"] * bool(lacking) + [f"also has {listed(further)}"] * bool(further) + other[:_MAX_SHOWN]
+    other = [
+        f"{name} is {kind}, not {expected[name]}"
+        for name, kind in found.items()
+        if expected.get(name, kind) != kind
+    ]
+    parts = (
+        [f"lacks {listed(lacking)}"] * bool(lacking)
+        + [f"also has {listed(further)}"] * bool(further)
+        + other[:_MAX_SHOWN]
+    )
     return "; ".join(parts)
 
 
@@ -118,4 +141,6 @@ def _split_of_shard(shard: Path) -> str | None:
 
 def listed(names: Sequence[str]) -> str:
     """The first of the names, and how many more there are."""
-    return ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
+    return ", ".join(names[:_MAX_SHOWN]) + (
+        f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    )

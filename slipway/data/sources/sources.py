@@ -14,9 +14,22 @@ import pyarrow.compute as pc
 from slipway.config.sections import DataParams
 from slipway.data.sources.folders import read_folder, walk_files
 from slipway.data.sources.given_splits import split_folders
-from slipway.data.sources.image_tables import TablePart, count_rows, is_metadata, is_table_file, read_rows
+from slipway.data.sources.image_tables import (
+    TablePart,
+    count_rows,
+    is_metadata,
+    is_table_file,
+    read_rows,
+)
 from slipway.data.sources.samples import GIVEN_SPLIT, RawSample, loaded, visible_entries
-from slipway.data.sources.shards import check_shard_splits, check_shards, is_parquet, named_split, shard_splits, table_files
+from slipway.data.sources.shards import (
+    check_shard_splits,
+    check_shards,
+    is_parquet,
+    named_split,
+    shard_splits,
+    table_files,
+)
 from slipway.data.store.packed import SPLITS
 from slipway.system.errors import DataError
 
@@ -29,15 +42,23 @@ class Layout(NamedTuple):
     root: Path
     tables: tuple[TablePart, ...] = ()  # in the order of their rows; none for class folders
     folders: Mapping[str, str] = {}  # the split of each split folder at the top
-    given: Mapping[str, list[str]] = {}  # the folders or shards of each split; empty if the data gives none
+    given: Mapping[
+        str, list[str]
+    ] = {}  # the folders or shards of each split; empty if the data gives none
     note: str = ""  # for the user: how names that could be splits were read
 
     def described(self, rows: pa.Table) -> str:
         """The lines for the console: which folders or files became which split, with how many of `rows.ROWS`."""
         if not self.given:
             return f"{self.note}\n" if self.note else ""
-        counts = {split: int(pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0) for split in self.given}
-        said = ", ".join(f"{_shown(names)} -> {split} ({counts[split]} rows)" for split, names in self.given.items())
+        counts = {
+            split: int(pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0)
+            for split in self.given
+        }
+        said = ", ".join(
+            f"{_shown(names)} -> {split} ({counts[split]} rows)"
+            for split, names in self.given.items()
+        )
         cut = [split for split in SPLITS if split not in self.given]
         by_time = " by time" if cut == ["val"] and rows["time"].null_count < rows.num_rows else ""
         rest = f"; `split` cuts {' and '.join(cut)} from train{by_time}" if cut else ""
@@ -45,10 +66,14 @@ class Layout(NamedTuple):
 
 
 def _shown(names: list[str]) -> str:
-    return " + ".join(names[:_MAX_SHOWN]) + (f" + {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
+    return " + ".join(names[:_MAX_SHOWN]) + (
+        f" + {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    )
 
 
-def read_samples(data: DataParams, wanted: Collection[str] | None = None, read_files: bool = True) -> Iterator[RawSample]:
+def read_samples(
+    data: DataParams, wanted: Collection[str] | None = None, read_files: bool = True
+) -> Iterator[RawSample]:
     """Every sample of `data.path`, or those whose `source` is in `wanted`, in the order of the data set.
 
     The order is by name in a folder and by row in a table. Without `read_files`, images that are files of their own come with their
@@ -64,7 +89,9 @@ def _samples(data: DataParams, wanted: Collection[str] | None) -> Iterator[RawSa
     if not layout.tables:
         _check_folder_has_no_columns(data)
         return read_folder(layout.root, sources, data, layout.folders)
-    rows = None if sources is None else frozenset(int(source.partition(":")[0]) for source in sources)
+    rows = (
+        None if sources is None else frozenset(int(source.partition(":")[0]) for source in sources)
+    )
     return read_rows(layout.tables, data, rows)
 
 
@@ -82,7 +109,10 @@ def with_given_split(data: DataParams) -> tuple[DataParams, Layout]:
 
 def find_layout(data: DataParams) -> Layout:
     """The layout of `data.path`; DataError if it cannot be read as any."""
-    root = existing_path(data, "a folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these")
+    root = existing_path(
+        data,
+        "a folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these",
+    )
     if not root.is_dir():
         _check_ending(root, data)
         return Layout(root, (TablePart(root),))
@@ -105,8 +135,12 @@ def _class_folders(root: Path, data: DataParams) -> Layout:
             f"data.path {data.path!r} is a folder, whose sub-folders are classes, but data.task is 'image_regression'. "
             "Point data.path at a .csv or .parquet file with a column of numbers, or at the one folder that holds it."
         )
-    given = {split: [f"{name}/" for name, said in folders.items() if said == split] for split in SPLITS}
-    return Layout(root, tuple(parts), folders, {split: names for split, names in given.items() if names}, note)
+    given = {
+        split: [f"{name}/" for name, said in folders.items() if said == split] for split in SPLITS
+    }
+    return Layout(
+        root, tuple(parts), folders, {split: names for split, names in given.items() if names}, note
+    )
 
 
 def _tables(root: Path, table: Path, data: DataParams) -> Layout:
@@ -116,21 +150,31 @@ def _tables(root: Path, table: Path, data: DataParams) -> Layout:
         check_shard_splits(paths, splits)
     folders = _folders_of_images(root) if is_metadata(table) else {}
     parts = tuple(TablePart(path, split=splits.get(path), folders=folders) for path in paths)
-    said = {path.name: split for path, split in splits.items()} or {f"{name}/": split for name, split in folders.items()}
+    said = {path.name: split for path, split in splits.items()} or {
+        f"{name}/": split for name, split in folders.items()
+    }
     given = {split: [name for name, other in said.items() if other == split] for split in SPLITS}
     return Layout(root, parts, given={split: names for split, names in given.items() if names})
 
 
 def _folders_of_images(root: Path) -> dict[str, str]:
     """The split of each folder beside a metadata file that names one, if at least two splits are named."""
-    folders = {entry.name: split for entry in visible_entries(root) if entry.is_dir() and (split := named_split(entry.name))}
+    folders = {
+        entry.name: split
+        for entry in visible_entries(root)
+        if entry.is_dir() and (split := named_split(entry.name))
+    }
     return folders if len(set(folders.values())) > 1 else {}
 
 
 def _check_folder_has_no_columns(data: DataParams) -> None:
     """DataError for columns that the params name: class folders have none, so they would be without effect."""
     keys = ("group_column", "time_column", "weight_column", "split_column")
-    asked = [f"data.{key} is {name!r}" for key in keys if (name := getattr(data, key)) not in (None, GIVEN_SPLIT)]
+    asked = [
+        f"data.{key} is {name!r}"
+        for key in keys
+        if (name := getattr(data, key)) not in (None, GIVEN_SPLIT)
+    ]
     if asked:
         raise DataError(
             f"data.path {data.path!r} is a folder of class folders, which has no columns, but {', '.join(asked)}. "
@@ -155,7 +199,9 @@ def existing_path(data: DataParams, expected: str) -> Path:
             f"data.path {data.path!r} is an address, expected {expected} on this machine. "
             f"Fetch it with `dvc import-url {data.path} data/NAME`, and point data.path at that; docs/remote_data.md tells more."
         )
-    raise DataError(f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). Point it at {expected}.")
+    raise DataError(
+        f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). Point it at {expected}."
+    )
 
 
 def table_in(folder: Path) -> Path | None:
@@ -166,7 +212,9 @@ def table_in(folder: Path) -> Path | None:
     DVC watches the images that a table names if they lie in the same folder.
     """
     entries = visible_entries(folder)
-    tables = [Path(entry.path) for entry in entries if entry.is_file() and is_table_file(entry.name)]
+    tables = [
+        Path(entry.path) for entry in entries if entry.is_file() and is_table_file(entry.name)
+    ]
     if not tables:
         inside = [Path(entry.path) for entry in entries if entry.is_dir()]
         return table_in(inside[0]) if len(inside) == 1 and _has_only_tables(inside[0]) else None

@@ -21,11 +21,15 @@ _UNITS_PER_BIN = 20
 
 def assign_stable(units: Units, shares: Sequence[float], seed: int, stream: str) -> Int:
     """(N,) the part of each row, from 0, by the position of its unit's number among the cumulated shares."""
-    parts = np.searchsorted(np.cumsum(shares)[:-1], uniform(seed, 0, units.keys, stream), side="right")
+    parts = np.searchsorted(
+        np.cumsum(shares)[:-1], uniform(seed, 0, units.keys, stream), side="right"
+    )
     return parts.astype(np.int64)[units.of_row]
 
 
-def assign_exact(rows: pa.Table, units: Units, shares: Sequence[float], seed: int, stream: str) -> Int:
+def assign_exact(
+    rows: pa.Table, units: Units, shares: Sequence[float], seed: int, stream: str
+) -> Int:
     """(N,) the part of each row, from 0; exact shares in each class, or in each tenth of a numeric target's range, by rank."""
     strata, sizes = _strata(rows, units), units.sizes
     order = np.lexsort((units.keys, uniform(seed, 0, units.keys, stream), strata))
@@ -46,7 +50,10 @@ def largest_remainder(total: int, shares: Sequence[float], owed: Sequence[float]
     exact = [total * share for share in shares]
     counts = [int(value + 1e-9) for value in exact]
     remainders = [round(value - count, 9) for value, count in zip(exact, counts, strict=True)]
-    order = sorted(range(len(shares)), key=lambda index: (-remainders[index], -round(float(debts[index]), 9), index))
+    order = sorted(
+        range(len(shares)),
+        key=lambda index: (-remainders[index], -round(float(debts[index]), 9), index),
+    )
     for index in order[: total - sum(counts)]:
         counts[index] += 1
     return counts
@@ -63,7 +70,11 @@ def _cut(sizes: Int, shares: Sequence[float], owed: NDArray[np.float64]) -> Int:
 
 def _strata(rows: pa.Table, units: Units) -> Int:
     """(U,) the stratum of each unit, from 0: its most frequent class, or the tenth that its mean target lies in."""
-    return _target_bins(rows, units) if rows["label"].null_count == rows.num_rows else _classes(rows, units)
+    return (
+        _target_bins(rows, units)
+        if rows["label"].null_count == rows.num_rows
+        else _classes(rows, units)
+    )
 
 
 def _classes(rows: pa.Table, units: Units) -> Int:
@@ -85,5 +96,7 @@ def _target_bins(rows: pa.Table, units: Units) -> Int:
     bins = np.empty(len(means), np.int64)
     # By rank: unit number i of n is in bin b when n * b // num_bins <= i.
     edges = np.array([len(means) * index // num_bins for index in range(1, num_bins)], np.int64)
-    bins[np.lexsort((units.keys, means))] = np.searchsorted(edges, np.arange(len(means)), side="right")
+    bins[np.lexsort((units.keys, means))] = np.searchsorted(
+        edges, np.arange(len(means)), side="right"
+    )
     return bins

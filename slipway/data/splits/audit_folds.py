@@ -12,13 +12,18 @@ from slipway.data.splits.assignment import assign_exact
 from slipway.data.splits.units import codes, find_units
 from slipway.system.errors import DataError
 
-AUDITED = ("train", "val")  # never test: labels mended by what a network says of them would flatter every network
+AUDITED = (
+    "train",
+    "val",
+)  # never test: labels mended by what a network says of them would flatter every network
 _MAX_SHOWN = 5
 
 
 def audited_rows(rows: pa.Table) -> pa.Table:
     """Those of `rows.SPLIT_ROWS` that are audited: one split after the other, each by id as in the packed store."""
-    return pa.concat_tables([rows.filter(pc.equal(rows["split"], split)).sort_by("id") for split in AUDITED])
+    return pa.concat_tables(
+        [rows.filter(pc.equal(rows["split"], split)).sort_by("id") for split in AUDITED]
+    )
 
 
 def audit_folds(rows: pa.Table, num_folds: int, seed: int) -> NDArray[np.int64]:
@@ -38,7 +43,9 @@ def _check_classes(rows: pa.Table, folds: NDArray[np.int64]) -> None:
     if (num_folds_of >= 2).all():
         return
     alone = sorted(names.take(pa.array(np.flatnonzero(num_folds_of < 2))).to_pylist())
-    shown = ", ".join(map(repr, alone[:_MAX_SHOWN])) + (f" and {len(alone) - _MAX_SHOWN} more" if len(alone) > _MAX_SHOWN else "")
+    shown = ", ".join(map(repr, alone[:_MAX_SHOWN])) + (
+        f" and {len(alone) - _MAX_SHOWN} more" if len(alone) > _MAX_SHOWN else ""
+    )
     raise DataError(
         f"an audit needs rows of each class in at least two folds, but all rows of {shown} are in one: they are too few, or one group or "
         "chain of near duplicates. Add rows of it, merge the class into another with data.label_map, or set audit.folds to 0."

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from slipway.data.store.packed import SPLITS
 from slipway.system.errors import DataError
 
-COLUMNS = {"id": "the same id", "sha256": "the same content", "group": "the same group", "cluster": "near duplicates"}
+COLUMNS = {
+    "id": "the same id",
+    "sha256": "the same content",
+    "group": "the same group",
+    "cluster": "near duplicates",
+}
 _MAX_SHOWN = 5
 
 
@@ -47,14 +52,18 @@ class Leaks:
     @property
     def found(self) -> bool:
         """Whether there is any."""
-        return any(overlap.values for pairs in self.shared.values() for overlap in pairs.values()) or any(
-            order.rows_not_later for order in self.time.values()
-        )
+        return any(
+            overlap.values for pairs in self.shared.values() for overlap in pairs.values()
+        ) or any(order.rows_not_later for order in self.time.values())
 
 
 def find_leaks(table: pa.Table) -> Leaks:
     """The leaks of a table with the columns of `rows.SPLIT_ROWS`, of which `leaked` is not read."""
-    parts = pc.index_in(table["split"].combine_chunks(), pa.array(SPLITS)).to_numpy(zero_copy_only=False).astype(np.int64)
+    parts = (
+        pc.index_in(table["split"].combine_chunks(), pa.array(SPLITS))
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     leaked = np.zeros(table.num_rows, np.bool_)
     shared = {}
     for column in COLUMNS:
@@ -77,20 +86,31 @@ def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
         for pair, overlap in pairs.items()
         if overlap.values
     ]
-    lines += [f"  time order of {pair}: {_describe(pair, order)}" for pair, order in leaks.time.items() if order.rows_not_later]
+    lines += [
+        f"  time order of {pair}: {_describe(pair, order)}"
+        for pair, order in leaks.time.items()
+        if order.rows_not_later
+    ]
     remedy = (
         "Move these rows, let Slipway split (data.split_column null, or data.split_folders pool), "
         "or set split.on_leak to report: the leaked rows are then marked, and metrics come with and without them."
         if is_own_split
         else "Run `dvc repro --force clean split`."
     )
-    raise DataError(f"{leaks.rows.sum()} rows of val and test leak from another split:\n" + "\n".join(lines) + f"\n{remedy}")
+    raise DataError(
+        f"{leaks.rows.sum()} rows of val and test leak from another split:\n"
+        + "\n".join(lines)
+        + f"\n{remedy}"
+    )
 
 
 def leak_report(leaks: Leaks) -> dict[str, Any]:
     """What `reports/split.json` holds: for each column and pair of splits what they share, and the order in time."""
     shared = {
-        column: {pair: {"values": overlap.values, "examples": overlap.examples} for pair, overlap in pairs.items()}
+        column: {
+            pair: {"values": overlap.values, "examples": overlap.examples}
+            for pair, overlap in pairs.items()
+        }
         for column, pairs in leaks.shared.items()
     }
     time = {pair: vars(order) for pair, order in leaks.time.items()}
@@ -102,11 +122,15 @@ def _describe(pair: str, order: Order) -> str:
     return f"{order.rows_not_later} rows of {later} are not later than {earlier}'s latest ({order.latest_before:g})"
 
 
-def _overlaps(column: pa.ChunkedArray, parts: NDArray[np.int64]) -> tuple[dict[str, Overlap], NDArray[np.bool_]]:
+def _overlaps(
+    column: pa.ChunkedArray, parts: NDArray[np.int64]
+) -> tuple[dict[str, Overlap], NDArray[np.bool_]]:
     """By pair of splits the values that are in both, and (N,) the rows whose value is in another split, too."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     values = encoded.dictionary
-    index = pc.fill_null(encoded.indices, len(values)).to_numpy(zero_copy_only=False)  # the last one stands for null
+    index = pc.fill_null(encoded.indices, len(values)).to_numpy(
+        zero_copy_only=False
+    )  # the last one stands for null
     present = np.zeros((len(values) + 1, len(SPLITS)), np.bool_)
     present[index, parts] = True
     present[-1] = False
@@ -122,13 +146,17 @@ def _overlap(values: pa.Array, in_both: NDArray[np.bool_]) -> Overlap:
     return Overlap(len(found), sorted(found.to_pylist())[:_MAX_SHOWN])
 
 
-def _orders(times: NDArray[np.float64], parts: NDArray[np.int64]) -> tuple[dict[str, Order], NDArray[np.bool_]]:
+def _orders(
+    times: NDArray[np.float64], parts: NDArray[np.int64]
+) -> tuple[dict[str, Order], NDArray[np.bool_]]:
     """Equal times are not later: what happened at the same moment must not be in two splits."""
     orders, leaked = {}, np.zeros(len(times), np.bool_)
     for one, other in itertools.combinations(range(len(SPLITS)), 2):
         before, after = times[parts == one], times[parts == other]
         if len(before) and len(after):
             late = (parts == other) & (times <= before.max())
-            orders[f"{SPLITS[one]}/{SPLITS[other]}"] = Order(float(before.max()), float(after.min()), int(late.sum()))
+            orders[f"{SPLITS[one]}/{SPLITS[other]}"] = Order(
+                float(before.max()), float(after.min()), int(late.sum())
+            )
             leaked |= late
     return orders, leaked

@@ -21,7 +21,9 @@ def report(split: Split, seed: int) -> dict[str, Any]:
         "splits": {name: _describe(split.rows, name, classes) for name in SPLITS},
         "shares": None if split.shares is None else dict(zip(SPLITS, split.shares, strict=True)),
         "largest_deviation": _largest_deviation(split, classes),
-        "classes_missing": {name: found for index, name in enumerate(SPLITS) if (found := _missing(classes, index))},
+        "classes_missing": {
+            name: found for index, name in enumerate(SPLITS) if (found := _missing(classes, index))
+        },
         "units": {"number": len(split.unit_sizes), "largest": int(split.unit_sizes.max(initial=0))},
         "folds": _fold_counts(split.rows),
         "purged": split.purged.num_rows,
@@ -31,25 +33,40 @@ def report(split: Split, seed: int) -> dict[str, Any]:
 
 def summary(report: dict[str, Any]) -> str:
     """The report in a few lines for the console."""
-    lines = [", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items()) + f" ({report['way']})"]
+    lines = [
+        ", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items())
+        + f" ({report['way']})"
+    ]
     if report["cut_from_train"]:
         latest = " by time (its latest rows)" if report["cut_by_time"] else ""
         cut = " and ".join(report["cut_from_train"])
         lines.append(f"{cut} is cut from train{latest}, since the given split has none")
     if report["purged"]:
-        lines.append(f"purged {report['purged']} rows whose group or near duplicates reach a later split, see data/split/purged.parquet")
+        lines.append(
+            f"purged {report['purged']} rows whose group or near duplicates reach a later split, see data/split/purged.parquet"
+        )
     if report["leaks"]["rows"]:
-        lines.append(f"leaked {report['leaks']['rows']} rows of val and test, marked; evaluate also measures without them")
+        lines.append(
+            f"leaked {report['leaks']['rows']} rows of val and test, marked; evaluate also measures without them"
+        )
     lines += [f"suspected leak: {copy['finding']}" for copy in report.get("target_copies", [])]
-    lines += [f"{name} lacks the classes {', '.join(found)}" for name, found in report["classes_missing"].items()]
+    lines += [
+        f"{name} lacks the classes {', '.join(found)}"
+        for name, found in report["classes_missing"].items()
+    ]
     return "\n".join(lines)
 
 
 def _describe(table: pa.Table, name: str, classes: dict[str, list[int]]) -> dict[str, Any]:
     rows = table.filter(pc.equal(table["split"], name))
-    described: dict[str, Any] = {"rows": rows.num_rows, "leaked": int(pc.sum(rows["leaked"]).as_py() or 0)}
+    described: dict[str, Any] = {
+        "rows": rows.num_rows,
+        "leaked": int(pc.sum(rows["leaked"]).as_py() or 0),
+    }
     if classes:
-        return described | {"classes": {label: counts[SPLITS.index(name)] for label, counts in classes.items()}}
+        return described | {
+            "classes": {label: counts[SPLITS.index(name)] for label, counts in classes.items()}
+        }
     targets = rows["target"].to_numpy()
     return described | {"target": {"mean": float(targets.mean()), "std": float(targets.std())}}
 
@@ -62,7 +79,13 @@ def _largest_deviation(split: Split, classes: dict[str, list[int]]) -> dict[str,
     deviations = [
         (
             abs(count / sum(found) - asked),
-            {"class": label or None, "split": name, "rows": count, "asked": asked, "found": count / sum(found)},
+            {
+                "class": label or None,
+                "split": name,
+                "rows": count,
+                "asked": asked,
+                "found": count / sum(found),
+            },
         )
         for label, found in counts.items()
         for name, asked, count in zip(SPLITS, split.shares, found, strict=True)
@@ -75,5 +98,10 @@ def _missing(classes: dict[str, list[int]], index: int) -> list[str]:
 
 
 def _fold_counts(table: pa.Table) -> list[int]:
-    counted = table.filter(pc.is_valid(table["fold"])).group_by("fold").aggregate([([], "count_all")]).sort_by("fold")
+    counted = (
+        table.filter(pc.is_valid(table["fold"]))
+        .group_by("fold")
+        .aggregate([([], "count_all")])
+        .sort_by("fold")
+    )
     return [int(count) for count in counted["count_all"].to_pylist()]

@@ -36,7 +36,9 @@ class Split:
     rows: pa.Table  # `rows.SPLIT_ROWS`, by id
     purged: pa.Table  # `rows.PURGED`, by id; empty unless by time, or val is cut by time
     leaks: Leaks
-    shares: tuple[float, float, float] | None  # asked for; None where the user's own split or fixed times decide
+    shares: (
+        tuple[float, float, float] | None
+    )  # asked for; None where the user's own split or fixed times decide
     unit_sizes: Int  # rows of each unit
     cut: tuple[str, ...] = ()  # the splits that the user's own split lacks, cut from train
     cut_by_time: bool = False  # `cut` is val, the latest rows of train
@@ -87,22 +89,34 @@ def check_given(params: SplitParams) -> None:
 
 def check_columns(rows: pa.Table, split_column: str | None, time_column: str | None) -> None:
     """DataError where a column of splits or times is asked for that no row of `rows.ROWS` has: another way would be taken in silence."""
-    asked = {"given_split": ("data.split_column", split_column), "time": ("data.time_column", time_column)}
+    asked = {
+        "given_split": ("data.split_column", split_column),
+        "time": ("data.time_column", time_column),
+    }
     problems = [
         f"  {key} is {name!r}, but no row has a value there"
         for column, (key, name) in asked.items()
         if name is not None and rows[column].null_count == rows.num_rows
     ]
     if problems:
-        raise DataError("columns that decide the split are empty:\n" + "\n".join(problems) + "\nFill them in, or set the key to null.")
+        raise DataError(
+            "columns that decide the split are empty:\n"
+            + "\n".join(problems)
+            + "\nFill them in, or set the key to null."
+        )
 
 
 def count_classes(table: pa.Table) -> dict[str, list[int]]:
     """Rows of each class in train, val and test, by class; empty for a numeric target."""
     counted = table.group_by(["label", "split"]).aggregate([([], "count_all")]).to_pylist()
     counts: dict[str, list[int]] = {}
-    for entry in sorted((entry for entry in counted if entry["label"] is not None), key=lambda entry: str(entry["label"])):
-        counts.setdefault(entry["label"], [0] * len(SPLITS))[SPLITS.index(entry["split"])] = entry["count_all"]
+    for entry in sorted(
+        (entry for entry in counted if entry["label"] is not None),
+        key=lambda entry: str(entry["label"]),
+    ):
+        counts.setdefault(entry["label"], [0] * len(SPLITS))[SPLITS.index(entry["split"])] = entry[
+            "count_all"
+        ]
     return counts
 
 
@@ -117,18 +131,29 @@ def check_complete(split: Split) -> None:
     if missing := [name for name, count in counts.items() if not count]:
         purged = f", and {split.purged.num_rows} were purged" if split.purged.num_rows else ""
         largest = split.unit_sizes.max(initial=0)
-        units = f" The largest group or chain of near duplicates has {largest} rows, which stay together." if largest > 1 else ""
-        raise DataError(f"split {', '.join(missing)} is empty: {split.rows.num_rows} rows became {counts}{purged}.{units} {_remedy(split)}")
+        units = (
+            f" The largest group or chain of near duplicates has {largest} rows, which stay together."
+            if largest > 1
+            else ""
+        )
+        raise DataError(
+            f"split {', '.join(missing)} is empty: {split.rows.num_rows} rows became {counts}{purged}.{units} {_remedy(split)}"
+        )
     classes = count_classes(split.rows)
     needed = SPLITS if split.way in ("stable", "exact") else SPLITS[:1]
     short = {label: found for label, found in classes.items() if not all(found[: len(needed)])}
     if short:
         shown = [
-            f"  {label!r}: " + ", ".join(f"{name} {count}" for name, count in zip(SPLITS, found, strict=True))
+            f"  {label!r}: "
+            + ", ".join(f"{name} {count}" for name, count in zip(SPLITS, found, strict=True))
             for label, found in list(short.items())[:_MAX_SHOWN]
         ] + ["  ..."] * (len(short) > _MAX_SHOWN)
         where = "a split" if len(needed) > 1 else "train"
-        raise DataError(f"{len(short)} of {len(classes)} classes lack rows in {where}:\n" + "\n".join(shown) + f"\n{_remedy(split)}")
+        raise DataError(
+            f"{len(short)} of {len(classes)} classes lack rows in {where}:\n"
+            + "\n".join(shown)
+            + f"\n{_remedy(split)}"
+        )
 
 
 def _way(rows: pa.Table, params: SplitParams) -> Way:
@@ -137,7 +162,9 @@ def _way(rows: pa.Table, params: SplitParams) -> Way:
     return "time" if rows["time"].null_count < rows.num_rows else params.assignment
 
 
-def _parts(rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int) -> tuple[Int, pa.Array]:
+def _parts(
+    rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int
+) -> tuple[Int, pa.Array]:
     """(N,) the index of each row's split, and its fold."""
     no_folds = pa.nulls(rows.num_rows, pa.int32())
     if way == "given":
@@ -150,22 +177,38 @@ def _parts(rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: in
     learnt = parts != _TEST
     folds = np.full(len(parts), -1)
     shares = [1 / params.folds] * params.folds
-    folds[learnt] = _assign(rows.filter(pa.array(learnt)), units.select(learnt), way, shares, seed, "fold")
+    folds[learnt] = _assign(
+        rows.filter(pa.array(learnt)), units.select(learnt), way, shares, seed, "fold"
+    )
     parts = np.where(learnt, (folds == params.fold).astype(np.int64), parts)
     return parts, pa.array(folds.astype(np.int32), mask=~learnt)
 
 
-def _assign(rows: pa.Table, units: Units, way: Way, shares: tuple[float, ...] | list[float], seed: int, stream: str) -> Int:
+def _assign(
+    rows: pa.Table,
+    units: Units,
+    way: Way,
+    shares: tuple[float, ...] | list[float],
+    seed: int,
+    stream: str,
+) -> Int:
     if not rows.num_rows:
         return np.zeros(0, np.int64)
-    return assign_stable(units, shares, seed, stream) if way == "stable" else assign_exact(rows, units, shares, seed, stream)
+    return (
+        assign_stable(units, shares, seed, stream)
+        if way == "stable"
+        else assign_exact(rows, units, shares, seed, stream)
+    )
 
 
 def _given(rows: pa.Table) -> Int:
     parts = pc.index_in(rows["given_split"].combine_chunks(), pa.array(SPLITS))
     wrong = rows.filter(pc.is_null(parts))
     if wrong.num_rows:
-        lines = [f"  {row['source']}: {row['given_split']!r}" for row in wrong.slice(0, _MAX_SHOWN).to_pylist()]
+        lines = [
+            f"  {row['source']}: {row['given_split']!r}"
+            for row in wrong.slice(0, _MAX_SHOWN).to_pylist()
+        ]
         raise DataError(
             f"{wrong.num_rows} of {rows.num_rows} rows have no split of your own in data.split_column, expected train, val or test "
             "in every row:\n" + "\n".join(lines) + f"\nFill them in. {_OTHER_SPLIT}"
@@ -208,7 +251,14 @@ def _with_cuts(rows: pa.Table, units: Units, params: SplitParams, seed: int) -> 
         learnt = parts == 0
         share = params.val if missing != _TEST else params.test
         shares = [params.train / (params.train + share), share / (params.train + share)]
-        cut = _assign(rows.filter(pa.array(learnt)), units.select(learnt), params.assignment, shares, seed, "split")
+        cut = _assign(
+            rows.filter(pa.array(learnt)),
+            units.select(learnt),
+            params.assignment,
+            shares,
+            seed,
+            "split",
+        )
         parts[learnt] = np.minimum(cut, 1) * missing
     return parts
 

@@ -22,7 +22,11 @@ def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
     Raises DataError where a row has no time, where there are fewer than three distinct times, or cuts that are no times in their order.
     """
     times = _times(rows)
-    cuts = read_cuts(params.time_cuts) if params.time_cuts is not None else cuts_by_share(times, params)
+    cuts = (
+        read_cuts(params.time_cuts)
+        if params.time_cuts is not None
+        else cuts_by_share(times, params)
+    )
     return np.searchsorted(cuts, times, side="right").astype(np.int64)
 
 
@@ -42,14 +46,18 @@ def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 def cuts_by_share(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
     """(2,) the times at which val and test begin."""
-    distinct, before = np.unique(np.sort(times), return_index=True)  # `before`: rows earlier than each distinct time
+    distinct, before = np.unique(
+        np.sort(times), return_index=True
+    )  # `before`: rows earlier than each distinct time
     if len(distinct) < 3:
         raise DataError(
             f"the time column has {len(distinct)} distinct times in {len(times)} rows, expected at least 3, one for each split. "
             "Use a finer time, or set data.time_column to null."
         )
     val = 1 + int(np.abs(before[1:-1] - len(times) * params.train).argmin())
-    test = val + 1 + int(np.abs(before[val + 1 :] - len(times) * (params.train + params.val)).argmin())
+    test = (
+        val + 1 + int(np.abs(before[val + 1 :] - len(times) * (params.train + params.val)).argmin())
+    )
     return distinct[[val, test]]
 
 
@@ -62,9 +70,13 @@ def read_cuts(texts: list[str]) -> NDArray[np.float64]:
         except ValueError:
             problems.append(repr(text))
     if problems:
-        raise DataError(f"split.time_cuts holds {', '.join(problems)}, expected ISO 8601 dates such as 2026-11-20, or numbers.")
+        raise DataError(
+            f"split.time_cuts holds {', '.join(problems)}, expected ISO 8601 dates such as 2026-11-20, or numbers."
+        )
     if not cuts[0] < cuts[1]:
-        raise DataError(f"split.time_cuts is {texts}, expected where val begins, then a later time where test begins.")
+        raise DataError(
+            f"split.time_cuts is {texts}, expected where val begins, then a later time where test begins."
+        )
     return np.array(cuts)
 
 

@@ -39,7 +39,9 @@ class Units:
 
 def find_units(rows: pa.Table, seed: int) -> Units:
     """The units of `rows.ROWS`; they depend on the content and the seed, not on the order of the rows."""
-    (ids, id_names), (groups, group_names), (clusters, cluster_names) = (codes(rows[name]) for name in ("id", "group", "cluster"))
+    (ids, id_names), (groups, group_names), (clusters, cluster_names) = (
+        codes(rows[name]) for name in ("id", "group", "cluster")
+    )
     first_group, first_cluster = len(id_names), len(id_names) + len(group_names)
     grouped, clustered = groups >= 0, clusters >= 0
     component = connected_components(
@@ -50,7 +52,9 @@ def find_units(rows: pa.Table, seed: int) -> Units:
     keys = np.concatenate([id_keys(id_names.to_pylist()), _group_keys(group_names)])
     has_group = np.zeros(len(component), np.bool_)
     has_group[component[first_group:first_cluster]] = True
-    members = np.flatnonzero((np.arange(first_cluster) >= first_group) | ~has_group[component[:first_cluster]])
+    members = np.flatnonzero(
+        (np.arange(first_cluster) >= first_group) | ~has_group[component[:first_cluster]]
+    )
     roots, representatives = _choose(component[members], keys[members], seed)
     return Units(np.searchsorted(roots, component[ids]), representatives)
 
@@ -58,7 +62,9 @@ def find_units(rows: pa.Table, seed: int) -> Units:
 def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
     """(N,) int64 index of each value among the distinct values, -1 for null; and the distinct values."""
     encoded = pc.dictionary_encode(column.combine_chunks())
-    return pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary
+    return pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(
+        np.int64
+    ), encoded.dictionary
 
 
 def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
@@ -77,7 +83,9 @@ def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
 
 
 def _group_keys(names: pa.Array) -> NDArray[np.uint64]:
-    return id_keys([hashlib.sha256(f"group/{name}".encode()).hexdigest() for name in names.to_pylist()])
+    return id_keys(
+        [hashlib.sha256(f"group/{name}".encode()).hexdigest() for name in names.to_pylist()]
+    )
 
 
 def _choose(component: Int, keys: NDArray[np.uint64], seed: int) -> tuple[Int, NDArray[np.uint64]]:

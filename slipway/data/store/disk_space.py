@@ -33,8 +33,14 @@ class Need(NamedTuple):
 
 def space_needed(form: StoreForm, num_rows: Mapping[str, int]) -> Need:
     """For `num_rows` of each split."""
-    pixels = sum(rows * int(np.prod(form.stored(split).shape)) for split, rows in num_rows.items() if not form.is_jpeg(split))
-    jpegs = sum(rows * _jpeg_bytes(form, split) for split, rows in num_rows.items() if form.is_jpeg(split))
+    pixels = sum(
+        rows * int(np.prod(form.stored(split).shape))
+        for split, rows in num_rows.items()
+        if not form.is_jpeg(split)
+    )
+    jpegs = sum(
+        rows * _jpeg_bytes(form, split) for split, rows in num_rows.items() if form.is_jpeg(split)
+    )
     tables = sum(num_rows.values()) * _ROW_BYTES
     return Need(pixels + jpegs + tables + _MARGIN_BYTES, jpegs + tables, is_estimate=jpegs > 0)
 
@@ -73,7 +79,9 @@ def _check(needed: int, place: Path, is_estimate: bool) -> None:
 
 def _jpeg_bytes(form: StoreForm, split: str) -> int:
     height, width, channels = form.stored(split).shape
-    per_pixel = float(np.interp(form.jpeg_quality or 100, _JPEG_QUALITIES, _JPEG_BYTES_PER_PIXEL)) * (1.0 if channels == 3 else 0.7)
+    per_pixel = float(
+        np.interp(form.jpeg_quality or 100, _JPEG_QUALITIES, _JPEG_BYTES_PER_PIXEL)
+    ) * (1.0 if channels == 3 else 0.7)
     return int(_JPEG_HEADER_BYTES + height * width * per_pixel)
 
 

@@ -18,13 +18,22 @@ from slipway.data.sources.samples import RawSample
 from slipway.data.store.disk_space import check_jpeg_space
 from slipway.data.store.jpeg_inputs import encode_jpeg
 from slipway.data.store.packed import SPLITS
-from slipway.data.store.shards import SHARD_ROWS, FinishedRow, Shard, ShardWriter, digest_of, read_shards
+from slipway.data.store.shards import (
+    SHARD_ROWS,
+    FinishedRow,
+    Shard,
+    ShardWriter,
+    digest_of,
+    read_shards,
+)
 from slipway.data.store.store_form import StoreForm
 from slipway.inputs.images import array_and_values
 from slipway.system import files
 from slipway.system.errors import DataError, ImageError, IntegrityError
 
-Read = Callable[[Collection[str]], Iterable[RawSample]]  # the samples of these sources, in any order
+Read = Callable[
+    [Collection[str]], Iterable[RawSample]
+]  # the samples of these sources, in any order
 _MAX_SHOWN = 10
 _CHUNK_OF_TRANSFORMED = 16  # a transform may take a second for each image: then few at a time, so that every worker has some
 
@@ -75,15 +84,23 @@ def _is_array(path: Path, shape: tuple[int, ...]) -> bool:
 def places_of(rows: pa.Table) -> dict[str, Place]:
     """By source."""
     places, counts = {}, dict.fromkeys(SPLITS, 0)
-    for number, (source, sha256, split) in enumerate(zip(*(rows[name].to_pylist() for name in ("source", "sha256", "split")), strict=True)):
+    for number, (source, sha256, split) in enumerate(
+        zip(*(rows[name].to_pylist() for name in ("source", "sha256", "split")), strict=True)
+    ):
         places[source] = Place(number, split, counts[split], sha256)
         counts[split] += 1
     return places
 
 
-def finished_shards(work: Path, places: dict[str, Place], form: StoreForm) -> Iterator[tuple[Path, Shard]]:
+def finished_shards(
+    work: Path, places: dict[str, Place], form: StoreForm
+) -> Iterator[tuple[Path, Shard]]:
     by_number = {place.number: place for place in places.values()}
-    images = {split: _open_for_reading(work / "store" / split) for split in SPLITS if not form.is_jpeg(split)}
+    images = {
+        split: _open_for_reading(work / "store" / split)
+        for split in SPLITS
+        if not form.is_jpeg(split)
+    }
 
     def stored_pixels(number: int) -> Any:
         place = by_number.get(number)
@@ -100,13 +117,23 @@ def _open_for_reading(folder: Path) -> NDArray[np.uint8]:
 
 
 def fill(
-    read: Read, places: dict[str, Place], num_rows: int, form: StoreForm, work: Path, num_workers: int, engine: Engine
+    read: Read,
+    places: dict[str, Place],
+    num_rows: int,
+    form: StoreForm,
+    work: Path,
+    num_workers: int,
+    engine: Engine,
 ) -> Iterator[None]:
     if not places:
         return
     store = work / "store"
     pack_one = partial(_pack_one, form=form, store=str(store) if engine == "local" else None)
-    samples = (_Placed(sample, places[sample.source]) for sample in read(places.keys()) if sample.source in places)
+    samples = (
+        _Placed(sample, places[sample.source])
+        for sample in read(places.keys())
+        if sample.source in places
+    )
     missing, problems = set(places), []
     room = _JpegRoom(work, sum(form.is_jpeg(place.split) for place in places.values()))
     _images.cache_clear()
@@ -114,7 +141,12 @@ def fill(
     chunk_items = _CHUNK_OF_TRANSFORMED if form.network.transform else None
     with ShardWriter(work / "shards", pixel_files) as writer:
         for packed in ordered_map(
-            pack_one, samples, num_workers, lambda placed: len(placed.sample.payload), engine, chunk_items=chunk_items
+            pack_one,
+            samples,
+            num_workers,
+            lambda placed: len(placed.sample.payload),
+            engine,
+            chunk_items=chunk_items,
         ):
             missing.discard(packed.source)
             if packed.pixels is not None:
@@ -125,7 +157,9 @@ def fill(
             problems += [(packed.source, packed.problem)] if packed.problem else []
             yield
     _images.cache_clear()
-    problems += [(source, _Problem("changed", "it is no longer there")) for source in sorted(missing)]
+    problems += [
+        (source, _Problem("changed", "it is no longer there")) for source in sorted(missing)
+    ]
     _refuse(problems, num_rows)
 
 
@@ -136,16 +170,30 @@ def _pack_one(placed: _Placed, form: StoreForm, store: str | None) -> _Packed:
         return _Packed(sample.source, _Problem("changed", sample.fault.detail), None, None)
     found = files.sha256_bytes(sample.payload)
     if found != place.sha256:
-        return _Packed(sample.source, _Problem("changed", f"SHA-256 {found[:16]}..., expected {place.sha256[:16]}..."), None, None)
+        return _Packed(
+            sample.source,
+            _Problem("changed", f"SHA-256 {found[:16]}..., expected {place.sha256[:16]}..."),
+            None,
+            None,
+        )
     try:
         pixels, values = array_and_values(sample.payload, form.stored(place.split))
     except ImageError as error:
-        kind: Literal["changed", "transform_failed"] = "transform_failed" if error.rule == "transform_failed" else "changed"
+        kind: Literal["changed", "transform_failed"] = (
+            "transform_failed" if error.rule == "transform_failed" else "changed"
+        )
         return _Packed(sample.source, _Problem(kind, error.detail), None, None)
     if form.is_jpeg(place.split):
         jpeg = encode_jpeg(pixels, form.jpeg_quality or 100)
-        return _Packed(sample.source, None, FinishedRow(place.number, len(jpeg), digest_of(jpeg), jpeg, values), None)
-    row = FinishedRow(place.number, pixels.nbytes, digest_of(np.ascontiguousarray(pixels)), None, values)
+        return _Packed(
+            sample.source,
+            None,
+            FinishedRow(place.number, len(jpeg), digest_of(jpeg), jpeg, values),
+            None,
+        )
+    row = FinishedRow(
+        place.number, pixels.nbytes, digest_of(np.ascontiguousarray(pixels)), None, values
+    )
     if store is None:
         return _Packed(sample.source, None, row, pixels)
     _store_pixels(Path(store), place, pixels)
@@ -172,15 +220,25 @@ class _JpegRoom:
     def take(self, row: FinishedRow) -> None:
         if row.jpeg is None:
             return
-        self._num_left, self._num_done, self._bytes_done = self._num_left - 1, self._num_done + 1, self._bytes_done + row.num_bytes
+        self._num_left, self._num_done, self._bytes_done = (
+            self._num_left - 1,
+            self._num_done + 1,
+            self._bytes_done + row.num_bytes,
+        )
         if self._num_done % SHARD_ROWS == 0:
             check_jpeg_space(self._num_done, self._bytes_done, self._num_left, self._work)
 
 
 def _refuse(problems: list[tuple[str, _Problem]], num_rows: int) -> None:
     """All problems in one error."""
-    changed = [f"{source}: {problem.detail}" for source, problem in problems if problem.kind == "changed"]
-    failed = [f"{source}: {problem.detail}" for source, problem in problems if problem.kind == "transform_failed"]
+    changed = [
+        f"{source}: {problem.detail}" for source, problem in problems if problem.kind == "changed"
+    ]
+    failed = [
+        f"{source}: {problem.detail}"
+        for source, problem in problems
+        if problem.kind == "transform_failed"
+    ]
     texts = []
     if changed:
         texts.append(
@@ -197,4 +255,6 @@ def _refuse(problems: list[tuple[str, _Problem]], num_rows: int) -> None:
 
 
 def _listing(problems: list[str]) -> str:
-    return "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN]) + "\n  ..." * (len(problems) > _MAX_SHOWN)
+    return "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN]) + "\n  ..." * (
+        len(problems) > _MAX_SHOWN
+    )

@@ -48,11 +48,21 @@ class JpegInputs:
         self._folder, self._row_shape = folder, row_shape
         try:
             self._blob: NDArray[np.uint8] = np.memmap(folder / JPEG, np.uint8, "r")
-            self._offsets: NDArray[np.int64] = np.load(folder / OFFSETS, mmap_mode="r", allow_pickle=False)
+            self._offsets: NDArray[np.int64] = np.load(
+                folder / OFFSETS, mmap_mode="r", allow_pickle=False
+            )
         except (OSError, ValueError) as error:
-            raise SchemaError(f"{folder} holds no readable JPEG images: {error}. Run `dvc repro --force precompute`.") from error
-        if self._offsets.dtype != np.int64 or self._offsets.ndim != 1 or self._offsets[-1] != len(self._blob):
-            raise SchemaError(f"{folder / OFFSETS} does not fit {JPEG} of {len(self._blob)} bytes. Run `dvc repro --force precompute`.")
+            raise SchemaError(
+                f"{folder} holds no readable JPEG images: {error}. Run `dvc repro --force precompute`."
+            ) from error
+        if (
+            self._offsets.dtype != np.int64
+            or self._offsets.ndim != 1
+            or self._offsets[-1] != len(self._blob)
+        ):
+            raise SchemaError(
+                f"{folder / OFFSETS} does not fit {JPEG} of {len(self._blob)} bytes. Run `dvc repro --force precompute`."
+            )
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
     @property
@@ -105,5 +115,8 @@ class JpegInputs:
     def _pool(self) -> ThreadPoolExecutor:
         """This process's threads: a fork copies the object, but not the threads."""
         if self._threads is None or self._threads[0] != os.getpid():
-            self._threads = os.getpid(), ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-jpeg")
+            self._threads = (
+                os.getpid(),
+                ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-jpeg"),
+            )
         return self._threads[1]

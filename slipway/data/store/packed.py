@@ -59,7 +59,9 @@ class PackedSplitManifest(Contract):
     """One split: its number of rows and the hex SHA-256 of each of its files."""
 
     rows: int
-    shape: list[int]  # of one row as it is stored; training images may be larger than the network's input
+    shape: list[
+        int
+    ]  # of one row as it is stored; training images may be larger than the network's input
     files: dict[str, str]
 
 
@@ -70,7 +72,9 @@ class PackedManifest(Contract):
     task: Task
     input: InputContract
     classes: list[str]  # in the order of the class indices; empty for a numeric target
-    mean: list[float]  # per channel over the training split, pixels scaled to [0, 1]; empty for tables, whose contract has them
+    mean: list[
+        float
+    ]  # per channel over the training split, pixels scaled to [0, 1]; empty for tables, whose contract has them
     std: list[float]
     target_scale: TargetScale | None  # null for classes
     splits: dict[str, PackedSplitManifest]
@@ -117,17 +121,25 @@ def read_manifest(root: Path) -> PackedManifest:
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro precompute`.") from None
     except ValueError as error:
-        raise SchemaError(f"{path} is not a packed store's manifest: {error}. Run `dvc repro --force precompute`.") from error
+        raise SchemaError(
+            f"{path} is not a packed store's manifest: {error}. Run `dvc repro --force precompute`."
+        ) from error
 
 
-def open_split(root: Path, manifest: PackedManifest, split: str, *, verify: bool = False) -> PackedSplit:
+def open_split(
+    root: Path, manifest: PackedManifest, split: str, *, verify: bool = False
+) -> PackedSplit:
     """Map one split into memory. `verify` first compares every file with its digest (IntegrityError)."""
     folder, expected = root / split, manifest.splits[split]
     if verify:
         _verify(folder, expected)
     table = read_table(folder / "rows.parquet", PACKED_ROWS)
     inputs = open_inputs(folder, tuple(expected.shape))
-    if len(inputs) != expected.rows or table.num_rows != expected.rows or list(inputs.shape[1:]) != expected.shape:
+    if (
+        len(inputs) != expected.rows
+        or table.num_rows != expected.rows
+        or list(inputs.shape[1:]) != expected.shape
+    ):
         raise SchemaError(
             f"{folder} has inputs {inputs.shape} and {table.num_rows} rows, expected {expected.rows} of {expected.shape}. "
             "Run `dvc repro --force precompute`."
@@ -150,7 +162,9 @@ def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
     try:
         inputs: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise SchemaError(f"{path} is not a readable array: {error}. Run `dvc repro --force precompute`.") from error
+        raise SchemaError(
+            f"{path} is not a readable array: {error}. Run `dvc repro --force precompute`."
+        ) from error
     return inputs
 
 
@@ -158,4 +172,6 @@ def _verify(folder: Path, expected: PackedSplitManifest) -> None:
     for name, sha256 in expected.files.items():
         found = files.sha256_file(folder / name)
         if found != sha256:
-            raise IntegrityError(f"{folder / name} was altered: SHA-256 {found}, expected {sha256}. Run `dvc repro --force precompute`.")
+            raise IntegrityError(
+                f"{folder / name} was altered: SHA-256 {found}, expected {sha256}. Run `dvc repro --force precompute`."
+            )

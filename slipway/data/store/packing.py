@@ -18,7 +18,14 @@ from slipway.data.engine.code_version import pixel_code
 from slipway.data.engine.parallel import Engine
 from slipway.data.store.filling import Place, Read, fill, finished_shards, places_of, prepare
 from slipway.data.store.jpeg_inputs import JPEG, OFFSETS
-from slipway.data.store.packed import SPLITS, Inputs, PackedManifest, open_inputs, write_manifest, write_split
+from slipway.data.store.packed import (
+    SPLITS,
+    Inputs,
+    PackedManifest,
+    open_inputs,
+    write_manifest,
+    write_split,
+)
 from slipway.data.store.store_form import StoreForm
 from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
 from slipway.data.store.transform_table import write_transform_table
@@ -46,11 +53,25 @@ def packing_key(rows: pa.Table, form: StoreForm, task: Task) -> str:
     ordered = rows.sort_by("id").combine_chunks()
     with pa.ipc.new_stream(sink, ordered.schema) as stream:
         stream.write_table(ordered)
-    facts = {"format": _FORMAT, "rows": files.sha256_bytes(sink.getvalue()), "form": form.model_dump(), "task": task, "code": pixel_code()}
+    facts = {
+        "format": _FORMAT,
+        "rows": files.sha256_bytes(sink.getvalue()),
+        "form": form.model_dump(),
+        "task": task,
+        "code": pixel_code(),
+    }
     return files.digest_json(facts)[:32]
 
 
-def pack(read: Read, rows: pa.Table, form: StoreForm, task: Task, work: Path, num_workers: int, engine: Engine = "local") -> Iterator[None]:
+def pack(
+    read: Read,
+    rows: pa.Table,
+    form: StoreForm,
+    task: Task,
+    work: Path,
+    num_workers: int,
+    engine: Engine = "local",
+) -> Iterator[None]:
     """Make the packed store of `rows` (`rows.SPLIT_ROWS`) in `work/store`; yields once for each image, for a progress bar.
 
     Rows that an earlier run finished in `work` come first and are not made again. `read` must bring each source it is asked
@@ -64,7 +85,9 @@ def pack(read: Read, rows: pa.Table, form: StoreForm, task: Task, work: Path, nu
     for split, table in tables.items():
         prepare(store / split, table.num_rows, form, split)
     places = places_of(rows)
-    finished = {number for _, shard in finished_shards(work, places, form) for number in shard.numbers}
+    finished = {
+        number for _, shard in finished_shards(work, places, form) for number in shard.numbers
+    }
     yield from (None for _ in finished)
     waiting = {source: place for source, place in places.items() if place.number not in finished}
     yield from fill(read, waiting, len(places), form, work, num_workers, engine)
@@ -85,7 +108,9 @@ def channel_statistics(images: Inputs) -> tuple[list[float], list[float]]:
     total, squares = sums.reshape(2, width, channels).sum(1).tolist()
     count = int(np.prod(images.shape[:3]))
     mean = [value / count / 255 for value in total]
-    variances = [(count * square - value**2) / count**2 for value, square in zip(total, squares, strict=True)]
+    variances = [
+        (count * square - value**2) / count**2 for value, square in zip(total, squares, strict=True)
+    ]
     return mean, [max(variance**0.5 / 255, _MIN_STD) for variance in variances]
 
 
@@ -97,7 +122,9 @@ def _sums_of_squares(lines: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return sums
 
 
-def _assemble(work: Path, tables: dict[str, pa.Table], places: dict[str, Place], form: StoreForm) -> None:
+def _assemble(
+    work: Path, tables: dict[str, pa.Table], places: dict[str, Place], form: StoreForm
+) -> None:
     """What is kept with the shards goes into the store, by id: JPEGs, and what the transform found."""
     if form.encoding == "raw" and form.network.transform is None:
         return
@@ -117,7 +144,9 @@ def _assemble(work: Path, tables: dict[str, pa.Table], places: dict[str, Place],
             _write_jpegs(work / "store" / split, [jpegs[number] for number in numbers[split]])
     if form.network.transform is not None:
         found_values = {split: [values[number] for number in numbers[split]] for split in SPLITS}
-        write_transform_table(work / "store", {split: table["id"] for split, table in tables.items()}, found_values)
+        write_transform_table(
+            work / "store", {split: table["id"] for split, table in tables.items()}, found_values
+        )
 
 
 def _write_jpegs(folder: Path, images: list[_Stored]) -> None:
@@ -128,10 +157,15 @@ def _write_jpegs(folder: Path, images: list[_Stored]) -> None:
     with (folder / JPEG).open("wb") as file:
         for image in images:
             file.write(opened(image.path)[image.begin : image.end].data)
-    np.save(folder / OFFSETS, np.cumsum([0, *(image.end - image.begin for image in images)], dtype=np.int64))
+    np.save(
+        folder / OFFSETS,
+        np.cumsum([0, *(image.end - image.begin for image in images)], dtype=np.int64),
+    )
 
 
-def _describe(tables: dict[str, pa.Table], form: StoreForm, task: Task, root: Path) -> PackedManifest:
+def _describe(
+    tables: dict[str, pa.Table], form: StoreForm, task: Task, root: Path
+) -> PackedManifest:
     classes = class_names(pa.concat_tables(tables.values()), task)
     targets = {split: targets_of(table, classes) for split, table in tables.items()}
     mean, std = channel_statistics(open_inputs(root / "train", form.stored("train").shape))
@@ -144,7 +178,9 @@ def _describe(tables: dict[str, pa.Table], form: StoreForm, task: Task, root: Pa
         std=std,
         target_scale=None if classes else target_scale(targets["train"]),
         splits={
-            split: write_split(root / split, packed_rows(table, targets[split]), form.stored(split).shape)
+            split: write_split(
+                root / split, packed_rows(table, targets[split]), form.stored(split).shape
+            )
             for split, table in tables.items()
         },
     )

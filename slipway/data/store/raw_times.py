@@ -38,7 +38,12 @@ class RawTimes(Contract):
     @property
     def largest(self) -> str:
         """The part that takes longest: "read", "decode", "transform" or "resize"."""
-        parts = {"read": self.read_ms, "decode": self.decode_ms, "transform": self.transform_ms, "resize": self.resize_ms}
+        parts = {
+            "read": self.read_ms,
+            "decode": self.decode_ms,
+            "transform": self.transform_ms,
+            "resize": self.resize_ms,
+        }
         return max(parts, key=lambda name: parts[name])
 
     def image_ms(self, num_workers: int, num_cores: int) -> float:
@@ -49,8 +54,12 @@ class RawTimes(Contract):
 
     def best_num_workers(self, num_cores: int) -> int:
         """The fewest that come near the shortest time."""
-        times = {number: self.image_ms(number, num_cores) for number in sorted({*NUM_WORKERS, num_cores})}
-        return next(number for number, found in times.items() if found <= min(times.values()) * WORTH_IT)
+        times = {
+            number: self.image_ms(number, num_cores) for number in sorted({*NUM_WORKERS, num_cores})
+        }
+        return next(
+            number for number, found in times.items() if found <= min(times.values()) * WORTH_IT
+        )
 
 
 def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawTimes:
@@ -64,7 +73,9 @@ def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawT
         image = _timed(totals, "decode", partial(decode_image, sample.payload, contract.max_pixels))
         if contract.transform is not None:
             function, sha256 = contract.transform.function, contract.transform.sha256
-            image, _ = _timed(totals, "transform", partial(user_function.run, function, sha256, image))
+            image, _ = _timed(
+                totals, "transform", partial(user_function.run, function, sha256, image)
+            )
         _timed(totals, "resize", partial(image_array, image, contract))
         processor += time.process_time() - processor_begin
         count, begin = count + 1, time.perf_counter()

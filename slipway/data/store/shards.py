@@ -44,7 +44,9 @@ class Shard(Contract):
 
     def digest_with(self, digests: Sequence[bytes]) -> str:
         """The digest of this marker and of its rows' images."""
-        return xxhash.xxh3_128_hexdigest(files.canonical_json(self.model_dump(exclude={"digest"})).encode() + b"".join(digests))
+        return xxhash.xxh3_128_hexdigest(
+            files.canonical_json(self.model_dump(exclude={"digest"})).encode() + b"".join(digests)
+        )
 
 
 def digest_of(image: Any) -> bytes:
@@ -71,10 +73,14 @@ def read_shards(folder: Path, stored_pixels: Callable[[int], Any]) -> Iterator[t
 def _undamaged(marker: Path, stored_pixels: Callable[[int], Any]) -> Shard | None:
     try:
         shard = Shard.model_validate(json.loads(marker.read_bytes()))
-        payload = memoryview(marker.with_suffix(".jpeg").read_bytes() if any(shard.jpeg_sizes) else b"")
+        payload = memoryview(
+            marker.with_suffix(".jpeg").read_bytes() if any(shard.jpeg_sizes) else b""
+        )
         digests, begin = [], 0
         for number, size in zip(shard.numbers, shard.jpeg_sizes, strict=True):
-            digests.append(digest_of(payload[begin : begin + size] if size else stored_pixels(number)))
+            digests.append(
+                digest_of(payload[begin : begin + size] if size else stored_pixels(number))
+            )
             begin += size
     except (OSError, ValueError, IndexError):
         return None
@@ -97,13 +103,22 @@ class ShardWriter:
         """Take one row; OSError of an earlier shard that could not be written."""
         self._rows.append(row)
         self._num_bytes += row.num_bytes
-        if len(self._rows) >= SHARD_ROWS or self._num_bytes >= SHARD_BYTES or time.monotonic() - self._begin >= SHARD_SECONDS:
+        if (
+            len(self._rows) >= SHARD_ROWS
+            or self._num_bytes >= SHARD_BYTES
+            or time.monotonic() - self._begin >= SHARD_SECONDS
+        ):
             self._complete()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Complete what was begun, also when the work stops here: the next run goes on from there."""
         try:
             if self._rows:
@@ -114,8 +129,15 @@ class ShardWriter:
 
     def _complete(self) -> None:
         self._wait()
-        self._pending = self._thread.submit(_write_shard, self._folder / f"{self._next:06d}.json", self._rows, self._pixel_files)
-        self._next, self._rows, self._num_bytes, self._begin = self._next + 1, [], 0, time.monotonic()
+        self._pending = self._thread.submit(
+            _write_shard, self._folder / f"{self._next:06d}.json", self._rows, self._pixel_files
+        )
+        self._next, self._rows, self._num_bytes, self._begin = (
+            self._next + 1,
+            [],
+            0,
+            time.monotonic(),
+        )
 
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
@@ -131,7 +153,10 @@ def _write_shard(marker: Path, rows: list[FinishedRow], pixel_files: Sequence[Pa
     if any(jpegs):
         files.write_bytes(marker.with_suffix(".jpeg"), b"".join(jpegs))
     shard = Shard(
-        numbers=[row.number for row in rows], jpeg_sizes=[len(jpeg) for jpeg in jpegs], values=[row.values for row in rows], digest=""
+        numbers=[row.number for row in rows],
+        jpeg_sizes=[len(jpeg) for jpeg in jpegs],
+        values=[row.values for row in rows],
+        digest="",
     )
     digest = shard.digest_with([row.digest for row in rows])
     files.write_json(marker, shard.model_copy(update={"digest": digest}).model_dump())

@@ -22,7 +22,11 @@ class StoreForm(Contract):
 
     def stored(self, split: str) -> ImageContract:
         """How the images of a split are made."""
-        return self.network.model_copy(update={"size_px": self.train_size_px}) if split == "train" else self.network
+        return (
+            self.network.model_copy(update={"size_px": self.train_size_px})
+            if split == "train"
+            else self.network
+        )
 
     def is_jpeg(self, split: str) -> bool:
         """Whether a split is stored as JPEG."""
@@ -33,7 +37,9 @@ def store_form(params: PrecomputeParams, max_pixels: int) -> StoreForm:
     """The form that `params` ask for; the errors of `user_function.code_digest` if their transform is not there."""
     transform = None
     if params.transform is not None:
-        transform = TransformContract(function=params.transform, sha256=code_digest(params.transform))
+        transform = TransformContract(
+            function=params.transform, sha256=code_digest(params.transform)
+        )
     network = ImageContract(
         kind="images",
         size_px=params.image_size_px,

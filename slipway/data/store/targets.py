@@ -18,7 +18,9 @@ def class_names(rows: pa.Table, task: Task) -> list[str]:
 
 def targets_of(rows: pa.Table, classes: list[str]) -> NDArray[np.float64]:
     """(N,) class indices, or the numbers themselves where there are no classes."""
-    found = pc.index_in(rows["label"], pa.array(classes, pa.string())) if classes else rows["target"]
+    found = (
+        pc.index_in(rows["label"], pa.array(classes, pa.string())) if classes else rows["target"]
+    )
     return np.asarray(found.to_numpy(), np.float64)
 
 
@@ -27,7 +29,9 @@ def target_scale(targets: NDArray[np.float64]) -> TargetScale:
     with np.errstate(over="ignore", invalid="ignore"):
         std = float(targets.std())
     if std == 0:
-        raise DataError(f"all {len(targets)} targets of the training split are {targets[0]:g}, expected different numbers. Add data.")
+        raise DataError(
+            f"all {len(targets)} targets of the training split are {targets[0]:g}, expected different numbers. Add data."
+        )
     if not np.isfinite(std):
         raise DataError(
             f"the {len(targets)} targets of the training split have the standard deviation {std:g}: they are too large. Use a larger unit."

@@ -14,7 +14,9 @@ TRANSFORM_TABLE = "transform.parquet"
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
-def write_transform_table(store: Path, ids: Mapping[str, pa.ChunkedArray], values: Mapping[str, list[Values]]) -> None:
+def write_transform_table(
+    store: Path, ids: Mapping[str, pa.ChunkedArray], values: Mapping[str, list[Values]]
+) -> None:
     """Write the table of each split; its columns are id and every name that occurs in any split, null where it is not given.
 
     DataError naming every column whose values are of different types.
@@ -32,10 +34,18 @@ def _schema(values: list[Values]) -> pa.Schema:
     for row in values:
         for name, value in row.items():
             found.setdefault(name, set()).add(type(value))
-    problems = [f"  {name}: {', '.join(sorted(kind.__name__ for kind in kinds))}" for name, kinds in found.items() if _type(kinds) is None]
+    problems = [
+        f"  {name}: {', '.join(sorted(kind.__name__ for kind in kinds))}"
+        for name, kinds in found.items()
+        if _type(kinds) is None
+    ]
     problems += ["  id: the name is taken"] if "id" in found else []
     if problems:
-        raise DataError("precompute.transform gives values of different types under one name:\n" + "\n".join(problems) + "\nMend it.")
+        raise DataError(
+            "precompute.transform gives values of different types under one name:\n"
+            + "\n".join(problems)
+            + "\nMend it."
+        )
     columns = [pa.field(name, _type(kinds)) for name, kinds in sorted(found.items())]
     return pa.schema([pa.field("id", pa.string(), nullable=False), *columns])
 

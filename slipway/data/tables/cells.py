@@ -53,7 +53,11 @@ class TypedColumn:
     @cached_property
     def cells(self) -> NDArray[np.float64] | NDArray[np.object_]:
         """(N,) the values of the rows."""
-        return taken(self.values, self.raw.codes) if self.values.dtype == np.float64 else self.values[self.raw.codes]
+        return (
+            taken(self.values, self.raw.codes)
+            if self.values.dtype == np.float64
+            else self.values[self.raw.codes]
+        )
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
@@ -95,7 +99,11 @@ def is_missing(raw: RawColumn) -> NDArray[np.bool_]:
 
 def _numbers(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
-    values = _parsed(raw.values, missing) if raw.stored == "text" else _floats(raw.values.cast(pa.float64()))
+    values = (
+        _parsed(raw.values, missing)
+        if raw.stored == "text"
+        else _floats(raw.values.cast(pa.float64()))
+    )
     finite = np.isfinite(values)
     return np.where(finite, values + 0.0, np.nan), _states(missing, finite)  # + 0.0: there is no -0
 
@@ -106,7 +114,9 @@ def _parsed(text: pa.Array, missing: NDArray[np.bool_]) -> NDArray[np.float64]:
     try:
         numbers = present.cast(pa.float64())
     except pa.ArrowInvalid:
-        numbers = pc.if_else(pc.match_substring_regex(present, _NUMBER), present, None).cast(pa.float64())
+        numbers = pc.if_else(pc.match_substring_regex(present, _NUMBER), present, None).cast(
+            pa.float64()
+        )
     return _floats(numbers.fill_null(math.nan))
 
 
@@ -114,7 +124,10 @@ def _booleans(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
     if raw.stored == "text":
         words = pc.utf8_lower(raw.values)
-        true, false = (_flags(pc.is_in(words, pa.array(known))) for known in ((*TRUE_WORDS, "1"), (*FALSE_WORDS, "0")))
+        true, false = (
+            _flags(pc.is_in(words, pa.array(known)))
+            for known in ((*TRUE_WORDS, "1"), (*FALSE_WORDS, "0"))
+        )
     else:
         numbers = _floats(raw.values.cast(pa.float64()))
         true, false = numbers == 1, numbers == 0
@@ -136,7 +149,9 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 def _categories(raw: RawColumn) -> tuple[NDArray[np.object_], NDArray[np.uint8]]:
     missing = is_missing(raw)
     texts = np.array([_as_text(value) for value in raw.values.to_pylist()], object)
-    states = _states(missing, np.array([len(text) <= MAX_TEXT and NOT_UTF8 not in text for text in texts], bool))
+    states = _states(
+        missing, np.array([len(text) <= MAX_TEXT and NOT_UTF8 not in text for text in texts], bool)
+    )
     return np.where(states == GOOD, texts, ""), states
 
 
@@ -162,16 +177,32 @@ def _flags(array: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
 
 
-def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], int]:
+def row_digests(
+    columns: Sequence[RawColumn], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], int]:
     """(len(rows), 32) the SHA-256 of each row by its cells in all `columns`, and how many bytes were digested for each."""
     ordered = sorted(columns, key=lambda column: column.name)
     fields = [_canonical(column) for column in ordered]
-    width, digests = _CELL_BYTES * len(fields) or 1, scratch_array((len(rows), DIGEST_BYTES), np.uint8)
+    width, digests = (
+        _CELL_BYTES * len(fields) or 1,
+        scratch_array((len(rows), DIGEST_BYTES), np.uint8),
+    )
     for part in parts_of(len(rows), _DIGESTED_ROWS):
-        cells = [field[column.codes[rows[part]]] for field, column in zip(fields, ordered, strict=True)]
-        matrix = np.concatenate(cells, axis=1) if cells else np.zeros((part.stop - part.start, 1), np.uint8)
+        cells = [
+            field[column.codes[rows[part]]] for field, column in zip(fields, ordered, strict=True)
+        ]
+        matrix = (
+            np.concatenate(cells, axis=1)
+            if cells
+            else np.zeros((part.stop - part.start, 1), np.uint8)
+        )
         content = memoryview(matrix.tobytes())
-        found = b"".join([hashlib.sha256(content[begin : begin + width]).digest() for begin in range(0, len(content), width)])
+        found = b"".join(
+            [
+                hashlib.sha256(content[begin : begin + width]).digest()
+                for begin in range(0, len(content), width)
+            ]
+        )
         digests[part] = np.frombuffer(found, np.uint8).reshape(-1, DIGEST_BYTES)
     return digests, width
 
@@ -181,7 +212,9 @@ def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
     num_rows, width = digests.shape
     offsets = np.arange(num_rows + 1, dtype=np.int64) * 2 * width
     text = pa.py_buffer(digests.tobytes().hex().encode())
-    return pa.Array.from_buffers(pa.large_string(), num_rows, [None, pa.py_buffer(offsets), text]).cast(pa.string())
+    return pa.Array.from_buffers(
+        pa.large_string(), num_rows, [None, pa.py_buffer(offsets), text]
+    ).cast(pa.string())
 
 
 def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
@@ -198,7 +231,9 @@ def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
         cells[:-1][is_number, 8:] = numbers[is_number].astype("<f8").view(np.uint8).reshape(-1, 8)
     for index in np.flatnonzero(~is_number & ~is_missing(raw)):
         text = _as_text(raw.values[int(index)].as_py())
-        cells[index] = np.frombuffer(bytes([_TEXT_MARK]) + _digest(text, _CELL_BYTES - 1, key=name), np.uint8)
+        cells[index] = np.frombuffer(
+            bytes([_TEXT_MARK]) + _digest(text, _CELL_BYTES - 1, key=name), np.uint8
+        )
     return cells
 
 

@@ -20,7 +20,17 @@ from slipway.data.images.cleaning import Cleaned
 from slipway.data.rules.outliers import robust_deviations
 from slipway.data.rules.report import ColumnSummary
 from slipway.data.sources.raw_tables import RawColumn, RawTable
-from slipway.data.tables.cells import BAD, DIGEST_BYTES, GOOD, TypedColumn, hex_strings, is_missing, row_digests, shown_cell, typed_column
+from slipway.data.tables.cells import (
+    BAD,
+    DIGEST_BYTES,
+    GOOD,
+    TypedColumn,
+    hex_strings,
+    is_missing,
+    row_digests,
+    shown_cell,
+    typed_column,
+)
 from slipway.data.tables.column_rules import judge_columns
 from slipway.data.tables.column_types import ColumnGuess, column_type, column_types, columns_yaml
 from slipway.data.tables.duplicate_rows import judge_twins, refuse_duplicates
@@ -67,13 +77,21 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     check_columns(raw, data)
     ledger = Ledger(raw.numbers)
     annotations = annotate(raw, data, clean, ledger)
-    guesses = column_types({name: raw.columns[name] for name in input_names(raw, data)}, data.columns)
-    inputs = [_read_input(raw, guess, data, clean, ledger) for guess in guesses if guess.kind != "ignore"]
+    guesses = column_types(
+        {name: raw.columns[name] for name in input_names(raw, data)}, data.columns
+    )
+    inputs = [
+        _read_input(raw, guess, data, clean, ledger) for guess in guesses if guess.kind != "ignore"
+    ]
     _refuse_all_missing(inputs, clean, ledger)
     _find_outliers(inputs, annotations, raw.columns[data.target_column], clean, ledger)
     insisted = frozenset(name for name, said in data.columns.items() if said.kind != "ignore")
-    verdicts = judge_columns([column.typed for column in inputs], annotations, ledger.alive, clean.rules, insisted)
-    ignored = {guess.name: guess.reason for guess in guesses if guess.kind == "ignore"} | verdicts.leaking
+    verdicts = judge_columns(
+        [column.typed for column in inputs], annotations, ledger.alive, clean.rules, insisted
+    )
+    ignored = {
+        guess.name: guess.reason for guess in guesses if guess.kind == "ignore"
+    } | verdicts.leaking
     dropped = ignored | verdicts.dropped
     kept = [column for column in inputs if column.type.name not in dropped]
     if not kept:
@@ -83,18 +101,33 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
         cleaned=Cleaned(rows, ledger.quarantine(raw.malformed), raw.num_read),
         cells=_cells(kept, order, rows),
         types=[column.type for column in kept],
-        ignored=[name for name in raw.columns if name not in {data.target_column, *(column.type.name for column in kept)}],
+        ignored=[
+            name
+            for name in raw.columns
+            if name not in {data.target_column, *(column.type.name for column in kept)}
+        ],
         ledger=ledger,
         columns=_summaries(raw, guesses, inputs, dropped, verdicts.noted),
         columns_yaml=columns_yaml(
-            [column_type(guess, data.columns.get(guess.name)) for guess in guesses if guess.name not in ignored], ignored
+            [
+                column_type(guess, data.columns.get(guess.name))
+                for guess in guesses
+                if guess.name not in ignored
+            ],
+            ignored,
         ),
     )
 
 
 def input_names(raw: RawTable, data: DataParams) -> list[str]:
     """Every column that may be an input."""
-    special = {data.target_column, data.group_column, data.time_column, data.weight_column, data.split_column}
+    special = {
+        data.target_column,
+        data.group_column,
+        data.time_column,
+        data.weight_column,
+        data.split_column,
+    }
     return [name for name in raw.columns if name not in special]
 
 
@@ -107,20 +140,44 @@ def check_columns(raw: RawTable, data: DataParams) -> None:
 
 def check_column_names(present: Sequence[str], data: DataParams) -> None:
     """DataError naming every column of the params that is not `present` or cannot be what they say."""
-    keys = {f"data.{key}": getattr(data, key) for key in ("target_column", "group_column", "time_column", "weight_column", "split_column")}
+    keys = {
+        f"data.{key}": getattr(data, key)
+        for key in ("target_column", "group_column", "time_column", "weight_column", "split_column")
+    }
     named = {key: name for key, name in keys.items() if name is not None}
-    problems = [f"  {key} is {name!r}, {_hint(name, present)}" for key, name in named.items() if name not in present]
-    problems += [f"  data.columns names {name!r}, {_hint(name, present)}" for name in data.columns if name not in present]
-    twice = {name: [key for key, other in named.items() if other == name] for name in named.values()}
-    problems += [f"  {' and '.join(uses)} are both {name!r}, expected different columns" for name, uses in twice.items() if len(uses) > 1]
+    problems = [
+        f"  {key} is {name!r}, {_hint(name, present)}"
+        for key, name in named.items()
+        if name not in present
+    ]
+    problems += [
+        f"  data.columns names {name!r}, {_hint(name, present)}"
+        for name in data.columns
+        if name not in present
+    ]
+    twice = {
+        name: [key for key, other in named.items() if other == name] for name in named.values()
+    }
+    problems += [
+        f"  {' and '.join(uses)} are both {name!r}, expected different columns"
+        for name, uses in twice.items()
+        if len(uses) > 1
+    ]
     special = [name for name in named.values() if name in data.columns]
-    problems += [f"  data.columns names {name!r}, which is no input but {twice[name][0]}" for name in dict.fromkeys(special)]
+    problems += [
+        f"  data.columns names {name!r}, which is no input but {twice[name][0]}"
+        for name in dict.fromkeys(special)
+    ]
     if ID_COLUMN in present:
         problems.append(f"  the name {ID_COLUMN!r} is Slipway's own; rename that column")
     if problems and len(present) == 1:
-        problems.append("  There is one column only: in a CSV the header's names are separated by commas, semicolons or tabs.")
+        problems.append(
+            "  There is one column only: in a CSV the header's names are separated by commas, semicolons or tabs."
+        )
     if problems:
-        raise DataError(f"{data.path!r} has the columns {', '.join(present) or 'none'}.\n" + "\n".join(problems))
+        raise DataError(
+            f"{data.path!r} has the columns {', '.join(present) or 'none'}.\n" + "\n".join(problems)
+        )
 
 
 def _hint(name: str, present: Sequence[str]) -> str:
@@ -134,18 +191,27 @@ def _no_inputs(reasons: dict[str, str]) -> str:
     return f"no column is left as an input:\n{lines}\nAdd columns, or name the kind of one of these in data.columns."
 
 
-def _read_input(raw: RawTable, guess: ColumnGuess, data: DataParams, clean: CleanParams, ledger: Ledger) -> _Input:
+def _read_input(
+    raw: RawTable, guess: ColumnGuess, data: DataParams, clean: CleanParams, ledger: Ledger
+) -> _Input:
     column = column_type(guess, data.columns.get(guess.name), clean.rules.out_of_range != "off")
     typed = typed_column(raw.columns[guess.name], column.kind)
     bad, beyond = typed.cell_states == BAD, _beyond(typed, column)
-    for rows, rule, action in ((bad, "type_violation", clean.rules.type_violation), (beyond, "out_of_range", clean.rules.out_of_range)):
+    for rows, rule, action in (
+        (bad, "type_violation", clean.rules.type_violation),
+        (beyond, "out_of_range", clean.rules.out_of_range),
+    ):
         ledger.apply_to_cells(action, _bad_cells(typed, column, rows, rule))
         for row in np.flatnonzero(rows) if action != "refuse" else ():
             ledger.correct(int(row), f"{column.name}: {shown_cell(typed.raw, int(row))} -> missing")
     present = (typed.cell_states == GOOD) & ~beyond
     if column.required:
-        has_reason = (bad & (clean.rules.type_violation == "refuse")) | (beyond & (clean.rules.out_of_range == "refuse"))
-        ledger.apply_to_cells("refuse", _bad_cells(typed, column, ~present & ~has_reason, "missing_value"))
+        has_reason = (bad & (clean.rules.type_violation == "refuse")) | (
+            beyond & (clean.rules.out_of_range == "refuse")
+        )
+        ledger.apply_to_cells(
+            "refuse", _bad_cells(typed, column, ~present & ~has_reason, "missing_value")
+        )
     return _Input(column, typed, present)
 
 
@@ -158,7 +224,9 @@ def _beyond(typed: TypedColumn, column: ColumnType) -> NDArray[np.bool_]:
     return taken(beyond, typed.raw.codes)
 
 
-def _bad_cells(typed: TypedColumn, column: ColumnType, rows: NDArray[np.bool_], rule: str) -> list[BadCell]:
+def _bad_cells(
+    typed: TypedColumn, column: ColumnType, rows: NDArray[np.bool_], rule: str
+) -> list[BadCell]:
     expected = _expected(column)
     return [_cell(typed.raw, int(row), rule, expected) for row in np.flatnonzero(rows)]
 
@@ -169,9 +237,11 @@ def _cell(raw: RawColumn, row: int, rule: str, expected: str) -> BadCell:
 
 def _expected(column: ColumnType) -> str:
     if column.kind != "number":
-        return {"category": f"UTF-8 text of at most {MAX_TEXT} characters", "boolean": "true or false", "date": "a date as ISO 8601 text"}[
-            column.kind
-        ]
+        return {
+            "category": f"UTF-8 text of at most {MAX_TEXT} characters",
+            "boolean": "true or false",
+            "date": "a date as ISO 8601 text",
+        }[column.kind]
     bounds = [f"at least {column.min:g}"] if column.min is not None else []
     bounds += [f"at most {column.max:g}"] if column.max is not None else []
     return " ".join(["a finite number", " and ".join(bounds)]).strip()
@@ -182,15 +252,27 @@ def _refuse_all_missing(inputs: Sequence[_Input], clean: CleanParams, ledger: Le
     for column in inputs:
         present |= column.present
     rows = np.flatnonzero(~present & ledger.alive)
-    ledger.apply(clean.rules.all_missing, "all_missing", ((int(row), "no input has a value") for row in rows))
+    ledger.apply(
+        clean.rules.all_missing, "all_missing", ((int(row), "no input has a value") for row in rows)
+    )
 
 
-def _find_outliers(inputs: Sequence[_Input], annotations: Annotations, target: RawColumn, clean: CleanParams, ledger: Ledger) -> None:
+def _find_outliers(
+    inputs: Sequence[_Input],
+    annotations: Annotations,
+    target: RawColumn,
+    clean: CleanParams,
+    ledger: Ledger,
+) -> None:
     """Numbers of the inputs and the target that are far from those of the other rows that nothing else refused."""
     if clean.rules.outlier == "off":
         return
     alive = ledger.alive.copy()  # the same rows for every column, whatever is refused on the way
-    numbers = [(column.typed.raw, column.typed.cells, column.present & alive) for column in inputs if column.type.kind == "number"]
+    numbers = [
+        (column.typed.raw, column.typed.cells, column.present & alive)
+        for column in inputs
+        if column.type.kind == "number"
+    ]
     if annotations.targets is not None:
         numbers.append((target, annotations.targets, alive))
     for raw, cells, present in numbers:
@@ -198,11 +280,18 @@ def _find_outliers(inputs: Sequence[_Input], annotations: Annotations, target: R
         median, deviations = robust_deviations(cells[rows].astype(np.float64))
         expected = f"within {clean.outlier_deviations:g} robust deviations of the median {median:g}"
         far = rows[deviations > clean.outlier_deviations]
-        ledger.apply_to_cells(clean.rules.outlier, [_cell(raw, int(row), "outlier", expected) for row in far])
+        ledger.apply_to_cells(
+            clean.rules.outlier, [_cell(raw, int(row), "outlier", expected) for row in far]
+        )
 
 
 def _compare(
-    raw: RawTable, data: DataParams, clean: CleanParams, inputs: Sequence[_Input], annotations: Annotations, ledger: Ledger
+    raw: RawTable,
+    data: DataParams,
+    clean: CleanParams,
+    inputs: Sequence[_Input],
+    annotations: Annotations,
+    ledger: Ledger,
 ) -> tuple[NDArray[np.int64], pa.Table]:
     """What is left when the rows have been compared with each other, by id: their positions, and `rows.ROWS`."""
     alive = np.flatnonzero(ledger.alive)
@@ -211,7 +300,9 @@ def _compare(
     for part in parts_of(len(alive)):
         digests[alive[part]] = found[part]
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
-    clusters = judge_twins([column.keys for column in inputs], annotations, digests, clean.rules, ledger)
+    clusters = judge_twins(
+        [column.keys for column in inputs], annotations, digests, clean.rules, ledger
+    )
     left = np.flatnonzero(ledger.alive)
     words = taken(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
     order = taken(left, order_of(*words.T))
@@ -257,7 +348,9 @@ def _rows(
 
 def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
     """A list for each of the rows at `order`, most of them empty."""
-    position = {int(order[index]): int(index) for index in np.flatnonzero(np.isin(order, list(texts)))}
+    position = {
+        int(order[index]): int(index) for index in np.flatnonzero(np.isin(order, list(texts)))
+    }
     rows = sorted(position, key=position.__getitem__)
     lengths = np.zeros(len(order) + 1, np.int32)
     for row in rows:
@@ -266,7 +359,9 @@ def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListA
     return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), pa.array(flat, pa.string()))
 
 
-def _taken(values: NDArray[np.float64] | NDArray[np.object_] | None, order: NDArray[np.int64]) -> NDArray[np.generic] | pa.Array:
+def _taken(
+    values: NDArray[np.float64] | NDArray[np.object_] | None, order: NDArray[np.int64]
+) -> NDArray[np.generic] | pa.Array:
     return pa.nulls(len(order)) if values is None else values[order]
 
 
@@ -280,14 +375,22 @@ def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -
             for column in inputs:
                 values = column.typed.cells[order[part]]
                 values = values.astype(bool) if column.type.kind == "boolean" else values
-                columns.append(pa.array(values, CELL_TYPES[column.type.kind], mask=~column.present[order[part]]))
+                columns.append(
+                    pa.array(
+                        values, CELL_TYPES[column.type.kind], mask=~column.present[order[part]]
+                    )
+                )
             yield from pa.table(columns, schema=schema).to_batches()
 
     return stored(batches(), schema)
 
 
 def _summaries(
-    raw: RawTable, guesses: Sequence[ColumnGuess], inputs: Sequence[_Input], ignored: dict[str, str], noted: dict[str, str]
+    raw: RawTable,
+    guesses: Sequence[ColumnGuess],
+    inputs: Sequence[_Input],
+    ignored: dict[str, str],
+    noted: dict[str, str],
 ) -> list[ColumnSummary]:
     """Of every column that may be an input, in the order of the file."""
     missing = {column.type.name: int((~column.present).sum()) for column in inputs}

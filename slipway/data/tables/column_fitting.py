@@ -17,7 +17,12 @@ from slipway.inputs.columns import Column, ColumnContract, ColumnType
 from slipway.system.errors import DataError
 
 
-def fit_columns(cells: pa.Table, is_training: NDArray[np.bool_], types: Sequence[ColumnType], params: PrecomputeParams) -> ColumnContract:
+def fit_columns(
+    cells: pa.Table,
+    is_training: NDArray[np.bool_],
+    types: Sequence[ColumnType],
+    params: PrecomputeParams,
+) -> ColumnContract:
     """The contract of `types` from typed `cells` (`table_cleaning.CleanedTable.cells`), of which some are training rows.
 
     DataError naming every column whose numbers cannot be standardised.
@@ -27,33 +32,54 @@ def fit_columns(cells: pa.Table, is_training: NDArray[np.bool_], types: Sequence
     for column in types:
         try:
             fit = _fit_category if column.kind == "category" else _fit_number
-            columns.append(fit(column, cells[column.name].filter(training), cells[column.name].filter(pc.invert(training)), params))
+            columns.append(
+                fit(
+                    column,
+                    cells[column.name].filter(training),
+                    cells[column.name].filter(pc.invert(training)),
+                    params,
+                )
+            )
         except DataError as error:
             problems.append(f"  {error}")
     if problems:
-        raise DataError("some columns cannot be fitted:\n" + "\n".join(problems) + "\nBound or ignore them in data.columns, or add data.")
+        raise DataError(
+            "some columns cannot be fitted:\n"
+            + "\n".join(problems)
+            + "\nBound or ignore them in data.columns, or add data."
+        )
     return ColumnContract(kind="columns", columns=columns)
 
 
-def _fit_category(column: ColumnType, training: pa.ChunkedArray, others: pa.ChunkedArray, params: PrecomputeParams) -> Column:
+def _fit_category(
+    column: ColumnType, training: pa.ChunkedArray, others: pa.ChunkedArray, params: PrecomputeParams
+) -> Column:
     counts = Counter(training.drop_null().to_pylist())
     if not counts:
         raise DataError(_empty(column))
     by_frequency = sorted(counts, key=lambda category: (-counts[category], category))
     categories = by_frequency[: params.max_categories]
     has_missing = training.null_count > 0 or len(by_frequency) > len(categories)
-    new = others.null_count > 0 or bool(set(pc.unique(others.drop_null()).to_pylist()) - set(categories))
-    return _column(column, has_missing=has_missing, imputed=new and not has_missing, categories=categories)
+    new = others.null_count > 0 or bool(
+        set(pc.unique(others.drop_null()).to_pylist()) - set(categories)
+    )
+    return _column(
+        column, has_missing=has_missing, imputed=new and not has_missing, categories=categories
+    )
 
 
-def _fit_number(column: ColumnType, training: pa.ChunkedArray, others: pa.ChunkedArray, params: PrecomputeParams) -> Column:
+def _fit_number(
+    column: ColumnType, training: pa.ChunkedArray, others: pa.ChunkedArray, params: PrecomputeParams
+) -> Column:
     values = training.drop_null().cast(pa.float64()).to_numpy()
     if not len(values):
         raise DataError(_empty(column))
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = float(values.mean()), float(values.std())
     if not np.isfinite([mean, std]).all():
-        raise DataError(f"{column.name!r} has numbers up to {np.abs(values).max():g}, whose spread is beyond 64 bits")
+        raise DataError(
+            f"{column.name!r} has numbers up to {np.abs(values).max():g}, whose spread is beyond 64 bits"
+        )
     has_missing = training.null_count > 0
     grid = np.linspace(0, 1, params.num_quantiles)
     return _column(

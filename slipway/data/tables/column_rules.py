@@ -47,21 +47,33 @@ def duplicate_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) 
 def _same_cells(one: TypedColumn, other: TypedColumn, alive: NDArray[np.bool_]) -> bool:
     if one.kind == "category":
         return bool((one.cells[alive] == other.cells[alive]).all())
-    return bool(np.array_equal(one.cells[alive].astype(float), other.cells[alive].astype(float), equal_nan=True))
+    return bool(
+        np.array_equal(
+            one.cells[alive].astype(float), other.cells[alive].astype(float), equal_nan=True
+        )
+    )
 
 
-def leaking_columns(columns: Sequence[TypedColumn], annotations: Annotations, alive: NDArray[np.bool_]) -> dict[str, str]:
+def leaking_columns(
+    columns: Sequence[TypedColumn], annotations: Annotations, alive: NDArray[np.bool_]
+) -> dict[str, str]:
     """Names and reasons of those that are the target, an exact line of it, or other names of the classes."""
     if alive.sum() < _MIN_ROWS:
         return {}
     if annotations.labels is not None:
         _, classes = np.unique(annotations.labels[alive].astype(str), return_inverse=True)
-        names_it = [column.raw.name for column in columns if tells_classes(column.keys[alive], classes)]
+        names_it = [
+            column.raw.name for column in columns if tells_classes(column.keys[alive], classes)
+        ]
         return dict.fromkeys(names_it, "leakage: its values are other names of the classes")
     assert annotations.targets is not None
     targets = annotations.targets[alive]
     numbers = [column for column in columns if column.kind != "category"]
-    on_line = [column.raw.name for column in numbers if _is_line(column.cells[alive].astype(float), targets)]
+    on_line = [
+        column.raw.name
+        for column in numbers
+        if _is_line(column.cells[alive].astype(float), targets)
+    ]
     return dict.fromkeys(on_line, "leakage: it is the target, or an exact line of it")
 
 
@@ -79,7 +91,10 @@ def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
         return False
     cells, targets = cells[present], targets[present]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        one, other = (values / np.abs(values).max() for values in (cells - cells.mean(), targets - targets.mean()))
+        one, other = (
+            values / np.abs(values).max()
+            for values in (cells - cells.mean(), targets - targets.mean())
+        )
         slope = (one @ other) / (one @ one)
         return bool(np.abs(other - slope * one).max() < _EXACT)
 
@@ -116,5 +131,7 @@ def judge_columns(
             left = [column for column in columns if column.raw.name not in leaking | dropped]
             judged = find(left, alive)
             # The first note stays: that a column leaks matters more than that it is a copy.
-            dropped, noted = (dropped | judged, noted) if action == "refuse" else (dropped, judged | noted)
+            dropped, noted = (
+                (dropped | judged, noted) if action == "refuse" else (dropped, judged | noted)
+            )
     return ColumnVerdicts(leaking, dropped, noted)

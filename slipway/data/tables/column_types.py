@@ -21,9 +21,13 @@ from slipway.inputs.columns import MAX_TEXT, ColumnType, Kind
 
 USUAL_SHARE = 0.95  # of the present cells that are numbers (or dates) makes a column one of them
 _MAX_FEW = 20  # distinct texts that may be categories in any table
-_MAX_DISTINCT_SHARE = 0.5  # of the present cells; with more distinct texts than this they are ids or free text
+_MAX_DISTINCT_SHARE = (
+    0.5  # of the present cells; with more distinct texts than this they are ids or free text
+)
 # Numbers as people write them: a comma before the decimals, or marks between the thousands.
-_WRITTEN = r"^[+-]?([0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+|[0-9]+)([.,][0-9]+)?([eE][+-]?[0-9]+)?$"
+_WRITTEN = (
+    r"^[+-]?([0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+|[0-9]+)([.,][0-9]+)?([eE][+-]?[0-9]+)?$"
+)
 _MIN_COUNTED = 20  # rows from which on 0, 1, 2, ... is taken for a counter
 
 
@@ -36,16 +40,22 @@ class ColumnGuess:
     reason: str
 
 
-def column_types(raw: Mapping[str, RawColumn], said: Mapping[str, ColumnParams]) -> list[ColumnGuess]:
+def column_types(
+    raw: Mapping[str, RawColumn], said: Mapping[str, ColumnParams]
+) -> list[ColumnGuess]:
     """The kind of each column, in their order."""
-    return [_said(name, said[name]) if name in said else infer(column) for name, column in raw.items()]
+    return [
+        _said(name, said[name]) if name in said else infer(column) for name, column in raw.items()
+    ]
 
 
 def _said(name: str, said: ColumnParams) -> ColumnGuess:
     return ColumnGuess(name, said.kind, "data.columns says so" if said.kind == "ignore" else "")
 
 
-def column_type(guess: ColumnGuess, said: ColumnParams | None, with_bounds: bool = True) -> ColumnType:
+def column_type(
+    guess: ColumnGuess, said: ColumnParams | None, with_bounds: bool = True
+) -> ColumnType:
     """The contract of a column that is an input, with the user's bounds, if wanted."""
     if guess.kind == "ignore":
         raise AssertionError(f"{guess.name!r} is no input")
@@ -61,7 +71,9 @@ def column_type(guess: ColumnGuess, said: ColumnParams | None, with_bounds: bool
 def infer(raw: RawColumn) -> ColumnGuess:
     """What a column holds, by its cells alone."""
     if is_row_index(raw.name):
-        return ColumnGuess(raw.name, "ignore", "its name is that of a row index of the program that wrote the file")
+        return ColumnGuess(
+            raw.name, "ignore", "its name is that of a row index of the program that wrote the file"
+        )
     if raw.stored == "other":
         return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} has no kind")
     counts = np.bincount(raw.codes + 1, minlength=len(raw.values) + 1)[1:]
@@ -90,10 +102,14 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
         return ColumnGuess(raw.name, "ignore", _as_written(raw, written))
     long = counts[typed_column(raw, "category").states[:-1] == BAD].sum()
     if long > (1 - USUAL_SHARE) * present:
-        return ColumnGuess(raw.name, "ignore", f"free text: {long} cells have more than {MAX_TEXT} characters")
+        return ColumnGuess(
+            raw.name, "ignore", f"free text: {long} cells have more than {MAX_TEXT} characters"
+        )
     distinct = int((~missing).sum())
     if distinct > max(_MAX_FEW, _MAX_DISTINCT_SHARE * present):
-        return ColumnGuess(raw.name, "ignore", f"ids or free text: {distinct} different values in {present} cells")
+        return ColumnGuess(
+            raw.name, "ignore", f"ids or free text: {distinct} different values in {present} cells"
+        )
     return ColumnGuess(raw.name, "category", "")
 
 
@@ -114,7 +130,9 @@ def _share(raw: RawColumn, kind: Kind, counts: NDArray[np.int64], present: int) 
 def _number(raw: RawColumn) -> ColumnGuess:
     if counts_rows(raw):
         cells = typed_column(raw, "number").cells
-        return ColumnGuess(raw.name, "ignore", f"it counts the rows from {cells[0]:g} to {cells[-1]:g}")
+        return ColumnGuess(
+            raw.name, "ignore", f"it counts the rows from {cells[0]:g} to {cells[-1]:g}"
+        )
     return ColumnGuess(raw.name, "number", "")
 
 
@@ -127,10 +145,14 @@ def counts_rows(raw: RawColumn) -> bool:
 
 def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str:
     """The text of `reports/columns.yaml`, to be corrected and put under `data.columns`; `ignored` are names with reasons."""
-    lines = ["# What each column holds. Correct it and put it under data.columns in params.yaml; docs/tables.md tells more."]
+    lines = [
+        "# What each column holds. Correct it and put it under data.columns in params.yaml; docs/tables.md tells more."
+    ]
     lines += [_entry(column.name, column.model_dump(exclude={"name"})) for column in types]
     lines += [
-        _entry(name, {"kind": "ignore", "min": None, "max": None, "required": False}) + " # " + " ".join(reason.split())
+        _entry(name, {"kind": "ignore", "min": None, "max": None, "required": False})
+        + " # "
+        + " ".join(reason.split())
         for name, reason in ignored.items()
     ]
     return "\n".join(lines) + "\n" + ("" if len(lines) > 1 else "{}\n")
@@ -138,4 +160,6 @@ def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str
 
 def _entry(name: str, fields: dict[str, object]) -> str:
     order = {key: fields[key] for key in ("kind", "min", "max", "required")}
-    return yaml.safe_dump({name: order}, default_flow_style=None, sort_keys=False, width=10_000, allow_unicode=True).rstrip("\n")
+    return yaml.safe_dump(
+        {name: order}, default_flow_style=None, sort_keys=False, width=10_000, allow_unicode=True
+    ).rstrip("\n")

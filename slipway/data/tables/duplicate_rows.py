@@ -22,19 +22,34 @@ _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
 def refuse_duplicates(
-    digests: NDArray[np.uint8], rows: NDArray[np.int64], ledger: Ledger, given_splits: NDArray[np.object_] | None = None
+    digests: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    ledger: Ledger,
+    given_splits: NDArray[np.object_] | None = None,
 ) -> None:
     """Of the `rows` with equal `digests` (len(rows), 32) keep the first; `given_splits` (N,) of all rows."""
     for group in _groups(digests.view(np.uint64)[:, 0], lambda index: digests[index].tobytes()):
         first, *others = (int(rows[index]) for index in group)
         for row in others:
             across = given_splits is not None and given_splits[row] != given_splits[first]
-            where = f"{IN_ANOTHER_SPLIT}{given_splits[first]}" if given_splits is not None and across else ""
-            ledger.apply("refuse", "exact_duplicate", [(row, f"the same row as {ledger.source(first)}{where}")])
+            where = (
+                f"{IN_ANOTHER_SPLIT}{given_splits[first]}"
+                if given_splits is not None and across
+                else ""
+            )
+            ledger.apply(
+                "refuse",
+                "exact_duplicate",
+                [(row, f"the same row as {ledger.source(first)}{where}")],
+            )
 
 
 def judge_twins(
-    inputs: Sequence[NDArray[np.int64]], annotations: Annotations, digests: NDArray[np.uint8], rules: RuleParams, ledger: Ledger
+    inputs: Sequence[NDArray[np.int64]],
+    annotations: Annotations,
+    digests: NDArray[np.uint8],
+    rules: RuleParams,
+    ledger: Ledger,
 ) -> dict[int, int]:
     """Apply the rules on rows with equal `inputs` (keys (N,) of each column): by row, its twin of the smallest digest (N, 32)."""
     rows = np.flatnonzero(ledger.alive)
@@ -43,34 +58,44 @@ def judge_twins(
         matrix[part] = np.stack([keys[rows[part]] for keys in inputs], axis=1)
     clusters: dict[int, int] = {}
     for group in _groups(_mixed(matrix), lambda index: matrix[index].tobytes()):
-        twins = sorted((int(rows[index]) for index in group), key=lambda row: digests[row].tobytes())
+        twins = sorted(
+            (int(rows[index]) for index in group), key=lambda row: digests[row].tobytes()
+        )
         _judge_conflict(twins, annotations, rules, ledger)
         left = [row for row in twins if ledger.alive[row]]
         if len(left) < 2 or rules.near_duplicate == "off":
             continue
         first, *others = left
         named = others if rules.near_duplicate == "refuse" else left
-        detail = f"the same inputs as {_names([row for row in left if row != named[0]] or left, ledger)}"
+        detail = (
+            f"the same inputs as {_names([row for row in left if row != named[0]] or left, ledger)}"
+        )
         ledger.apply(rules.near_duplicate, "near_duplicate", ((row, detail) for row in named))
         if rules.near_duplicate == "flag":
             clusters |= dict.fromkeys(left, first)
     return clusters
 
 
-def _judge_conflict(twins: list[int], annotations: Annotations, rules: RuleParams, ledger: Ledger) -> None:
+def _judge_conflict(
+    twins: list[int], annotations: Annotations, rules: RuleParams, ledger: Ledger
+) -> None:
     answers = annotations.labels if annotations.labels is not None else annotations.targets
     assert answers is not None
     found = sorted({answers[row] for row in twins})
     if len(found) < 2:
         return
     rule = "conflicting_label" if annotations.labels is not None else "conflicting_target"
-    shown = ", ".join(str(answer) for answer in found[:_MAX_SHOWN]) + ", ..." * (len(found) > _MAX_SHOWN)
+    shown = ", ".join(str(answer) for answer in found[:_MAX_SHOWN]) + ", ..." * (
+        len(found) > _MAX_SHOWN
+    )
     detail = f"the same inputs with {shown}: rows {_names(twins, ledger)}"
     ledger.apply(rules.conflicting_label, rule, ((row, detail) for row in twins))
 
 
 def _names(rows: list[int], ledger: Ledger) -> str:
-    return ", ".join(ledger.source(row) for row in sorted(rows)[:_MAX_SHOWN]) + ", ..." * (len(rows) > _MAX_SHOWN)
+    return ", ".join(ledger.source(row) for row in sorted(rows)[:_MAX_SHOWN]) + ", ..." * (
+        len(rows) > _MAX_SHOWN
+    )
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -92,7 +117,9 @@ def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> li
     for part in uncut(len(keys), lambda part: keys[order[part]]):
         rows = order[part]
         edges = np.flatnonzero(np.concatenate([[True], keys[rows[1:]] != keys[rows[:-1]], [True]]))
-        for begin, end in zip(edges[:-1][np.diff(edges) > 1], edges[1:][np.diff(edges) > 1], strict=True):
+        for begin, end in zip(
+            edges[:-1][np.diff(edges) > 1], edges[1:][np.diff(edges) > 1], strict=True
+        ):
             alike: dict[Hashable, list[int]] = defaultdict(list)
             for index in rows[begin:end]:
                 alike[identity(int(index))].append(int(index))

@@ -18,14 +18,23 @@ from slipway.system.errors import SchemaError
 
 CELLS = "cells.parquet"
 ID_COLUMN = "slipway_id"
-CELL_TYPES = {"number": pa.float64(), "date": pa.float64(), "boolean": pa.bool_(), "category": pa.string()}
+CELL_TYPES = {
+    "number": pa.float64(),
+    "date": pa.float64(),
+    "boolean": pa.bool_(),
+    "category": pa.string(),
+}
 BAD_CELLS = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),
         pa.field("column", pa.string(), nullable=False),
         pa.field("rule", pa.string(), nullable=False),
-        pa.field("value", pa.string(), nullable=False),  # as it stands in the file, cut where it is long
-        pa.field("action", pa.string(), nullable=False),  # "refuse": the row is in the quarantine; "flag": the row is kept
+        pa.field(
+            "value", pa.string(), nullable=False
+        ),  # as it stands in the file, cut where it is long
+        pa.field(
+            "action", pa.string(), nullable=False
+        ),  # "refuse": the row is in the quarantine; "flag": the row is kept
     ]
 )
 
@@ -50,12 +59,21 @@ def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
         columns = TableColumns.model_validate_json((folder / "columns.json").read_bytes())
         cells = pq.read_table(folder / CELLS, partitioning=None)
     except (OSError, ValueError) as error:
-        raise SchemaError(f"{folder} has no readable cells.parquet and columns.json: {error}. Run `dvc repro --force clean`.") from error
+        raise SchemaError(
+            f"{folder} has no readable cells.parquet and columns.json: {error}. Run `dvc repro --force clean`."
+        ) from error
     if not cells.schema.equals(cell_schema(columns.inputs)):
-        raise SchemaError(f"{folder}/cells.parquet does not have the columns of columns.json. Run `dvc repro --force clean`.")
+        raise SchemaError(
+            f"{folder}/cells.parquet does not have the columns of columns.json. Run `dvc repro --force clean`."
+        )
     return cells, columns
 
 
 def cell_schema(types: list[ColumnType]) -> pa.Schema:
     """Of cells.parquet."""
-    return pa.schema([pa.field(ID_COLUMN, pa.string()), *(pa.field(column.name, CELL_TYPES[column.kind]) for column in types)])
+    return pa.schema(
+        [
+            pa.field(ID_COLUMN, pa.string()),
+            *(pa.field(column.name, CELL_TYPES[column.kind]) for column in types),
+        ]
+    )

@@ -38,8 +38,12 @@ class Ledger:
     def __init__(self, numbers: NDArray[np.int64]) -> None:
         self.numbers = numbers
         self.alive: NDArray[np.bool_] = np.ones(len(numbers), bool)  # not refused so far
-        self.refused: dict[int, list[tuple[str, str]]] = defaultdict(list)  # rule and detail by row, in the order of the rules
-        self.flagged: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # details by row and rule
+        self.refused: dict[int, list[tuple[str, str]]] = defaultdict(
+            list
+        )  # rule and detail by row, in the order of the rules
+        self.flagged: dict[int, dict[str, list[str]]] = defaultdict(
+            lambda: defaultdict(list)
+        )  # details by row and rule
         self.corrections: dict[int, list[str]] = defaultdict(list)
         self.bad_cells: list[tuple[BadCell, Action]] = []
 
@@ -68,15 +72,27 @@ class Ledger:
 
     def quarantine(self, malformed: Iterable[tuple[int, str]]) -> pa.Table:
         """`rows.QUARANTINE` of the refused rows and the malformed ones (number and detail)."""
-        records = [self._record(str(number), [("malformed_row", detail)]) for number, detail in malformed]
-        records += [self._record(self.source(row), verdicts) for row, verdicts in self.refused.items()]
-        return pa.Table.from_pylist(sorted(records, key=lambda record: (record["rule"], int(record["source"]))), schema=QUARANTINE)
+        records = [
+            self._record(str(number), [("malformed_row", detail)]) for number, detail in malformed
+        ]
+        records += [
+            self._record(self.source(row), verdicts) for row, verdicts in self.refused.items()
+        ]
+        return pa.Table.from_pylist(
+            sorted(records, key=lambda record: (record["rule"], int(record["source"]))),
+            schema=QUARANTINE,
+        )
 
     @staticmethod
     def _record(source: str, verdicts: list[tuple[str, str]]) -> dict[str, str]:
         rule = verdicts[0][0]
         severity = "duplicate" if rule in DUPLICATES else "error"
-        return {"source": source, "rule": rule, "detail": "; ".join(detail for _, detail in verdicts), "severity": severity}
+        return {
+            "source": source,
+            "rule": rule,
+            "detail": "; ".join(detail for _, detail in verdicts),
+            "severity": severity,
+        }
 
     def flags(self) -> list[tuple[str, str, str]]:
         """(rule, source, detail) of each rule that a kept row breaks."""

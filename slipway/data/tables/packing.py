@@ -11,7 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import PrecomputeParams
-from slipway.data.store.packed import SPLITS, PackedManifest, PackedSplitManifest, write_manifest, write_split
+from slipway.data.store.packed import (
+    SPLITS,
+    PackedManifest,
+    PackedSplitManifest,
+    write_manifest,
+    write_split,
+)
 from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
 from slipway.data.tables.column_fitting import fit_columns
 from slipway.data.tables.files import ID_COLUMN, TableColumns
@@ -20,21 +26,36 @@ from slipway.system.contract import Task
 from slipway.system.errors import CellError, DataError, IntegrityError
 
 
-def pack_table(rows: pa.Table, cells: pa.Table, columns: TableColumns, params: PrecomputeParams, task: Task, root: Path) -> ColumnContract:
+def pack_table(
+    rows: pa.Table,
+    cells: pa.Table,
+    columns: TableColumns,
+    params: PrecomputeParams,
+    task: Task,
+    root: Path,
+) -> ColumnContract:
     """Fill the folder `root` with a packed store of `rows` (`rows.SPLIT_ROWS`), whose typed cells are in `cells` under their ids.
 
     Raises IntegrityError if they are not the cells of these rows, and DataError if a column cannot be encoded.
     """
     rows = rows.sort_by("id")
     cells = _cells_of(rows, cells)
-    fitted = fit_columns(cells, np.asarray(pc.equal(rows["split"], "train").to_numpy()), columns.inputs, params)
+    fitted = fit_columns(
+        cells, np.asarray(pc.equal(rows["split"], "train").to_numpy()), columns.inputs, params
+    )
     contract = fitted.model_copy(update={"ignored": columns.ignored})
     classes = class_names(rows, task)
     targets = targets_of(rows, classes)
     manifests = {}
     for split in SPLITS:
         chosen = pc.equal(rows["split"], split)
-        manifests[split] = _write(root / split, rows.filter(chosen), cells.filter(chosen), targets[chosen.to_numpy()], contract)
+        manifests[split] = _write(
+            root / split,
+            rows.filter(chosen),
+            cells.filter(chosen),
+            targets[chosen.to_numpy()],
+            contract,
+        )
     manifest = PackedManifest(
         format_version=2,
         task=task,
@@ -42,7 +63,9 @@ def pack_table(rows: pa.Table, cells: pa.Table, columns: TableColumns, params: P
         classes=classes,
         mean=[],
         std=[],
-        target_scale=None if classes else target_scale(targets[pc.equal(rows["split"], "train").to_numpy()]),
+        target_scale=None
+        if classes
+        else target_scale(targets[pc.equal(rows["split"], "train").to_numpy()]),
         splits=manifests,
     )
     write_manifest(root, manifest)
@@ -55,8 +78,13 @@ def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float3
     try:
         return encode(columns, contract)
     except CellError as error:
-        largest = max(abs(value) for value in pc.min_max(cells[error.column].cast(pa.float64())).as_py().values())
-        raise DataError(f"{error}: up to {largest:g}. Give the column a min and max in data.columns, or ignore it.") from error
+        largest = max(
+            abs(value)
+            for value in pc.min_max(cells[error.column].cast(pa.float64())).as_py().values()
+        )
+        raise DataError(
+            f"{error}: up to {largest:g}. Give the column a min and max in data.columns, or ignore it."
+        ) from error
 
 
 def rare_categories(cells: pa.Table, contract: ColumnContract, max_categories: int) -> list[str]:
@@ -91,7 +119,13 @@ def _cells_of(rows: pa.Table, cells: pa.Table) -> pa.Table:
     return cells.take(positions)
 
 
-def _write(root: Path, rows: pa.Table, cells: pa.Table, targets: NDArray[np.float64], contract: ColumnContract) -> PackedSplitManifest:
+def _write(
+    root: Path,
+    rows: pa.Table,
+    cells: pa.Table,
+    targets: NDArray[np.float64],
+    contract: ColumnContract,
+) -> PackedSplitManifest:
     root.mkdir()
     np.save(root / "inputs.npy", encode_cells(cells, contract), allow_pickle=False)
     return write_split(root, packed_rows(rows, targets), contract.shape)

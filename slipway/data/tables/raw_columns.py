@@ -34,7 +34,9 @@ class RawCells:
     values: NDArray[np.float64] | NDArray[np.object_]  # (N,)
 
 
-def read_raw_columns(data: DataParams, names: Sequence[str], ids: Sequence[str], sources: Sequence[str], found: Path) -> list[RawCells]:
+def read_raw_columns(
+    data: DataParams, names: Sequence[str], ids: Sequence[str], sources: Sequence[str], found: Path
+) -> list[RawCells]:
     """The columns `names` of the rows `sources`, whose ids are `ids`; `found` is the table of what a transform found on them, if any.
 
     DataError naming every column that is nowhere, IntegrityError if the rows are not those that were cleaned.
@@ -44,9 +46,13 @@ def read_raw_columns(data: DataParams, names: Sequence[str], ids: Sequence[str],
     table = _table_of(data)
     present = column_names(table) if table else []
     transformed = pq.read_table(found, partitioning=None) if found.exists() else pa.table({})
-    _refuse_unknown(names, data, present, [name for name in transformed.column_names if name != "id"])
+    _refuse_unknown(
+        names, data, present, [name for name in transformed.column_names if name != "id"]
+    )
     inside = [name for name in names if name in present]
-    raw, rows = _raw_columns(data, table, inside, ids, sources) if table and inside else ({}, np.arange(0))
+    raw, rows = (
+        _raw_columns(data, table, inside, ids, sources) if table and inside else ({}, np.arange(0))
+    )
     outside = {name: stored_column(name, transformed[name]) for name in names if name not in raw}
     taken = [_cells(raw[name], data.columns.get(name), rows) for name in inside]
     taken += [_cells(column, None, np.arange(len(ids))) for column in outside.values()]
@@ -66,13 +72,21 @@ def _table_of(data: DataParams) -> Path | None:
     return None if root.is_dir() and table_in(root) is None else find_table(data)
 
 
-def _refuse_unknown(names: Sequence[str], data: DataParams, present: Sequence[str], transformed: Sequence[str]) -> None:
+def _refuse_unknown(
+    names: Sequence[str], data: DataParams, present: Sequence[str], transformed: Sequence[str]
+) -> None:
     known = [*present, *transformed]
     problems = [f"  {name!r}{_hint(name, known)}" for name in names if name not in known]
     if problems:
-        there = f"has the columns {', '.join(known)}" if known else "is a folder of class folders, which has no columns"
+        there = (
+            f"has the columns {', '.join(known)}"
+            if known
+            else "is a folder of class folders, which has no columns"
+        )
         raise DataError(
-            f"evaluate.slices names what is not there; data.path {data.path!r} {there}:\n" + "\n".join(problems) + "\nCorrect the names, "
+            f"evaluate.slices names what is not there; data.path {data.path!r} {there}:\n"
+            + "\n".join(problems)
+            + "\nCorrect the names, "
             "or take them out."
         )
 
@@ -93,7 +107,11 @@ def _raw_columns(
         raise _changed(data, int((~np.isin(numbers, raw.numbers)).sum()))
     if is_table(data.task):  # an image's id is of its bytes, which are not read here
         digests, _ = row_digests(identified_columns(raw), rows)
-        others = [row_id for row_id, digest in zip(ids, digests, strict=True) if digest.tobytes().hex()[:ID_DIGITS] != row_id]
+        others = [
+            row_id
+            for row_id, digest in zip(ids, digests, strict=True)
+            if digest.tobytes().hex()[:ID_DIGITS] != row_id
+        ]
         if others:
             raise _changed(data, len(others))
     return {name: raw.columns[name] for name in names}, rows

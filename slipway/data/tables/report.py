@@ -1,7 +1,15 @@
 """`reports/clean.json` of a table: the same record as of a folder of images, with the columns."""
 
 from slipway.config.sections import CleanParams, DataParams
-from slipway.data.rules.report import CleanReport, ColumnSummary, RuleCount, class_counts, correction_counts, rule_counts, target_summary
+from slipway.data.rules.report import (
+    CleanReport,
+    ColumnSummary,
+    RuleCount,
+    class_counts,
+    correction_counts,
+    rule_counts,
+    target_summary,
+)
 from slipway.data.rules.rules import TABLE_RULES, table_not_checked
 from slipway.data.tables.cleaning import CleanedTable
 from slipway.system.contract import is_classification
@@ -15,7 +23,9 @@ def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> C
     return CleanReport(
         read=table.cleaned.num_read,
         kept=rows.num_rows,
-        refused=rule_counts(refused["rule"], refused["source"], refused["detail"], refused["severity"], TABLE_RULES)
+        refused=rule_counts(
+            refused["rule"], refused["source"], refused["detail"], refused["severity"], TABLE_RULES
+        )
         if refused.num_rows
         else {},
         flagged=_flagged(table.ledger.flags()),

@@ -30,10 +30,14 @@ def find_table(data: DataParams) -> Path:
     if root.is_dir():
         table = table_in(root)
         if table is None:
-            raise DataError(f"data.path {data.path!r} holds no table at its top. Point it at a .csv or .parquet file for {data.task}.")
+            raise DataError(
+                f"data.path {data.path!r} holds no table at its top. Point it at a .csv or .parquet file for {data.task}."
+            )
         return table
     if root.suffix.lower() not in TABLES:
-        raise DataError(f"data.path {data.path!r} ends in {root.suffix!r}, expected a .csv or .parquet file for {data.task}.")
+        raise DataError(
+            f"data.path {data.path!r} ends in {root.suffix!r}, expected a .csv or .parquet file for {data.task}."
+        )
     return root
 
 
@@ -45,7 +49,9 @@ def identified_columns(raw: RawTable) -> list[RawColumn]:
     return [column for name, column in raw.columns.items() if not is_row_index(name)]
 
 
-def read_json_rows(data: DataParams, types: Sequence[ColumnType], wanted: Collection[str]) -> Iterator[tuple[str, str, JsonRow]]:
+def read_json_rows(
+    data: DataParams, types: Sequence[ColumnType], wanted: Collection[str]
+) -> Iterator[tuple[str, str, JsonRow]]:
     """(source, id, row) of each of the `wanted` sources, in the order of the file.
 
     Numbers are finite floats, categories text, booleans bool, dates ISO 8601 text, and null where `clean` found nothing that it took.
@@ -53,7 +59,9 @@ def read_json_rows(data: DataParams, types: Sequence[ColumnType], wanted: Collec
     """
     raw = read_raw_table(find_table(data))
     missing = [column.name for column in types if column.name not in raw.columns]
-    rows = np.flatnonzero(np.isin(raw.numbers, np.array([int(source) for source in wanted], np.int64)))
+    rows = np.flatnonzero(
+        np.isin(raw.numbers, np.array([int(source) for source in wanted], np.int64))
+    )
     if missing or len(rows) != len(set(wanted)):
         raise IntegrityError(
             f"{data.path!r} changed since it was cleaned: {len(set(wanted)) - len(rows)} rows and "
@@ -81,4 +89,6 @@ def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str |
 
 def is_out_of_range(column: ColumnType, number: float) -> bool:
     """Whether a number is beyond the user's bounds."""
-    return (column.min is not None and number < column.min) or (column.max is not None and number > column.max)
+    return (column.min is not None and number < column.min) or (
+        column.max is not None and number > column.max
+    )

@@ -53,7 +53,9 @@ def find_target_copies(rows: pa.Table, folder: Path) -> list[TargetCopy]:
     if training.num_rows < _MIN_ROWS:
         return []
     of_classes = training["label"].null_count == 0
-    targets = _codes(training["label"]).astype(float) if of_classes else training["target"].to_numpy()
+    targets = (
+        _codes(training["label"]).astype(float) if of_classes else training["target"].to_numpy()
+    )
     found = [
         TargetCopy(name, *best)
         for name, cells in _columns(folder / CELLS, training["id"])
@@ -83,13 +85,17 @@ def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.Chunked
 
 def _best(cells: pa.ChunkedArray, targets: Float, *, of_classes: bool) -> tuple[float, int] | None:
     """(score, rows) of a column over all rows, or over those that have a value; None unless suspicious."""
-    of_target, least = (_class_scores, _SUSPICIOUS_ACCURACY) if of_classes else (_number_scores, _SUSPICIOUS_ORDER)
+    of_target, least = (
+        (_class_scores, _SUSPICIOUS_ACCURACY) if of_classes else (_number_scores, _SUSPICIOUS_ORDER)
+    )
     present = np.asarray(pc.is_valid(cells).to_numpy())
     keys, values = _keys(cells)
     found = []
     for chosen in [np.ones(len(present), bool)] + [present] * (not present.all()):
         if chosen.sum() >= _MIN_ROWS:
-            scores = of_target(keys[chosen], None if values is None else values[chosen], targets[chosen])
+            scores = of_target(
+                keys[chosen], None if values is None else values[chosen], targets[chosen]
+            )
             found += [(score, int(chosen.sum())) for score in scores if score >= least]
     return max(found, default=None)
 
@@ -102,7 +108,9 @@ def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
     values = pc.fill_null(cells, np.nan).to_numpy()
     least, most = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
     with np.errstate(over="ignore"):
-        return keys, np.where(np.isnan(values), least - (most - least) - 1, values)  # missing: far from all others
+        return keys, np.where(
+            np.isnan(values), least - (most - least) - 1, values
+        )  # missing: far from all others
 
 
 def _codes(cells: pa.ChunkedArray) -> Int:
@@ -131,7 +139,9 @@ def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
     order = np.lexsort((-num_rows / counts[label], key))
     key, label, num_rows = key[order], label[order], num_rows[order]
     is_first = np.append(True, key[1:] != key[:-1])
-    second = np.append(np.where(is_first[1:], 0.0, (num_rows / counts[label])[1:]), 0.0)  # of the same value
+    second = np.append(
+        np.where(is_first[1:], 0.0, (num_rows / counts[label])[1:]), 0.0
+    )  # of the same value
     # Only the first class of a value can be right for its rows, if it is the first without the row, too.
     is_right = is_first & (num_rows > 1) & ((num_rows - 1) / counts[label] > second)
     right = np.bincount(label[is_right], num_rows[is_right], len(counts))
@@ -144,7 +154,9 @@ def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
     places = _neighbour_places(len(order))
     with np.errstate(over="ignore", invalid="ignore"):
         far = np.abs(values[order][places] - values[order][:, np.newaxis])
-    nearest = np.take_along_axis(classes[order][places], np.argsort(far, axis=1, kind="stable"), axis=1)
+    nearest = np.take_along_axis(
+        classes[order][places], np.argsort(far, axis=1, kind="stable"), axis=1
+    )
     votes = (nearest[:, :, np.newaxis] == nearest[:, np.newaxis, :]).sum(axis=2)
     voted = np.take_along_axis(nearest, votes.argmax(axis=1)[:, np.newaxis], axis=1)[:, 0]
     right = np.bincount(classes[order][voted == classes[order]], minlength=len(counts))

@@ -53,7 +53,9 @@ def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
     """The whole test split, digests checked; SchemaError if the network was trained with other `classes`."""
     manifest = read_manifest(packed)
     if manifest.classes != classes:
-        raise SchemaError(f"{packed} has the classes {manifest.classes}, the network {classes}. Run `dvc repro train`.")
+        raise SchemaError(
+            f"{packed} has the classes {manifest.classes}, the network {classes}. Run `dvc repro train`."
+        )
     split = open_split(packed, manifest, "test", verify=True)
     return TestRows(manifest.task, classes, split.ids, split.sources, split.inputs, split.targets)
 
@@ -75,11 +77,17 @@ class Measurement:
     outputs: NDArray[np.float32]  # (rows, classes) probabilities or (rows, 1) values
     latency_ms: float  # median for one row
     rows_per_second: float
-    batch_noise: float = 0.0  # how far this runtime's own answers differ between batch sizes, as fp16's do on a GPU
+    batch_noise: float = (
+        0.0  # how far this runtime's own answers differ between batch sizes, as fp16's do on a GPU
+    )
     scores: NDArray[np.float32] | None = None  # (rows,) outlier scores
     score_noise: float = 0.0  # as `batch_noise`, of the scores
-    batches: tuple[BatchAnswers, ...] = ()  # the largest last, whose answers are `outputs`; empty where requests make the batches
-    calibration: Calibration | None = None  # whose thresholds these scores are held to; None: outliers are not counted
+    batches: tuple[
+        BatchAnswers, ...
+    ] = ()  # the largest last, whose answers are `outputs`; empty where requests make the batches
+    calibration: Calibration | None = (
+        None  # whose thresholds these scores are held to; None: outliers are not counted
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,9 @@ class Tolerance:
     noise: float = 0.0
     score_noise: float = 0.0  # absolute, on top, of the outlier scores
     budget_key: str = "verify.max_metric_loss"  # in params.yaml, for messages
-    is_served: bool = True  # False: nothing serves it here, so a loss beyond the budget leaves it uncertified
+    is_served: bool = (
+        True  # False: nothing serves it here, so a loss beyond the budget leaves it uncertified
+    )
 
 
 class Comparison:
@@ -119,7 +129,12 @@ class Comparison:
         return self._hop(name, None, requested, measured, metric, {}, None, problems)
 
     def against(
-        self, name: str, requested: Execution, measured: Measurement, reference: tuple[Hop, Measurement], tolerance: Tolerance
+        self,
+        name: str,
+        requested: Execution,
+        measured: Measurement,
+        reference: tuple[Hop, Measurement],
+        tolerance: Tolerance,
     ) -> Hop:
         """The hop `name`, compared with a hop that was measured before."""
         before, expected = reference
@@ -130,22 +145,46 @@ class Comparison:
         changes = self._changes(measured.outputs) if metric else {}
         distances = self._distances(measured, expected)
         allowed = self._allowed(expected, tolerance, before.outliers)
-        problems += _changed_execution(requested, measured.actual) + _beyond(distances, allowed, tolerance.noise)
+        problems += _changed_execution(requested, measured.actual) + _beyond(
+            distances, allowed, tolerance.noise
+        )
         problems += _score_beyond(distances.score, allowed)
         lost = self._losses(before.metric, metric, changes, tolerance)
-        is_one_row = self._num_changed(measured.outputs) == 1  # which costs a rare class more than its share
+        is_one_row = (
+            self._num_changed(measured.outputs) == 1
+        )  # which costs a rare class more than its share
         losses = [loss.problem() for loss in lost if loss.is_proven and not is_one_row]
         losses += _outliers_beyond(self._outliers(measured), allowed)
-        hop = self._hop(name, before.name, requested, measured, metric, changes, (distances, allowed), problems + losses)
-        if losses and not problems and not tolerance.is_served and not _is_another_model(measured.outputs, expected.outputs):
+        hop = self._hop(
+            name,
+            before.name,
+            requested,
+            measured,
+            metric,
+            changes,
+            (distances, allowed),
+            problems + losses,
+        )
+        if (
+            losses
+            and not problems
+            and not tolerance.is_served
+            and not _is_another_model(measured.outputs, expected.outputs)
+        ):
             return hop.model_copy(update={"status": "uncertified"})
         within_chance = [loss.remark() for loss in lost if loss.is_seen]
-        return hop.model_copy(update={"reason": "; ".join(within_chance)}) if hop.status == "agrees" else hop
+        return (
+            hop.model_copy(update={"reason": "; ".join(within_chance)})
+            if hop.status == "agrees"
+            else hop
+        )
 
     def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
         name = headline(self.rows.task)
         try:
-            return measure(self.rows.task, self.rows.targets, outputs, self._resampling, names=[name])[name], []
+            return measure(
+                self.rows.task, self.rows.targets, outputs, self._resampling, names=[name]
+            )[name], []
         except MetricError as error:
             return None, [str(error).rstrip(".")]
 
@@ -159,44 +198,99 @@ class Comparison:
         """How far each metric moved from the first hop's, row against row; none where the first has no answers."""
         if self._origin is None or self._origin.shape != outputs.shape:
             return {}
-        return {name: self._change(name, self._origin, outputs) for name in compared_metrics(self.rows.task)}
+        return {
+            name: self._change(name, self._origin, outputs)
+            for name in compared_metrics(self.rows.task)
+        }
 
-    def _change(self, metric: str, before: NDArray[np.float32], after: NDArray[np.float32]) -> Metric:
-        if _are_alike(metric, before, after):  # in every resample: nothing to draw, which takes seconds for many rows
-            return Metric(value=0.0, low=0.0, high=0.0, confidence=self._resampling.confidence, rows=len(before))
-        found = paired_difference(self.rows.task, metric, self.rows.targets, before, after, self._resampling)
-        return Metric(value=found.difference, low=found.low, high=found.high, confidence=found.confidence, rows=found.rows)
+    def _change(
+        self, metric: str, before: NDArray[np.float32], after: NDArray[np.float32]
+    ) -> Metric:
+        if _are_alike(
+            metric, before, after
+        ):  # in every resample: nothing to draw, which takes seconds for many rows
+            return Metric(
+                value=0.0,
+                low=0.0,
+                high=0.0,
+                confidence=self._resampling.confidence,
+                rows=len(before),
+            )
+        found = paired_difference(
+            self.rows.task, metric, self.rows.targets, before, after, self._resampling
+        )
+        return Metric(
+            value=found.difference,
+            low=found.low,
+            high=found.high,
+            confidence=found.confidence,
+            rows=found.rows,
+        )
 
     def _distances(self, found: Measurement, expected: Measurement) -> "_Distances":
         """Over every batch size that was tried."""
-        runs = [self._distance(run.outputs, expected.outputs, run.batch_size) for run in found.batches]
+        runs = [
+            self._distance(run.outputs, expected.outputs, run.batch_size) for run in found.batches
+        ]
         main = runs[-1] if runs else self._distance(found.outputs, expected.outputs, None)
-        rank = None if found.scores is None or expected.scores is None else score_rank(found.scores, expected.scores)
+        rank = (
+            None
+            if found.scores is None or expected.scores is None
+            else score_rank(found.scores, expected.scores)
+        )
         return _Distances(main, runs, _score_distance(found, expected), rank)
 
-    def _distance(self, found: NDArray[np.float32], expected: NDArray[np.float32], batch_size: int | None) -> "_Distance":
+    def _distance(
+        self, found: NDArray[np.float32], expected: NDArray[np.float32], batch_size: int | None
+    ) -> "_Distance":
         expected = expected[: len(found)]
         differences = np.abs(found.astype(np.float64) - expected)
-        differences = np.where(np.isfinite(differences), differences, np.inf)  # NaN would compare as no difference
+        differences = np.where(
+            np.isfinite(differences), differences, np.inf
+        )  # NaN would compare as no difference
         is_flipped = found.argmax(axis=1) != expected.argmax(axis=1)  # one column never flips
         worst = self.rows.ids[int(differences.max(axis=1).argmax())]
-        leads = {self.rows.ids[row]: float(np.subtract(*np.sort(expected[row])[[-1, -2]])) for row in np.flatnonzero(is_flipped)}
-        return _Distance(float(differences.max()), float(differences.mean()), leads, worst, len(found), batch_size)
+        leads = {
+            self.rows.ids[row]: float(np.subtract(*np.sort(expected[row])[[-1, -2]]))
+            for row in np.flatnonzero(is_flipped)
+        }
+        return _Distance(
+            float(differences.max()),
+            float(differences.mean()),
+            leads,
+            worst,
+            len(found),
+            batch_size,
+        )
 
     def _outliers(self, measured: Measurement) -> Metric | None:
-        if measured.scores is None or measured.calibration is None or not np.isfinite(measured.scores).all():
+        if (
+            measured.scores is None
+            or measured.calibration is None
+            or not np.isfinite(measured.scores).all()
+        ):
             return None
         return outlier_share(measured.scores, measured.calibration, self._resampling.confidence)
 
-    def _allowed(self, expected: Measurement, tolerance: Tolerance, outliers: Metric | None) -> Allowed:
-        scale = 1.0 if is_classification(self.rows.task) else max(1.0, float(np.abs(expected.outputs).max()))
+    def _allowed(
+        self, expected: Measurement, tolerance: Tolerance, outliers: Metric | None
+    ) -> Allowed:
+        scale = (
+            1.0
+            if is_classification(self.rows.task)
+            else max(1.0, float(np.abs(expected.outputs).max()))
+        )
         score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
         strict = tolerance.max_difference
         return Allowed(
             max_difference=None if strict is None else strict * scale + tolerance.noise,
-            max_score_difference=None if strict is None else strict * score_scale + tolerance.score_noise,
+            max_score_difference=None
+            if strict is None
+            else strict * score_scale + tolerance.score_noise,
             max_metric_loss=tolerance.max_metric_loss,
-            max_outliers=_most_outliers(outliers, expected.calibration) if tolerance.max_metric_loss is not None else None,
+            max_outliers=_most_outliers(outliers, expected.calibration)
+            if tolerance.max_metric_loss is not None
+            else None,
         )
 
     def _losses(
@@ -243,7 +337,9 @@ class Comparison:
             rows=len(self.rows.ids),
             max_difference=_finite(distances.worst.largest) if distances else None,
             mean_difference=_finite(distances.main.mean) if distances else None,
-            max_score_difference=_finite(distances.score) if distances and distances.score is not None else None,
+            max_score_difference=_finite(distances.score)
+            if distances and distances.score is not None
+            else None,
             outliers=self._outliers(measured),
             score_rank=distances.rank if distances else None,
             flipped=list(distances.leads) if distances else [],
@@ -262,13 +358,20 @@ class _Distance:
 
     largest: float
     mean: float
-    leads: dict[str, float]  # of the best over the second best probability before, by the id of each flipped row
+    leads: dict[
+        str, float
+    ]  # of the best over the second best probability before, by the id of each flipped row
     worst_row: str
     rows: int
     batch_size: int | None  # None where requests make the batches
 
     def check(self, batch_size: int) -> BatchCheck:
-        return BatchCheck(batch_size=batch_size, rows=self.rows, max_difference=_finite(self.largest), flipped=len(self.leads))
+        return BatchCheck(
+            batch_size=batch_size,
+            rows=self.rows,
+            max_difference=_finite(self.largest),
+            flipped=len(self.leads),
+        )
 
 
 @dataclass(frozen=True)
@@ -369,7 +472,13 @@ def _is_another_model(found: NDArray[np.float32], expected: NDArray[np.float32])
     return bool((errors**2).mean() > expected.astype(np.float64).var())
 
 
-def failed(name: str, requested: Execution, reason: str, reference: str | None = None, actual: Execution | None = None) -> Hop:
+def failed(
+    name: str,
+    requested: Execution,
+    reason: str,
+    reference: str | None = None,
+    actual: Execution | None = None,
+) -> Hop:
     """A hop that was tried and gave no answers that could be compared: it differs."""
     return _without_answers(name, "differs", requested, reason, reference, actual)
 
@@ -379,7 +488,14 @@ def not_executed(name: str, requested: Execution, reason: str) -> Hop:
     return _without_answers(name, "not_executed", requested, reason, None, None)
 
 
-def _without_answers(name: str, status: str, requested: Execution, reason: str, reference: str | None, actual: Execution | None) -> Hop:
+def _without_answers(
+    name: str,
+    status: str,
+    requested: Execution,
+    reason: str,
+    reference: str | None,
+    actual: Execution | None,
+) -> Hop:
     return Hop.model_validate(
         {
             "name": name,
@@ -405,8 +521,15 @@ def _without_answers(name: str, status: str, requested: Execution, reason: str, 
 
 
 def _changed_execution(requested: Execution, actual: Execution) -> list[str]:
-    fields = [name for name in Execution.model_fields if getattr(requested, name) not in ("auto", getattr(actual, name))]
-    return [f"{name}: {getattr(requested, name)} was requested, {getattr(actual, name)} ran" for name in fields]
+    fields = [
+        name
+        for name in Execution.model_fields
+        if getattr(requested, name) not in ("auto", getattr(actual, name))
+    ]
+    return [
+        f"{name}: {getattr(requested, name)} was requested, {getattr(actual, name)} ran"
+        for name in fields
+    ]
 
 
 def _score_distance(found: Measurement, expected: Measurement) -> float | None:
@@ -414,8 +537,13 @@ def _score_distance(found: Measurement, expected: Measurement) -> float | None:
     if found.scores is None or expected.scores is None:
         return None
     runs = [found.scores, *(run.scores for run in found.batches if run.scores is not None)]
-    largest = [float(np.abs(scores.astype(np.float64) - expected.scores[: len(scores)]).max()) for scores in runs]
-    return float(np.max(np.where(np.isfinite(largest), largest, np.inf)))  # NaN would compare as no difference
+    largest = [
+        float(np.abs(scores.astype(np.float64) - expected.scores[: len(scores)]).max())
+        for scores in runs
+    ]
+    return float(
+        np.max(np.where(np.isfinite(largest), largest, np.inf))
+    )  # NaN would compare as no difference
 
 
 def _score_beyond(largest: float | None, allowed: Allowed) -> list[str]:
@@ -425,12 +553,18 @@ def _score_beyond(largest: float | None, allowed: Allowed) -> list[str]:
         return ["outlier scores are not finite"]
     if allowed.max_score_difference is None or largest <= allowed.max_score_difference:
         return []
-    return [f"the largest difference of an outlier score is {largest:.3g}, expected at most {allowed.max_score_difference:.3g}"]
+    return [
+        f"the largest difference of an outlier score is {largest:.3g}, expected at most {allowed.max_score_difference:.3g}"
+    ]
 
 
 def _most_outliers(reference: Metric | None, calibration: Calibration | None) -> float | None:
     """What the lower bound of a share of outliers may be: the reference's upper bound, and the share that was asked for on top."""
-    return None if reference is None or calibration is None else reference.high + calibration.outlier.share
+    return (
+        None
+        if reference is None or calibration is None
+        else reference.high + calibration.outlier.share
+    )
 
 
 def _outliers_beyond(found: Metric | None, allowed: Allowed) -> list[str]:

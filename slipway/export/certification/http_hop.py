@@ -33,7 +33,12 @@ from slipway.system.errors import IntegrityError, ParityError
 _CONNECTIONS = 8
 _CHUNK_ROWS = 256  # payloads held in memory at a time
 _ID_DIGITS = 32  # a row's id is the beginning of its SHA-256
-_ROWS_IN_A_REQUEST = (1, 2, 7, 64)  # of a table, in turn; the service takes 1024 unless told otherwise
+_ROWS_IN_A_REQUEST = (
+    1,
+    2,
+    7,
+    64,
+)  # of a table, in turn; the service takes 1024 unless told otherwise
 _IMAGE, _JSON = "application/octet-stream", "application/json"
 
 
@@ -61,7 +66,9 @@ class ServiceMeasurement:
     """What the service answered. Both measurements have the same latency, of a request with one row, and the same throughput."""
 
     alone: Measurement  # each row in a request of its own
-    together: Measurement | None  # several rows in a request; None for images, of which a request holds one
+    together: (
+        Measurement | None
+    )  # several rows in a request; None for images, of which a request holds one
 
 
 def raw_payloads(data: DataParams, contract: InputContract, rows: TestRows) -> Iterator[Payload]:
@@ -78,9 +85,14 @@ def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[
     return _payloads(found, rows, _IMAGE)
 
 
-def row_payloads(raw: Iterable[tuple[str, str, Mapping[str, Any]]], rows: TestRows) -> Iterator[Payload]:
+def row_payloads(
+    raw: Iterable[tuple[str, str, Mapping[str, Any]]], rows: TestRows
+) -> Iterator[Payload]:
     """The same of (source, id, JSON object) of a table's rows; ValueError if a number is not finite."""
-    found = ((source, row_id, json.dumps(row, allow_nan=False, ensure_ascii=False).encode()) for source, row_id, row in raw)
+    found = (
+        (source, row_id, json.dumps(row, allow_nan=False, ensure_ascii=False).encode())
+        for source, row_id, row in raw
+    )
     return _payloads(found, rows, _JSON)
 
 
@@ -88,16 +100,22 @@ def _image_id(sample: RawSample) -> str | None:
     return None if sample.fault else files.sha256_bytes(sample.payload)[:_ID_DIGITS]
 
 
-def _payloads(found: Iterable[tuple[str, str | None, bytes]], rows: TestRows, content_type: str) -> Iterator[Payload]:
+def _payloads(
+    found: Iterable[tuple[str, str | None, bytes]], rows: TestRows, content_type: str
+) -> Iterator[Payload]:
     positions = {source: position for position, source in enumerate(rows.sources)}
     missing = set(positions)
     for source, row_id, content in found:
         if source not in missing or row_id != rows.ids[positions[source]]:
-            raise IntegrityError(f"{source} changed since it was packed. Run `dvc repro`, which starts at the changed data.")
+            raise IntegrityError(
+                f"{source} changed since it was packed. Run `dvc repro`, which starts at the changed data."
+            )
         missing.remove(source)
         yield Payload(positions[source], row_id, content, content_type)
     if missing:
-        raise IntegrityError(f"{len(missing)} test rows are gone from the raw data, the first is {min(missing)}. Run `dvc repro`.")
+        raise IntegrityError(
+            f"{len(missing)} test rows are gone from the raw data, the first is {min(missing)}. Run `dvc repro`."
+        )
 
 
 class ServiceClient:
@@ -122,22 +140,33 @@ class ServiceClient:
         try:
             execution, found = card["execution"], card["model_version"]
             behind = Execution.model_validate(execution["actual"])
-            asked = {name: execution["requested"].get(name, "auto") for name in ("provider", "precision", "variant")}
+            asked = {
+                name: execution["requested"].get(name, "auto")
+                for name in ("provider", "precision", "variant")
+            }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ParityError(f"/model does not say what the service runs ({error!r}). Serve with the same Slipway version.") from error
+            raise ParityError(
+                f"/model does not say what the service runs ({error!r}). Serve with the same Slipway version."
+            ) from error
         self._check_version(found, "/model")
         self._calibration = self._bundle.manifest.calibration_of(behind.variant)
         return ServiceChoice(
-            requested=Execution(backend="http", **asked), actual=behind.model_copy(update={"backend": "http"}), behind=behind
+            requested=Execution(backend="http", **asked),
+            actual=behind.model_copy(update={"backend": "http"}),
+            behind=behind,
         )
 
-    def measure(self, payloads: Iterator[Payload], num_rows: int, timing_rounds: int, actual: Execution) -> ServiceMeasurement:
+    def measure(
+        self, payloads: Iterator[Payload], num_rows: int, timing_rounds: int, actual: Execution
+    ) -> ServiceMeasurement:
         """Send every payload once, several at a time, then one again and again for the latency of one row.
 
         Rows of a table are then sent once more, several in a request.
         """
         is_table = isinstance(self._bundle.manifest.input, ColumnContract)
-        outputs = np.full((num_rows, max(len(self._classes), 1) + 1), math.nan, dtype=np.float32)  # the score is the last column
+        outputs = np.full(
+            (num_rows, max(len(self._classes), 1) + 1), math.nan, dtype=np.float32
+        )  # the score is the last column
         outputs_together = outputs.copy()
         seconds, first = 0.0, None
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
@@ -148,12 +177,21 @@ class ServiceClient:
                 seconds += time.perf_counter() - start
                 outputs[_positions(chunk)] = answers
                 groups = _groups(chunk) if is_table else []
-                for group, rows in zip(groups, pool.map(self.predict_together, groups), strict=True):
+                for group, rows in zip(
+                    groups, pool.map(self.predict_together, groups), strict=True
+                ):
                     outputs_together[_positions(group)] = rows
         assert first is not None, "a test split is never empty"
         latency = statistics.median(self._timed(first) for _ in range(timing_rounds))
         speed, scores = num_rows / seconds, outputs[:, -1]
-        alone = Measurement(actual, outputs[:, :-1], latency * 1000, speed, scores=scores, calibration=self._calibration)
+        alone = Measurement(
+            actual,
+            outputs[:, :-1],
+            latency * 1000,
+            speed,
+            scores=scores,
+            calibration=self._calibration,
+        )
         together = replace(alone, outputs=outputs_together[:, :-1], scores=outputs_together[:, -1])
         return ServiceMeasurement(alone, together if is_table else None)
 
@@ -180,7 +218,9 @@ class ServiceClient:
         return np.stack(answers)
 
     def _post(self, what: str, content: bytes, content_type: str) -> dict[str, Any]:
-        request = self._client.build_request("POST", "/predict", content=content, headers={"content-type": content_type})
+        request = self._client.build_request(
+            "POST", "/predict", content=content, headers={"content-type": content_type}
+        )
         answer = self._ask(what, request)
         self._check_version(answer.get("model_version"), what)
         return answer
@@ -194,10 +234,20 @@ class ServiceClient:
             if answer["interval"] != (interval and list(interval)):
                 raise ValueError("value and interval do not go together")
             return np.array([answer["value"], score], dtype=np.float32)
-        columns = np.array([answer["probabilities"][name] for name in self._classes], dtype=np.float32)
-        if len(answer["probabilities"]) != len(self._classes) or answer["probabilities"][answer["label"]] != float(columns.max()):
+        columns = np.array(
+            [answer["probabilities"][name] for name in self._classes], dtype=np.float32
+        )
+        if len(answer["probabilities"]) != len(self._classes) or answer["probabilities"][
+            answer["label"]
+        ] != float(columns.max()):
             raise ValueError("label and probabilities do not go together")
-        inside = {name for name, is_inside in zip(self._classes, calibration.prediction_sets(columns), strict=True) if is_inside}
+        inside = {
+            name
+            for name, is_inside in zip(
+                self._classes, calibration.prediction_sets(columns), strict=True
+            )
+            if is_inside
+        }
         if len(answer["prediction_set"]) != len(inside) or set(answer["prediction_set"]) != inside:
             raise ValueError("probabilities and prediction_set do not go together")
         return np.append(columns, score)
@@ -209,7 +259,9 @@ class ServiceClient:
 
     def _check_version(self, found: object, what: str) -> None:
         if found != self._bundle.version:
-            raise ParityError(f"{what}: the service answered as model {found!r}, expected {self._bundle.version!r}.")
+            raise ParityError(
+                f"{what}: the service answered as model {found!r}, expected {self._bundle.version!r}."
+            )
 
     def _ask(self, what: str, request: httpx.Request) -> dict[str, Any]:
         try:
@@ -217,13 +269,19 @@ class ServiceClient:
         except httpx.HTTPError as error:
             raise ParityError(f"{what}: the service gave no answer ({error!r}).") from error
         if answer.status_code != httpx.codes.OK:
-            raise ParityError(f"{what}: the service answered {answer.status_code} {answer.text[:300]}, expected 200.")
+            raise ParityError(
+                f"{what}: the service answered {answer.status_code} {answer.text[:300]}, expected 200."
+            )
         try:
             content = answer.json()
         except ValueError as error:
-            raise ParityError(f"{what}: the service answered {answer.text[:300]!r}, expected JSON.") from error
+            raise ParityError(
+                f"{what}: the service answered {answer.text[:300]!r}, expected JSON."
+            ) from error
         if not isinstance(content, dict):
-            raise ParityError(f"{what}: the service answered {type(content).__name__}, expected one object.")
+            raise ParityError(
+                f"{what}: the service answered {type(content).__name__}, expected one object."
+            )
         return content
 
 
@@ -243,4 +301,6 @@ def _positions(payloads: list[Payload]) -> list[int]:
 
 
 def _of_another_form(what: str, answer: dict[str, Any]) -> ParityError:
-    return ParityError(f"{what}: the service answered {str(answer)[:300]}, which is not of the form in docs/serving.md.")
+    return ParityError(
+        f"{what}: the service answered {str(answer)[:300]}, which is not of the form in docs/serving.md."
+    )

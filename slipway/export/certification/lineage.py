@@ -19,15 +19,32 @@ from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import SchemaError, UnavailableError
 
-_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "bentoml", "numpy", "pillow")
+_PACKAGES = (
+    "torch",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt",
+    "tensorrt-cu13",
+    "bentoml",
+    "numpy",
+    "pillow",
+)
 # Written by every run of the pipeline, so a change there says nothing about the code.
 _NOT_CODE = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)code.yaml")
 
 
-def trace_lineage(params: dict[str, Any], paths: list[Path], lock: Path = Path("dvc.lock")) -> Lineage:
+def trace_lineage(
+    params: dict[str, Any], paths: list[Path], lock: Path = Path("dvc.lock")
+) -> Lineage:
     """Git revision, params and digests: of `paths`, and of what dvc.lock says of each stage ("dvc.lock#train")."""
     revision = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE) if revision else None
+    changes = (
+        _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE)
+        if revision
+        else None
+    )
     digests = {path.as_posix(): files.sha256_file(path) for path in paths}
     stages = _locked_stages(lock)
     locked = {f"{lock.name}#{stage}": files.digest_json(entry) for stage, entry in stages.items()}
@@ -58,9 +75,17 @@ def describe_hardware() -> dict[str, str]:
     try:
         machine = this_machine()
     except UnavailableError:
-        hardware["gpu"] = f"none: {why_unavailable('cuda')}" if why_unavailable("cuda") else "present, without TensorRT"
+        hardware["gpu"] = (
+            f"none: {why_unavailable('cuda')}"
+            if why_unavailable("cuda")
+            else "present, without TensorRT"
+        )
     else:
-        hardware |= {"gpu": machine.gpu, "compute_capability": machine.compute_capability, "cuda": machine.cuda_version}
+        hardware |= {
+            "gpu": machine.gpu,
+            "compute_capability": machine.compute_capability,
+            "cuda": machine.cuda_version,
+        }
     return hardware
 
 
@@ -71,7 +96,9 @@ def _raw_data(stages: dict[str, Any], params: dict[str, Any]) -> DataSource | No
         kind = dependency.get("hash", "md5")
         if dependency.get("path") == path and kind in dependency:
             size, count = dependency.get("size"), dependency.get("nfiles")
-            return DataSource(path=path, hash=kind, digest=dependency[kind], bytes=size, files=count)
+            return DataSource(
+                path=path, hash=kind, digest=dependency[kind], bytes=size, files=count
+            )
     return None
 
 
@@ -80,7 +107,9 @@ def _locked_stages(lock: Path) -> dict[str, Any]:
         return {}
     content = yaml.safe_load(lock.read_text())
     if not isinstance(content, dict) or not isinstance(content.get("stages"), dict):
-        raise SchemaError(f"{lock} has no stages, expected the file that dvc writes. Restore it with git, or remove it.")
+        raise SchemaError(
+            f"{lock} has no stages, expected the file that dvc writes. Restore it with git, or remove it."
+        )
     stages: dict[str, Any] = content["stages"]
     return stages
 

@@ -11,7 +11,13 @@ from pathlib import Path
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.sections import VerifyParams
-from slipway.export.certification.comparison import Comparison, Measurement, Tolerance, failed, not_executed
+from slipway.export.certification.comparison import (
+    Comparison,
+    Measurement,
+    Tolerance,
+    failed,
+    not_executed,
+)
 from slipway.export.certification.hops import Measured
 from slipway.export.certification.http_hop import Payload, ServiceClient, ServiceMeasurement
 from slipway.export.certification.service_process import running_service
@@ -31,7 +37,12 @@ class ServiceHop:
         self._log = log
 
     def run(
-        self, comparison: Comparison, bundle: LoadedBundle, before: list[Measured], payloads: Iterator[Payload], params: VerifyParams
+        self,
+        comparison: Comparison,
+        bundle: LoadedBundle,
+        before: list[Measured],
+        payloads: Iterator[Payload],
+        params: VerifyParams,
     ) -> Measured:
         """The hop and what was answered; it differs when the service does not start, does not answer, or answers something else."""
         try:
@@ -41,16 +52,26 @@ class ServiceHop:
             ):
                 choice = client.choice()
                 reference = _reference(before, choice.behind)
-                measured = client.measure(payloads, len(comparison.rows.ids), params.timing_rounds, choice.actual)
+                measured = client.measure(
+                    payloads, len(comparison.rows.ids), params.timing_rounds, choice.actual
+                )
         except (UnavailableError, ParityError) as error:
             return failed(_NAME, _AUTO, str(error).rstrip(".")), None
-        noise, score_noise = (_NOISE_MARGIN * found for found in (reference[1].batch_noise, reference[1].score_noise))
-        tolerance = Tolerance(max_difference=params.max_difference, noise=noise, score_noise=score_noise)
+        noise, score_noise = (
+            _NOISE_MARGIN * found for found in (reference[1].batch_noise, reference[1].score_noise)
+        )
+        tolerance = Tolerance(
+            max_difference=params.max_difference, noise=noise, score_noise=score_noise
+        )
         return _judge(comparison, choice.requested, measured, reference, tolerance)
 
 
 def _judge(
-    comparison: Comparison, requested: Execution, measured: ServiceMeasurement, reference: tuple[Hop, Measurement], tolerance: Tolerance
+    comparison: Comparison,
+    requested: Execution,
+    measured: ServiceMeasurement,
+    reference: tuple[Hop, Measurement],
+    tolerance: Tolerance,
 ) -> Measured:
     """The hop; where rows went out in two forms, the form that is further off."""
     alone = comparison.against(_NAME, requested, measured.alone, reference, tolerance)
@@ -58,7 +79,9 @@ def _judge(
         return alone, measured.alone
     together = comparison.against(_NAME, requested, measured.together, reference, tolerance)
     if together.status == "differs":
-        return together.model_copy(update={"reason": f"several rows in one request: {together.reason}"}), measured.together
+        return together.model_copy(
+            update={"reason": f"several rows in one request: {together.reason}"}
+        ), measured.together
     is_alone = (alone.max_difference or 0.0) >= (together.max_difference or 0.0)
     return (alone, measured.alone) if is_alone else (together, measured.together)
 
@@ -72,4 +95,6 @@ def _reference(before: list[Measured], behind: Execution) -> tuple[Hop, Measurem
     for hop, measured in before:
         if hop.actual == behind and measured is not None:
             return hop, measured
-    raise ParityError(f"the service runs {behind.backend}/{behind.provider}/{behind.variant}, which is none of the executed hops.")
+    raise ParityError(
+        f"the service runs {behind.backend}/{behind.provider}/{behind.variant}, which is none of the executed hops."
+    )

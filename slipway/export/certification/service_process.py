@@ -24,19 +24,45 @@ _LOG_LINES = 15
 
 
 @contextmanager
-def running_service(command: list[str], settings: dict[str, str], log: Path, ready_deadline_s: float = READY_DEADLINE_S) -> Iterator[str]:
+def running_service(
+    command: list[str],
+    settings: dict[str, str],
+    log: Path,
+    ready_deadline_s: float = READY_DEADLINE_S,
+) -> Iterator[str]:
     """Start `command --host 127.0.0.1 --port FREE`, wait until it is ready, give its URL, and stop it at the end.
 
     `settings` are its environment variables. UnavailableError if it is not ready within the deadline.
     """
     port = _free_port()
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
-    environment = inherited | {"SLIPWAY_DRAIN_S": "0"} | settings  # nobody else asks it, so nobody has to be told that it ends
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")
+    }
+    environment = (
+        inherited | {"SLIPWAY_DRAIN_S": "0"} | settings
+    )  # nobody else asks it, so nobody has to be told that it ends
     log.parent.mkdir(parents=True, exist_ok=True)
-    tethered = [sys.executable, "-m", "slipway.system.parent_death", str(os.getpid()), *command, "--host", "127.0.0.1", "--port", str(port)]
+    tethered = [
+        sys.executable,
+        "-m",
+        "slipway.system.parent_death",
+        str(os.getpid()),
+        *command,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with log.open("wb") as output:
         # A session of its own, so that its workers can be ended with it.
-        child = subprocess.Popen(tethered, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        child = subprocess.Popen(
+            tethered,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_until_ready(url, child, log, ready_deadline_s)
@@ -50,12 +76,16 @@ def serve_command() -> list[str]:
     return [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway"]
 
 
-def _wait_until_ready(url: str, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
+def _wait_until_ready(
+    url: str, child: subprocess.Popen[bytes], log: Path, deadline_s: float
+) -> None:
     last, end = "no answer", time.monotonic() + deadline_s
     with httpx.Client(trust_env=False, timeout=2.0) as client:
         while time.monotonic() < end:
             if child.poll() is not None:
-                raise UnavailableError(f"the service ended with exit code {child.returncode} before it was ready.\n{_end_of(log)}")
+                raise UnavailableError(
+                    f"the service ended with exit code {child.returncode} before it was ready.\n{_end_of(log)}"
+                )
             try:
                 answer = client.get(f"{url}/readyz")
             except httpx.HTTPError:
@@ -65,7 +95,9 @@ def _wait_until_ready(url: str, child: subprocess.Popen[bytes], log: Path, deadl
                 return
             last = f"{answer.status_code} {answer.text.strip()[:500]}"
             time.sleep(0.1)
-    raise UnavailableError(f"the service was not ready within {deadline_s:g} s; /readyz said: {last}\n{_end_of(log)}")
+    raise UnavailableError(
+        f"the service was not ready within {deadline_s:g} s; /readyz said: {last}\n{_end_of(log)}"
+    )
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

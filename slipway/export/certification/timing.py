@@ -39,11 +39,15 @@ class Timings:
     def p99_ms(self, name: str) -> float | None:
         """Their 99th percentile; None where there are fewer than 100."""
         calls = self._all_calls(name)
-        return float(np.quantile(calls, 0.99)) * 1000 if len(calls) >= FEWEST_CALLS_FOR_P99 else None
+        return (
+            float(np.quantile(calls, 0.99)) * 1000 if len(calls) >= FEWEST_CALLS_FOR_P99 else None
+        )
 
     def rows_per_second(self, name: str) -> dict[int, float]:
         """The median over the rounds, by batch size."""
-        return {size: size / statistics.median(seconds) for size, seconds in self.blocks[name].items()}
+        return {
+            size: size / statistics.median(seconds) for size, seconds in self.blocks[name].items()
+        }
 
     def best_batch_size(self, name: str) -> int:
         """Where most rows are answered in a second."""
@@ -53,31 +57,47 @@ class Timings:
     def latency(self, name: str, reference: str, confidence: float) -> Ratio:
         """How many times as fast as `reference` one row is answered."""
         pairs = zip(self.calls[reference], self.calls[name], strict=True)
-        return median_ratio([statistics.median(before) / statistics.median(after) for before, after in pairs], confidence)
+        return median_ratio(
+            [statistics.median(before) / statistics.median(after) for before, after in pairs],
+            confidence,
+        )
 
     def throughput(self, name: str, reference: str, confidence: float) -> Ratio:
         """How many times the rows of `reference` in a second, each at its best batch size."""
         size, reference_size = self.best_batch_size(name), self.best_batch_size(reference)
         pairs = zip(self.blocks[reference][reference_size], self.blocks[name][size], strict=True)
-        return median_ratio([(size / after) / (reference_size / before) for before, after in pairs], confidence)
+        return median_ratio(
+            [(size / after) / (reference_size / before) for before, after in pairs], confidence
+        )
 
     def _all_calls(self, name: str) -> list[float]:
         return [seconds for calls in self.calls[name] for seconds in calls]
 
 
-def measure_in_turns(runners: Mapping[str, Runner], rows: Inputs, largest_batch: int, limit_s: float, confidence: float) -> Timings:
+def measure_in_turns(
+    runners: Mapping[str, Runner],
+    rows: Inputs,
+    largest_batch: int,
+    limit_s: float,
+    confidence: float,
+) -> Timings:
     """Time the models on batches of 1, 2, 4 ... rows, for about `limit_s` seconds, or longer where that is too short for an interval."""
     warm = _warm_up(runners, rows, largest_batch, limit_s)
     per_row = sum(seconds[1] for seconds in warm.values())
     fewest = fewest_rounds(confidence)
     num_rounds = max(_ROUNDS, fewest) if _ROUNDS * _FEWEST_CALLS * per_row < limit_s else fewest
     num_calls = min(_MOST_CALLS, max(_FEWEST_CALLS, int(0.3 * limit_s / (num_rounds * per_row))))
-    timings = Timings({name: [] for name in runners}, {name: {size: [] for size in seconds} for name, seconds in warm.items()})
+    timings = Timings(
+        {name: [] for name in runners},
+        {name: {size: [] for size in seconds} for name, seconds in warm.items()},
+    )
     names = list(runners)
     for turn in range(num_rounds):
         order = names[turn % len(names) :] + names[: turn % len(names)]
         for name in order:
-            timings.calls[name].append([_seconds(runners[name], _batch(rows, 1)) for _ in range(num_calls)])
+            timings.calls[name].append(
+                [_seconds(runners[name], _batch(rows, 1)) for _ in range(num_calls)]
+            )
         for size in warm[names[0]]:
             batch = _batch(rows, size)
             for name in order:
@@ -97,8 +117,12 @@ def median_ratio(ratios: Sequence[float], confidence: float) -> Ratio:
         if 1 - 2 * tail < confidence:
             break
     if place == 0:
-        raise ValueError(f"{number} ratios have no interval at {confidence}, expected at least {fewest_rounds(confidence)}")
-    return Ratio(value=statistics.median(ordered), low=ordered[place - 1], high=ordered[number - place])
+        raise ValueError(
+            f"{number} ratios have no interval at {confidence}, expected at least {fewest_rounds(confidence)}"
+        )
+    return Ratio(
+        value=statistics.median(ordered), low=ordered[place - 1], high=ordered[number - place]
+    )
 
 
 def fewest_rounds(confidence: float) -> int:
@@ -106,7 +130,9 @@ def fewest_rounds(confidence: float) -> int:
     return math.ceil(1 - math.log2(1 - confidence))
 
 
-def _warm_up(runners: Mapping[str, Runner], rows: Inputs, largest_batch: int, limit_s: float) -> dict[str, dict[int, float]]:
+def _warm_up(
+    runners: Mapping[str, Runner], rows: Inputs, largest_batch: int, limit_s: float
+) -> dict[str, dict[int, float]]:
     """Seconds of one call, by model and batch size, for as many sizes as the time limit allows."""
     found: dict[str, dict[int, float]] = {name: {} for name in runners}
     spent = 0.0
@@ -114,7 +140,9 @@ def _warm_up(runners: Mapping[str, Runner], rows: Inputs, largest_batch: int, li
         batch = _batch(rows, size)
         for name, runner in runners.items():
             runner.run(batch)  # allocates
-            found[name][size] = min(_seconds(runner, batch) for _ in range(2))  # a machine may stall in one of them
+            found[name][size] = min(
+                _seconds(runner, batch) for _ in range(2)
+            )  # a machine may stall in one of them
         round_s = sum(max(seconds[size], _BLOCK_S) for seconds in found.values())
         spent += round_s
         if (spent + 2 * round_s) * _ROUNDS > 0.7 * limit_s:  # the next size would not fit any more

@@ -53,7 +53,10 @@ def make_certificate(
 
 def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]:
     """Hex SHA-256 by path of every file the hops read."""
-    models = {(bundle.root / model.file).as_posix(): model.sha256 for model in bundle.manifest.models.values()}
+    models = {
+        (bundle.root / model.file).as_posix(): model.sha256
+        for model in bundle.manifest.models.values()
+    }
     return models | {path.as_posix(): files.sha256_file(path) for path in paths}
 
 
@@ -62,7 +65,9 @@ def refuse_changed(digests: Mapping[str, str], bundle: LoadedBundle) -> None:
     made_from = bundle.manifest.lineage.digests
     changed = [path for path, digest in digests.items() if made_from.get(path, digest) != digest]
     if changed:
-        raise IntegrityError(f"{', '.join(changed)} changed since bundle {bundle.version} was made from it. Run `dvc repro`.")
+        raise IntegrityError(
+            f"{', '.join(changed)} changed since bundle {bundle.version} was made from it. Run `dvc repro`."
+        )
 
 
 def raise_if_refused(certificate: Certificate, path: Path) -> None:
@@ -71,11 +76,17 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
         return
     hop = first_fault(certificate.hops)
     if hop is None:
-        absent = ", ".join(name for name in REQUIRED if name not in {hop.name for hop in certificate.hops})
-        raise ParityError(f"nothing ran as {absent}, without which there is no certificate. Run `dvc repro export`.")
+        absent = ", ".join(
+            name for name in REQUIRED if name not in {hop.name for hop in certificate.hops}
+        )
+        raise ParityError(
+            f"nothing ran as {absent}, without which there is no certificate. Run `dvc repro export`."
+        )
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
-    raise ParityError(f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row}{_way_out(hop)} All hops are in {path}.")
+    raise ParityError(
+        f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row}{_way_out(hop)} All hops are in {path}."
+    )
 
 
 def _way_out(hop: Hop) -> str:
@@ -89,7 +100,18 @@ def _way_out(hop: Hop) -> str:
 def hop_table(hops: list[Hop], task: Task) -> str:
     """One line per hop, for a terminal."""
     metric = headline(task)
-    columns = ["hop", "status", "rows", "max difference", "flipped", metric, "change", "its interval", "ms, 1 row", "rows/s"]
+    columns = [
+        "hop",
+        "status",
+        "rows",
+        "max difference",
+        "flipped",
+        metric,
+        "change",
+        "its interval",
+        "ms, 1 row",
+        "rows/s",
+    ]
     lines = [text_table(columns, [_line(hop, metric) for hop in hops])]
     lines += [f"{hop.name}: {hop.reason}" for hop in hops if hop.reason]
     lines += [f"{hop.name}: {cut}" for hop in hops for cut in cut_batches(hop)]
@@ -132,7 +154,15 @@ def _numbers(hop: Hop, metric: str) -> dict[str, str | float]:
 
 def _change(hop: Hop, metric: str) -> dict[str, float]:
     change = hop.metric_changes.get(metric)
-    return {f"{metric}_change": change.value, f"{metric}_change_low": change.low, f"{metric}_change_high": change.high} if change else {}
+    return (
+        {
+            f"{metric}_change": change.value,
+            f"{metric}_change_low": change.low,
+            f"{metric}_change_high": change.high,
+        }
+        if change
+        else {}
+    )
 
 
 def _line(hop: Hop, metric: str) -> list[str]:

@@ -32,14 +32,23 @@ def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
     return Answers(outputs.numpy(), scores.numpy())
 
 
-def export_graph(network: CalibratedNetwork, contract: InputContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
+def export_graph(
+    network: CalibratedNetwork,
+    contract: InputContract,
+    output: OutputContract,
+    *,
+    opset: int,
+    max_batch_size: int,
+) -> bytes:
     """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file.
 
     BundleError for a network that torch cannot trace as one graph for every batch size.
     """
     # With one example row torch may take the batch for fixed; and it refuses a range of a single number.
     example = torch.from_numpy(np.zeros((min(2, max_batch_size), *contract.shape), contract.dtype))
-    dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
+    dynamic = (
+        ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
+    )
     try:
         program = torch.onnx.export(
             network.eval(),
@@ -63,7 +72,13 @@ def export_graph(network: CalibratedNetwork, contract: InputContract, output: Ou
 
 
 def describe_graph(
-    graph: bytes, *, variant: str, task: Task, contract: InputContract, output: OutputContract, weights_sha256: str
+    graph: bytes,
+    *,
+    variant: str,
+    task: Task,
+    contract: InputContract,
+    output: OutputContract,
+    weights_sha256: str,
 ) -> bytes:
     """The graph with its own label inside: what it is, for whoever finds the file alone."""
     model = onnx.load_model_from_string(graph)
@@ -82,11 +97,15 @@ def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -
     """BundleError unless the graph is valid, self-contained and has exactly the signature of its contracts."""
     model = onnx.load_model_from_string(graph)
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
-        raise BundleError("the exported graph keeps weights in a second file, expected one self-contained file. Export it again.")
+        raise BundleError(
+            "the exported graph keeps weights in a second file, expected one self-contained file. Export it again."
+        )
     try:
         onnx.checker.check_model(graph, full_check=True)
     except onnx.checker.ValidationError as error:
-        raise BundleError(f"the ONNX checker refuses the exported graph: {error}. Try another export.opset.") from error
+        raise BundleError(
+            f"the ONNX checker refuses the exported graph: {error}. Try another export.opset."
+        ) from error
     columns = max(len(output.labels), 1)
     expected = [
         (input_name(contract), _ELEMENT_TYPES[contract.dtype], list(contract.shape)),
@@ -95,7 +114,9 @@ def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -
     ]
     found = [_signature(value) for value in [*model.graph.input, *model.graph.output]]
     if found != expected:
-        raise BundleError(f"the exported graph has inputs and outputs {found}, expected {expected} after the batch dimension.")
+        raise BundleError(
+            f"the exported graph has inputs and outputs {found}, expected {expected} after the batch dimension."
+        )
 
 
 def prove_parity(
@@ -117,7 +138,9 @@ def prove_parity(
         try:
             expected, found = torch_answers(network, batch), runner.run(batch)
         except Exception as error:  # torch's and ONNX Runtime's have no common base
-            raise ParityError(f"torch or the exported graph cannot run a batch of {size}: {error}. Choose another network.") from error
+            raise ParityError(
+                f"torch or the exported graph cannot run a batch of {size}: {error}. Choose another network."
+            ) from error
         difference = float(np.max([_relative(*both) for both in zip(expected, found, strict=True)]))
         if not difference <= max_difference:  # NaN is not
             raise ParityError(
@@ -144,7 +167,13 @@ def _signature(value: Any) -> tuple[str, int, list[int]]:
 
 def _forget_the_machine(model: onnx.ModelProto) -> None:
     """Remove the exporter's stack traces, which name this machine's folders and change with every line of code."""
-    for item in [*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output, *model.graph.initializer]:
+    for item in [
+        *model.graph.node,
+        *model.graph.value_info,
+        *model.graph.input,
+        *model.graph.output,
+        *model.graph.initializer,
+    ]:
         item.ClearField("doc_string")
         item.ClearField("metadata_props")
     model.graph.ClearField("metadata_props")

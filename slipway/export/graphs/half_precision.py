@@ -26,7 +26,9 @@ def kept_in_fp32(graph: GraphProto) -> set[str]:
         if all(name in constants for name in node.input):
             constants.add(node.output[0])
     for node in reversed(graph.node):  # a constant goes with those that use it
-        if node.output[0] in constants and any(node.output[0] in user.input and user.output[0] not in kept for user in graph.node):
+        if node.output[0] in constants and any(
+            node.output[0] in user.input and user.output[0] not in kept for user in graph.node
+        ):
             kept.discard(node.output[0])
     return kept
 
@@ -58,7 +60,9 @@ def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
-    model.graph.ClearField("value_info")  # the exporter's names weights too, which the converter then takes for fp16
+    model.graph.ClearField(
+        "value_info"
+    )  # the exporter's names weights too, which the converter then takes for fp16
     for node in model.graph.node:
         node.name = node.name or f"node/{node.output[0]}"
     blocked = [node.name for node in model.graph.node if node.output[0] in kept]
@@ -94,13 +98,24 @@ def _before_a_layer(nodes: list[NodeProto]) -> set[str]:
 
 def _undo_round_trips(graph: GraphProto) -> None:
     """Between two nodes that it leaves in fp32, the converter rounds to fp16 and back: take that out."""
-    down = {node.output[0]: node.input[0] for node in graph.node if node.name.startswith(_DOWN) or node.name.endswith(_DOWN_NODE)}
+    down = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.name.startswith(_DOWN) or node.name.endswith(_DOWN_NODE)
+    }
     outputs = {value.name for value in graph.output}
     for node in graph.node:
-        if not (node.name.startswith(_UP) or node.name.endswith(_UP_NODE)) or node.input[0] not in down:
+        if (
+            not (node.name.startswith(_UP) or node.name.endswith(_UP_NODE))
+            or node.input[0] not in down
+        ):
             continue
         if node.output[0] in outputs:
-            node.CopyFrom(onnx.helper.make_node("Identity", [down[node.input[0]]], list(node.output), name=node.name))
+            node.CopyFrom(
+                onnx.helper.make_node(
+                    "Identity", [down[node.input[0]]], list(node.output), name=node.name
+                )
+            )
         else:
             _replace(graph, node.output[0], down[node.input[0]])
     _drop_unused(graph)

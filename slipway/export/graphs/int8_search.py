@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.export.graphs.quantization import CALIBRATORS, Calibrator, StaticQuantizer, largest_batch
+from slipway.export.graphs.quantization import (
+    CALIBRATORS,
+    Calibrator,
+    StaticQuantizer,
+    largest_batch,
+)
 from slipway.reports.pages.leaderboard_page import Attempt, loss_of
 from slipway.runtimes.runtime import open_onnx
 
@@ -25,7 +30,12 @@ _MOST_IN_FP32 = 0.5  # of the layers; beyond it little is left to gain
 
 
 def search(
-    quantizer: StaticQuantizer, fp32: bytes, rows: NDArray[Any], loss: Loss, budget: float, limit_s: float = LIMIT_S
+    quantizer: StaticQuantizer,
+    fp32: bytes,
+    rows: NDArray[Any],
+    loss: Loss,
+    budget: float,
+    limit_s: float = LIMIT_S,
 ) -> tuple[bytes, list[Attempt]]:
     """The first graph whose `loss` is at most `budget`, else the one that loses least, and every attempt with its loss.
 
@@ -39,7 +49,13 @@ def search(
         nonlocal best
         graph = quantizer.graph(calibrator, in_fp32)
         lost = loss(graph)
-        attempts.append(Attempt(calibrator=calibrator, in_fp32=in_fp32, metric_loss=lost if math.isfinite(lost) else None))
+        attempts.append(
+            Attempt(
+                calibrator=calibrator,
+                in_fp32=in_fp32,
+                metric_loss=lost if math.isfinite(lost) else None,
+            )
+        )
         if best is None or lost < best[0]:
             best = lost, graph
         return lost <= budget + _ROUNDING
@@ -57,7 +73,13 @@ def search(
     return best[1], attempts
 
 
-def most_sensitive_first(quantizer: StaticQuantizer, calibrator: Calibrator, fp32: bytes, rows: NDArray[Any], deadline: float) -> list[str]:
+def most_sensitive_first(
+    quantizer: StaticQuantizer,
+    calibrator: Calibrator,
+    fp32: bytes,
+    rows: NDArray[Any],
+    deadline: float,
+) -> list[str]:
     """The layers by how far the answers move, as a mean square, where that layer alone is quantised; those that time left out last."""
     some = np.ascontiguousarray(rows[:_SENSITIVITY_ROWS])
     reference = _answers(fp32, some)
@@ -71,8 +93,13 @@ def most_sensitive_first(quantizer: StaticQuantizer, calibrator: Calibrator, fp3
 
 
 def _answers(graph: bytes, rows: NDArray[Any]) -> NDArray[np.float32]:
-    runner, size = open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0), largest_batch(graph)
-    return np.concatenate([runner.run(rows[start : start + size]).outputs for start in range(0, len(rows), size)])
+    runner, size = (
+        open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0),
+        largest_batch(graph),
+    )
+    return np.concatenate(
+        [runner.run(rows[start : start + size]).outputs for start in range(0, len(rows), size)]
+    )
 
 
 def _doubling(largest: int) -> list[int]:

@@ -22,8 +22,13 @@ from slipway.system import files
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
-FEWEST_DYNAMIC_WEIGHTS = 0.1  # share of all layers' weights; below it neither size nor speed gains anything to speak of
-_JOINTS = ["Add", "Relu"]  # between convolutions: in fp32 each is a way out of int8 and back, a third of resnet18's time on a CPU
+FEWEST_DYNAMIC_WEIGHTS = (
+    0.1  # share of all layers' weights; below it neither size nor speed gains anything to speak of
+)
+_JOINTS = [
+    "Add",
+    "Relu",
+]  # between convolutions: in fp32 each is a way out of int8 and back, a third of resnet18's time on a CPU
 _NO_MAPS = ("MatMul", "Gemm", "Transpose")  # their results are no feature maps
 _BATCH_SIZE = 64
 _HISTOGRAM_BATCH_SIZE = 16  # every activation of a batch is held at once
@@ -39,7 +44,11 @@ class Scheme:
     @property
     def options(self) -> dict[str, bool]:
         """For ONNX Runtime's quantizer; TensorRT takes symmetric scales only and refuses quantized biases."""
-        return {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False} if self.is_symmetric else {}
+        return (
+            {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
+            if self.is_symmetric
+            else {}
+        )
 
 
 CPU = Scheme(is_symmetric=False)
@@ -53,22 +62,43 @@ class StaticQuantizer:
     `bits`, or as many as this machine's products hold.
     """
 
-    def __init__(self, fp32: bytes, rows: NDArray[Any], scratch: Path, scheme: Scheme, bits: int | None = None) -> None:
+    def __init__(
+        self,
+        fp32: bytes,
+        rows: NDArray[Any],
+        scratch: Path,
+        scheme: Scheme,
+        bits: int | None = None,
+    ) -> None:
         self._bits = 8 if scheme.is_symmetric else bits or weight_bits()
         self._fp32, self._rows, self._scratch, self._scheme = fp32, rows, scratch, scheme
         self._prepared = prepare(fp32, scratch)
         graph = onnx.load(self._prepared).graph
         self._excluded = _excluded(graph)
-        self.layers = [node.name for node in graph.node if node.op_type in LAYERS and node.name not in self._excluded]
+        self.layers = [
+            node.name
+            for node in graph.node
+            if node.op_type in LAYERS and node.name not in self._excluded
+        ]
         self._joints = [] if scheme.is_symmetric else _joints(graph)
 
-    def graph(self, calibrator: Calibrator = "minmax", in_fp32: Collection[str] = (), only: str | None = None) -> bytes:
+    def graph(
+        self,
+        calibrator: Calibrator = "minmax",
+        in_fp32: Collection[str] = (),
+        only: str | None = None,
+    ) -> bytes:
         """A scale per weight channel, ranges by `calibrator`; the layers `in_fp32` stay as they are, or all but `only`.
 
         For the CPU the sums and rectifiers between convolutions are quantised too, unless some layer stays in fp32.
         """
         import_onnxruntime()
-        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+        from onnxruntime.quantization import (
+            CalibrationMethod,
+            QuantFormat,
+            QuantType,
+            quantize_static,
+        )
 
         methods = {
             "minmax": CalibrationMethod.MinMax,
@@ -76,8 +106,17 @@ class StaticQuantizer:
             "entropy": CalibrationMethod.Entropy,
         }
         target, ranges = self._scratch / "quantized.onnx", self._scratch / f"{calibrator}.json"
-        chosen = [only] if only else [*(layer for layer in self.layers if layer not in in_fp32), *([] if in_fp32 else self._joints)]
-        with contextlib.redirect_stdout(io.StringIO()):  # the histograms tell of each of their steps
+        chosen = (
+            [only]
+            if only
+            else [
+                *(layer for layer in self.layers if layer not in in_fp32),
+                *([] if in_fp32 else self._joints),
+            ]
+        )
+        with contextlib.redirect_stdout(
+            io.StringIO()
+        ):  # the histograms tell of each of their steps
             quantize_static(
                 self._prepared,
                 target,
@@ -134,7 +173,9 @@ def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
         if node.op_type in LAYERS and node.output[0] not in alone:
             weights = sizes.get(node.input[1], 0)
             found["all"] += weights
-            found["reached"] += weights if node.op_type != "Conv" and node.name not in excluded else 0
+            found["reached"] += (
+                weights if node.op_type != "Conv" and node.name not in excluded else 0
+            )
     share = found["reached"] / found["all"] if found["all"] else 0.0
     if share >= FEWEST_DYNAMIC_WEIGHTS:
         return None
@@ -151,7 +192,9 @@ def prepare(fp32: bytes, scratch: Path) -> Path:
 
     source, prepared = scratch / "source.onnx", scratch / "prepared.onnx"
     exported = onnx.load_model_from_string(fp32)
-    exported.graph.ClearField("value_info")  # it has shapes of weights, which are others after they are fused or quantized
+    exported.graph.ClearField(
+        "value_info"
+    )  # it has shapes of weights, which are others after they are fused or quantized
     files.write_bytes(source, exported.SerializeToString())
     quant_pre_process(source, prepared, skip_symbolic_shape=True)
     model = onnx.load(prepared)
@@ -175,7 +218,9 @@ def _give_own_weights(graph: onnx.GraphProto) -> None:
 
 def largest_batch(graph: bytes) -> int:
     """64, or 1 for a graph whose batch is fixed at 1."""
-    fixed: int = onnx.load_model_from_string(graph).graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    fixed: int = (
+        onnx.load_model_from_string(graph).graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    )
     return fixed or _BATCH_SIZE
 
 
@@ -185,9 +230,15 @@ def _excluded(graph: onnx.GraphProto) -> list[str]:
     ONNX Runtime has no scale per channel for the former, which are small; of the latter a distance from rounded features would be one of
     the rounding.
     """
-    stacked, alone = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}, score_branch(graph)
+    stacked, alone = (
+        {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2},
+        score_branch(graph),
+    )
     return [
-        node.name for node in graph.node if node.output[0] in alone or (node.op_type == "MatMul" and not stacked.isdisjoint(node.input))
+        node.name
+        for node in graph.node
+        if node.output[0] in alone
+        or (node.op_type == "MatMul" and not stacked.isdisjoint(node.input))
     ]
 
 
@@ -235,14 +286,21 @@ def _scale_each_row(graph: onnx.GraphProto) -> None:
         ]
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.initializer.extend([*(onnx.numpy_helper.from_array(array, name) for name, array in constants.items()), *zero_points])
+    graph.initializer.extend(
+        [
+            *(onnx.numpy_helper.from_array(array, name) for name, array in constants.items()),
+            *zero_points,
+        ]
+    )
 
 
 class _CalibrationReader:
     """Batches for ONNX Runtime's calibrators, in order, or one range of them at a time."""
 
     def __init__(self, rows: NDArray[Any], graph: bytes, calibrator: Calibrator) -> None:
-        size = min(largest_batch(graph), _BATCH_SIZE if calibrator == "minmax" else _HISTOGRAM_BATCH_SIZE)
+        size = min(
+            largest_batch(graph), _BATCH_SIZE if calibrator == "minmax" else _HISTOGRAM_BATCH_SIZE
+        )
         self._name = onnx.load_model_from_string(graph).graph.input[0].name
         self._parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         self._left: Iterator[NDArray[Any]] = iter(self._parts)

@@ -21,7 +21,14 @@ from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import Inputs, PackedManifest, open_split
 from slipway.export.graphs.half_precision import kept_in_fp32, to_half
 from slipway.export.graphs.int8_search import Loss, search
-from slipway.export.graphs.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, largest_batch, why_not_dynamic
+from slipway.export.graphs.quantization import (
+    CPU,
+    TENSORRT,
+    StaticQuantizer,
+    dynamic_graph,
+    largest_batch,
+    why_not_dynamic,
+)
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import image_array
 from slipway.reports.pages.leaderboard_page import Attempt
@@ -38,7 +45,10 @@ PRECISION: dict[str, Precision] = {
     "pruned": "fp32",
     "pruned_int8": "int8",
 }
-OF_PRUNED = {"pruned": "fp32", "pruned_int8": "int8"}  # as which variant each is made, of the pruned network
+OF_PRUNED = {
+    "pruned": "fp32",
+    "pruned_int8": "int8",
+}  # as which variant each is made, of the pruned network
 MEANT_FOR: dict[str, list[Target]] = {
     "fp32": ["cpu", "cuda", "tensorrt"],
     "fp16": ["cuda", "tensorrt"],
@@ -51,7 +61,9 @@ MEANT_FOR: dict[str, list[Target]] = {
 LARGEST_FP16 = 65504.0  # IEEE 754 binary16
 
 
-def calibration_rows(packed: Path, manifest: PackedManifest, seed: int, num_rows: int) -> NDArray[Any]:
+def calibration_rows(
+    packed: Path, manifest: PackedManifest, seed: int, num_rows: int
+) -> NDArray[Any]:
     """(rows, ...) of the input contract: `num_rows` training rows of a store, or all there are.
 
     Of training, always: ranges taken from test rows would flatter int8. Which rows depends on seed and ids only.
@@ -64,7 +76,12 @@ def calibration_rows(packed: Path, manifest: PackedManifest, seed: int, num_rows
     rows: NDArray[Any] = split.inputs[np.sort(chosen)]
     if isinstance(contract, ColumnContract) or rows.shape[1:] == contract.shape:
         return rows
-    return np.stack([image_array(Image.fromarray(row[..., 0] if contract.channels == 1 else row), contract) for row in rows])
+    return np.stack(
+        [
+            image_array(Image.fromarray(row[..., 0] if contract.channels == 1 else row), contract)
+            for row in rows
+        ]
+    )
 
 
 def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
@@ -91,7 +108,9 @@ def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
     return why_not_dynamic(fp32, scratch) if variant == "int8_dynamic" else None
 
 
-def make_variant(variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path, loss: Loss, budget: float) -> tuple[bytes, list[Attempt]]:
+def make_variant(
+    variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path, loss: Loss, budget: float
+) -> tuple[bytes, list[Attempt]]:
     """The graph of `variant`, and what was tried for it.
 
     `rows` are the calibration rows, `scratch` a folder for the quantizer's own files, `loss` what a graph loses on
@@ -112,18 +131,28 @@ def make_variant(variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path, l
 def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
     """The largest absolute value of every float tensor inside the graph over `rows`, by tensor name."""
     model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(graph))
-    names = [value.name for value in model.graph.value_info if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    names = [
+        value.name
+        for value in model.graph.value_info
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    ]
     probes = [f"{name}/largest" for name in names]
     for name, probe in zip(names, probes, strict=True):
         magnitude = f"{name}/magnitude"
         model.graph.node.append(onnx.helper.make_node("Abs", [name], [magnitude]))
-        model.graph.node.append(onnx.helper.make_node("ReduceMax", [magnitude], [probe], keepdims=0))
-        model.graph.output.append(onnx.helper.make_tensor_value_info(probe, onnx.TensorProto.FLOAT, []))
+        model.graph.node.append(
+            onnx.helper.make_node("ReduceMax", [magnitude], [probe], keepdims=0)
+        )
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(probe, onnx.TensorProto.FLOAT, [])
+        )
     found = _run_probes(model.SerializeToString(), probes, rows)
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def refuse_broken(variant: str, answers: Answers, reference: Answers, output: OutputContract) -> float:
+def refuse_broken(
+    variant: str, answers: Answers, reference: Answers, output: OutputContract
+) -> float:
     """The largest difference between the answers of a variant and of fp32 to the same rows; ParityError if the variant is broken.
 
     Broken: a number that is not finite, probabilities that do not sum to 1, fewer than half of the
@@ -132,14 +161,20 @@ def refuse_broken(variant: str, answers: Answers, reference: Answers, output: Ou
     found, expected = answers.outputs, reference.outputs
     num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in answers)
     if num_wrong:
-        raise ParityError(f"the {variant} graph answers {num_wrong} numbers that are not finite. {_advice(variant)}")
+        raise ParityError(
+            f"the {variant} graph answers {num_wrong} numbers that are not finite. {_advice(variant)}"
+        )
     difference = np.abs(found - expected)
     if output.kind == "probabilities":
         kept = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
         if kept < 0.5 or float(np.abs(found.sum(axis=1) - 1).max()) > 0.01:
-            raise ParityError(f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. {_advice(variant)}")
+            raise ParityError(
+                f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. {_advice(variant)}"
+            )
     elif float(np.sqrt((difference**2).mean())) > max(float(expected.std()), 1e-6):
-        raise ParityError(f"the {variant} graph is off by {difference.max():.3g}, more than fp32's answers spread. {_advice(variant)}")
+        raise ParityError(
+            f"the {variant} graph is off by {difference.max():.3g}, more than fp32's answers spread. {_advice(variant)}"
+        )
     return float(difference.max())
 
 
@@ -155,12 +190,23 @@ def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[s
         for tensor in model.graph.initializer
         if tensor.data_type == onnx.TensorProto.FLOAT
     }
-    halved = {name for node in model.graph.node if node.output[0] not in kept for name in [*node.input, *node.output]}
+    halved = {
+        name
+        for node in model.graph.node
+        if node.output[0] not in kept
+        for name in [*node.input, *node.output]
+    }
     # ONNX Runtime computes fp16 graphs in fp32 on the CPU, so only the ranges show what a GPU would overflow.
-    beyond = {name: value for name, value in {**weights, **activations}.items() if name in halved and not value <= LARGEST_FP16}
+    beyond = {
+        name: value
+        for name, value in {**weights, **activations}.items()
+        if name in halved and not value <= LARGEST_FP16
+    }
     if beyond:
         found = ", ".join(f"{name} reaches {value:.3g}" for name, value in beyond.items())
-        raise ParityError(f"fp16 holds numbers up to {LARGEST_FP16:g}, but {found}. Take 'fp16' out of export.variants, or train again.")
+        raise ParityError(
+            f"fp16 holds numbers up to {LARGEST_FP16:g}, but {found}. Take 'fp16' out of export.variants, or train again."
+        )
 
 
 def _run_probes(graph: bytes, probes: list[str], rows: NDArray[Any]) -> NDArray[np.float32]:
@@ -170,12 +216,17 @@ def _run_probes(graph: bytes, probes: list[str], rows: NDArray[Any]) -> NDArray[
     name = session.get_inputs()[0].name
     batches = [session.run(probes, {name: batch}) for batch in _batches(rows, largest_batch(graph))]
     # A NaN must come through, so `maximum`, not `fmax`.
-    largest: NDArray[np.float32] = np.maximum.reduce(np.array(batches, dtype=np.float32).reshape(len(batches), len(probes)))
+    largest: NDArray[np.float32] = np.maximum.reduce(
+        np.array(batches, dtype=np.float32).reshape(len(batches), len(probes))
+    )
     return largest
 
 
 def _batches(rows: Inputs, batch_size: int) -> Iterator[NDArray[Any]]:
-    return (np.ascontiguousarray(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size))
+    return (
+        np.ascontiguousarray(rows[start : start + batch_size])
+        for start in range(0, len(rows), batch_size)
+    )
 
 
 def _advice(variant: str) -> str:

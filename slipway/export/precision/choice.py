@@ -17,7 +17,12 @@ _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 
 
 def choose(
-    figures: Mapping[str, Figures], meant_for: Mapping[str, bool], goal: GoalParams, task: Task, provider: str, hardware: dict[str, str]
+    figures: Mapping[str, Figures],
+    meant_for: Mapping[str, bool],
+    goal: GoalParams,
+    task: Task,
+    provider: str,
+    hardware: dict[str, str],
 ) -> Choice:
     """The choice, and the verdict on each variant filled into its figures. fp32 must be among them."""
     against = {
@@ -27,20 +32,36 @@ def choose(
     }
     fitting = ["fp32", *(variant for variant, reason in against.items() if reason is None)]
     if goal.prefer == "fastest":
-        chosen = max(fitting, key=lambda variant: figures[variant].throughput.value if variant != "fp32" else 1.0)
+        chosen = max(
+            fitting,
+            key=lambda variant: figures[variant].throughput.value if variant != "fp32" else 1.0,
+        )
     else:
         chosen = min(fitting, key=lambda variant: figures[variant].bytes)
-    verdicts = {variant: reason or _behind(figures[variant], figures[chosen], chosen, goal) for variant, reason in against.items()}
+    verdicts = {
+        variant: reason or _behind(figures[variant], figures[chosen], chosen, goal)
+        for variant, reason in against.items()
+    }
     verdicts |= {"fp32": "the reference", chosen: "chosen"}
-    judged = {variant: found.model_copy(update={"verdict": verdicts[variant]}) for variant, found in figures.items()}
+    judged = {
+        variant: found.model_copy(update={"verdict": verdicts[variant]})
+        for variant, found in figures.items()
+    }
     rivals = [variant for variant in judged if variant != "fp32" and meant_for[variant]]
     reason = _reason(chosen, judged, rivals, goal, task)
     return Choice(
-        variant=chosen, max_metric_loss=goal.max_metric_loss, prefer=goal.prefer, reason=reason, figures=judged, hardware=hardware
+        variant=chosen,
+        max_metric_loss=goal.max_metric_loss,
+        prefer=goal.prefer,
+        reason=reason,
+        figures=judged,
+        hardware=hardware,
     )
 
 
-def why_not(found: Figures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool) -> str | None:
+def why_not(
+    found: Figures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool
+) -> str | None:
     """Why a variant cannot be chosen on a provider, or None if it may be."""
     if not is_meant_for:
         return f"not meant for {provider}"
@@ -63,8 +84,12 @@ def _behind(found: Figures, best: Figures, chosen: str, goal: GoalParams) -> str
     return f"fits, but {chosen} is faster"
 
 
-def _reason(chosen: str, figures: Mapping[str, Figures], rivals: Sequence[str], goal: GoalParams, task: Task) -> str:
-    asked = f"Asked for: lose at most {loss_text(goal.max_metric_loss, task)}, then the {goal.prefer}."
+def _reason(
+    chosen: str, figures: Mapping[str, Figures], rivals: Sequence[str], goal: GoalParams, task: Task
+) -> str:
+    asked = (
+        f"Asked for: lose at most {loss_text(goal.max_metric_loss, task)}, then the {goal.prefer}."
+    )
     if chosen == "fp32":
         others = "; ".join(f"{variant}: {figures[variant].verdict}" for variant in rivals)
         return f"{asked} Nothing else is better" + (f". {others}." if others else ".")

@@ -30,7 +30,10 @@ from slipway.system.contract import Task, is_classification
 
 PROVIDERS = ("cpu", "cuda")
 _BATCH_SIZE = 64
-_ROWS_ALONE, _ALONE_S = 64, 2.0  # answered one by one as well, to see whether an answer depends on the rows beside it
+_ROWS_ALONE, _ALONE_S = (
+    64,
+    2.0,
+)  # answered one by one as well, to see whether an answer depends on the rows beside it
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class Contest:
     validation: PackedSplit
     resampling: Resampling
     largest_batch: int
-    calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by variant; without one its outliers are not counted
+    calibrations: Mapping[str, Calibration] = field(
+        default_factory=dict
+    )  # by variant; without one its outliers are not counted
 
 
 @dataclass(frozen=True)
@@ -74,15 +79,27 @@ def make_leaderboard(
         if provider in absent:
             continue
         # As in `verify`: on the CPU every variant, on CUDA those that are meant for it.
-        measured = {variant: model for variant, model in models.items() if provider == "cpu" or provider in model.meant_for}
-        runners = {variant: _open(root, variant, model, provider) for variant, model in measured.items()}
+        measured = {
+            variant: model
+            for variant, model in models.items()
+            if provider == "cpu" or provider in model.meant_for
+        }
+        runners = {
+            variant: _open(root, variant, model, provider) for variant, model in measured.items()
+        }
         meant_for = {variant: provider in model.meant_for for variant, model in measured.items()}
         found = measure_provider(provider, runners, contest, effort)
-        found = {variant: _with_file(line, root, measured[variant], contest, effort) for variant, line in found.items()}
+        found = {
+            variant: _with_file(line, root, measured[variant], contest, effort)
+            for variant, line in found.items()
+        }
         figures = {variant: line.figures for variant, line in found.items()}
         choices[provider] = choose(figures, meant_for, goal, contest.task, provider, hardware)
         judged = choices[provider].figures
-        lines += [line.model_copy(update={"figures": judged[v], "is_meant_for": meant_for[v]}) for v, line in found.items()]
+        lines += [
+            line.model_copy(update={"figures": judged[v], "is_meant_for": meant_for[v]})
+            for v, line in found.items()
+        ]
     return Leaderboard(
         task=contest.task,
         metric=headline(contest.task),
@@ -95,20 +112,28 @@ def make_leaderboard(
     )
 
 
-def measure_provider(provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort) -> dict[str, Line]:
+def measure_provider(
+    provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort
+) -> dict[str, Line]:
     """What each variant answers and how fast it is; file and memory are still to be filled in."""
     inputs = contest.validation.inputs
-    answers = {variant: run_in_batches(runner, inputs, _BATCH_SIZE) for variant, runner in runners.items()}
+    answers = {
+        variant: run_in_batches(runner, inputs, _BATCH_SIZE) for variant, runner in runners.items()
+    }
     for variant, found in answers.items():
         refuse_broken(variant, found, answers["fp32"], contest.output)
     reference = answers["fp32"]
-    timings = measure_in_turns(runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence)
+    timings = measure_in_turns(
+        runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence
+    )
     return {
         variant: Line(
             variant=variant,
             provider=provider,
             is_meant_for=True,
-            flipped=[contest.validation.ids[row] for row in _flipped(found.outputs, reference.outputs)],
+            flipped=[
+                contest.validation.ids[row] for row in _flipped(found.outputs, reference.outputs)
+            ],
             rows_per_second=timings.rows_per_second(variant),
             figures=_figures(variant, found, reference, runners[variant], timings, contest),
         )
@@ -117,27 +142,52 @@ def measure_provider(provider: str, runners: Mapping[str, Runner], contest: Cont
 
 
 def metric_loss(
-    task: Task, targets: NDArray[np.float64], before: NDArray[np.float32], after: NDArray[np.float32], resampling: Resampling
+    task: Task,
+    targets: NDArray[np.float64],
+    before: NDArray[np.float32],
+    after: NDArray[np.float32],
+    resampling: Resampling,
 ) -> Metric:
     """What `after` loses against `before` on the same rows, with its paired interval: accuracy points, or relative growth of the RMSE."""
     found = paired_difference(task, headline(task), targets, before, after, resampling)
     if is_classification(task):  # a loss is downwards
         value, low, high = -found.difference, -found.high, -found.low
     else:
-        value, low, high = (bound / max(found.before, 1e-12) for bound in (found.difference, found.low, found.high))
-    return Metric(value=value + 0.0, low=low + 0.0, high=high + 0.0, confidence=found.confidence, rows=found.rows)  # + 0.0: no -0.0
+        value, low, high = (
+            bound / max(found.before, 1e-12) for bound in (found.difference, found.low, found.high)
+        )
+    return Metric(
+        value=value + 0.0,
+        low=low + 0.0,
+        high=high + 0.0,
+        confidence=found.confidence,
+        rows=found.rows,
+    )  # + 0.0: no -0.0
 
 
-def _figures(variant: str, answers: Answers, expected: Answers, runner: Runner, timings: Timings, contest: Contest) -> Figures:
+def _figures(
+    variant: str,
+    answers: Answers,
+    expected: Answers,
+    runner: Runner,
+    timings: Timings,
+    contest: Contest,
+) -> Figures:
     task, targets, resampling = contest.task, contest.validation.targets, contest.resampling
-    found, reference, calibration = answers.outputs, expected.outputs, contest.calibrations.get(variant)
+    found, reference, calibration = (
+        answers.outputs,
+        expected.outputs,
+        contest.calibrations.get(variant),
+    )
     name, best = headline(task), timings.best_batch_size(variant)
     return Figures(
         metric=measure(task, targets, found, resampling, names=[name])[name],
         metric_loss=metric_loss(task, targets, reference, found, resampling),
         max_difference=float(np.abs(found - reference).max()),
         num_flipped=len(_flipped(found, reference)),
-        outliers=outlier_share(answers.scores, calibration, resampling.confidence) if calibration else None,
+        outliers=outlier_share(answers.scores, calibration, resampling.confidence)
+        if calibration
+        else None,
         score_rank=score_rank(answers.scores, expected.scores),
         batch_dependence=_batch_dependence(runner, found, contest),
         p50_ms=timings.p50_ms(variant),
@@ -164,7 +214,11 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
         largest = max(largest, float(np.abs(alone - found[row]).max()))
         if time.monotonic() > deadline:
             break
-    return largest if is_classification(contest.task) else largest / max(1.0, float(np.abs(found).max()))  # as in `verify`
+    return (
+        largest
+        if is_classification(contest.task)
+        else largest / max(1.0, float(np.abs(found).max()))
+    )  # as in `verify`
 
 
 def _with_file(line: Line, root: Path, model: ModelFile, contest: Contest, effort: Effort) -> Line:
@@ -172,10 +226,20 @@ def _with_file(line: Line, root: Path, model: ModelFile, contest: Contest, effor
     memory = None
     if effort.memory and line.provider == "cpu":
         inputs = contest.validation.inputs
-        memory = session_peak_bytes(root / model.file, inputs[np.arange(max(line.rows_per_second)) % len(inputs)])
-    return line.model_copy(update={"figures": line.figures.model_copy(update={"bytes": model.bytes, "memory_bytes": memory})})
+        memory = session_peak_bytes(
+            root / model.file, inputs[np.arange(max(line.rows_per_second)) % len(inputs)]
+        )
+    return line.model_copy(
+        update={
+            "figures": line.figures.model_copy(
+                update={"bytes": model.bytes, "memory_bytes": memory}
+            )
+        }
+    )
 
 
 def _open(root: Path, variant: str, model: ModelFile, provider: str) -> Runner:
     graph = (root / model.file).read_bytes()
-    return open_onnx(graph, variant=variant, precision=model.precision, provider=provider, num_threads=0)
+    return open_onnx(
+        graph, variant=variant, precision=model.precision, provider=provider, num_threads=0
+    )

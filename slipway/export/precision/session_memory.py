@@ -27,14 +27,18 @@ def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             return pool.submit(_grow, graph, batch).result()
     except BrokenProcessPool as error:
-        raise BundleError(f"the process that loaded {graph.name} was ended. Is there enough memory for it?") from error
+        raise BundleError(
+            f"the process that loaded {graph.name} was ended. Is there enough memory for it?"
+        ) from error
 
 
 def _grow(graph: Path, batch: NDArray[Any]) -> int | None:
     import_onnxruntime()  # before the first figure
 
     before = _status_bytes("VmRSS")
-    open_onnx(graph.read_bytes(), variant=graph.stem, precision="", provider="cpu", num_threads=0).run(np.ascontiguousarray(batch))
+    open_onnx(
+        graph.read_bytes(), variant=graph.stem, precision="", provider="cpu", num_threads=0
+    ).run(np.ascontiguousarray(batch))
     # Not `ru_maxrss`, which begins with the peak of the process that started this one.
     peak = _status_bytes("VmHWM")
     return peak - before if before and peak else None

@@ -15,16 +15,22 @@ from slipway.system.contract import Task, is_classification
 from slipway.training.uncertainty.calibrating import fitting_half
 
 
-def own_thresholds(graph: bytes, calibration: Calibration, task: Task, validation: PackedSplit, seed: int) -> Calibration:
+def own_thresholds(
+    graph: bytes, calibration: Calibration, task: Task, validation: PackedSplit, seed: int
+) -> Calibration:
     """`calibration` with the thresholds of what an int8 graph answers on the CPU to the validation rows that evaluate took for them."""
     rows = np.flatnonzero(~fitting_half(validation.keys, seed))
     if not len(rows):
         return calibration  # whose thresholds promise nothing either
     answers = _answers(graph, validation.inputs[rows])
-    return with_thresholds(calibration, answers, validation.targets[rows], of_classes=is_classification(task))
+    return with_thresholds(
+        calibration, answers, validation.targets[rows], of_classes=is_classification(task)
+    )
 
 
-def own_coverage(graph: bytes, calibration: Calibration, task: Task, test: PackedSplit, resampling: Resampling) -> Metric | None:
+def own_coverage(
+    graph: bytes, calibration: Calibration, task: Task, test: PackedSplit, resampling: Resampling
+) -> Metric | None:
     """The share of the test rows whose set or interval, with the graph's own `calibration`, holds the truth; None without intervals."""
     outputs = _answers(graph, test.inputs).outputs
     held = calibration.holds_truth(outputs, test.targets, of_classes=is_classification(task))

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import FEW_ROWS, Answers, Calibration, Conformal
 from slipway.metrics.calibration_error import ReliabilityBin, reliability_bins
-from slipway.metrics.scores import Resampling, classification_metrics, percentiles, resampled_rows, wilson_interval
+from slipway.metrics.scores import (
+    Resampling,
+    classification_metrics,
+    percentiles,
+    resampled_rows,
+    wilson_interval,
+)
 from slipway.metrics.uncertainty_fitting import softmax
 from slipway.system.contract import Task, is_classification
 
@@ -28,7 +34,9 @@ class Worth:
     calibration: Calibration
     targets: Float  # (N,) class index, or the number itself
     answers: Answers
-    before: NDArray[np.float32] | None  # (N, K) probabilities without the temperature; None for a numeric target
+    before: (
+        NDArray[np.float32] | None
+    )  # (N, K) probabilities without the temperature; None for a numeric target
     resampling: Resampling
 
     @cached_property
@@ -46,7 +54,9 @@ class Worth:
     @cached_property
     def is_held(self) -> NDArray[np.bool_] | None:
         """(N,) whether each row's set or interval has the truth; None where there is no interval."""
-        return self.calibration.holds_truth(self.answers.outputs, self.targets, of_classes=self.before is not None)
+        return self.calibration.holds_truth(
+            self.answers.outputs, self.targets, of_classes=self.before is not None
+        )
 
     @cached_property
     def losses(self) -> Float:
@@ -58,11 +68,17 @@ class Worth:
     def content(self) -> dict[str, Any]:
         """For `metrics/evaluate.json`: flat keys, which DVC shows, and a list with the intervals, which it skips."""
         named = [{"name": name, **metric.model_dump()} for name, metric in self.metrics.items()]
-        return {**{name: metric.value for name, metric in self.metrics.items() if "before" not in name}, "calibration": named}
+        return {
+            **{name: metric.value for name, metric in self.metrics.items() if "before" not in name},
+            "calibration": named,
+        }
 
     def reliability_bins(self, probabilities: NDArray[np.float32]) -> list[ReliabilityBin]:
         """Those that have rows, by rising confidence."""
-        confidence, hits = probabilities.max(axis=1).astype(np.float64), probabilities.argmax(axis=1) == self.targets
+        confidence, hits = (
+            probabilities.max(axis=1).astype(np.float64),
+            probabilities.argmax(axis=1) == self.targets,
+        )
         return reliability_bins(confidence, hits)
 
     def reliability(self, probabilities: NDArray[np.float32]) -> tuple[Float, Float]:
@@ -74,7 +90,11 @@ class Worth:
         """Share of rows that are answered, the least doubtful first, and the mean loss of these."""
         losses = self.losses[np.argsort(doubt, kind="stable")]
         risk = losses.cumsum() / np.arange(1, len(losses) + 1)
-        points = np.unique(np.linspace(max(len(losses) // 100, 1) - 1, len(losses) - 1, _MOST_POINTS).astype(np.int64))
+        points = np.unique(
+            np.linspace(max(len(losses) // 100, 1) - 1, len(losses) - 1, _MOST_POINTS).astype(
+                np.int64
+            )
+        )
         return (points + 1) / len(losses), risk[points]
 
     def _share(self, is_so: NDArray[np.bool_]) -> Metric:
@@ -85,25 +105,44 @@ class Worth:
         if self.before is None:
             return {}
         after, before = (
-            classification_metrics(self.targets, probabilities, self.resampling, names=("calibration_error", "log_loss"))
+            classification_metrics(
+                self.targets,
+                probabilities,
+                self.resampling,
+                names=("calibration_error", "log_loss"),
+            )
             for probabilities in (self.answers.outputs, self.before)
         )
         return {
-            "set_size": self._mean(self.calibration.prediction_sets(self.answers.outputs).sum(axis=1).astype(np.float64)),
+            "set_size": self._mean(
+                self.calibration.prediction_sets(self.answers.outputs)
+                .sum(axis=1)
+                .astype(np.float64)
+            ),
             "calibration_error": after["calibration_error"],
             **{f"{name}_before": metric for name, metric in before.items()},
         }
 
     def _mean(self, values: Float) -> Metric:
-        means = np.concatenate([values[chosen].mean(axis=1) for chosen in resampled_rows(len(values), self.resampling)])
+        means = np.concatenate(
+            [values[chosen].mean(axis=1) for chosen in resampled_rows(len(values), self.resampling)]
+        )
         low, high = percentiles(means, self.resampling.confidence)
-        return Metric(value=float(values.mean()), low=low, high=high, confidence=self.resampling.confidence, rows=len(values))
+        return Metric(
+            value=float(values.mean()),
+            low=low,
+            high=high,
+            confidence=self.resampling.confidence,
+            rows=len(values),
+        )
 
 
 def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
     """The share of (N,) rows, with Wilson's interval."""
     low, high = wilson_interval(int(is_so.sum()), len(is_so), confidence)
-    return Metric(value=float(is_so.mean()), low=low, high=high, confidence=confidence, rows=len(is_so))
+    return Metric(
+        value=float(is_so.mean()), low=low, high=high, confidence=confidence, rows=len(is_so)
+    )
 
 
 def coverage_doubts(conformal: Conformal, measured: Metric | None) -> list[str]:
@@ -112,7 +151,9 @@ def coverage_doubts(conformal: Conformal, measured: Metric | None) -> list[str]:
     verdict = conformal.verdict(measured.low, measured.high) if measured else "within"
     if measured and verdict != "within":
         found = f"{measured.value:.1%} of {measured.rows:,} test rows ({measured.low:.1%} to {measured.high:.1%})"
-        doubts.append(f"The measured coverage, {found}, is {verdict} the target of {conformal.coverage:.0%}.")
+        doubts.append(
+            f"The measured coverage, {found}, is {verdict} the target of {conformal.coverage:.0%}."
+        )
     if conformal.has_few_rows:
         doubts.append(
             f"The coverage was fitted on {conformal.rows} rows, fewer than {FEW_ROWS}: on new rows it may be points off the target. "

@@ -24,8 +24,12 @@ LABEL_ISSUES = pa.schema(
         pa.field("fold", pa.int32(), nullable=False),  # of the audit, counted from 0
         pa.field("label", pa.string(), nullable=False),  # as given, after data.label_map
         pa.field("suggested_label", pa.string(), nullable=False),  # the most probable class
-        pa.field("label_quality", pa.float32(), nullable=False),  # out-of-fold probability of the given label
-        pa.field("confidence", pa.float32(), nullable=False),  # out-of-fold probability of the suggested label
+        pa.field(
+            "label_quality", pa.float32(), nullable=False
+        ),  # out-of-fold probability of the given label
+        pa.field(
+            "confidence", pa.float32(), nullable=False
+        ),  # out-of-fold probability of the suggested label
         pa.field("is_candidate", pa.bool_(), nullable=False),  # probably wrong
     ]
 )
@@ -101,15 +105,26 @@ class LabelIssues:
 
     def pairs(self) -> list[tuple[str, str, int]]:
         """Given class, suggested class and number of candidates, the most frequent first."""
-        found, counts = np.unique(np.stack([self.given, self.suggested])[:, self.is_candidate], axis=1, return_counts=True)
+        found, counts = np.unique(
+            np.stack([self.given, self.suggested])[:, self.is_candidate], axis=1, return_counts=True
+        )
         order = np.argsort(-counts, kind="stable")
         ranked = zip(*found[:, order].tolist(), counts[order].tolist(), strict=True)
-        return [(self.classes[given], self.classes[suggested], count) for given, suggested, count in ranked]
+        return [
+            (self.classes[given], self.classes[suggested], count)
+            for given, suggested, count in ranked
+        ]
 
     def class_counts(self) -> dict[str, tuple[int, int]]:
         """Rows and candidates of each given class."""
-        rows, candidates = (np.bincount(given, minlength=len(self.classes)) for given in (self.given, self.given[self.is_candidate]))
-        return {name: (int(rows[index]), int(candidates[index])) for index, name in enumerate(self.classes)}
+        rows, candidates = (
+            np.bincount(given, minlength=len(self.classes))
+            for given in (self.given, self.given[self.is_candidate])
+        )
+        return {
+            name: (int(rows[index]), int(candidates[index]))
+            for index, name in enumerate(self.classes)
+        }
 
 
 def judge(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> Judgement:
@@ -124,7 +139,13 @@ def judge(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> Judge
     exact = probabilities.astype(np.float64)
     exact /= exact.sum(axis=1, keepdims=True)
     estimated = int(num_label_issues(given, exact, estimation_method="off_diagonal_calibrated"))
-    ranked = find_label_issues(given, exact, filter_by="predicted_neq_given", return_indices_ranked_by="self_confidence", n_jobs=1)
+    ranked = find_label_issues(
+        given,
+        exact,
+        filter_by="predicted_neq_given",
+        return_indices_ranked_by="self_confidence",
+        n_jobs=1,
+    )
     is_candidate = np.zeros(len(given), np.bool_)
     is_candidate[ranked[: math.ceil(_SLACK * estimated)]] = True
     return Judgement(estimated, is_candidate)
@@ -145,14 +166,24 @@ def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, An
         "estimated_wrong": issues.judgement.estimated,
         "candidates": num_candidates,
         "candidates_share": num_candidates / rows,
-        "pairs": [{"label": given, "suggested_label": suggested, "rows": count} for given, suggested, count in issues.pairs()],
-        "classes": {name: {"rows": count, "candidates": found} for name, (count, found) in issues.class_counts().items()},
+        "pairs": [
+            {"label": given, "suggested_label": suggested, "rows": count}
+            for given, suggested, count in issues.pairs()
+        ],
+        "classes": {
+            name: {"rows": count, "candidates": found}
+            for name, (count, found) in issues.class_counts().items()
+        },
     }
 
 
 def write_rows(path: Path, issues: LabelIssues | None) -> None:
     """Write `label_issues.parquet`, one row for each audited row, in `LabelIssues.order`; without issues an empty table."""
-    table = LABEL_ISSUES.empty_table() if issues is None else pa.table(_columns(issues), schema=LABEL_ISSUES).take(pa.array(issues.order))
+    table = (
+        LABEL_ISSUES.empty_table()
+        if issues is None
+        else pa.table(_columns(issues), schema=LABEL_ISSUES).take(pa.array(issues.order))
+    )
     write_table(path, table, LABEL_ISSUES)
 
 

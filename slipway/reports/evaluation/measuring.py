@@ -46,20 +46,32 @@ def measure_rows(
         outputs,
         measure(manifest.task, test.targets, outputs, resampling, top_k=wanted.top_k),
         test.leaked,
-        measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling, wanted.top_k),
+        measure_without_leaked(
+            manifest.task, test.targets, outputs, test.leaked, resampling, wanted.top_k
+        ),
         score_slices(dimensions, answers, wanted.slice_min_rows, resampling),
         compare(answers, released, resampling) if released else None,
-        [] if is_classification(manifest.task) else errors_by_target(test.targets, outputs, _NUM_RANGES, resampling),
+        []
+        if is_classification(manifest.task)
+        else errors_by_target(test.targets, outputs, _NUM_RANGES, resampling),
         worth,
-        baseline_scores(manifest.task, train_targets, test.targets, len(manifest.classes), wanted.top_k),
+        baseline_scores(
+            manifest.task, train_targets, test.targets, len(manifest.classes), wanted.top_k
+        ),
     )
 
 
-def judge(evaluation: Evaluation, wanted: EvaluateParams, resampling: Resampling) -> list[GateResult]:
+def judge(
+    evaluation: Evaluation, wanted: EvaluateParams, resampling: Resampling
+) -> list[GateResult]:
     """Every gate in the params: passed, missed or unjudged."""
     absent = why_absent(evaluation.task, evaluation.targets, len(evaluation.classes), wanted.top_k)
     gates = apply_gates(wanted.gates, evaluation.metrics, absent)
     if evaluation.slices is not None:
         answers = RowAnswers(evaluation.task, evaluation.targets, evaluation.outputs, wanted.top_k)
         gates += apply_slice_gates(wanted.slice_gates, evaluation.slices, answers, resampling)
-    return gates + ([released_gate(evaluation.released, wanted.released_max_loss)] if evaluation.released else [])
+    return gates + (
+        [released_gate(evaluation.released, wanted.released_max_loss)]
+        if evaluation.released
+        else []
+    )

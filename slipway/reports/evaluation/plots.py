@@ -17,10 +17,16 @@ from slipway.system import files
 _RELIABILITY = ("rows", "confidence", "accuracy", "ideal", "low", "high")
 
 
-def write_plots(evaluation: Evaluation, confusion: Path, scatter: Path, reliability: Path, slices: Path) -> None:
+def write_plots(
+    evaluation: Evaluation, confusion: Path, scatter: Path, reliability: Path, slices: Path
+) -> None:
     """Write the four tables."""
     pairs = list(zip(evaluation.targets.tolist(), evaluation.predictions.tolist(), strict=True))
-    names = [tuple(evaluation.classes[int(index)] for index in pair) for pair in pairs] if evaluation.is_classification else []
+    names = (
+        [tuple(evaluation.classes[int(index)] for index in pair) for pair in pairs]
+        if evaluation.is_classification
+        else []
+    )
     _write_table(confusion, ("actual", "predicted"), names)
     _write_table(scatter, ("target", "prediction"), [] if evaluation.is_classification else pairs)
     _write_table(reliability, _RELIABILITY, _reliability_rows(evaluation))
@@ -34,7 +40,9 @@ def _reliability_rows(evaluation: Evaluation) -> list[tuple[float, ...]]:
         return []
     rows: list[tuple[float, ...]] = []
     for found in worth.reliability_bins(worth.answers.outputs):
-        low, high = wilson_interval(round(found.accuracy * found.rows), found.rows, worth.resampling.confidence)
+        low, high = wilson_interval(
+            round(found.accuracy * found.rows), found.rows, worth.resampling.confidence
+        )
         rows.append((found.rows, found.confidence, found.accuracy, found.confidence, low, high))
     return rows
 

@@ -20,7 +20,9 @@ CLASS_PREDICTIONS = pa.schema(
         pa.field("target", pa.string(), nullable=False),  # class names
         pa.field("prediction", pa.string(), nullable=False),
         pa.field("confidence", pa.float32(), nullable=False),  # probability of the prediction
-        pa.field("probabilities", pa.list_(pa.float32()), nullable=False),  # in the order of the classes
+        pa.field(
+            "probabilities", pa.list_(pa.float32()), nullable=False
+        ),  # in the order of the classes
     ]
 )
 VALUE_PREDICTIONS = pa.schema(
@@ -36,9 +38,13 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """Write one row for each test row, in the order of the packed split."""
     schema = CLASS_PREDICTIONS if evaluation.is_classification else VALUE_PREDICTIONS
     columns = (
-        _class_columns(evaluation) if evaluation.is_classification else {"target": evaluation.targets, "prediction": evaluation.predictions}
+        _class_columns(evaluation)
+        if evaluation.is_classification
+        else {"target": evaluation.targets, "prediction": evaluation.predictions}
     )
-    leaked = np.zeros(len(evaluation.ids), np.bool_) if evaluation.leaked is None else evaluation.leaked
+    leaked = (
+        np.zeros(len(evaluation.ids), np.bool_) if evaluation.leaked is None else evaluation.leaked
+    )
     row = {"id": evaluation.ids, "source": evaluation.sources, "leaked": leaked}
     write_table(path, pa.table({**row, **columns}, schema=schema), schema)
 

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from slipway.artifacts.bundle import Metric
-from slipway.metrics.scores import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
+from slipway.metrics.scores import (
+    ClassScores,
+    Resampling,
+    class_scores,
+    confusion_matrix,
+    count_classes,
+    log_losses,
+    measure,
+)
 from slipway.metrics.target_errors import TargetErrors
 from slipway.reports.evaluation.calibration import Worth
 from slipway.reports.evaluation.release_comparison import ReleasedComparison
@@ -31,7 +39,9 @@ from slipway.system.errors import SchemaError
 def headlines(task: Task) -> tuple[str, ...]:
     """The metrics that are shown first."""
     return (
-        ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss") if is_classification(task) else ("rmse", "mae", "r2", "mse")
+        ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss")
+        if is_classification(task)
+        else ("rmse", "mae", "r2", "mse")
     )
 
 
@@ -61,11 +71,17 @@ class Evaluation:
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
     outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
     metrics: dict[str, Metric]
-    leaked: NDArray[np.bool_] | None = None  # (N,) rows with a twin, or their group, in another split; None where none has
-    without_leaked: dict[str, Metric] = field(default_factory=dict)  # of the other rows; empty where none leaks, or too few are left
+    leaked: NDArray[np.bool_] | None = (
+        None  # (N,) rows with a twin, or their group, in another split; None where none has
+    )
+    without_leaked: dict[str, Metric] = field(
+        default_factory=dict
+    )  # of the other rows; empty where none leaks, or too few are left
     slices: SliceScores | None = None
     released: ReleasedComparison | None = None  # None where evaluate.released asks for none
-    target_errors: list[TargetErrors] = field(default_factory=list)  # of a numeric target, by ranges of it
+    target_errors: list[TargetErrors] = field(
+        default_factory=list
+    )  # of a numeric target, by ranges of it
     worth: Worth | None = None  # of the answers; None where nothing was calibrated
     baseline: dict[str, float] = field(default_factory=dict)  # each metric of the trivial predictor
 
@@ -82,7 +98,9 @@ class Evaluation:
     @cached_property
     def predictions(self) -> NDArray[np.float64]:
         """(N,) the index of the most probable class (the first of equals), or the value itself."""
-        return (self.outputs.argmax(axis=1) if self.is_classification else self.outputs[:, 0]).astype(np.float64)
+        return (
+            self.outputs.argmax(axis=1) if self.is_classification else self.outputs[:, 0]
+        ).astype(np.float64)
 
     @cached_property
     def confusion(self) -> NDArray[np.int64]:
@@ -97,7 +115,9 @@ class Evaluation:
     def worst(self, num_rows: int) -> list[int]:
         """The rows with the largest loss, worst first; of a classification only rows with a wrong label."""
         if self.is_classification:
-            loss = np.where(self.predictions != self.targets, log_losses(self.targets, self.outputs), -1.0)
+            loss = np.where(
+                self.predictions != self.targets, log_losses(self.targets, self.outputs), -1.0
+            )
         else:
             loss = np.abs(self.predictions - self.targets)
         worst_first = np.argsort(-loss, kind="stable")[:num_rows]
@@ -160,7 +180,9 @@ def _read_list(path: Path, key: str, kind: type[_Entry]) -> list[_Entry]:
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro evaluate`.") from None
     except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise SchemaError(f"{path} is not what the evaluate stage writes: {error!r}. Run `dvc repro --force evaluate`.") from error
+        raise SchemaError(
+            f"{path} is not what the evaluate stage writes: {error!r}. Run `dvc repro --force evaluate`."
+        ) from error
 
 
 def read_coverage(path: Path) -> Metric | None:
@@ -174,12 +196,26 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
     first = {name: evaluation.metrics[name].value for name in headlines(evaluation.task)}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
     baseline = [{"name": name, "value": value} for name, value in evaluation.baseline.items()]
-    content = {**first, "rows": len(evaluation.targets), "metrics": metrics, "baseline": baseline, **_leak_content(evaluation)}
+    content = {
+        **first,
+        "rows": len(evaluation.targets),
+        "metrics": metrics,
+        "baseline": baseline,
+        **_leak_content(evaluation),
+    }
     content |= evaluation.worth.content() if evaluation.worth else {}
     content |= slice_content(evaluation.slices) if evaluation.slices else {}
     content |= _released_content(evaluation.released) if evaluation.released else {}
-    content |= {"by_target": [entry.model_dump() for entry in evaluation.target_errors]} if evaluation.target_errors else {}
-    return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
+    content |= (
+        {"by_target": [entry.model_dump() for entry in evaluation.target_errors]}
+        if evaluation.target_errors
+        else {}
+    )
+    return (
+        content | {"per_class": _class_entries(evaluation)}
+        if evaluation.is_classification
+        else content
+    )
 
 
 def _leak_content(evaluation: Evaluation) -> dict[str, Any]:
@@ -187,7 +223,11 @@ def _leak_content(evaluation: Evaluation) -> dict[str, Any]:
     if not evaluation.num_leaked:
         return {}
     without = evaluation.without_leaked
-    first = {f"{name}_without_leaked": without[name].value for name in headlines(evaluation.task) if name in without}
+    first = {
+        f"{name}_without_leaked": without[name].value
+        for name in headlines(evaluation.task)
+        if name in without
+    }
     metrics = [{"name": name, **metric.model_dump()} for name, metric in without.items()]
     return {"leaked_rows": evaluation.num_leaked, **first, "metrics_without_leaked": metrics}
 

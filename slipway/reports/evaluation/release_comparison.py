@@ -24,9 +24,13 @@ class ReleasedAnswers:
     folder: str
     version: str  # the beginning of the bundle's digest
     provider: str
-    outputs: NDArray[np.float32]  # (N, K) in the order of the network's classes; without worth where `refused`
+    outputs: NDArray[
+        np.float32
+    ]  # (N, K) in the order of the network's classes; without worth where `refused`
     refused: NDArray[np.bool_]  # (N,) rows that its input contract does not take
-    known: NDArray[np.bool_] | None  # (N,) rows that it learned from or was chosen by; None: nobody can say
+    known: (
+        NDArray[np.bool_] | None
+    )  # (N,) rows that it learned from or was chosen by; None: nobody can say
     knowledge: str  # what can be said of that, in words
 
 
@@ -40,11 +44,15 @@ class ReleasedComparison(Contract):
     loss: Metric  # above 0 is worse: accuracy lost as a share of the rows, or relative growth of the RMSE
     p_value: float  # two-sided, of no difference
     refused: int  # test rows left out, since the released model does not take them
-    known: int | None  # test rows left out, since it learned from them or was chosen by them; null: nobody can say
+    known: (
+        int | None
+    )  # test rows left out, since it learned from them or was chosen by them; null: nobody can say
     knowledge: str
 
 
-def compare(answers: RowAnswers, released: ReleasedAnswers, resampling: Resampling) -> ReleasedComparison:
+def compare(
+    answers: RowAnswers, released: ReleasedAnswers, resampling: Resampling
+) -> ReleasedComparison:
     """The headline metric of both, over the rows that the released model takes and has not learned from.
 
     DataError where fewer than two are left.
@@ -65,7 +73,9 @@ def compare(answers: RowAnswers, released: ReleasedAnswers, resampling: Resampli
         provider=released.provider,
         difference=difference,
         loss=_loss(difference),
-        p_value=difference.p_value if difference.p_value is not None else _sign_flip_p_value(targets, before, after, resampling),
+        p_value=difference.p_value
+        if difference.p_value is not None
+        else _sign_flip_p_value(targets, before, after, resampling),
         refused=int(released.refused.sum()),
         known=None if released.known is None else int(known.sum()),
         knowledge=released.knowledge,
@@ -88,14 +98,25 @@ def released_gate(comparison: ReleasedComparison, max_loss: float) -> GateResult
 
 def _loss(difference: PairedDifference) -> Metric:
     """Rounded, since 0.98 - 0.97 is above 0.01 in binary."""
-    sign_and_scale = -1.0 if difference.metric == "accuracy" else 1 / (difference.before or difference.after or 1.0)
-    low, high = sorted(round(bound * sign_and_scale, 12) + 0.0 for bound in (difference.low, difference.high))
+    sign_and_scale = (
+        -1.0
+        if difference.metric == "accuracy"
+        else 1 / (difference.before or difference.after or 1.0)
+    )
+    low, high = sorted(
+        round(bound * sign_and_scale, 12) + 0.0 for bound in (difference.low, difference.high)
+    )
     value = round(difference.difference * sign_and_scale, 12) + 0.0
-    return Metric(value=value, low=low, high=high, confidence=difference.confidence, rows=difference.rows)
+    return Metric(
+        value=value, low=low, high=high, confidence=difference.confidence, rows=difference.rows
+    )
 
 
 def _sign_flip_p_value(
-    targets: NDArray[np.float64], before: NDArray[np.float32], after: NDArray[np.float32], resampling: Resampling
+    targets: NDArray[np.float64],
+    before: NDArray[np.float32],
+    after: NDArray[np.float32],
+    resampling: Resampling,
 ) -> float:
     """Two-sided p-value of the mean change of the squared error: were both models alike, each row's change could as well be the other way.
 

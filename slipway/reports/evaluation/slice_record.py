@@ -8,7 +8,18 @@ from typing import Any
 from slipway.reports.evaluation.slice_scores import SliceScores
 from slipway.system import files
 
-_COLUMNS = ("slice", "by", "value", "rows", "metric", "measured", "low", "high", "p_value", "is_worse")
+_COLUMNS = (
+    "slice",
+    "by",
+    "value",
+    "rows",
+    "metric",
+    "measured",
+    "low",
+    "high",
+    "p_value",
+    "is_worse",
+)
 
 
 def slice_content(scores: SliceScores) -> dict[str, Any]:
@@ -27,8 +38,15 @@ def slice_content(scores: SliceScores) -> dict[str, Any]:
         }
         for score in scores.judged
     ]
-    too_small = [{"by": small.by, "value": small.value, "rows": small.rows} for small in scores.too_small]
-    return {"slices_judged": len(judged), "slices_worse": len(scores.worse), "slices": judged, "slices_too_small": too_small}
+    too_small = [
+        {"by": small.by, "value": small.value, "rows": small.rows} for small in scores.too_small
+    ]
+    return {
+        "slices_judged": len(judged),
+        "slices_worse": len(scores.worse),
+        "slices": judged,
+        "slices_too_small": too_small,
+    }
 
 
 def write_slices(path: Path, scores: SliceScores | None) -> None:
@@ -36,6 +54,8 @@ def write_slices(path: Path, scores: SliceScores | None) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for entry, score in zip(slice_content(scores)["slices"], scores.judged, strict=True) if scores else ():
+    for entry, score in (
+        zip(slice_content(scores)["slices"], scores.judged, strict=True) if scores else ()
+    ):
         writer.writerow({"slice": score.title, **{name: entry[name] for name in _COLUMNS[1:]}})
     files.write_text(path, text.getvalue())

@@ -37,14 +37,25 @@ class RowAnswers:
     def losses(self) -> NDArray[np.float64]:
         """(N,) 1 for a wrong label, else 0; or the squared error."""
         if is_classification(self.task):
-            wrong: NDArray[np.float64] = (self.outputs.argmax(axis=1) != self.targets).astype(np.float64)
+            wrong: NDArray[np.float64] = (self.outputs.argmax(axis=1) != self.targets).astype(
+                np.float64
+            )
             return wrong
         squares: NDArray[np.float64] = (self.outputs[:, 0].astype(np.float64) - self.targets) ** 2
         return squares
 
-    def measure(self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling) -> dict[str, Metric]:
+    def measure(
+        self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling
+    ) -> dict[str, Metric]:
         """These metrics over `rows` (N,), without those that these rows do not define."""
-        return measure(self.task, self.targets[rows], self.outputs[rows], resampling, top_k=self.top_k, names=names)
+        return measure(
+            self.task,
+            self.targets[rows],
+            self.outputs[rows],
+            resampling,
+            top_k=self.top_k,
+            names=names,
+        )
 
 
 @dataclass(frozen=True)
@@ -97,14 +108,24 @@ class _Candidate:
     code: int
 
 
-def score_slices(dimensions: Sequence[Dimension], answers: RowAnswers, min_rows: int, resampling: Resampling) -> SliceScores:
+def score_slices(
+    dimensions: Sequence[Dimension], answers: RowAnswers, min_rows: int, resampling: Resampling
+) -> SliceScores:
     """Measure every slice of at least `min_rows` rows; `resampling` also says how many permutations are drawn."""
     constant = [dimension.name for dimension in dimensions if not dimension.varies]
     dimensions = [dimension for dimension in dimensions if dimension.varies]
     chosen, too_small = _large_and_small(dimensions, min_rows)
-    p_values = adjusted_p_values(answers.losses, _slice_of_rows(dimensions, chosen), len(chosen), resampling)
+    p_values = adjusted_p_values(
+        answers.losses, _slice_of_rows(dimensions, chosen), len(chosen), resampling
+    )
     judged = [
-        _score(candidate, dimensions[candidate.dimension].codes == candidate.code, float(p_value), answers, resampling)
+        _score(
+            candidate,
+            dimensions[candidate.dimension].codes == candidate.code,
+            float(p_value),
+            answers,
+            resampling,
+        )
         for candidate, p_value in zip(chosen, p_values, strict=True)
     ]
     metric = headline(answers.task)
@@ -162,23 +183,34 @@ def _permuted_sums(
     largest = max(1, _CHUNK_NUMBERS // slices.size)
     for start in range(0, resampling.num_samples, largest):
         shape = (min(largest, resampling.num_samples - start), num_rows)
-        rows = generator.permuted(np.broadcast_to(np.arange(num_rows, dtype=np.int32), shape), axis=1)[:, : len(losses)]
+        rows = generator.permuted(
+            np.broadcast_to(np.arange(num_rows, dtype=np.int32), shape), axis=1
+        )[:, : len(losses)]
         yield _sums(slices[:, rows].swapaxes(0, 1), losses, num_slices)
 
 
-def _sums(slices: NDArray[np.int64], losses: NDArray[np.float64], num_slices: int) -> NDArray[np.float64]:
+def _sums(
+    slices: NDArray[np.int64], losses: NDArray[np.float64], num_slices: int
+) -> NDArray[np.float64]:
     """(P, D, E) the slice that each of the E losses falls on -> (P, num_slices) their sums."""
     width = num_slices + 1
     places = slices + width * np.arange(len(slices))[:, None, None]
-    sums = np.bincount(places.ravel(), np.broadcast_to(losses, slices.shape).ravel(), minlength=width * len(slices)).astype(np.float64)
+    sums = np.bincount(
+        places.ravel(), np.broadcast_to(losses, slices.shape).ravel(), minlength=width * len(slices)
+    ).astype(np.float64)
     return sums.reshape(len(slices), width)[:, :num_slices]
 
 
-def _large_and_small(dimensions: Sequence[Dimension], min_rows: int) -> tuple[list[_Candidate], list[SmallSlice]]:
+def _large_and_small(
+    dimensions: Sequence[Dimension], min_rows: int
+) -> tuple[list[_Candidate], list[SmallSlice]]:
     chosen, small = [], []
     for place, dimension in enumerate(dimensions):
         counts = dimension.counts
-        chosen += [_Candidate(dimension.name, dimension.values[code], place, int(code)) for code in np.flatnonzero(counts >= min_rows)]
+        chosen += [
+            _Candidate(dimension.name, dimension.values[code], place, int(code))
+            for code in np.flatnonzero(counts >= min_rows)
+        ]
         small += _small(dimension, np.flatnonzero((counts > 0) & (counts < min_rows)))
     return chosen, small
 
@@ -191,7 +223,9 @@ def _small(dimension: Dimension, codes: NDArray[np.int64]) -> list[SmallSlice]:
     return [SmallSlice(dimension.name, dimension.values[code], int(counts[code])) for code in codes]
 
 
-def _slice_of_rows(dimensions: Sequence[Dimension], chosen: Sequence[_Candidate]) -> NDArray[np.int64]:
+def _slice_of_rows(
+    dimensions: Sequence[Dimension], chosen: Sequence[_Candidate]
+) -> NDArray[np.int64]:
     """(D, N) the place in `chosen` of each row's slice, len(chosen) for none."""
     found = []
     for place, dimension in enumerate(dimensions):
@@ -203,9 +237,22 @@ def _slice_of_rows(dimensions: Sequence[Dimension], chosen: Sequence[_Candidate]
     return np.array(found, np.int64)
 
 
-def _score(candidate: _Candidate, members: NDArray[np.bool_], p_value: float, answers: RowAnswers, resampling: Resampling) -> SliceScore:
+def _score(
+    candidate: _Candidate,
+    members: NDArray[np.bool_],
+    p_value: float,
+    answers: RowAnswers,
+    resampling: Resampling,
+) -> SliceScore:
     is_worse = p_value <= 1 - resampling.confidence
-    return SliceScore(candidate.by, candidate.value, members, _measured(answers, members, resampling), p_value, is_worse)
+    return SliceScore(
+        candidate.by,
+        candidate.value,
+        members,
+        _measured(answers, members, resampling),
+        p_value,
+        is_worse,
+    )
 
 
 def _measured(answers: RowAnswers, members: NDArray[np.bool_], resampling: Resampling) -> Metric:
@@ -213,7 +260,9 @@ def _measured(answers: RowAnswers, members: NDArray[np.bool_], resampling: Resam
         return answers.measure(members, ["rmse"], resampling)["rmse"]
     rows, wrong = int(members.sum()), int(answers.losses[members].sum())
     low, high = wilson_interval(rows - wrong, rows, resampling.confidence)
-    return Metric(value=(rows - wrong) / rows, low=low, high=high, confidence=resampling.confidence, rows=rows)
+    return Metric(
+        value=(rows - wrong) / rows, low=low, high=high, confidence=resampling.confidence, rows=rows
+    )
 
 
 def _best_possible(metric: str, score: SliceScore) -> float:

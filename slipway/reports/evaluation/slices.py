@@ -48,7 +48,9 @@ class Dimension:
         return bool((self.counts < len(self.codes)).all())
 
 
-def built_in_dimensions(test: PackedSplit, manifest: PackedManifest, rows: pa.Table) -> list[Dimension]:
+def built_in_dimensions(
+    test: PackedSplit, manifest: PackedManifest, rows: pa.Table
+) -> list[Dimension]:
     """All that can be told without the user, but those that do not vary. `rows` (`rows.SPLIT_ROWS`) hold every test row, in any order.
 
     IntegrityError if a test row is not among them.
@@ -70,13 +72,17 @@ def of_column(cells: RawCells) -> Dimension:
         return by_category(cells.name, [str(text) for text in cells.values])
     numbers = cells.values.astype(np.float64)
     if cells.kind == "boolean":
-        return by_category(cells.name, [{0.0: "false", 1.0: "true"}.get(number, "") for number in numbers.tolist()])
+        return by_category(
+            cells.name, [{0.0: "false", 1.0: "true"}.get(number, "") for number in numbers.tolist()]
+        )
     return by_date(cells.name, numbers) if cells.kind == "date" else by_number(cells.name, numbers)
 
 
 def by_category(name: str, texts: Sequence[str]) -> Dimension:
     """Each text is a slice, in the order of the alphabet; "" is a missing one."""
-    values, codes = np.unique(np.array([text or MISSING for text in texts], object).astype(str), return_inverse=True)
+    values, codes = np.unique(
+        np.array([text or MISSING for text in texts], object).astype(str), return_inverse=True
+    )
     return Dimension(name, values.tolist(), codes.astype(np.int64))
 
 
@@ -89,7 +95,9 @@ def by_number(name: str, numbers: ArrayLike, unit: str = "") -> Dimension:
 
     distinct = np.unique(values[~np.isnan(values)])
     if len(distinct) <= _MOST_DISTINCT:
-        return _with_missing(name, [write(value) for value in distinct], np.searchsorted(distinct, values), values)
+        return _with_missing(
+            name, [write(value) for value in distinct], np.searchsorted(distinct, values), values
+        )
     roundings = [_rounding(digits) for digits in _DIGITS]
     return _at_quartiles(name, values, roundings, write, "below")
 
@@ -97,7 +105,13 @@ def by_number(name: str, numbers: ArrayLike, unit: str = "") -> Dimension:
 def by_date(name: str, days: ArrayLike) -> Dimension:
     """Days since 1970 UTC (N,), cut at their quartiles on whole days, or minutes where all is within a few days; NaN is a missing one."""
     values = np.asarray(days, dtype=np.float64)
-    return _at_quartiles(name, values, [np.floor, lambda bounds: np.floor(bounds * _MINUTES_PER_DAY) / _MINUTES_PER_DAY], _date, "before")
+    return _at_quartiles(
+        name,
+        values,
+        [np.floor, lambda bounds: np.floor(bounds * _MINUTES_PER_DAY) / _MINUTES_PER_DAY],
+        _date,
+        "before",
+    )
 
 
 def brightness(images: Inputs) -> Numbers:
@@ -117,18 +131,29 @@ def _in_order(rows: pa.Table, ids: Sequence[str]) -> pa.Table:
 
 
 def _of_target(test: PackedSplit, classes: list[str]) -> Dimension:
-    return Dimension("class", classes, test.targets.astype(np.int64)) if classes else by_number("target", test.targets)
+    return (
+        Dimension("class", classes, test.targets.astype(np.int64))
+        if classes
+        else by_number("target", test.targets)
+    )
 
 
 def _flags(rows: pa.Table) -> list[Dimension]:
     """Rows that a rule of `clean` flagged; a row may have several."""
     flags: list[list[str]] = rows["flags"].to_pylist()
     names = sorted({name for row in flags for name in row})
-    return [Dimension("flag", [name], np.array([0 if name in row else -1 for row in flags], np.int64)) for name in names]
+    return [
+        Dimension("flag", [name], np.array([0 if name in row else -1 for row in flags], np.int64))
+        for name in names
+    ]
 
 
 def _at_quartiles(
-    name: str, values: Numbers, roundings: Sequence[Callable[[Numbers], Numbers]], write: Callable[[float], str], below: str
+    name: str,
+    values: Numbers,
+    roundings: Sequence[Callable[[Numbers], Numbers]],
+    write: Callable[[float], str],
+    below: str,
 ) -> Dimension:
     bounds = _quartiles(values[~np.isnan(values)])
     for rounded in roundings:
@@ -147,7 +172,9 @@ def _quartiles(values: Numbers) -> Numbers:
     distinct = np.unique(values)
     if len(distinct) < 2:
         return distinct[:0]
-    bounds = np.unique(np.quantile(values, _QUARTILES, method="higher"))  # values that are there, so that no slice is empty
+    bounds = np.unique(
+        np.quantile(values, _QUARTILES, method="higher")
+    )  # values that are there, so that no slice is empty
     bounds = bounds[bounds > distinct[0]]
     return bounds if len(bounds) else distinct[1:2]
 
@@ -165,10 +192,14 @@ def _rounding(digits: int) -> Callable[[Numbers], Numbers]:
 
 def _date(days: float) -> str:
     try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(minutes=round(days * _MINUTES_PER_DAY))
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
+            minutes=round(days * _MINUTES_PER_DAY)
+        )
     except OverflowError:
         return f"{days:,.12g} days since 1970"
-    return moment.date().isoformat() if days == np.floor(days) else moment.strftime("%Y-%m-%d %H:%M")
+    return (
+        moment.date().isoformat() if days == np.floor(days) else moment.strftime("%Y-%m-%d %H:%M")
+    )
 
 
 def _floats(column: pa.ChunkedArray) -> Numbers:

@@ -21,7 +21,10 @@ def calibration_section(worth: Worth) -> Section:
     boxes = tiles([_tile(worth, name, metric) for name, metric in worth.metrics.items()])
     marks = [paragraph(doubt, "bad") for doubt in worth.doubts]
     charts = [_risk(worth)] if worth.before is None else [_reliability(worth), _risk(worth)]
-    return Section("What the answers are worth", join([boxes, *marks, paragraph(in_words(worth), "note"), beside(charts)]))
+    return Section(
+        "What the answers are worth",
+        join([boxes, *marks, paragraph(in_words(worth), "note"), beside(charts)]),
+    )
 
 
 def _tile(worth: Worth, name: str, metric: Metric) -> tuple[str, str, str]:
@@ -54,16 +57,29 @@ def _reliability(worth: Worth) -> Html:
         confidence, accuracy = worth.reliability(probabilities)
         lines.append(Series(name, confidence.tolist(), accuracy.tolist()))
     chart = line_chart(lines, "confidence", "accuracy")
-    return figure(chart, "Reliability", "Below the ideal line the network is too sure of itself, above it too modest.")
+    return figure(
+        chart,
+        "Reliability",
+        "Below the ideal line the network is too sure of itself, above it too modest.",
+    )
 
 
 def _risk(worth: Worth) -> Html:
     lines = [Series("score", *(axis.tolist() for axis in worth.risk_curve(worth.answers.scores)))]
     if worth.before is not None:
-        lines.append(Series("confidence", *(axis.tolist() for axis in worth.risk_curve(-worth.answers.outputs.max(axis=1)))))
+        lines.append(
+            Series(
+                "confidence",
+                *(axis.tolist() for axis in worth.risk_curve(-worth.answers.outputs.max(axis=1))),
+            )
+        )
     what = "error rate" if worth.before is not None else "mean absolute error"
     first = "those with the lowest outlier score first"
     if len(lines) > 1:
         first = "the most confident first, or " + first
     chart = line_chart(lines, "share of rows answered", what)
-    return figure(chart, "If the rest goes to a person", f"The error among the rows that are answered, {first}.")
+    return figure(
+        chart,
+        "If the rest goes to a person",
+        f"The error among the rows that are answered, {first}.",
+    )

@@ -15,7 +15,13 @@ _FLOAT32_STEP = 2.0**-23  # between neighbours, relative
 def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:
     """(width,) float32 as `slipway.inputs.columns.encode` lays it out -> the text of each column, in the contract's order."""
     num_values, num_indicators = len(contract.numeric), len(contract.indicated)
-    missing = {column.name for column, flag in zip(contract.indicated, row[num_values : num_values + num_indicators], strict=True) if flag}
+    missing = {
+        column.name
+        for column, flag in zip(
+            contract.indicated, row[num_values : num_values + num_indicators], strict=True
+        )
+        if flag
+    }
     cells = {
         column.name: MISSING if column.name in missing else _number(float(value), column)
         for column, value in zip(contract.numeric, row[:num_values], strict=True)

@@ -41,7 +41,9 @@ class _Frame:
 
     def y(self, value: float) -> str:
         low, high = self.y_ticks[0], self.y_ticks[-1]
-        return f"{_HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
+        return (
+            f"{_HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
+        )
 
 
 def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
@@ -53,7 +55,11 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
     for place, (line, style) in enumerate(zip(series, _LINE_STYLES, strict=False)):
         points = " ".join(f"{frame.x(x)},{frame.y(y)}" for x, y in zip(line.x, line.y, strict=True))
         marks.append(f'<polyline class="line {style}" points="{points}"/>')
-        marks += [_legend(line.name, style, [later.name for later in series[place + 1 :]])] if len(series) > 1 else []
+        marks += (
+            [_legend(line.name, style, [later.name for later in series[place + 1 :]])]
+            if len(series) > 1
+            else []
+        )
     return _svg(frame, marks, x_label, y_label)
 
 
@@ -63,7 +69,10 @@ def scatter(x: ArrayLike, y: ArrayLike, x_label: str, y_label: str) -> Html:
     ticks = _ticks(np.concatenate([across, up]))
     frame = _Frame(ticks, ticks)
     ends = f'x1="{frame.x(ticks[0])}" y1="{frame.y(ticks[0])}" x2="{frame.x(ticks[-1])}" y2="{frame.y(ticks[-1])}"'
-    dots = [f'<circle class="dot" cx="{frame.x(a)}" cy="{frame.y(b)}" r="3"/>' for a, b in zip(across, up, strict=True)]
+    dots = [
+        f'<circle class="dot" cx="{frame.x(a)}" cy="{frame.y(b)}" r="3"/>'
+        for a, b in zip(across, up, strict=True)
+    ]
     return _svg(frame, [f'<line class="ideal" {ends}/>', *dots], x_label, y_label)
 
 
@@ -72,7 +81,10 @@ def residuals(x: ArrayLike, errors: ArrayLike, x_label: str, y_label: str) -> Ht
     across, up = _finite(x), _finite(errors)
     frame = _Frame(_ticks(across), _ticks(np.append(up, 0.0)))
     zero = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{frame.y(0)}" y2="{frame.y(0)}"'
-    dots = [f'<circle class="dot" cx="{frame.x(a)}" cy="{frame.y(b)}" r="3"/>' for a, b in zip(across, up, strict=True)]
+    dots = [
+        f'<circle class="dot" cx="{frame.x(a)}" cy="{frame.y(b)}" r="3"/>'
+        for a, b in zip(across, up, strict=True)
+    ]
     return _svg(frame, [f'<line class="ideal" {zero}/>', *dots], x_label, y_label)
 
 
@@ -82,7 +94,11 @@ def histogram(values: ArrayLike, x_label: str, num_bins: int = 30) -> Html:
     x_ticks = _ticks(finite)
     counts, edges = np.histogram(finite, bins=num_bins, range=(x_ticks[0], x_ticks[-1]))
     frame = _Frame(x_ticks, _ticks(np.array([0.0, counts.max()])))
-    bars = [_bar(frame, left, right, int(count)) for left, right, count in zip(edges, edges[1:], counts, strict=False) if count]
+    bars = [
+        _bar(frame, left, right, int(count))
+        for left, right, count in zip(edges, edges[1:], counts, strict=False)
+        if count
+    ]
     return _svg(frame, bars, x_label, "rows")
 
 
@@ -90,18 +106,27 @@ def bars(counts: Sequence[int], low: float, high: float, x_label: str) -> Html:
     """Counts that were made before, in bins of equal width between `low` and `high`."""
     edges = np.linspace(low, high if high > low else low + 1, len(counts) + 1)
     frame = _Frame(_ticks(edges), _ticks(np.array([0.0, max(counts, default=0) or 1])))
-    drawn = [_bar(frame, left, right, count) for left, right, count in zip(edges, edges[1:], counts, strict=False) if count]
+    drawn = [
+        _bar(frame, left, right, count)
+        for left, right, count in zip(edges, edges[1:], counts, strict=False)
+        if count
+    ]
     return _svg(frame, drawn, x_label, "rows")
 
 
 def _bar(frame: _Frame, left: float, right: float, count: int) -> str:
-    height, width = float(frame.y(0)) - float(frame.y(count)), float(frame.x(right)) - float(frame.x(left))
+    height, width = (
+        float(frame.y(0)) - float(frame.y(count)),
+        float(frame.x(right)) - float(frame.x(left)),
+    )
     return f'<rect class="bar" x="{frame.x(left)}" y="{frame.y(count)}" width="{max(width - 1, 1):.1f}" height="{height:.1f}"/>'
 
 
 def _legend(name: str, style: str, right_of_it: Sequence[str]) -> str:
     """Set flush right at the top, left of the other names."""
-    x = _WIDTH - _RIGHT - sum(max(80, 38 + 8 * len(text)) for text in (name, *right_of_it))  # 8 px a letter at most, nearly
+    x = (
+        _WIDTH - _RIGHT - sum(max(80, 38 + 8 * len(text)) for text in (name, *right_of_it))
+    )  # 8 px a letter at most, nearly
     return f'<line class="line {style}" x1="{x}" y1="10" x2="{x + 16}" y2="10"/><text x="{x + 22}" y="14">{escape(name)}</text>'
 
 
@@ -120,7 +145,9 @@ def _svg(frame: _Frame, marks: Sequence[str], x_label: str, y_label: str) -> Htm
         f'<text x="{_LEFT - 8}" y="{frame.y(tick)}" dy="4" text-anchor="end">{_tick_text(tick)}</text>'
         for tick in frame.y_ticks
     ]
-    anchors = ["middle"] * (len(frame.x_ticks) - 1) + ["end"]  # the last would stick out of the picture
+    anchors = ["middle"] * (len(frame.x_ticks) - 1) + [
+        "end"
+    ]  # the last would stick out of the picture
     along = [
         f'<text x="{frame.x(tick)}" y="{bottom + 18}" text-anchor="{anchor}">{_tick_text(tick)}</text>'
         for tick, anchor in zip(frame.x_ticks, anchors, strict=True)
@@ -130,14 +157,18 @@ def _svg(frame: _Frame, marks: Sequence[str], x_label: str, y_label: str) -> Htm
         f'<text class="title" x="0" y="14">{escape(y_label)}</text>',
     ]
     title = escape(f"{y_label} against {x_label}")
-    return Html(f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">{"".join([*down, *along, *marks, *names])}</svg>')
+    return Html(
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">{"".join([*down, *along, *marks, *names])}</svg>'
+    )
 
 
 def _ticks(values: NDArray[np.float64]) -> list[float]:
     """About five round numbers, the first not above the smallest value, the last not below the largest."""
     low, high = float(values.min()), float(values.max())
     if low == high:
-        low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)  # no shares or counts below 0
+        low, high = (
+            (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
+        )  # no shares or counts below 0
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)

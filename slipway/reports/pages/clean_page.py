@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 
 from slipway.data.rules.report import CleanReport, Clusters, Example, RuleCount, TargetSummary
 from slipway.reports.pages.charts import bars
-from slipway.reports.pages.html_page import Html, Section, figure, gallery, image, join, page, paragraph, table, tiles
+from slipway.reports.pages.html_page import (
+    Html,
+    Section,
+    figure,
+    gallery,
+    image,
+    join,
+    page,
+    paragraph,
+    table,
+    tiles,
+)
 
 Pictures = Mapping[str, NDArray[np.uint8]]  # by source, (H, W, 3)
 MAX_PICTURES = 8  # of one rule
@@ -19,8 +30,17 @@ _MAX_CLASSES = 50
 
 def shown_sources(report: CleanReport) -> list[str]:
     """The samples whose pictures the page has a place for."""
-    examples = [example.source for rules in (report.refused, report.flagged) for rule in rules.values() for example in _shown(rule)]
-    return list(dict.fromkeys([*examples, *(source for group in _groups(report.clusters) for source in group)]))
+    examples = [
+        example.source
+        for rules in (report.refused, report.flagged)
+        for rule in rules.values()
+        for example in _shown(rule)
+    ]
+    return list(
+        dict.fromkeys(
+            [*examples, *(source for group in _groups(report.clusters) for source in group)]
+        )
+    )
 
 
 def clean_page(report: CleanReport, pictures: Pictures) -> str:
@@ -29,7 +49,11 @@ def clean_page(report: CleanReport, pictures: Pictures) -> str:
         Section("Samples", _totals(report)),
         *_rule_sections("Refused", report.refused, pictures),
         *_rule_sections("Flagged, and kept", report.flagged, pictures),
-        *([Section("Pictures that look the same", _clusters(report.clusters, pictures))] if report.clusters else []),
+        *(
+            [Section("Pictures that look the same", _clusters(report.clusters, pictures))]
+            if report.clusters
+            else []
+        ),
         Section("Corrections", _corrections(report.corrections)),
         *([Section("Columns", _columns(report))] if report.columns else []),
         *([Section("Classes", _classes(report.classes))] if report.classes is not None else []),
@@ -64,7 +88,13 @@ def _rule_sections(title: str, rules: Mapping[str, RuleCount], pictures: Picture
     order = sorted(rules.items(), key=lambda entry: (-entry[1].count, entry[0]))
     rows = [[name, f"{rule.count:,}", rule.meaning] for name, rule in order]
     overview = Section(title, table(["rule", "rows", "meaning"], rows, numeric=["rows"]))
-    return [overview, *(Section(f"{title}: {name} ({rule.count:,})", _examples(rule, pictures)) for name, rule in order)]
+    return [
+        overview,
+        *(
+            Section(f"{title}: {name} ({rule.count:,})", _examples(rule, pictures))
+            for name, rule in order
+        ),
+    ]
 
 
 def _shown(rule: RuleCount) -> Sequence[Example]:
@@ -73,15 +103,27 @@ def _shown(rule: RuleCount) -> Sequence[Example]:
 
 def _examples(rule: RuleCount, pictures: Pictures) -> Html:
     shown = _shown(rule)
-    figures = [_figure(example.source, example.detail, pictures) for example in shown if example.source in pictures]
-    others = [[example.source, example.detail] for example in shown if example.source not in pictures]
-    parts = [*([gallery(figures)] if figures else []), *([table(["source", "what was found"], others)] if others else [])]
+    figures = [
+        _figure(example.source, example.detail, pictures)
+        for example in shown
+        if example.source in pictures
+    ]
+    others = [
+        [example.source, example.detail] for example in shown if example.source not in pictures
+    ]
+    parts = [
+        *([gallery(figures)] if figures else []),
+        *([table(["source", "what was found"], others)] if others else []),
+    ]
     return join([*parts, *([_rest(rule, len(shown))] if rule.count > len(shown) else [])])
 
 
 def _rest(rule: RuleCount, num_shown: int) -> Html:
     table_name, column = ("rows", "flags") if rule.severity == "flag" else ("quarantine", "rule")
-    return paragraph(f"These are {num_shown} of {rule.count:,}; all are in data/clean/{table_name}.parquet, column {column}.", "note")
+    return paragraph(
+        f"These are {num_shown} of {rule.count:,}; all are in data/clean/{table_name}.parquet, column {column}.",
+        "note",
+    )
 
 
 def _figure(source: str, detail: str, pictures: Pictures) -> Html:
@@ -95,10 +137,16 @@ def _groups(clusters: Clusters | None) -> list[list[str]]:
 def _clusters(clusters: Clusters, pictures: Pictures) -> Html:
     if not clusters.count:
         return paragraph("None.", "soft")
-    places = "one cluster" if clusters.count == 1 else f"{clusters.count:,} clusters, the largest of {clusters.largest:,}"
+    places = (
+        "one cluster"
+        if clusters.count == 1
+        else f"{clusters.count:,} clusters, the largest of {clusters.largest:,}"
+    )
     text = f"{clusters.rows:,} kept rows are in {places}. Each cluster stays in one split, unless the split is given."
     rows = [
-        gallery(_figure(source, f"cluster {number}", pictures) for source in group if source in pictures)
+        gallery(
+            _figure(source, f"cluster {number}", pictures) for source in group if source in pictures
+        )
         for number, group in enumerate(clusters.examples, 1)
     ]
     return join([paragraph(text), *rows])
@@ -107,11 +155,17 @@ def _clusters(clusters: Clusters, pictures: Pictures) -> Html:
 def _corrections(corrections: Mapping[str, int]) -> Html:
     if not corrections:
         return paragraph("None.", "soft")
-    return table(["what was changed", "rows"], [[name, f"{count:,}"] for name, count in corrections.items()], numeric=["rows"])
+    return table(
+        ["what was changed", "rows"],
+        [[name, f"{count:,}"] for name, count in corrections.items()],
+        numeric=["rows"],
+    )
 
 
 def _columns(report: CleanReport) -> Html:
-    rows = [[column.name, column.kind, f"{column.missing:,}", column.note] for column in report.columns]
+    rows = [
+        [column.name, column.kind, f"{column.missing:,}", column.note] for column in report.columns
+    ]
     return table(["column", "kind", "missing", "note"], rows, numeric=["missing"])
 
 
@@ -119,12 +173,19 @@ def _classes(classes: Mapping[str, int]) -> Html:
     total = sum(classes.values())
     order = sorted(classes.items(), key=lambda entry: (-entry[1], entry[0]))
     rows = [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in order[:_MAX_CLASSES]]
-    rest = [paragraph(f"And {len(order) - _MAX_CLASSES:,} smaller ones.", "soft")] if len(order) > _MAX_CLASSES else []
+    rest = (
+        [paragraph(f"And {len(order) - _MAX_CLASSES:,} smaller ones.", "soft")]
+        if len(order) > _MAX_CLASSES
+        else []
+    )
     return join([table(["class", "rows", "share"], rows, numeric=["rows", "share"]), *rest])
 
 
 def _target(target: TargetSummary) -> Html:
-    numbers = [(name, f"{getattr(target, name):.4g}", "") for name in ("min", "p25", "median", "p75", "max", "mean", "std")]
+    numbers = [
+        (name, f"{getattr(target, name):.4g}", "")
+        for name in ("min", "p25", "median", "p75", "max", "mean", "std")
+    ]
     return join([tiles(numbers), bars(target.histogram, target.min, target.max, "target")])
 
 

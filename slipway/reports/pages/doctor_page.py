@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.reports.console import text_table
-from slipway.reports.pages.html_page import Html, Section, figure, join, page, paragraph, table, tiles
+from slipway.reports.pages.html_page import (
+    Html,
+    Section,
+    figure,
+    join,
+    page,
+    paragraph,
+    table,
+    tiles,
+)
 from slipway.reports.pages.stacked_bars import Bar, stacked_bars
 
 _PARTS = {
@@ -26,10 +35,18 @@ def doctor_text(report: Report) -> str:
         f"step       {_ms(step['median'])} ({_range(step)}), {report['account']['rows_per_second']:,.0f} rows/s, {report['runs_as']}",
         text_table(["part", "ms", "lowest", "highest", "share"], _part_rows(report), "  "),
         f"bottleneck {bottleneck['name']}: {bottleneck['text']}",
-        text_table(["loader processes", "ms for a batch", "ms of the trainer, at best"], _loader_rows(report), "  "),
+        text_table(
+            ["loader processes", "ms for a batch", "ms of the trainer, at best"],
+            _loader_rows(report),
+            "  ",
+        ),
     ]
     if report["trials"]:
-        blocks.append(text_table(["trial", "compute time", "expected gain", "note"], _trial_rows(report), "  "))
+        blocks.append(
+            text_table(
+                ["trial", "compute time", "expected gain", "note"], _trial_rows(report), "  "
+            )
+        )
     blocks += [f"data       {line}" for line in _raw_lines(report["raw"])]
     blocks += [_proposal_text(report)]
     if proof := report["proof"]:
@@ -47,7 +64,12 @@ def doctor_page(report: Report) -> str:
         sections.append(Section("Trials", _trials(report)))
     if report["raw"]:
         sections.append(_raw_section(report["raw"]))
-    sections.append(Section("How to read this", join(paragraph(note, "soft") for note in [*report["notes"], _PRECISION])))
+    sections.append(
+        Section(
+            "How to read this",
+            join(paragraph(note, "soft") for note in [*report["notes"], _PRECISION]),
+        )
+    )
     return page("Training doctor", f"{report['runs_as']}; {report['machine']}", sections)
 
 
@@ -66,7 +88,10 @@ def _account_section(report: Report) -> Section:
     )
     columns = ["part", "ms", "lowest", "highest", "share"]
     parts = table(columns, _part_rows(report), numeric=columns[1:])
-    return Section("A training step", join([numbers, paragraph(bottleneck["text"] + ".", "note"), _bars(report), parts]))
+    return Section(
+        "A training step",
+        join([numbers, paragraph(bottleneck["text"] + ".", "note"), _bars(report), parts]),
+    )
 
 
 def _bars(report: Report) -> Html:
@@ -75,7 +100,11 @@ def _bars(report: Report) -> Html:
         bars.append(Bar("expected", {"": report["proposal"]["expected_step_ms"]}))
     if report["proof"]:
         bars.append(Bar("measured", _medians(report["proof"]["account"])))
-    return figure(stacked_bars(bars, "ms"), "Where a step's time goes", "Expected and measured are with the proposal below.")
+    return figure(
+        stacked_bars(bars, "ms"),
+        "Where a step's time goes",
+        "Expected and measured are with the proposal below.",
+    )
 
 
 def _medians(account: Report) -> dict[str, float]:
@@ -85,13 +114,29 @@ def _medians(account: Report) -> dict[str, float]:
 def _proposal_section(report: Report) -> Section:
     proposal, proof = report["proposal"], report["proof"]
     if not proposal:
-        return Section("Proposal", paragraph("None: nothing that was measured would make a step shorter by a twentieth.", "good"))
+        return Section(
+            "Proposal",
+            paragraph(
+                "None: nothing that was measured would make a step shorter by a twentieth.", "good"
+            ),
+        )
     rows = [[place, _value(value)] for place, value in proposal["changes"].items()]
-    parts = [table(["params.yaml", "value"], rows), *(paragraph(reason + ".") for reason in proposal["reasons"])]
-    boxes = [("expected", f"{proposal['expected_gain']:.2f} x", f"{_ms(proposal['expected_step_ms'])} a step")]
+    parts = [
+        table(["params.yaml", "value"], rows),
+        *(paragraph(reason + ".") for reason in proposal["reasons"]),
+    ]
+    boxes = [
+        (
+            "expected",
+            f"{proposal['expected_gain']:.2f} x",
+            f"{_ms(proposal['expected_step_ms'])} a step",
+        )
+    ]
     if proof:
         gain = proof["measured_gain"]
-        boxes.append(("measured", f"{gain['median']:.2f} x", f"{gain['low']:.2f} to {gain['high']:.2f}"))
+        boxes.append(
+            ("measured", f"{gain['median']:.2f} x", f"{gain['low']:.2f} to {gain['high']:.2f}")
+        )
     return Section("Proposal", join([tiles(boxes), *parts]))
 
 
@@ -102,7 +147,10 @@ def _loader_section(report: Report) -> Section:
         f"In the trainer's process a batch takes {loader['processor_ms']:.2f} ms of processor time; reading its stored rows takes "
         f"{loader['read_ms']:.2f} ms, of which {loader['read_processor_ms']:.2f} ms are processor time."
     )
-    return Section("The loader by itself", join([table(columns, _loader_rows(report), numeric=columns), paragraph(detail, "note")]))
+    return Section(
+        "The loader by itself",
+        join([table(columns, _loader_rows(report), numeric=columns), paragraph(detail, "note")]),
+    )
 
 
 def _trials(report: Report) -> Html:
@@ -111,7 +159,9 @@ def _trials(report: Report) -> Html:
 
 
 def _raw_section(raw: Report) -> Section:
-    return Section("The data before the packed store", join(paragraph(line) for line in _raw_lines(raw)))
+    return Section(
+        "The data before the packed store", join(paragraph(line) for line in _raw_lines(raw))
+    )
 
 
 def _raw_lines(raw: Report | None) -> list[str]:
@@ -122,26 +172,41 @@ def _raw_lines(raw: Report | None) -> list[str]:
     times = raw["times"]
     parts = {name: times[f"{name}_ms"] for name in ("read", "decode", "transform", "resize")}
     largest = max(parts, key=lambda name: parts[name])
-    named = ", ".join(f"{name} {value:.2f} ms" for name, value in parts.items() if value or name != "transform")
-    lines = [f"an image before it is packed: {named}; most of it is {_RAW[largest]} ({times['rows']} images)"]
+    named = ", ".join(
+        f"{name} {value:.2f} ms" for name, value in parts.items() if value or name != "transform"
+    )
+    lines = [
+        f"an image before it is packed: {named}; most of it is {_RAW[largest]} ({times['rows']} images)"
+    ]
     workers = raw["num_workers"] or "one per core"
     lines.append(
         f"precompute of {raw['num_images']:,} images is expected to take {raw['expected_seconds']:.1f} s, once (num_workers: {workers})"
     )
     if raw["better_num_workers"]:
         better = f"precompute.num_workers: {raw['better_num_workers']} would make it {raw['better_seconds']:.1f} s"
-        lines.append(f"{better}, {raw['expected_seconds'] / raw['better_seconds']:.2f} times as fast")
+        lines.append(
+            f"{better}, {raw['expected_seconds'] / raw['better_seconds']:.2f} times as fast"
+        )
     return lines
 
 
-_RAW = {"read": "reading it from the disk", "decode": "decoding it", "transform": "your transform", "resize": "fitting it to its size"}
+_RAW = {
+    "read": "reading it from the disk",
+    "decode": "decoding it",
+    "transform": "your transform",
+    "resize": "fitting it to its size",
+}
 
 
 def _part_rows(report: Report) -> list[list[str]]:
     parts = report["account"]["parts_ms"]
     total = sum(spread["median"] for spread in parts.values()) or 1.0
     return [
-        [_PARTS[part], *(f"{spread[key]:.2f}" for key in ("median", "low", "high")), f"{spread['median'] / total:.0%}"]
+        [
+            _PARTS[part],
+            *(f"{spread[key]:.2f}" for key in ("median", "low", "high")),
+            f"{spread['median'] / total:.0%}",
+        ]
         for part, spread in parts.items()
     ]
 
@@ -150,7 +215,13 @@ def _loader_rows(report: Report) -> list[list[str]]:
     handover = report["loader"]["handover_ms"]
     rows = []
     for number, milliseconds in report["loader"]["batch_ms"].items():
-        rows.append([str(number), f"{milliseconds:.2f}", f"{milliseconds if str(number) == '0' else handover:.2f}"])
+        rows.append(
+            [
+                str(number),
+                f"{milliseconds:.2f}",
+                f"{milliseconds if str(number) == '0' else handover:.2f}",
+            ]
+        )
     return rows
 
 
@@ -158,9 +229,20 @@ def _trial_rows(report: Report) -> list[list[str]]:
     rows = []
     for trial in report["trials"]:
         ratio = trial["ratio"]
-        time = f"{ratio['median']:.2f} x ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "not tried"
+        time = (
+            f"{ratio['median']:.2f} x ({ratio['low']:.2f} to {ratio['high']:.2f})"
+            if ratio
+            else "not tried"
+        )
         gain = f"{trial['expected_gain']:.2f} x" if trial["expected_gain"] else ""
-        rows.append([trial["name"], time, gain, trial["note"].splitlines()[-1].strip() if trial["note"] else ""])
+        rows.append(
+            [
+                trial["name"],
+                time,
+                gain,
+                trial["note"].splitlines()[-1].strip() if trial["note"] else "",
+            ]
+        )
     return rows
 
 
@@ -170,12 +252,18 @@ def _proposal_text(report: Report) -> str:
         return "proposal   none: nothing that was measured would make a step shorter by a twentieth"
     lines = [f"proposal   {place}: {_value(value)}" for place, value in proposal["changes"].items()]
     lines += [f"           {reason}" for reason in proposal["reasons"]]
-    lines.append(f"           expected: {_ms(proposal['expected_step_ms'])} a step, {proposal['expected_gain']:.2f} times as fast")
+    lines.append(
+        f"           expected: {_ms(proposal['expected_step_ms'])} a step, {proposal['expected_gain']:.2f} times as fast"
+    )
     return "\n".join(lines)
 
 
 def _value(value: Any) -> str:
-    return {True: "true", False: "false", None: "null"}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
+    return (
+        {True: "true", False: "false", None: "null"}.get(value, str(value))
+        if isinstance(value, bool | None)
+        else str(value)
+    )
 
 
 def _ms(value: float) -> str:

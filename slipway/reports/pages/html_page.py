@@ -95,7 +95,10 @@ class Section:
 
 def page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     """The whole document."""
-    parts = "\n".join(f"<section>\n<h2>{escape(section.title)}</h2>\n{section.body}\n</section>" for section in sections)
+    parts = "\n".join(
+        f"<section>\n<h2>{escape(section.title)}</h2>\n{section.body}\n</section>"
+        for section in sections
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -114,14 +117,27 @@ def paragraph(text: str, style: str = "") -> Html:
     return Html(f'<p class="{escape(style)}">{escape(text)}</p>')
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str] = (), last: Sequence[Html] = ()) -> Html:
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[str] = (),
+    last: Sequence[Html] = (),
+) -> Html:
     """A table that scrolls sideways where it is too wide. Columns named in `numeric` are set flush right.
 
     `last` are drawings, one for each row, in a further column without a name.
     """
     kinds = [' class="number"' if column in numeric else "" for column in columns]
-    head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
-    lines = ["".join(f"<td{kind or _words(cell)}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows]
+    head = "".join(
+        f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True)
+    )
+    lines = [
+        "".join(
+            f"<td{kind or _words(cell)}>{escape(cell)}</td>"
+            for kind, cell in zip(kinds, row, strict=True)
+        )
+        for row in rows
+    ]
     if last:
         head += "<th></th>"
         lines = [f"{line}<td>{drawing}</td>" for line, drawing in zip(lines, last, strict=True)]
@@ -150,7 +166,9 @@ def beside(parts: Iterable[Html]) -> Html:
 
 def figure(content: Html, caption: str, detail: str) -> Html:
     """A chart or a picture above its caption, with a second line in small print."""
-    return Html(f"<figure>{content}<figcaption><b>{escape(caption)}</b>{escape(detail)}</figcaption></figure>")
+    return Html(
+        f"<figure>{content}<figcaption><b>{escape(caption)}</b>{escape(detail)}</figcaption></figure>"
+    )
 
 
 def gallery(figures: Iterable[Html]) -> Html:
@@ -162,7 +180,9 @@ def image(pixels: NDArray[np.uint8], description: str) -> Html:
     """(H, W), (H, W, 1) or (H, W, 3) uint8 in [0, 255] as a PNG inside the page; enlarged, its pixels stay sharp squares."""
     array = np.asarray(pixels)
     buffer = io.BytesIO()
-    Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).save(buffer, format="PNG")
+    Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).save(
+        buffer, format="PNG"
+    )
     encoded = base64.b64encode(buffer.getvalue()).decode()
     return Html(f'<img src="data:image/png;base64,{encoded}" alt="{escape(description)}">')
 
@@ -174,15 +194,19 @@ def heat_map(matrix: NDArray[np.int64], labels: Sequence[str]) -> Html:
     """
     head = "".join(f'<th scope="col">{escape(label)}</th>' for label in labels)
     rows = "\n".join(
-        f'<tr><th scope="row">{escape(label)}</th>{_heat_row(matrix, labels, index)}</tr>' for index, label in enumerate(labels)
+        f'<tr><th scope="row">{escape(label)}</th>{_heat_row(matrix, labels, index)}</tr>'
+        for index, label in enumerate(labels)
     )
-    return Html(f'<div class="wide"><table class="heat">\n<tr><th></th>{head}</tr>\n{rows}\n</table></div>')
+    return Html(
+        f'<div class="wide"><table class="heat">\n<tr><th></th>{head}</tr>\n{rows}\n</table></div>'
+    )
 
 
 def _heat_row(matrix: NDArray[np.int64], labels: Sequence[str], actual: int) -> str:
     total = max(int(matrix[actual].sum()), 1)
     return "".join(
-        _heat_cell(int(count), total, labels[actual], labels[column], actual == column) for column, count in enumerate(matrix[actual])
+        _heat_cell(int(count), total, labels[actual], labels[column], actual == column)
+        for column, count in enumerate(matrix[actual])
     )
 
 

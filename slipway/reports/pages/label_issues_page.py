@@ -7,7 +7,19 @@ from slipway.data.store.packed import Inputs
 from slipway.inputs.columns import ColumnContract
 from slipway.reports.evaluation.label_issues import LabelIssues
 from slipway.reports.pages.cells import read_cells
-from slipway.reports.pages.html_page import Html, Section, beside, figure, gallery, image, join, page, paragraph, table, tiles
+from slipway.reports.pages.html_page import (
+    Html,
+    Section,
+    beside,
+    figure,
+    gallery,
+    image,
+    join,
+    page,
+    paragraph,
+    table,
+    tiles,
+)
 
 _MOST_SHOWN = 96
 _MOST_PAIRS = 20
@@ -20,26 +32,44 @@ def page_of_no_audit() -> str:
     """The page where `audit.folds` is 0."""
     how = "Set audit.folds in params.yaml to 5, say, and run dvc repro audit: so many networks are trained, each without one fold."
     return page(
-        _TITLE, "No audit was asked for", [Section("Not looked for", join([paragraph("audit.folds is 0."), paragraph(how, "soft")]))]
+        _TITLE,
+        "No audit was asked for",
+        [Section("Not looked for", join([paragraph("audit.folds is 0."), paragraph(how, "soft")]))],
     )
 
 
-def label_issues_page(issues: LabelIssues, inputs: Inputs, contract: InputContract, about: str) -> str:
+def label_issues_page(
+    issues: LabelIssues, inputs: Inputs, contract: InputContract, about: str
+) -> str:
     """The whole page. `inputs` (N, ...) are the audited rows as `contract` says; `about` says in one line how they were judged."""
-    return page(_TITLE, about, [_headline(issues), _candidates(issues, inputs, contract), _where(issues), _folds(issues)])
+    return page(
+        _TITLE,
+        about,
+        [_headline(issues), _candidates(issues, inputs, contract), _where(issues), _folds(issues)],
+    )
 
 
 def _headline(issues: LabelIssues) -> Section:
     rows, found = len(issues.ids), len(issues.candidates)
     boxes = [
         ("rows", f"{rows:,}", "of train and val"),
-        ("estimated wrong", f"{issues.judgement.estimated:,}", f"{issues.judgement.estimated / rows:.2%} of the labels"),
+        (
+            "estimated wrong",
+            f"{issues.judgement.estimated:,}",
+            f"{issues.judgement.estimated / rows:.2%} of the labels",
+        ),
         ("candidates", f"{found:,}", "a quarter more, where so many are contradicted"),
         ("accuracy", f"{issues.accuracy:.4f}", "against the given labels, out of fold"),
     ]
     notes = [
-        paragraph("Every row was judged by a network that did not learn from it. Nothing was changed: a candidate is a proposal.", "note"),
-        paragraph("The lower the accuracy, the more of the candidates are the networks' own mistakes.", "note"),
+        paragraph(
+            "Every row was judged by a network that did not learn from it. Nothing was changed: a candidate is a proposal.",
+            "note",
+        ),
+        paragraph(
+            "The lower the accuracy, the more of the candidates are the networks' own mistakes.",
+            "note",
+        ),
     ]
     return Section("Headline", join([tiles(boxes), *notes]))
 
@@ -48,26 +78,47 @@ def _candidates(issues: LabelIssues, inputs: Inputs, contract: InputContract) ->
     shown = issues.candidates[:_MOST_SHOWN].tolist()
     if not shown:
         return Section("Candidates", paragraph(f"None among {len(issues.ids):,} rows.", "good"))
-    drawn = _cells(issues, inputs, contract, shown) if isinstance(contract, ColumnContract) else _pictures(issues, inputs, shown)
+    drawn = (
+        _cells(issues, inputs, contract, shown)
+        if isinstance(contract, ColumnContract)
+        else _pictures(issues, inputs, shown)
+    )
     seen = "" if isinstance(contract, ColumnContract) else ", as the network sees them"
-    many = f"{len(shown):,} of {len(issues.candidates):,}" if len(shown) < len(issues.candidates) else f"All {len(shown):,}"
+    many = (
+        f"{len(shown):,} of {len(issues.candidates):,}"
+        if len(shown) < len(issues.candidates)
+        else f"All {len(shown):,}"
+    )
     note = f"{many} candidates, the least probable label first{seen}. All rows are in {_ROWS_FILE}."
     return Section("Candidates", join([drawn, paragraph(note, "note")]))
 
 
 def _pictures(issues: LabelIssues, inputs: Inputs, rows: Sequence[int]) -> Html:
     return gallery(
-        figure(image(inputs[row], issues.sources[row]), _proposal(issues, row), f"{_probabilities(issues, row)}, {issues.sources[row]}")
+        figure(
+            image(inputs[row], issues.sources[row]),
+            _proposal(issues, row),
+            f"{_probabilities(issues, row)}, {issues.sources[row]}",
+        )
         for row in rows
     )
 
 
-def _cells(issues: LabelIssues, inputs: Inputs, contract: ColumnContract, rows: Sequence[int]) -> Html:
+def _cells(
+    issues: LabelIssues, inputs: Inputs, contract: ColumnContract, rows: Sequence[int]
+) -> Html:
     columns = [column.name for column in contract.columns]
     lines = []
     for row in rows:
         cells = read_cells(inputs[row], contract)
-        lines.append([_proposal(issues, row), _probabilities(issues, row), issues.sources[row], *(cells[name] for name in columns)])
+        lines.append(
+            [
+                _proposal(issues, row),
+                _probabilities(issues, row),
+                issues.sources[row],
+                *(cells[name] for name in columns),
+            ]
+        )
     numbers = [column.name for column in contract.columns if column.kind == "number"]
     return table(["label", "probability", "row", *columns], lines, numeric=numbers)
 
@@ -82,17 +133,34 @@ def _probabilities(issues: LabelIssues, row: int) -> str:
 
 
 def _where(issues: LabelIssues) -> Section:
-    pairs = [[given, suggested, f"{count:,}"] for given, suggested, count in issues.pairs()[:_MOST_PAIRS]]
-    order = sorted(issues.class_counts().items(), key=lambda entry: (-entry[1][1] / max(entry[1][0], 1), entry[0]))
-    classes = [[name, f"{rows:,}", f"{found:,}", f"{found / max(rows, 1):.1%}"] for name, (rows, found) in order[:_MOST_CLASSES]]
+    pairs = [
+        [given, suggested, f"{count:,}"] for given, suggested, count in issues.pairs()[:_MOST_PAIRS]
+    ]
+    order = sorted(
+        issues.class_counts().items(),
+        key=lambda entry: (-entry[1][1] / max(entry[1][0], 1), entry[0]),
+    )
+    classes = [
+        [name, f"{rows:,}", f"{found:,}", f"{found / max(rows, 1):.1%}"]
+        for name, (rows, found) in order[:_MOST_CLASSES]
+    ]
     parts = [
-        table(["label", "rather", "candidates"], pairs, numeric=["candidates"]) if pairs else paragraph("No pair of classes.", "good"),
-        table(["label", "rows", "candidates", "share"], classes, numeric=["rows", "candidates", "share"]),
+        table(["label", "rather", "candidates"], pairs, numeric=["candidates"])
+        if pairs
+        else paragraph("No pair of classes.", "good"),
+        table(
+            ["label", "rows", "candidates", "share"],
+            classes,
+            numeric=["rows", "candidates", "share"],
+        ),
     ]
     return Section("Candidates by class", beside(parts))
 
 
 def _folds(issues: LabelIssues) -> Section:
     counts = [int((issues.folds == fold).sum()) for fold in range(len(issues.fold_accuracies))]
-    rows = [[str(fold), f"{counts[fold]:,}", f"{accuracy:.4f}"] for fold, accuracy in enumerate(issues.fold_accuracies)]
+    rows = [
+        [str(fold), f"{counts[fold]:,}", f"{accuracy:.4f}"]
+        for fold, accuracy in enumerate(issues.fold_accuracies)
+    ]
     return Section("Folds", table(["fold", "rows", "accuracy"], rows, numeric=["rows", "accuracy"]))

@@ -57,8 +57,24 @@ def leaderboard_text(board: Leaderboard) -> str:
     """What the stage prints: a table for each provider, the reasons, and what was asked for and did not come out."""
     parts = []
     for provider in board.choice:
-        columns = [provider, board.metric, "loss", "flipped", "p50 ms", "p99 ms", "rows/s", "times fp32", "size", "memory"]
-        parts.append(text_table(columns, [_cells(line, board.task) for line in board.lines if line.provider == provider]))
+        columns = [
+            provider,
+            board.metric,
+            "loss",
+            "flipped",
+            "p50 ms",
+            "p99 ms",
+            "rows/s",
+            "times fp32",
+            "size",
+            "memory",
+        ]
+        parts.append(
+            text_table(
+                columns,
+                [_cells(line, board.task) for line in board.lines if line.provider == provider],
+            )
+        )
     for provider, choice in board.choice.items():
         parts.append(f"{provider}: {choice.variant} is chosen. {choice.reason}")
         if choice.variant != "fp32":  # else the reason has them
@@ -81,41 +97,95 @@ def leaderboard_text(board: Leaderboard) -> str:
 
 def leaderboard_page(board: Leaderboard) -> str:
     """The whole page."""
-    sections = [section for provider, choice in board.choice.items() for section in _provider_sections(board, provider, choice)]
+    sections = [
+        section
+        for provider, choice in board.choice.items()
+        for section in _provider_sections(board, provider, choice)
+    ]
     if board.left_out or board.absent:
         sections.append(Section("Asked for and not there", _not_there(board)))
     if board.attempts:
         sections.append(Section("What was tried for int8", _attempts(board.attempts)))
     sections.append(Section("How this was measured", _notes(board)))
-    return page("Leaderboard of variants", f"{board.metric} on {board.rows:,} validation rows; speed on this machine", sections)
+    return page(
+        "Leaderboard of variants",
+        f"{board.metric} on {board.rows:,} validation rows; speed on this machine",
+        sections,
+    )
 
 
 def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> list[Section]:
     name, lines = _PROVIDERS[provider], [line for line in board.lines if line.provider == provider]
-    columns = ["variant", board.metric, "interval", "loss against fp32", "flipped rows", "size", "memory"]
-    answers = table(columns, [_answer_cells(line, board.task) for line in lines], numeric=[columns[1], *columns[4:]])
+    columns = [
+        "variant",
+        board.metric,
+        "interval",
+        "loss against fp32",
+        "flipped rows",
+        "size",
+        "memory",
+    ]
+    answers = table(
+        columns,
+        [_answer_cells(line, board.task) for line in lines],
+        numeric=[columns[1], *columns[4:]],
+    )
     outlier_columns = ["variant", "called outliers", "interval", "order of scores"]
-    outliers = table(outlier_columns, [_outlier_cells(line) for line in lines], numeric=outlier_columns[1:])
+    outliers = table(
+        outlier_columns, [_outlier_cells(line) for line in lines], numeric=outlier_columns[1:]
+    )
     if all(line.figures.outliers is None for line in lines):
-        outliers = join([outliers, paragraph("No row is called an outlier: the validation rows were too few for a threshold.", "note")])
-    speed_columns = ["variant", "p50 ms", "p99 ms", "one row against fp32", "rows/s", "batch", "rows/s against fp32"]
+        outliers = join(
+            [
+                outliers,
+                paragraph(
+                    "No row is called an outlier: the validation rows were too few for a threshold.",
+                    "note",
+                ),
+            ]
+        )
+    speed_columns = [
+        "variant",
+        "p50 ms",
+        "p99 ms",
+        "one row against fp32",
+        "rows/s",
+        "batch",
+        "rows/s against fp32",
+    ]
     speed = table(speed_columns, [_speed_cells(line) for line in lines], numeric=speed_columns[1:])
-    verdicts = table(["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines])
+    verdicts = table(
+        ["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines]
+    )
     return [
         Section(
-            f"Chosen on the {name}: {choice.variant}", join([tiles(_boxes(choice, board.task)), paragraph(choice.reason, "note"), verdicts])
+            f"Chosen on the {name}: {choice.variant}",
+            join([tiles(_boxes(choice, board.task)), paragraph(choice.reason, "note"), verdicts]),
         ),
         Section(f"Answers on the {name}", join([answers, outliers])),
-        Section(f"Speed on the {name}", join([speed, paragraph("Rows in a second, by batch size", "note"), _by_batch_size(lines)])),
+        Section(
+            f"Speed on the {name}",
+            join(
+                [speed, paragraph("Rows in a second, by batch size", "note"), _by_batch_size(lines)]
+            ),
+        ),
     ]
 
 
 def _boxes(choice: Choice, task: Task) -> list[tuple[str, str, str]]:
     figures = choice.figures[choice.variant]
     return [
-        ("rows a second", _short(figures.rows_per_second), f"{times_text(figures.throughput)} fp32's"),
+        (
+            "rows a second",
+            _short(figures.rows_per_second),
+            f"{times_text(figures.throughput)} fp32's",
+        ),
         ("one row", f"{figures.p50_ms:.3g} ms", f"{times_text(figures.latency)} as fast"),
-        ("loss", loss_text(figures.metric_loss.value, task), f"at most {loss_text(choice.max_metric_loss, task)}"),
+        (
+            "loss",
+            loss_text(figures.metric_loss.value, task),
+            f"at most {loss_text(choice.max_metric_loss, task)}",
+        ),
         ("file", size(figures.bytes), ""),
     ]
 
@@ -151,18 +221,27 @@ def _speed_cells(line: Line) -> list[str]:
 
 def _by_batch_size(lines: Sequence[Line]) -> Html:
     sizes = sorted(lines[0].rows_per_second)  # JSON sorts them as text
-    rows = [[line.variant, *(_short(line.rows_per_second[batch]) for batch in sizes)] for line in lines]
+    rows = [
+        [line.variant, *(_short(line.rows_per_second[batch]) for batch in sizes)] for line in lines
+    ]
     return table(["variant", *map(str, sizes)], rows, numeric=[str(batch) for batch in sizes])
 
 
 def _not_there(board: Leaderboard) -> Html:
     providers = [[_PROVIDERS[name], reason] for name, reason in board.absent.items()]
-    return table(["what", "why"], [*([name, reason] for name, reason in board.left_out.items()), *providers])
+    return table(
+        ["what", "why"], [*([name, reason] for name, reason in board.left_out.items()), *providers]
+    )
 
 
 def _attempts(attempts: Mapping[str, Sequence[Attempt]]) -> Html:
     rows = [
-        [variant, attempt.calibrator, ", ".join(attempt.in_fp32) or "none", number(loss_of(attempt))]
+        [
+            variant,
+            attempt.calibrator,
+            ", ".join(attempt.in_fp32) or "none",
+            number(loss_of(attempt)),
+        ]
         for variant, tried in attempts.items()
         for attempt in tried
     ]
@@ -182,7 +261,10 @@ def _notes(board: Leaderboard) -> Html:
     ]
     hardware = next(iter(board.choice.values())).hardware
     return join(
-        [*(paragraph(note, "soft") for note in notes), paragraph(", ".join(f"{key}: {value}" for key, value in hardware.items()), "note")]
+        [
+            *(paragraph(note, "soft") for note in notes),
+            paragraph(", ".join(f"{key}: {value}" for key, value in hardware.items()), "note"),
+        ]
     )
 
 
@@ -207,7 +289,11 @@ def loss_text(loss: float, task: Task) -> str:
 
 def times_text(ratio: Ratio) -> str:
     """How many times as fast, with its bounds: "2.10 times (1.95 to 2.22)"."""
-    return f"{ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.low < ratio.high else f"{ratio.value:.2f} times"
+    return (
+        f"{ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
+        if ratio.low < ratio.high
+        else f"{ratio.value:.2f} times"
+    )
 
 
 def _flipped(line: Line, task: Task) -> str:

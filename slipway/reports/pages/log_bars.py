@@ -27,7 +27,9 @@ def log_bars(bars: Sequence[LogBar], unit: str, mark: str = "") -> Html:
     """All bars on one scale. `unit` is what they measure; `mark` is what the marks stand for."""
     shown = [value for bar in bars for value in (bar.value, bar.limit) if value]
     if not shown:
-        return join([*(_bar(bar, 0, 1) for bar in bars), paragraph(f"{unit}: 0 everywhere.", "note")])
+        return join(
+            [*(_bar(bar, 0, 1) for bar in bars), paragraph(f"{unit}: 0 everywhere.", "note")]
+        )
     low, high = math.floor(math.log10(min(shown)) - 0.3), math.ceil(math.log10(max(shown)) + 0.1)
     scale = f"{unit}, on a logarithmic scale from {number(10.0**low)} to {number(10.0**high)}: each line is ten times the one before."
     note = paragraph(f"{scale} {mark}".strip(), "note")
@@ -43,7 +45,9 @@ def _bar(bar: LogBar, low: int, high: int) -> Html:
         hint = escape(f"allowed: {number(bar.limit)}")
         pieces.append(f'<u style="left:{_place(bar.limit, low, high)}%" title="{hint}"></u>')
     track = f'<span class="track" style="--decades:{high - low}">{"".join(pieces)}</span>'
-    return Html(f'<div class="log"><span>{escape(bar.name)}</span>{track}<b>{escape(bar.text)}</b></div>')
+    return Html(
+        f'<div class="log"><span>{escape(bar.name)}</span>{track}<b>{escape(bar.text)}</b></div>'
+    )
 
 
 def _place(value: float, low: int, high: int) -> str:

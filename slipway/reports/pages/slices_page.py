@@ -13,7 +13,10 @@ _MOST_SHOWN = 25
 def slices_section(scores: SliceScores, overall: Metric) -> Section:
     """`overall` is the same metric over all test rows."""
     if not scores.judged:
-        return Section("Slices", join([paragraph("No slice has enough rows to be judged.", "soft"), *_notes(scores)]))
+        return Section(
+            "Slices",
+            join([paragraph("No slice has enough rows to be judged.", "soft"), *_notes(scores)]),
+        )
     shown = scores.judged[:_MOST_SHOWN]
     num_hidden = len(scores.judged) - len(shown)
     more = f" {num_hidden} more are in reports/slices.csv." if num_hidden else ""
@@ -22,7 +25,17 @@ def slices_section(scores: SliceScores, overall: Metric) -> Section:
         f"The worst first, by the best that the {overall.confidence * 100:g} % interval leaves possible. "
         f"The line is the {name} of all test rows, {number(overall.value)}.{more}"
     )
-    return Section("Slices", join([verdict(scores), _table(shown, overall, name), paragraph(note, "note"), *_notes(scores)]))
+    return Section(
+        "Slices",
+        join(
+            [
+                verdict(scores),
+                _table(shown, overall, name),
+                paragraph(note, "note"),
+                *_notes(scores),
+            ]
+        ),
+    )
 
 
 def verdict(scores: SliceScores) -> Html:
@@ -46,7 +59,10 @@ def _table(shown: list[SliceScore], overall: Metric, name: str) -> Html:
         ]
         for score in shown
     ]
-    scale = _Scale(min([overall.low, *(score.metric.low for score in shown)]), max([overall.high, *(score.metric.high for score in shown)]))
+    scale = _Scale(
+        min([overall.low, *(score.metric.low for score in shown)]),
+        max([overall.high, *(score.metric.high for score in shown)]),
+    )
     bars = [_bar(score.metric, overall.value, scale, is_bad=score.is_worse) for score in shown]
     columns = ["", "slice", "rows", name, "interval", "adjusted p"]
     return table(columns, rows, numeric=["rows", name, "adjusted p"], last=bars)
@@ -61,7 +77,11 @@ class _Scale:
 
     def place(self, value: float) -> float:
         """In percent of the width."""
-        return 100 * (value - self.least) / (self.most - self.least) if self.most > self.least else 50.0
+        return (
+            100 * (value - self.least) / (self.most - self.least)
+            if self.most > self.least
+            else 50.0
+        )
 
 
 def _bar(metric: Metric, line: float, scale: _Scale, *, is_bad: bool) -> Html:

@@ -12,7 +12,12 @@ _WAYS = {
     "stable": "a hash of each unit: new rows move no old one",
     "exact": "exact shares in each class",
 }
-_COLUMNS = {"id": "ids", "sha256": "content", "group": "groups", "cluster": "near-duplicate clusters"}
+_COLUMNS = {
+    "id": "ids",
+    "sha256": "content",
+    "group": "groups",
+    "cluster": "near-duplicate clusters",
+}
 
 
 def split_page(report: dict[str, Any]) -> str:
@@ -33,20 +38,34 @@ def _counts(report: dict[str, Any]) -> Section:
     total = sum(counts.values())
     asked = report["shares"]
     boxes = [
-        (name, str(count), f"{count / total:.1%}" + (f", {asked[name]:.1%} asked for" if asked else "")) for name, count in counts.items()
+        (
+            name,
+            str(count),
+            f"{count / total:.1%}" + (f", {asked[name]:.1%} asked for" if asked else ""),
+        )
+        for name, count in counts.items()
     ]
     units = report["units"]
-    notes = [f"{units['number']} units of rows that belong together; the largest has {_count(units['largest'])}."]
+    notes = [
+        f"{units['number']} units of rows that belong together; the largest has {_count(units['largest'])}."
+    ]
     if report["cut_from_train"]:
         latest = " by time: its latest rows" if report["cut_by_time"] else ""
         missing = " and no ".join(report["cut_from_train"])
         notes.append(f"The given split has no {missing}; it is cut from train{latest}.")
     if report["purged"]:
-        notes.append(f"{report['purged']} rows were left out because their group or near duplicates reach a later split.")
+        notes.append(
+            f"{report['purged']} rows were left out because their group or near duplicates reach a later split."
+        )
     if worst := report["largest_deviation"]:
         what = f"of class {worst['class']}" if worst["class"] else "of all rows"
-        notes.append(f"Furthest from what was asked: {worst['split']} has {worst['found']:.1%} {what}, {worst['asked']:.1%} asked for.")
-    notes += [f"{name} lacks the classes {', '.join(found)}." for name, found in report["classes_missing"].items()]
+        notes.append(
+            f"Furthest from what was asked: {worst['split']} has {worst['found']:.1%} {what}, {worst['asked']:.1%} asked for."
+        )
+    notes += [
+        f"{name} lacks the classes {', '.join(found)}."
+        for name, found in report["classes_missing"].items()
+    ]
     return Section("Rows", join([tiles(boxes), *(paragraph(note, "note") for note in notes)]))
 
 
@@ -56,13 +75,21 @@ def _count(number: int) -> str:
 
 def _leaks(leaks: dict[str, Any]) -> Section:
     pairs = list(next(iter(leaks["shared"].values())))
-    rows = [[_COLUMNS[column], *(_shared(found[pair]) for pair in pairs)] for column, found in leaks["shared"].items()]
+    rows = [
+        [_COLUMNS[column], *(_shared(found[pair]) for pair in pairs)]
+        for column, found in leaks["shared"].items()
+    ]
     verdict = (
-        paragraph(f"{_count(leaks['rows']).capitalize()} of val and test leak{'s' * (leaks['rows'] == 1)}", "bad")
+        paragraph(
+            f"{_count(leaks['rows']).capitalize()} of val and test leak{'s' * (leaks['rows'] == 1)}",
+            "bad",
+        )
         if leaks["rows"]
         else paragraph("Nothing is shared", "good")
     )
-    return Section("Shared between splits", join([verdict, table(["", *pairs], rows, numeric=pairs)]))
+    return Section(
+        "Shared between splits", join([verdict, table(["", *pairs], rows, numeric=pairs)])
+    )
 
 
 def _shared(overlap: dict[str, Any]) -> str:
@@ -77,7 +104,12 @@ def _target_copies(copies: list[dict[str, Any]]) -> list[Section]:
         "Each of these columns alone tells the target of training rows that it was not fitted on. If it is known only after "
         "the target is, ignore it in data.columns."
     )
-    body = join([table(["column", "score", "training rows"], rows, numeric=["score", "training rows"]), paragraph(note, "bad")])
+    body = join(
+        [
+            table(["column", "score", "training rows"], rows, numeric=["score", "training rows"]),
+            paragraph(note, "bad"),
+        ]
+    )
     return [Section("Suspected copies of the target", body)]
 
 
@@ -85,7 +117,13 @@ def _time(order: dict[str, Any] | None) -> list[Section]:
     if not order:
         return []
     rows = [
-        [pair, f"{found['latest_before']:g}", f"{found['earliest_after']:g}", str(found["rows_not_later"])] for pair, found in order.items()
+        [
+            pair,
+            f"{found['latest_before']:g}",
+            f"{found['earliest_after']:g}",
+            str(found["rows_not_later"]),
+        ]
+        for pair, found in order.items()
     ]
     columns = ["splits", "latest of the first", "earliest of the second", "rows not later"]
     note = paragraph("In days since 1970 UTC, or in the unit of the time column.", "note")
@@ -95,16 +133,42 @@ def _time(order: dict[str, Any] | None) -> list[Section]:
 def _classes(report: dict[str, Any]) -> list[Section]:
     splits = report["splits"]
     if "classes" not in splits["train"]:
-        rows = [[name, f"{splits[name]['target']['mean']:.6g}", f"{splits[name]['target']['std']:.6g}"] for name in SPLITS]
-        return [Section("Target", table(["split", "mean", "standard deviation"], rows, numeric=["mean", "standard deviation"]))]
-    names = sorted(splits["train"]["classes"], key=lambda name: (sum(splits[split]["classes"][name] for split in SPLITS), name))
-    rows = [[name, *(str(splits[split]["classes"][name]) for split in SPLITS)] for name in names[:_MOST_CLASSES]]
-    title = "Classes" if len(names) <= _MOST_CLASSES else f"The {_MOST_CLASSES} smallest of {len(names)} classes"
+        rows = [
+            [name, f"{splits[name]['target']['mean']:.6g}", f"{splits[name]['target']['std']:.6g}"]
+            for name in SPLITS
+        ]
+        return [
+            Section(
+                "Target",
+                table(
+                    ["split", "mean", "standard deviation"],
+                    rows,
+                    numeric=["mean", "standard deviation"],
+                ),
+            )
+        ]
+    names = sorted(
+        splits["train"]["classes"],
+        key=lambda name: (sum(splits[split]["classes"][name] for split in SPLITS), name),
+    )
+    rows = [
+        [name, *(str(splits[split]["classes"][name]) for split in SPLITS)]
+        for name in names[:_MOST_CLASSES]
+    ]
+    title = (
+        "Classes"
+        if len(names) <= _MOST_CLASSES
+        else f"The {_MOST_CLASSES} smallest of {len(names)} classes"
+    )
     return [Section(title, table(["class", *SPLITS], rows, numeric=SPLITS))]
 
 
 def _folds(counts: list[int]) -> list[Section]:
     if not counts:
         return []
-    body: Html = table(["fold", "rows"], [[str(fold), str(count)] for fold, count in enumerate(counts)], numeric=["rows"])
+    body: Html = table(
+        ["fold", "rows"],
+        [[str(fold), str(count)] for fold, count in enumerate(counts)],
+        numeric=["rows"],
+    )
     return [Section("Folds of the rows that are not for testing", body)]

@@ -36,20 +36,32 @@ def stacked_bars(bars: Sequence[Bar], unit: str) -> Html:
     height = legend_top + rows * _LEGEND_ROW
     title = escape("; ".join(f"{bar.name} {bar.total:.3g} {unit}" for bar in bars))
     style = "max-width:44rem"
-    return Html(f'<svg viewBox="0 0 {_WIDTH} {height}" style="{style}" role="img" aria-label="{title}">{"".join([*drawn, *legend])}</svg>')
+    return Html(
+        f'<svg viewBox="0 0 {_WIDTH} {height}" style="{style}" role="img" aria-label="{title}">{"".join([*drawn, *legend])}</svg>'
+    )
 
 
 def _bar(bar: Bar, index: int, scale: float, names: list[str], unit: str) -> str:
     top, left = _TOP + index * (_BAR + _GAP), float(_LEFT)
     middle = top + _BAR / 2
-    pieces = [f'<text x="{_LEFT - 10}" y="{middle}" dy="4.5" text-anchor="end">{escape(bar.name)}</text>']
+    pieces = [
+        f'<text x="{_LEFT - 10}" y="{middle}" dy="4.5" text-anchor="end">{escape(bar.name)}</text>'
+    ]
     for name, value in bar.parts.items():
         width = value * scale
-        look = f'fill="{_COLOURS[names.index(name)]}"' if name in names else 'fill="none" stroke="currentColor" stroke-dasharray="4 3"'
+        look = (
+            f'fill="{_COLOURS[names.index(name)]}"'
+            if name in names
+            else 'fill="none" stroke="currentColor" stroke-dasharray="4 3"'
+        )
         hint = f"<title>{escape(name or bar.name)} {value:.3g} {escape(unit)}</title>"
-        pieces.append(f'<rect x="{left:.1f}" y="{top}" width="{max(width, 0.3):.1f}" height="{_BAR}" {look}>{hint}</rect>')
+        pieces.append(
+            f'<rect x="{left:.1f}" y="{top}" width="{max(width, 0.3):.1f}" height="{_BAR}" {look}>{hint}</rect>'
+        )
         left += width
-    pieces.append(f'<text class="title" x="{left + 8:.1f}" y="{middle}" dy="4.5">{bar.total:.3g} {escape(unit)}</text>')
+    pieces.append(
+        f'<text class="title" x="{left + 8:.1f}" y="{middle}" dy="4.5">{bar.total:.3g} {escape(unit)}</text>'
+    )
     return "".join(pieces)
 
 

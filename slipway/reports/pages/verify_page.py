@@ -18,7 +18,18 @@ from slipway.data.store.packed import Inputs
 from slipway.inputs.columns import ColumnContract
 from slipway.reports.console import interval, number
 from slipway.reports.pages.cells import read_cells
-from slipway.reports.pages.html_page import Html, Section, figure, gallery, image, join, page, paragraph, table, tiles
+from slipway.reports.pages.html_page import (
+    Html,
+    Section,
+    figure,
+    gallery,
+    image,
+    join,
+    page,
+    paragraph,
+    table,
+    tiles,
+)
 from slipway.reports.pages.log_bars import LogBar, log_bars
 from slipway.system.contract import Task, is_classification
 
@@ -35,7 +46,9 @@ class Answered:
     sources: list[str]
     targets: NDArray[np.float64]  # (rows,) class index, or the number itself
     inputs: Inputs  # (rows, ...) as the network takes them
-    outputs: Mapping[str, NDArray[np.float32]]  # by the hop's name: (rows, classes) probabilities or (rows, 1) values
+    outputs: Mapping[
+        str, NDArray[np.float32]
+    ]  # by the hop's name: (rows, classes) probabilities or (rows, 1) values
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -68,12 +81,19 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
 def _verdict(certificate: Certificate, num_rows: int, has_labels: bool) -> Section:
     hops = certificate.hops
     executed = [hop for hop in hops if hop.actual is not None]
-    agreeing, flipped = sum(hop.status == "agrees" for hop in executed), {row for hop in hops for row in hop.flipped}
+    agreeing, flipped = (
+        sum(hop.status == "agrees" for hop in executed),
+        {row for hop in hops for row in hop.flipped},
+    )
     flips = ("Labels that flip", str(len(flipped)), f"of {num_rows} rows, in any hop")
     boxes = tiles(
         [
             ("Verdict", certificate.status, f"bundle {certificate.bundle_digest[:12]}"),
-            ("Hops that agree", f"{agreeing} of {len(executed)}", f"{len(hops) - len(executed)} not executed here"),
+            (
+                "Hops that agree",
+                f"{agreeing} of {len(executed)}",
+                f"{len(hops) - len(executed)} not executed here",
+            ),
             flips if has_labels else ("Test rows", str(num_rows), "through each hop"),
             ("Largest difference", _largest(hops), "torch to ONNX fp32 on the CPU"),
         ]
@@ -81,7 +101,11 @@ def _verdict(certificate: Certificate, num_rows: int, has_labels: bool) -> Secti
     fault = first_fault(hops)
     if fault is None:
         good = paragraph("No hop differs by more than verify allows.", "good")
-        told = [paragraph(f"{hop.name} {hop.status}: {hop.reason}.", "note") for hop in executed if hop.reason]
+        told = [
+            paragraph(f"{hop.name} {hop.status}: {hop.reason}.", "note")
+            for hop in executed
+            if hop.reason
+        ]
         return Section("Verdict", join([boxes, good, *told]))
     row = f" Worst row: {fault.worst_row}." if fault.worst_row else ""
     text = f"The first bad hop is {fault.name}, which {fault.status.replace('_', ' ')}: {fault.reason}.{row}"
@@ -92,11 +116,15 @@ def _gates(certificate: Certificate) -> Section:
     """Apart from the hops: they say that this is the trained network, gates whether that is good enough."""
     failed, total = not_passed(certificate.gate_results), len(certificate.gate_results)
     if not total:
-        return Section("Quality gates", paragraph("None: evaluate.gates in params.yaml is empty.", "soft"))
+        return Section(
+            "Quality gates", paragraph("None: evaluate.gates in params.yaml is empty.", "soft")
+        )
     if not failed:
         return Section("Quality gates", paragraph(f"{total} of {total} passed.", "good"))
     lines = [paragraph(f"{result.outcome}: {result.text}", "bad") for result in failed]
-    note = "It may be shadowed, replayed and compared, but not served, canaried, released or packed."
+    note = (
+        "It may be shadowed, replayed and compared, but not served, canaried, released or packed."
+    )
     return Section("Quality gates", join([*lines, paragraph(note, "note")]))
 
 
@@ -107,9 +135,20 @@ def _largest(hops: Sequence[Hop]) -> str:
 
 def _difference_bars(compared: Sequence[Hop]) -> Html:
     bars = [
-        LogBar(hop.name, hop.max_difference, _or_infinite(hop.max_difference), _limit(hop), hop.status == "differs") for hop in compared
+        LogBar(
+            hop.name,
+            hop.max_difference,
+            _or_infinite(hop.max_difference),
+            _limit(hop),
+            hop.status == "differs",
+        )
+        for hop in compared
     ]
-    return log_bars(bars, "Largest difference of any answer from that of the hop it is compared with", "The mark is what is allowed.")
+    return log_bars(
+        bars,
+        "Largest difference of any answer from that of the hop it is compared with",
+        "The mark is what is allowed.",
+    )
 
 
 def _limit(hop: Hop) -> float | None:
@@ -123,8 +162,12 @@ def _or_infinite(value: float | None) -> str:
 def _agreement(hops: Sequence[Hop], task: Task) -> Section:
     rows = [_agreement_row(hop, task) for hop in hops if hop.actual is not None]
     columns = ["hop", "", "against", "rows", "largest", "mean", "of scores", "flipped"]
-    note = "Differences of the answers, the largest and the mean, and the largest of an outlier score."
-    return Section("Agreement", join([table(columns, rows, numeric=columns[3:]), paragraph(note, "note")]))
+    note = (
+        "Differences of the answers, the largest and the mean, and the largest of an outlier score."
+    )
+    return Section(
+        "Agreement", join([table(columns, rows, numeric=columns[3:]), paragraph(note, "note")])
+    )
 
 
 def _outliers(hops: Sequence[Hop]) -> list[Section]:
@@ -137,7 +180,11 @@ def _outliers(hops: Sequence[Hop]) -> list[Section]:
         "fewer strangers are found."
     )
     columns = ["hop", "called outliers", "interval", "allowed", "order of scores"]
-    return [Section("Outliers", join([table(columns, rows, numeric=columns[1:]), paragraph(note, "note")]))]
+    return [
+        Section(
+            "Outliers", join([table(columns, rows, numeric=columns[1:]), paragraph(note, "note")])
+        )
+    ]
 
 
 def _outliers_row(hop: Hop, found: Metric) -> list[str]:
@@ -168,7 +215,11 @@ def _changes(hops: Sequence[Hop], metric: str) -> Section:
     executed = [hop for hop in hops if hop.actual is not None]
     names = next((list(hop.metric_changes) for hop in hops if hop.metric_changes), [])
     rows = [
-        [hop.name, number(hop.metric.value) if hop.metric else "", *(_change(hop.metric_changes.get(name)) for name in names)]
+        [
+            hop.name,
+            number(hop.metric.value) if hop.metric else "",
+            *(_change(hop.metric_changes.get(name)) for name in names),
+        ]
         for hop in executed
     ]
     confidence = next((hop.metric.confidence for hop in hops if hop.metric), 0.95)
@@ -177,17 +228,30 @@ def _changes(hops: Sequence[Hop], metric: str) -> Section:
         f"resamples of the rows. The {'accuracy and the macro F1 are' if metric == 'accuracy' else 'RMSE is'} judged "
         "by the mild end of that interval: a loss that other test rows could undo is no proof."
     )
-    shown = table(["hop", metric, *(f"change of {name.replace('_', ' ')}" for name in names)], rows, numeric=[metric])
+    shown = table(
+        ["hop", metric, *(f"change of {name.replace('_', ' ')}" for name in names)],
+        rows,
+        numeric=[metric],
+    )
     return Section("Metrics", join([shown, *_budgets(hops), paragraph(note, "note")]))
 
 
 def _budgets(hops: Sequence[Hop]) -> list[Html]:
     budgets = {
-        hop.requested.variant: hop.allowed.max_metric_loss for hop in hops if hop.allowed and hop.allowed.max_metric_loss is not None
+        hop.requested.variant: hop.allowed.max_metric_loss
+        for hop in hops
+        if hop.allowed and hop.allowed.max_metric_loss is not None
     }
     if not budgets:
         return []
-    return [paragraph("May be lost: " + ", ".join(f"{variant} {number(budget)}" for variant, budget in budgets.items()) + ".", "note")]
+    return [
+        paragraph(
+            "May be lost: "
+            + ", ".join(f"{variant} {number(budget)}" for variant, budget in budgets.items())
+            + ".",
+            "note",
+        )
+    ]
 
 
 def _change(change: Metric | None) -> str:
@@ -201,8 +265,17 @@ def _flips(compared: Sequence[Hop], answered: Answered, contract: InputContract)
         return []
     hops = [hop for hop in compared if hop.flipped and _can_be_shown(hop, answered)]
     if not hops:
-        return [Section("Labels that flip", paragraph("None: every hop gives every row the label of the trained network.", "good"))]
-    return [Section(f"Labels that flip: {hop.name}", _flips_of(hop, answered, contract)) for hop in hops]
+        return [
+            Section(
+                "Labels that flip",
+                paragraph(
+                    "None: every hop gives every row the label of the trained network.", "good"
+                ),
+            )
+        ]
+    return [
+        Section(f"Labels that flip: {hop.name}", _flips_of(hop, answered, contract)) for hop in hops
+    ]
 
 
 def _can_be_shown(hop: Hop, answered: Answered) -> bool:
@@ -212,7 +285,11 @@ def _can_be_shown(hop: Hop, answered: Answered) -> bool:
 def _flips_of(hop: Hop, answered: Answered, contract: InputContract) -> Html:
     before, after = answered.outputs[str(hop.reference)], answered.outputs[hop.name]
     rows = np.array([answered.places[row] for row in hop.flipped])
-    targets, old, new = answered.targets[rows], before[rows].argmax(axis=1), after[rows].argmax(axis=1)
+    targets, old, new = (
+        answered.targets[rows],
+        before[rows].argmax(axis=1),
+        after[rows].argmax(axis=1),
+    )
     was, is_now = int((old == targets).sum()), int((new == targets).sum())
     lead = before[rows].max(axis=1) - before[rows, new]
     shown = rows[np.argsort(-lead, kind="stable")][:_MOST_FLIPS].tolist()
@@ -221,7 +298,13 @@ def _flips_of(hop: Hop, answered: Answered, contract: InputContract) -> Html:
         f"{int(((old != targets) & (new != targets)).sum())} neither way. The largest lead that was lost comes first"
         f"{f'; {len(shown)} are shown, the certificate has every id' if len(shown) < len(rows) else ''}."
     )
-    captions = [(f"{_label(before[row], answered)} → {_label(after[row], answered)}", _both(row, hop, answered)) for row in shown]
+    captions = [
+        (
+            f"{_label(before[row], answered)} → {_label(after[row], answered)}",
+            _both(row, hop, answered),
+        )
+        for row in shown
+    ]
     return join([_exhibits(shown, captions, answered, contract), paragraph(note, "note")])
 
 
@@ -238,17 +321,32 @@ def _label(outputs: NDArray[np.float32], answered: Answered) -> str:
 
 
 def _worst(compared: Sequence[Hop], answered: Answered, contract: InputContract) -> Section:
-    hops = [hop for hop in compared if hop.worst_row and hop.max_difference != 0 and _can_be_shown(hop, answered)]
+    hops = [
+        hop
+        for hop in compared
+        if hop.worst_row and hop.max_difference != 0 and _can_be_shown(hop, answered)
+    ]
     if not hops:
-        return Section("Worst row of each hop", paragraph("None: the hops answer exactly as the ones before.", "good"))
+        return Section(
+            "Worst row of each hop",
+            paragraph("None: the hops answer exactly as the ones before.", "good"),
+        )
     rows = [answered.places[str(hop.worst_row)] for hop in hops]
-    captions = [(hop.name, _worst_words(hop, row, answered)) for hop, row in zip(hops, rows, strict=True)]
+    captions = [
+        (hop.name, _worst_words(hop, row, answered)) for hop, row in zip(hops, rows, strict=True)
+    ]
     note = "The row whose answer moved furthest: here one looks first. Both answers are those of the largest batch."
-    return Section("Worst row of each hop", join([_exhibits(rows, captions, answered, contract), paragraph(note, "note")]))
+    return Section(
+        "Worst row of each hop",
+        join([_exhibits(rows, captions, answered, contract), paragraph(note, "note")]),
+    )
 
 
 def _worst_words(hop: Hop, row: int, answered: Answered) -> str:
-    before, after = answered.outputs[str(hop.reference)][row].astype(np.float64), answered.outputs[hop.name][row].astype(np.float64)
+    before, after = (
+        answered.outputs[str(hop.reference)][row].astype(np.float64),
+        answered.outputs[hop.name][row].astype(np.float64),
+    )
     moved = np.abs(after - before)
     column = int(np.where(np.isfinite(moved), moved, np.inf).argmax())
     if answered.classes:
@@ -258,30 +356,60 @@ def _worst_words(hop: Hop, row: int, answered: Answered) -> str:
     return f"{answers}, moved by {_or_infinite(hop.max_difference)}. {answered.sources[row]}"
 
 
-def _exhibits(rows: Sequence[int], captions: Sequence[tuple[str, str]], answered: Answered, contract: InputContract) -> Html:
+def _exhibits(
+    rows: Sequence[int],
+    captions: Sequence[tuple[str, str]],
+    answered: Answered,
+    contract: InputContract,
+) -> Html:
     """Pictures with their captions, or a table's rows with them."""
     if isinstance(contract, ColumnContract):
         names = [column.name for column in contract.columns]
         cells = [read_cells(answered.inputs[row], contract) for row in rows]
-        lines = [[*caption, *(found[name] for name in names)] for caption, found in zip(captions, cells, strict=True)]
+        lines = [
+            [*caption, *(found[name] for name in names)]
+            for caption, found in zip(captions, cells, strict=True)
+        ]
         numbers = [column.name for column in contract.columns if column.kind == "number"]
         return table(["", "answers", *names], lines, numeric=numbers)
     return gallery(
-        figure(image(answered.inputs[row], answered.sources[row]), *caption) for row, caption in zip(rows, captions, strict=True)
+        figure(image(answered.inputs[row], answered.sources[row]), *caption)
+        for row, caption in zip(rows, captions, strict=True)
     )
 
 
 def _speed(hops: Sequence[Hop]) -> Section:
-    bars = [LogBar(hop.name, hop.latency_ms, f"{number(hop.latency_ms)} ms") for hop in hops if hop.latency_ms is not None]
-    rows = [[hop.name, number(hop.latency_ms), number(hop.rows_per_second)] for hop in hops if hop.latency_ms and hop.rows_per_second]
-    speeds = table(["hop", "ms, one row", "rows per second"], rows, numeric=["ms, one row", "rows per second"])
-    note = paragraph("Rows per second at the largest batch; over HTTP, one row in a request, 8 connections at a time.", "note")
-    return Section("Latency", join([log_bars(bars, "Milliseconds for one row, the median"), speeds, note]))
+    bars = [
+        LogBar(hop.name, hop.latency_ms, f"{number(hop.latency_ms)} ms")
+        for hop in hops
+        if hop.latency_ms is not None
+    ]
+    rows = [
+        [hop.name, number(hop.latency_ms), number(hop.rows_per_second)]
+        for hop in hops
+        if hop.latency_ms and hop.rows_per_second
+    ]
+    speeds = table(
+        ["hop", "ms, one row", "rows per second"], rows, numeric=["ms, one row", "rows per second"]
+    )
+    note = paragraph(
+        "Rows per second at the largest batch; over HTTP, one row in a request, 8 connections at a time.",
+        "note",
+    )
+    return Section(
+        "Latency", join([log_bars(bars, "Milliseconds for one row, the median"), speeds, note])
+    )
 
 
 def _batches(compared: Sequence[Hop]) -> list[Section]:
     rows = [
-        [hop.name, str(check.batch_size), f"{check.rows} of {hop.rows}", _or_infinite(check.max_difference), str(check.flipped)]
+        [
+            hop.name,
+            str(check.batch_size),
+            f"{check.rows} of {hop.rows}",
+            _or_infinite(check.max_difference),
+            str(check.flipped),
+        ]
         for hop in compared
         if len(hop.batches) > 1
         for check in hop.batches
@@ -290,25 +418,52 @@ def _batches(compared: Sequence[Hop]) -> list[Section]:
         return []
     columns = ["hop", "rows in a batch", "rows", "largest difference", "flipped"]
     cut = any(check.rows < hop.rows for hop in compared for check in hop.batches)
-    note = paragraph("verify.batch_seconds left no time for all rows in the smaller batches.", "note") if cut else Html("")
+    note = (
+        paragraph("verify.batch_seconds left no time for all rows in the smaller batches.", "note")
+        if cut
+        else Html("")
+    )
     return [Section("Batch sizes", join([table(columns, rows, numeric=columns[1:]), note]))]
 
 
 def _executions(hops: Sequence[Hop]) -> Section:
-    rows = [[hop.name, _words(hop.requested), _words(hop.actual) if hop.actual else "not executed", hop.reason] for hop in hops]
+    rows = [
+        [
+            hop.name,
+            _words(hop.requested),
+            _words(hop.actual) if hop.actual else "not executed",
+            hop.reason,
+        ]
+        for hop in hops
+    ]
     note = paragraph("What was not executed here is no pass: nothing is served through it.", "note")
-    return Section("Requested and actual", join([table(["hop", "requested", "actual", "why"], rows), note]))
+    return Section(
+        "Requested and actual", join([table(["hop", "requested", "actual", "why"], rows), note])
+    )
 
 
 def _words(execution: Execution) -> str:
-    return " ".join(dict.fromkeys([execution.backend, execution.provider, execution.precision, execution.variant]))
+    return " ".join(
+        dict.fromkeys(
+            [execution.backend, execution.provider, execution.precision, execution.variant]
+        )
+    )
 
 
 def _bound(certificate: Certificate) -> Section:
-    digests = {"bundle.json": certificate.bundle_digest, "passport.json of the engine": certificate.engine_digest or "no engine"}
+    digests = {
+        "bundle.json": certificate.bundle_digest,
+        "passport.json of the engine": certificate.engine_digest or "no engine",
+    }
     rows = [[path, digest] for path, digest in (digests | certificate.digests).items()]
-    machine = [[name.replace("_", " "), value] for name, value in {**certificate.hardware, **certificate.versions}.items()]
+    machine = [
+        [name.replace("_", " "), value]
+        for name, value in {**certificate.hardware, **certificate.versions}.items()
+    ]
     note = paragraph(
         "SHA-256 of every file that was read. With any other byte in a graph, a manifest or the certificate nothing is served."
     )
-    return Section("What it is bound to", join([note, table(["file", "SHA-256"], rows), table(["made on", ""], machine)]))
+    return Section(
+        "What it is bound to",
+        join([note, table(["file", "SHA-256"], rows), table(["made on", ""], machine)]),
+    )

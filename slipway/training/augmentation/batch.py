@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, grid_sample
 
-from slipway.data.augmentation.draws import LUMA, Draw, MixDraw, affine_matrices, colour_matrices, crop_bounds, erased_bounds
+from slipway.data.augmentation.draws import (
+    LUMA,
+    Draw,
+    MixDraw,
+    affine_matrices,
+    colour_matrices,
+    crop_bounds,
+    erased_bounds,
+)
 
 GREY = 128  # what an erased rectangle is filled with
 
@@ -33,10 +41,19 @@ class Changes(NamedTuple):
 
 
 def device_changes(
-    change: Draw, mixing: MixDraw | None, partners: NDArray[np.int64], stored_px: int, size_px: int, channels: int
+    change: Draw,
+    mixing: MixDraw | None,
+    partners: NDArray[np.int64],
+    stored_px: int,
+    size_px: int,
+    channels: int,
 ) -> Changes:
     """`change` is of R images, `mixing` and `partners` of the first B of them."""
-    colours, greys = map(torch.from_numpy, colour_matrices(change, channels)) if change.recolours else (None, None)
+    colours, greys = (
+        map(torch.from_numpy, colour_matrices(change, channels))
+        if change.recolours
+        else (None, None)
+    )
     no_boxes = np.zeros((len(partners), 4), np.int64)
     return Changes(
         matrices=torch.from_numpy(affine_matrices(change, size_px)),
@@ -61,7 +78,11 @@ def augment_batch(images: Tensor, changes: Changes) -> Tensor:
 
     An image's result does not depend on its neighbours in the batch, but for the partner that it is mixed with.
     """
-    if images.dtype != torch.uint8 or images.dim() != 4 or changes.matrices.shape != (len(images), 2, 3):
+    if (
+        images.dtype != torch.uint8
+        or images.dim() != 4
+        or changes.matrices.shape != (len(images), 2, 3)
+    ):
         raise ValueError(
             f"images are {images.dtype} {tuple(images.shape)} and matrices {tuple(changes.matrices.shape)}, "
             "expected uint8 (B, H, W, C) and (B, 2, 3)"
@@ -90,11 +111,15 @@ def _resample(images: Tensor, changes: Changes) -> Tensor:
 def _sampling_grid(matrices: Tensor, bounds: Tensor, num_points: int, stored_px: int) -> Tensor:
     """(B, 2, 3) -> (B, P, P, 2), element by element: a matrix product may round differently in another batch size."""
     centres = _pixel_centres(num_points, matrices.device)
-    along_columns = matrices[:, None, :, 0] * centres[None, :, None] + matrices[:, None, :, 2]  # (B, W, 2)
+    along_columns = (
+        matrices[:, None, :, 0] * centres[None, :, None] + matrices[:, None, :, 2]
+    )  # (B, W, 2)
     along_rows = matrices[:, None, :, 1] * centres[None, :, None]  # (B, H, 2)
     in_crop = along_rows[:, :, None] + along_columns[:, None]
     start, end = bounds[:, None, None, :2].float(), bounds[:, None, None, 2:].float()
-    inside = 1 - 1 / (end - start)  # the centre of the crop's last pixel: outside of it the border goes on
+    inside = 1 - 1 / (
+        end - start
+    )  # the centre of the crop's last pixel: outside of it the border goes on
     limited = torch.maximum(torch.minimum(in_crop, inside), -inside)
     return (limited * (end - start) + (start + end)) / stored_px - 1
 
@@ -106,11 +131,18 @@ def _pixel_centres(count: int, device: torch.device) -> Tensor:
 
 def _recolour(pixels: Tensor, colours: Tensor, greys: Tensor) -> Tensor:
     channels = pixels.shape[3]
-    weights = torch.tensor(LUMA if channels == 3 else [1.0], dtype=torch.float64, device=pixels.device)
-    means = pixels.sum((1, 2), dtype=torch.int64).double() / (pixels.shape[1] * pixels.shape[2])  # whole numbers: any order adds up
+    weights = torch.tensor(
+        LUMA if channels == 3 else [1.0], dtype=torch.float64, device=pixels.device
+    )
+    means = pixels.sum((1, 2), dtype=torch.int64).double() / (
+        pixels.shape[1] * pixels.shape[2]
+    )  # whole numbers: any order adds up
     offset = greys * (means * weights).sum(1).float()
     # Channel by channel: a matrix product may round differently in another batch size.
-    values = sum(pixels[..., None, channel].float() * colours[:, None, None, :, channel] for channel in range(channels))
+    values = sum(
+        pixels[..., None, channel].float() * colours[:, None, None, :, channel]
+        for channel in range(channels)
+    )
     result: Tensor = values + offset[:, None, None, None]
     return result.round_().clamp_(0, 255).to(torch.uint8)
 

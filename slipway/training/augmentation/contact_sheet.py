@@ -58,13 +58,32 @@ class _Samples(NamedTuple):
 def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifest) -> bytes:
     """A PNG of up to 8 training images, spread over the classes or the range of the target; of a table, a line of text."""
     if not isinstance(manifest.input, ImageContract):
-        return _png(_text_alone("Tables are not augmented: the section augment of params.yaml has no effect on them."))
+        return _png(
+            _text_alone(
+                "Tables are not augmented: the section augment of params.yaml has no effect on them."
+            )
+        )
     chosen = _spread(train.targets)
-    samples = _Samples(StoredRows([train.inputs[chosen]]), [_name(train.targets[row], manifest) for row in chosen], manifest.input.size_px)
-    asked_for = [name for name in operations(plan) if manifest.input.channels == 3 or name not in ("saturation", "hue")]
+    samples = _Samples(
+        StoredRows([train.inputs[chosen]]),
+        [_name(train.targets[row], manifest) for row in chosen],
+        manifest.input.size_px,
+    )
+    asked_for = [
+        name
+        for name in operations(plan)
+        if manifest.input.channels == 3 or name not in ("saturation", "hue")
+    ]
     alone = [_line_alone(samples, plan, name, number) for number, name in enumerate(asked_for)]
-    together = [_line_together(samples, plan, train.keys[chosen], index) for index in range(min(_NUM_TOGETHER, len(chosen)))]
-    originals = _Line("training images", f"{len(train):,} rows", [samples.original(index) for index in range(len(chosen))])
+    together = [
+        _line_together(samples, plan, train.keys[chosen], index)
+        for index in range(min(_NUM_TOGETHER, len(chosen)))
+    ]
+    originals = _Line(
+        "training images",
+        f"{len(train):,} rows",
+        [samples.original(index) for index in range(len(chosen))],
+    )
     return _png(
         _sheet(
             [
@@ -91,14 +110,19 @@ def _line_alone(samples: _Samples, plan: AugmentPlan, name: str, number: int) ->
     """One operation on one image, another one for each operation."""
     index = number % len(samples.names)
     value = getattr(plan, name)
-    asked = _RANGES[name].format(*value) if isinstance(value, tuple) else _RANGES[name].format(value)
+    asked = (
+        _RANGES[name].format(*value) if isinstance(value, tuple) else _RANGES[name].format(value)
+    )
     if name in ("mixup_alpha", "cutmix_alpha"):
         cells = _mixed_cells(samples, index, cut=name == "cutmix_alpha")
     elif name.endswith("_flip"):
         return _Line(name, asked, _flip_cells(samples, name))
     else:
         steps = _OPERATIONS[name](plan)
-        cells = [_Cell(samples.changed(index, unchanged(1)._replace(**change)), caption) for caption, change in steps]
+        cells = [
+            _Cell(samples.changed(index, unchanged(1)._replace(**change)), caption)
+            for caption, change in steps
+        ]
     return _Line(name, asked, [samples.original(index), *cells])
 
 
@@ -123,38 +147,64 @@ _Steps = list[tuple[str, dict[str, NDArray[Any]]]]
 
 def _factors(name: str) -> Callable[[AugmentPlan], _Steps]:
     return lambda plan: [
-        (f"x {1 + step * getattr(plan, name):.2f}", {name: np.array([1 + step * getattr(plan, name)])}) for step in _SIGNED
+        (
+            f"x {1 + step * getattr(plan, name):.2f}",
+            {name: np.array([1 + step * getattr(plan, name)])},
+        )
+        for step in _SIGNED
     ]
 
 
 def _crops(plan: AugmentPlan) -> _Steps:
-    areas = plan.random_resized_crop[1] + (plan.random_resized_crop[0] - plan.random_resized_crop[1]) * _STEPS
+    areas = (
+        plan.random_resized_crop[1]
+        + (plan.random_resized_crop[0] - plan.random_resized_crop[1]) * _STEPS
+    )
     corners = ((0.5, 0.5), (0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.5, 0.0), (0.5, 1.0))
     steps = []
     for area, (x, y), aspect in zip(areas, corners, plan.crop_aspect * _NUM_IMAGES, strict=False):
         fitting = float(np.clip(aspect, area, 1 / area))
         width, height = (area * fitting) ** 0.5, (area / fitting) ** 0.5
-        steps.append((f"{area:.0%}, {fitting:.2f} : 1", {"crop": np.array([[x * (1 - width), y * (1 - height), width, height]])}))
+        steps.append(
+            (
+                f"{area:.0%}, {fitting:.2f} : 1",
+                {"crop": np.array([[x * (1 - width), y * (1 - height), width, height]])},
+            )
+        )
     return steps
 
 
 def _scales(plan: AugmentPlan) -> _Steps:
-    return [(f"x {factor:.2f}", {"scale": np.array([factor])}) for factor in np.linspace(*plan.scale, len(_STEPS))]
+    return [
+        (f"x {factor:.2f}", {"scale": np.array([factor])})
+        for factor in np.linspace(*plan.scale, len(_STEPS))
+    ]
 
 
 def _erasures(plan: AugmentPlan) -> _Steps:
     sides = np.sqrt(np.linspace(*plan.erasing_area, len(_STEPS)))
-    return [(f"{side**2:.0%} covered", {"erased": np.array([[(1 - side) / 2, (1 - side) / 2, side, side]])}) for side in sides]
+    return [
+        (
+            f"{side**2:.0%} covered",
+            {"erased": np.array([[(1 - side) / 2, (1 - side) / 2, side, side]])},
+        )
+        for side in sides
+    ]
 
 
 _OPERATIONS: dict[str, Callable[[AugmentPlan], _Steps]] = {
     "random_resized_crop": _crops,
     "rotation_deg": lambda plan: [
-        (f"{step * plan.rotation_deg:+.1f}°", {"rotation_deg": np.array([step * plan.rotation_deg])}) for step in _SIGNED
+        (
+            f"{step * plan.rotation_deg:+.1f}°",
+            {"rotation_deg": np.array([step * plan.rotation_deg])},
+        )
+        for step in _SIGNED
     ],
     "scale": _scales,
     "translation": lambda plan: [
-        (f"{step * plan.translation:+.0%}", {"shift": np.full((1, 2), step * plan.translation)}) for step in _SIGNED
+        (f"{step * plan.translation:+.0%}", {"shift": np.full((1, 2), step * plan.translation)})
+        for step in _SIGNED
     ],
     "crop_padding_px": lambda plan: [
         (f"{shift:+d} px", {"shift_px": np.array([[shift, shift]])})
@@ -163,7 +213,9 @@ _OPERATIONS: dict[str, Callable[[AugmentPlan], _Steps]] = {
     "brightness": _factors("brightness"),
     "contrast": _factors("contrast"),
     "saturation": _factors("saturation"),
-    "hue": lambda plan: [(f"{step * plan.hue:+.3f} turns", {"hue": np.array([step * plan.hue])}) for step in _SIGNED],
+    "hue": lambda plan: [
+        (f"{step * plan.hue:+.3f} turns", {"hue": np.array([step * plan.hue])}) for step in _SIGNED
+    ],
     "erasing": _erasures,
 }
 
@@ -183,12 +235,16 @@ def _mixed_cells(samples: _Samples, index: int, *, cut: bool) -> list[_Cell]:
     for own in 0.9 - 0.8 * _STEPS:
         side = round(samples.size_px * (1 - own) ** 0.5)
         box = [0, 0, side, side] if cut else [0, 0, 0, 0]
-        image = mixed_images(both, np.array([1]), MixDraw(np.array([own], np.float32), np.array([box])))[0]
+        image = mixed_images(
+            both, np.array([1]), MixDraw(np.array([own], np.float32), np.array([box]))
+        )[0]
         cells.append(_Cell(image, f"+ {1 - own:.0%} {samples.names[partner]}"))
     return cells
 
 
-def _line_together(samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64], index: int) -> _Line:
+def _line_together(
+    samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64], index: int
+) -> _Line:
     """One image in the first epochs. Its partner here is another image of the sheet, while training takes one of its batch."""
     cells = [samples.original(index)]
     everyone = np.arange(len(keys))
@@ -197,7 +253,9 @@ def _line_together(samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64
         mixing = draw_mixing(plan, epoch, keys, samples.size_px)
         partners = np.roll(everyone, -(1 + epoch))
         share = float(mixing.own_share[index])
-        mixed = f"+ {1 - share:.0%} {samples.names[partners[index]]}" if share < 1 else f"epoch {epoch}"
+        mixed = (
+            f"+ {1 - share:.0%} {samples.names[partners[index]]}" if share < 1 else f"epoch {epoch}"
+        )
         cells.append(_Cell(mixed_images(images, partners, mixing)[index], mixed))
     return _Line("all together", samples.names[index], cells)
 
@@ -205,7 +263,9 @@ def _line_together(samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64
 def _sheet(sections: Sequence[tuple[str, Sequence[_Line]]]) -> Image.Image:
     shown = [(title, lines) for title, lines in sections if lines]
     height = 2 * _MARGIN_PX + sum(TITLE_PX + len(lines) * _LINE_PX for _, lines in shown)
-    sheet = Image.new("RGB", (2 * _MARGIN_PX + _LABEL_PX + _NUM_IMAGES * (_CELL_PX + _GAP_PX), height), _PAPER)
+    sheet = Image.new(
+        "RGB", (2 * _MARGIN_PX + _LABEL_PX + _NUM_IMAGES * (_CELL_PX + _GAP_PX), height), _PAPER
+    )
     pen, top = ImageDraw.Draw(sheet), _MARGIN_PX
     for title, lines in shown:
         pen.text((_MARGIN_PX, top), title, _INK, ImageFont.load_default(17))
@@ -217,18 +277,35 @@ def _sheet(sections: Sequence[tuple[str, Sequence[_Line]]]) -> Image.Image:
 
 
 def _paint(sheet: Image.Image, pen: ImageDraw.ImageDraw, line: _Line, top: int) -> None:
-    pen.text((_MARGIN_PX, top + _CELL_PX // 2 - 18), _shortened(line.label, 14, _LABEL_PX), _INK, ImageFont.load_default(14))
-    pen.text((_MARGIN_PX, top + _CELL_PX // 2 + 2), _shortened(line.range, 12, _LABEL_PX), _PALE, ImageFont.load_default(12))
+    pen.text(
+        (_MARGIN_PX, top + _CELL_PX // 2 - 18),
+        _shortened(line.label, 14, _LABEL_PX),
+        _INK,
+        ImageFont.load_default(14),
+    )
+    pen.text(
+        (_MARGIN_PX, top + _CELL_PX // 2 + 2),
+        _shortened(line.range, 12, _LABEL_PX),
+        _PALE,
+        ImageFont.load_default(12),
+    )
     for number, cell in enumerate(line.cells):
         left = _MARGIN_PX + _LABEL_PX + number * (_CELL_PX + _GAP_PX)
         sheet.paste(_shown(cell.image), (left, top))
-        pen.text((left, top + _CELL_PX + 1), _shortened(cell.caption, 11, _CELL_PX), _PALE, ImageFont.load_default(11))
+        pen.text(
+            (left, top + _CELL_PX + 1),
+            _shortened(cell.caption, 11, _CELL_PX),
+            _PALE,
+            ImageFont.load_default(11),
+        )
 
 
 def _shown(image: Pixels) -> Image.Image:
     """As large as a cell; small images by whole pixels, so that each of them can be seen."""
     method = cv2.INTER_AREA if len(image) > _CELL_PX else cv2.INTER_NEAREST
-    resized = cv2.resize(image, (_CELL_PX, _CELL_PX), interpolation=method).reshape(_CELL_PX, _CELL_PX, -1)
+    resized = cv2.resize(image, (_CELL_PX, _CELL_PX), interpolation=method).reshape(
+        _CELL_PX, _CELL_PX, -1
+    )
     return Image.fromarray(np.broadcast_to(resized, (_CELL_PX, _CELL_PX, 3)).copy())
 
 

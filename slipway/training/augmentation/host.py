@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway.data.augmentation.draws import LUMA, Draw, MixDraw, affine_matrices, colour_matrices, crop_bounds, erased_bounds
+from slipway.data.augmentation.draws import (
+    LUMA,
+    Draw,
+    MixDraw,
+    affine_matrices,
+    colour_matrices,
+    crop_bounds,
+    erased_bounds,
+)
 from slipway.data.store.packed import Inputs
 from slipway.training.augmentation.batch import GREY, samples_per_pixel
 
@@ -29,12 +37,18 @@ class StoredRows:
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
         # A memory map's own indexing costs more than copying a small image; the plain array beneath it is as good.
-        self._inputs = [np.asarray(part) if isinstance(part, np.ndarray) else part for part in inputs]
+        self._inputs = [
+            np.asarray(part) if isinstance(part, np.ndarray) else part for part in inputs
+        ]
         self._starts = np.cumsum([0, *map(len, inputs)])
         self.shape, self._dtype = tuple(inputs[0].shape[1:]), inputs[0].dtype  # of one row
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        part = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._inputs) > 1 else 0
+        part = (
+            int(np.searchsorted(self._starts, row, side="right")) - 1
+            if len(self._inputs) > 1
+            else 0
+        )
         inputs: NDArray[Any] = self._inputs[part][row - self._starts[part]]
         return inputs
 
@@ -49,7 +63,9 @@ class StoredRows:
         return gathered
 
 
-def changed_images(images: StoredRows, rows: NDArray[np.int64], change: Draw, size_px: int) -> Pixels:
+def changed_images(
+    images: StoredRows, rows: NDArray[np.int64], change: Draw, size_px: int
+) -> Pixels:
     """(B, size_px, size_px, C) uint8: the rows, each after its change. `change` is of these B rows."""
     height, _, channels = images.shape
     result = np.empty((len(rows), size_px, size_px, channels), dtype=np.uint8)
@@ -57,9 +73,17 @@ def changed_images(images: StoredRows, rows: NDArray[np.int64], change: Draw, si
         return result
     _forbid_inner_threads(os.getpid())
     if change.moves_whole_pixels and height == size_px:
-        _in_parts(result, _CACHED_BYTES, lambda part: _move(images, rows[part], change.part(part), result[part]))
+        _in_parts(
+            result,
+            _CACHED_BYTES,
+            lambda part: _move(images, rows[part], change.part(part), result[part]),
+        )
     else:
-        _in_parts(result, result.nbytes, lambda part: _resample(images, rows[part], change.part(part), result[part]))
+        _in_parts(
+            result,
+            result.nbytes,
+            lambda part: _resample(images, rows[part], change.part(part), result[part]),
+        )
     if change.recolours:
         _in_parts(result, result.nbytes, lambda part: _recolour(change.part(part), result[part]))
     for row in np.flatnonzero(change.erased[:, 2]):
@@ -77,7 +101,9 @@ def mixed_images(images: Pixels, partners: NDArray[np.int64], mixing: MixDraw) -
         if right > left and bottom > top:
             result[row, top:bottom, left:right] = partner[top:bottom, left:right]
         else:
-            result[row] = cv2.addWeighted(images[row], share, partner, 1 - share, 0.0).reshape(partner.shape)
+            result[row] = cv2.addWeighted(images[row], share, partner, 1 - share, 0.0).reshape(
+                partner.shape
+            )
     return result
 
 
@@ -94,10 +120,15 @@ def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pix
         cv2.flip(mirrored, 1, dst=mirrored)
     lines = (np.arange(size) - change.shift_px[:, 1:]).clip(0, size - 1)  # (B, size)
     lines = np.where(change.vertical_flip[:, None], size - 1 - lines, lines)
-    begins = (place[:, None] * size + lines) * wide.shape[1] + margin - change.shift_px[:, :1]  # in pixels of all long lines
+    begins = (
+        (place[:, None] * size + lines) * wide.shape[1] + margin - change.shift_px[:, :1]
+    )  # in pixels of all long lines
     # One element is a whole line of a result, which may begin at any pixel of a long line.
     windows: NDArray[Any] = np.ndarray(
-        (wide.shape[0] * wide.shape[1] - size + 1,), f"V{size * channels}", np.ascontiguousarray(wide), strides=(channels,)
+        (wide.shape[0] * wide.shape[1] - size + 1,),
+        f"V{size * channels}",
+        np.ascontiguousarray(wide),
+        strides=(channels,),
     )
     result.reshape(-1).view(windows.dtype)[:] = windows[begins.ravel()]
 
@@ -107,7 +138,9 @@ def _widened(images: Pixels, margin: int) -> Pixels:
     lines = images.reshape(-1, *images.shape[2:])
     if not margin:
         return lines
-    wide: Pixels = np.empty((len(lines), lines.shape[1] + 2 * margin, lines.shape[2]), dtype=np.uint8)
+    wide: Pixels = np.empty(
+        (len(lines), lines.shape[1] + 2 * margin, lines.shape[2]), dtype=np.uint8
+    )
     cv2.copyMakeBorder(lines, 0, 0, margin, margin, cv2.BORDER_REPLICATE, dst=wide)
     return wide
 
@@ -117,10 +150,17 @@ def _resample(images: StoredRows, rows: NDArray[np.int64], change: Draw, result:
     fold = samples_per_pixel(images.shape[0], size_px)
     matrices = affine_matrices(change, size_px).astype(np.float64)
     # Neither turned nor scaled nor shifted: the crop becomes the image by resizing, five times as fast.
-    upright = (change.rotation_deg == 0) & (change.scale == 1) & ~change.shift.any(axis=1) & ~change.shift_px.any(axis=1)
+    upright = (
+        (change.rotation_deg == 0)
+        & (change.scale == 1)
+        & ~change.shift.any(axis=1)
+        & ~change.shift_px.any(axis=1)
+    )
     flips = _flip_codes(change)
     bounds = crop_bounds(change, images.shape[0]).tolist()
-    for index, (row, (left, top, right, bottom)) in enumerate(zip(rows.tolist(), bounds, strict=True)):
+    for index, (row, (left, top, right, bottom)) in enumerate(
+        zip(rows.tolist(), bounds, strict=True)
+    ):
         crop, target = images[row][top:bottom, left:right], result[index]
         if upright[index]:
             _resize(crop, target, fold)
@@ -133,7 +173,10 @@ def _resample(images: StoredRows, rows: NDArray[np.int64], change: Draw, result:
 def _flip_codes(change: Draw) -> list[int | None]:
     """What OpenCV calls a flip: 1 left-right, 0 upside down, -1 both."""
     codes = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}
-    return [codes[flip] for flip in zip(change.horizontal_flip.tolist(), change.vertical_flip.tolist(), strict=True)]
+    return [
+        codes[flip]
+        for flip in zip(change.horizontal_flip.tolist(), change.vertical_flip.tolist(), strict=True)
+    ]
 
 
 def _resize(crop: Pixels, target: Pixels, fold: int) -> None:
@@ -141,7 +184,14 @@ def _resize(crop: Pixels, target: Pixels, fold: int) -> None:
     if fold == 1:
         cv2.resize(crop, (size, size), dst=target, interpolation=cv2.INTER_LINEAR)
     else:
-        cv2.resize(cv2.resize(crop, (size * fold, size * fold), interpolation=cv2.INTER_LINEAR), (size, size), target, 0, 0, cv2.INTER_AREA)
+        cv2.resize(
+            cv2.resize(crop, (size * fold, size * fold), interpolation=cv2.INTER_LINEAR),
+            (size, size),
+            target,
+            0,
+            0,
+            cv2.INTER_AREA,
+        )
 
 
 def _warp(crop: Pixels, matrix: NDArray[np.float64], target: Pixels, fold: int) -> None:
@@ -153,9 +203,13 @@ def _warp(crop: Pixels, matrix: NDArray[np.float64], target: Pixels, fold: int) 
     in_pixels[:, :2] *= 2 / size
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     if fold == 1:
-        cv2.warpAffine(crop, in_pixels, (size, size), dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+        cv2.warpAffine(
+            crop, in_pixels, (size, size), dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE
+        )
     else:
-        large = cv2.warpAffine(crop, in_pixels, (size, size), flags=flags, borderMode=cv2.BORDER_REPLICATE)
+        large = cv2.warpAffine(
+            crop, in_pixels, (size, size), flags=flags, borderMode=cv2.BORDER_REPLICATE
+        )
         cv2.resize(large, target.shape[1::-1], target, 0, 0, cv2.INTER_AREA)
 
 
@@ -172,7 +226,9 @@ def _recolour(change: Draw, result: Pixels) -> None:
 def _in_parts(result: Pixels, most_bytes: int, work: Callable[[slice], None]) -> None:
     """Call `work` on parts of a batch of at most so many bytes, one for each thread at least."""
     count = len(result)
-    num_threads = torch.get_num_threads() if result.nbytes >= _FEWEST_BYTES else 1  # 1 in a loader process
+    num_threads = (
+        torch.get_num_threads() if result.nbytes >= _FEWEST_BYTES else 1
+    )  # 1 in a loader process
     step = min(-(-count // num_threads), max(1, most_bytes * count // result.nbytes))
     parts = [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
     if num_threads == 1:

@@ -28,21 +28,27 @@ def copy_id(sample_id: str, copy: int) -> str:
     return hashlib.sha256(f"{sample_id}/{copy}".encode()).hexdigest()[:32]
 
 
-def write_copies(train: PackedSplit, plan: AugmentPlan, num_copies: int, size_px: int, root: Path) -> PackedSplitManifest:
+def write_copies(
+    train: PackedSplit, plan: AugmentPlan, num_copies: int, size_px: int, root: Path
+) -> PackedSplitManifest:
     """Write `num_copies` augmented copies of each row of `train` into the new folder `root`, first all first copies.
 
     `size_px` is the network's, which the plan's pixels are of.
     """
     root.mkdir()
     ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]
-    images = np.lib.format.open_memmap(root / "inputs.npy", mode="w+", dtype=np.uint8, shape=(len(ids), *train.inputs.shape[1:]))
+    images = np.lib.format.open_memmap(
+        root / "inputs.npy", mode="w+", dtype=np.uint8, shape=(len(ids), *train.inputs.shape[1:])
+    )
     files.claim_space(root / "inputs.npy")
     stored = StoredRows([train.inputs])
     for copy in range(1, num_copies + 1):
         for rows in _slices(len(train)):
             begin = (copy - 1) * len(train) + rows.start
             part = slice(begin, begin + rows.stop - rows.start)
-            images[part] = _augmented(stored, np.arange(rows.start, rows.stop), plan, size_px, copy, ids[part])
+            images[part] = _augmented(
+                stored, np.arange(rows.start, rows.stop), plan, size_px, copy, ids[part]
+            )
     images.flush()
     columns = {
         "id": ids,
@@ -65,10 +71,17 @@ def _slices(total: int) -> Iterator[slice]:
 
 
 def _augmented(
-    stored: StoredRows, rows: NDArray[np.int64], plan: AugmentPlan, size_px: int, copy: int, ids: list[str]
+    stored: StoredRows,
+    rows: NDArray[np.int64],
+    plan: AugmentPlan,
+    size_px: int,
+    copy: int,
+    ids: list[str],
 ) -> NDArray[np.uint8]:
     # Training counts epochs from 0: the negative ones are free, so a copy never gets the same change twice.
     change = draw(plan, -copy, id_keys(ids))
     if stored.shape[0] != size_px:
-        change = change._replace(shift=change.shift + change.shift_px / size_px, shift_px=np.zeros_like(change.shift_px))
+        change = change._replace(
+            shift=change.shift + change.shift_px / size_px, shift_px=np.zeros_like(change.shift_px)
+        )
     return changed_images(stored, rows, change, stored.shape[0])

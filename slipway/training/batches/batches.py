@@ -40,7 +40,9 @@ class Batch(NamedTuple):
     weights: Tensor  # (B,) float32 in the loss
     counted: Tensor  # (B,) bool, False for a row that only fills up the last batch of validation
     rows: Tensor  # (B,) int64 position in the split
-    changes: Changes | None  # for `augment_batch`, which a GPU does; None where the inputs are what the network takes
+    changes: (
+        Changes | None
+    )  # for `augment_batch`, which a GPU does; None where the inputs are what the network takes
     mixing: Mixing | None  # None where no targets are mixed
 
 
@@ -76,7 +78,11 @@ def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> Ste
             f"Use a multiple of {world_size}, for example {-(-batch_size // world_size) * world_size}."
         )
     share = batch_size // world_size
-    num_accumulated = next(number for number in range(1, share + 1) if share % number == 0 and share // number <= max_batch_per_device)
+    num_accumulated = next(
+        number
+        for number in range(1, share + 1)
+        if share % number == 0 and share // number <= max_batch_per_device
+    )
     return StepShape(batch_size, share // num_accumulated, world_size, num_accumulated)
 
 
@@ -88,14 +94,23 @@ class TrainingBatches(Dataset[Batch]):
     """
 
     def __init__(
-        self, splits: Sequence[PackedSplit], shape: StepShape, rank: int, seed: int, changes: ImageChanges | None, *, classes: bool
+        self,
+        splits: Sequence[PackedSplit],
+        shape: StepShape,
+        rank: int,
+        seed: int,
+        changes: ImageChanges | None,
+        *,
+        classes: bool,
     ) -> None:
         self._inputs = StoredRows([split.inputs for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
         self._targets = torch.cat([_target_tensor(split, classes) for split in splits])
         self._weights = torch.cat([_weight_tensor(split) for split in splits])
         self._shape, self._rank, self._seed = shape, rank, seed
-        nothing_to_do = changes is None or (changes.plan.is_identity and self._inputs.shape[0] == changes.size_px)
+        nothing_to_do = changes is None or (
+            changes.plan.is_identity and self._inputs.shape[0] == changes.size_px
+        )
         self._changes = None if nothing_to_do else changes
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self.ids = [sample_id for split in splits for sample_id in split.ids]
@@ -126,28 +141,53 @@ class TrainingBatches(Dataset[Batch]):
             return batch._replace(inputs=torch.from_numpy(self._inputs.gather(rows)))
         return self._changed(batch, self._changes, epoch, rows, self._partners(epoch, step, mine))
 
-    def _changed(self, batch: Batch, how: ImageChanges, epoch: int, rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> Batch:
+    def _changed(
+        self,
+        batch: Batch,
+        how: ImageChanges,
+        epoch: int,
+        rows: NDArray[np.int64],
+        partner_rows: NDArray[np.int64],
+    ) -> Batch:
         """The batch with its images changed, or with what the device needs for it. `partner_rows` is (B,), or empty without mixing."""
-        mix = draw_mixing(how.plan, epoch, self._keys[rows], how.size_px) if len(partner_rows) else None
-        needed, partners = _with_partners(rows, np.where(mix.own_share < 1, partner_rows, rows)) if mix else (rows, np.arange(len(rows)))
+        mix = (
+            draw_mixing(how.plan, epoch, self._keys[rows], how.size_px)
+            if len(partner_rows)
+            else None
+        )
+        needed, partners = (
+            _with_partners(rows, np.where(mix.own_share < 1, partner_rows, rows))
+            if mix
+            else (rows, np.arange(len(rows)))
+        )
         change = draw(how.plan, epoch, self._keys[needed])
         if mix:
-            batch = batch._replace(mixing=Mixing(self._targets[partner_rows], torch.from_numpy(mix.own_share)))
+            batch = batch._replace(
+                mixing=Mixing(self._targets[partner_rows], torch.from_numpy(mix.own_share))
+            )
         if how.on_device:
             stored_px, _, channels = self._inputs.shape
             changes = device_changes(change, mix, partners, stored_px, how.size_px, channels)
-            return batch._replace(inputs=torch.from_numpy(self._inputs.gather(needed)), changes=changes)
+            return batch._replace(
+                inputs=torch.from_numpy(self._inputs.gather(needed)), changes=changes
+            )
         images = changed_images(self._inputs, needed, change, how.size_px)
-        return batch._replace(inputs=torch.from_numpy(mixed_images(images, partners, mix) if mix else images))
+        return batch._replace(
+            inputs=torch.from_numpy(mixed_images(images, partners, mix) if mix else images)
+        )
 
     def _partners(self, epoch: int, step: int, mine: slice) -> NDArray[np.int64]:
         """(B,) the rows that those of the batch are mixed with: each that stands so many places further in the step; or none."""
         size = self._shape.batch_size
         if self._changes is None or not self._changes.plan.mixes or size == 1:
             return np.empty(0, np.int64)
-        further = 1 + int((size - 1) * uniform(self._seed, epoch, np.array([step], np.uint64), "partner")[0])
+        further = 1 + int(
+            (size - 1) * uniform(self._seed, epoch, np.array([step], np.uint64), "partner")[0]
+        )
         start = step * size
-        rows: NDArray[np.int64] = self._epoch_order(epoch)[start + (np.arange(mine.start, mine.stop) - start + further) % size]
+        rows: NDArray[np.int64] = self._epoch_order(epoch)[
+            start + (np.arange(mine.start, mine.stop) - start + further) % size
+        ]
         return rows
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
@@ -163,7 +203,9 @@ class ValidationBatches(Dataset[Batch]):
     filled with rows that are not counted.
     """
 
-    def __init__(self, split: PackedSplit, batch_size: int, world_size: int, rank: int, *, classes: bool) -> None:
+    def __init__(
+        self, split: PackedSplit, batch_size: int, world_size: int, rank: int, *, classes: bool
+    ) -> None:
         self._split, self._world_size, self._rank = split, world_size, rank
         self._targets, self._weights = _target_tensor(split, classes), _weight_tensor(split)
         share = -(-len(split) // world_size)
@@ -204,7 +246,10 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch, (first_epoch, first_batch) = self.epoch, self._first
-        return ((epoch, index) for index in range(first_batch if epoch == first_epoch else 0, self._num_batches))
+        return (
+            (epoch, index)
+            for index in range(first_batch if epoch == first_epoch else 0, self._num_batches)
+        )
 
     def __len__(self) -> int:
         """Of a whole epoch."""
@@ -212,18 +257,29 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 def training_loader(
-    batches: TrainingBatches, num_workers: int, *, first_epoch: int = 0, first_batch: int = 0, pin_memory: bool = False
+    batches: TrainingBatches,
+    num_workers: int,
+    *,
+    first_epoch: int = 0,
+    first_batch: int = 0,
+    pin_memory: bool = False,
 ) -> DataLoader[Batch]:
     """Serves whole batches in the order of the epoch; `first_epoch` and `first_batch`, of that epoch, count from 0."""
-    return _loader(batches, EpochSampler(len(batches), first_epoch, first_batch), num_workers, pin_memory)
+    return _loader(
+        batches, EpochSampler(len(batches), first_epoch, first_batch), num_workers, pin_memory
+    )
 
 
-def validation_loader(batches: ValidationBatches, num_workers: int, *, pin_memory: bool = False) -> DataLoader[Batch]:
+def validation_loader(
+    batches: ValidationBatches, num_workers: int, *, pin_memory: bool = False
+) -> DataLoader[Batch]:
     """Serves whole batches in the order of the split."""
     return _loader(batches, None, num_workers, pin_memory)
 
 
-def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: int, pin_memory: bool) -> DataLoader[Batch]:
+def _loader(
+    batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: int, pin_memory: bool
+) -> DataLoader[Batch]:
     return DataLoader(
         batches,
         batch_size=None,
@@ -235,7 +291,9 @@ def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: 
     )
 
 
-def _with_partners(rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _with_partners(
+    rows: NDArray[np.int64], partner_rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(R,) the rows and behind them the partners that are not among them, and (B,) where in it each row's partner stands.
 
     A partner of another process or accumulation step is made here, too; it looks the same there.

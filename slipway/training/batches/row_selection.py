@@ -38,18 +38,37 @@ class _Shrunk:
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
         numbers = np.arange(len(self))[rows]
-        images = changed_images(self._stored, numbers.reshape(-1), unchanged(numbers.size), self._size_px)
+        images = changed_images(
+            self._stored, numbers.reshape(-1), unchanged(numbers.size), self._size_px
+        )
         return images.reshape(*numbers.shape, *self.shape[1:])
 
 
-def select(splits: Sequence[PackedSplit], rows: NDArray[np.int64], row_shape: tuple[int, ...]) -> PackedSplit:
+def select(
+    splits: Sequence[PackedSplit], rows: NDArray[np.int64], row_shape: tuple[int, ...]
+) -> PackedSplit:
     """The rows (M,), counted through all `splits` one after the other, as a split.
 
     `row_shape` is what the network takes: training images that are stored larger, for crops, are shrunk to it.
     """
-    inputs = [split.inputs if tuple(split.inputs.shape[1:]) == row_shape else _Shrunk(split.inputs, row_shape[0]) for split in splits]
-    ids, sources = ([value for split in splits for value in getattr(split, name)] for name in ("ids", "sources"))
-    targets, weights, leaked = (
-        np.concatenate([getattr(split, name) for split in splits])[rows] for name in ("targets", "weights", "leaked")
+    inputs = [
+        split.inputs
+        if tuple(split.inputs.shape[1:]) == row_shape
+        else _Shrunk(split.inputs, row_shape[0])
+        for split in splits
+    ]
+    ids, sources = (
+        [value for split in splits for value in getattr(split, name)] for name in ("ids", "sources")
     )
-    return PackedSplit(_Chosen(inputs, rows), targets, [ids[row] for row in rows], [sources[row] for row in rows], weights, leaked)
+    targets, weights, leaked = (
+        np.concatenate([getattr(split, name) for split in splits])[rows]
+        for name in ("targets", "weights", "leaked")
+    )
+    return PackedSplit(
+        _Chosen(inputs, rows),
+        targets,
+        [ids[row] for row in rows],
+        [sources[row] for row in rows],
+        weights,
+        leaked,
+    )

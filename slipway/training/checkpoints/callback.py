@@ -40,7 +40,12 @@ class Saver(pl.callbacks.Checkpoint):
         steps_per_epoch: int,
         num_accumulated: int,
     ) -> None:
-        self._saves, self._params, self._signals, self._agreement = saves, params, signals, Agreement()
+        self._saves, self._params, self._signals, self._agreement = (
+            saves,
+            params,
+            signals,
+            Agreement(),
+        )
         self._averages = averages
         self._steps_per_epoch, self._num_accumulated = steps_per_epoch, num_accumulated
         self.history: list[dict[str, float]] = list(resumed.history) if resumed else []
@@ -49,20 +54,31 @@ class Saver(pl.callbacks.Checkpoint):
         self.saved = resumed.position if resumed else Position(0, 0)
         self._saved_at = time.monotonic()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if (batch_idx + 1) % self._num_accumulated == 0:
             position = Position(len(self.history), (batch_idx + 1) // self._num_accumulated)
             self._save_if_asked(trainer, pl_module, position, SAVE if self._is_due(trainer) else 0)
 
     def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: pl.Trainer,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._save_if_asked(trainer, pl_module, Position(len(self.history), self._steps_per_epoch))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.history.append(dict(pl_module.epoch_metrics))
         epoch, best = len(self.history), self._params.keep == "best"
-        better = self.kept_epoch == 0 or self.history[-1]["val/loss"] < self.history[self.kept_epoch - 1]["val/loss"]
+        better = (
+            self.kept_epoch == 0
+            or self.history[-1]["val/loss"] < self.history[self.kept_epoch - 1]["val/loss"]
+        )
         better = trainer.strategy.broadcast(better)
         if better and best:
             self.kept_epoch = epoch
@@ -75,9 +91,15 @@ class Saver(pl.callbacks.Checkpoint):
     def _is_due(self, trainer: pl.Trainer) -> bool:
         """By the clock of rank 0, since every process has another."""
         minutes = self._params.checkpoint_every_minutes
-        return trainer.is_global_zero and minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        return (
+            trainer.is_global_zero
+            and minutes is not None
+            and time.monotonic() - self._saved_at >= 60 * minutes
+        )
 
-    def _save_if_asked(self, trainer: pl.Trainer, module: TrainingModule, position: Position, request: int = 0) -> None:
+    def _save_if_asked(
+        self, trainer: pl.Trainer, module: TrainingModule, position: Position, request: int = 0
+    ) -> None:
         """Stopped after the save, where a signal asked any process for it."""
         asked = self._agreement.highest(max(request, self._signals.received))
         if asked:
@@ -91,7 +113,11 @@ class Saver(pl.callbacks.Checkpoint):
         with ExitStack() as stack:
             for average in self._averages:
                 stack.enter_context(average.put_aside())
-            self._saves.write(trainer, partial(_write_parts, trainer, module, self._averages), partial(self._describe, trainer, position))
+            self._saves.write(
+                trainer,
+                partial(_write_parts, trainer, module, self._averages),
+                partial(self._describe, trainer, position),
+            )
         self.saved, self._saved_at = position, time.monotonic()
 
     def _describe(self, trainer: pl.Trainer, position: Position, digests: dict[str, str]) -> Save:
@@ -108,7 +134,9 @@ class Saver(pl.callbacks.Checkpoint):
         )
 
 
-def _write_parts(trainer: pl.Trainer, module: TrainingModule, averages: Sequence[WeightAverage], folder: Path) -> None:
+def _write_parts(
+    trainer: pl.Trainer, module: TrainingModule, averages: Sequence[WeightAverage], folder: Path
+) -> None:
     write_trainer_state(trainer, folder)
     write_rank_state(module, averages, trainer.global_rank, folder)
 
@@ -118,4 +146,7 @@ def _continued(resumed: Save | None, stretch: Stretch, steps_per_epoch: int) -> 
         return [stretch]
     if resumed.stretches[-1].is_cut_as(stretch):
         return resumed.stretches
-    return [*resumed.stretches, stretch.model_copy(update={"first_step": resumed.position.total_steps(steps_per_epoch)})]
+    return [
+        *resumed.stretches,
+        stretch.model_copy(update={"first_step": resumed.position.total_steps(steps_per_epoch)}),
+    ]

@@ -64,7 +64,11 @@ class Saves:
                 whole[folder.name] = self._verified(folder)
             except (OSError, ValueError) as error:
                 problems.append(f"{folder} is damaged and skipped: {error}")
-        usable = [save for save in whole.values() if save.kept_epoch == 0 or self._of_epoch(save.kept_epoch).name in whole]
+        usable = [
+            save
+            for save in whole.values()
+            if save.kept_epoch == 0 or self._of_epoch(save.kept_epoch).name in whole
+        ]
         return (max(usable, key=lambda save: save.position) if usable else None), problems
 
     def folder(self, position: Position) -> Path:
@@ -76,16 +80,27 @@ class Saves:
         """The trainer's state at `position`."""
         return self.folder(position) / _STATE
 
-    def write(self, trainer: pl.Trainer, write_state: Callable[[Path], None], describe: Callable[[dict[str, str]], Save]) -> None:
+    def write(
+        self,
+        trainer: pl.Trainer,
+        write_state: Callable[[Path], None],
+        describe: Callable[[dict[str, str]], Save],
+    ) -> None:
         """Save on all ranks together: `write_state` puts files into a folder, `describe` makes the manifest of their digests."""
         save = describe({})
         with ExitStack() as stack:
-            partial = stack.enter_context(files.new_directory(self.folder(save.position))) if trainer.is_global_zero else None
+            partial = (
+                stack.enter_context(files.new_directory(self.folder(save.position)))
+                if trainer.is_global_zero
+                else None
+            )
             partial = Path(trainer.strategy.broadcast(str(partial)))
             write_state(partial)
             trainer.strategy.barrier("every rank has written its part")
             if trainer.is_global_zero:
-                files.write_json(partial / _MANIFEST, describe(_digests(partial)).model_dump(mode="json"))
+                files.write_json(
+                    partial / _MANIFEST, describe(_digests(partial)).model_dump(mode="json")
+                )
         if trainer.is_global_zero:
             self._prune(save)
         trainer.strategy.barrier("the save is complete")
@@ -106,19 +121,37 @@ class Saves:
     def others(self) -> list[str]:
         """A line for each unfinished training with another fingerprint, with what differs, and how to remove them. They are left alone."""
         lines = []
-        folders = sorted(path.parent for path in self._work.glob("*/fingerprint.json") if path.parent != self.root)
+        folders = sorted(
+            path.parent
+            for path in self._work.glob("*/fingerprint.json")
+            if path.parent != self.root
+        )
         for folder in folders:
             try:
-                other = Fingerprint.model_validate(json.loads((folder / "fingerprint.json").read_bytes()))
+                other = Fingerprint.model_validate(
+                    json.loads((folder / "fingerprint.json").read_bytes())
+                )
             except ValueError:
-                lines.append(f"not resumed: {folder} holds a training that this version does not understand")
+                lines.append(
+                    f"not resumed: {folder} holds a training that this version does not understand"
+                )
                 continue
             differences = other.differences(self._fingerprint)
             more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
             lines.append(f"not resumed: {folder} differs in {'; '.join(differences[:3])}{more}")
         if folders:
-            megabytes = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file()) / 1e6
-            lines.append(f"they stay until you remove them ({megabytes:,.1f} MB): rm -r {' '.join(map(str, folders))}")
+            megabytes = (
+                sum(
+                    path.stat().st_size
+                    for folder in folders
+                    for path in folder.rglob("*")
+                    if path.is_file()
+                )
+                / 1e6
+            )
+            lines.append(
+                f"they stay until you remove them ({megabytes:,.1f} MB): rm -r {' '.join(map(str, folders))}"
+            )
         return lines
 
     def _folders(self) -> list[Path]:
@@ -132,7 +165,11 @@ class Saves:
         save = _manifest(folder)
         found = _digests(folder)
         found.pop(_MANIFEST)
-        differing = sorted(name for name in found.keys() | save.files.keys() if found.get(name) != save.files.get(name))
+        differing = sorted(
+            name
+            for name in found.keys() | save.files.keys()
+            if found.get(name) != save.files.get(name)
+        )
         if differing:
             raise ValueError(f"{', '.join(differing)} missing, foreign or altered")
         if self.folder(save.position) != folder:
@@ -157,7 +194,9 @@ def write_trainer_state(trainer: pl.Trainer, folder: Path) -> None:
     try:
         trainer.save_checkpoint(path)
     except RuntimeError as error:
-        if not any(sign in str(error) for sign in ("inline_container", "iostream", "PytorchStreamWriter")):
+        if not any(
+            sign in str(error) for sign in ("inline_container", "iostream", "PytorchStreamWriter")
+        ):
             raise
         raise TrainingError(
             f"{path} could not be written, most likely because the disk is full ({error}). Free space, then run the same command again."
@@ -165,7 +204,11 @@ def write_trainer_state(trainer: pl.Trainer, folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): files.sha256_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): files.sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _manifest(folder: Path) -> Save:

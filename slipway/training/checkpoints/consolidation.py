@@ -41,7 +41,11 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
 
 def network_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those of the network, by its own names."""
-    return {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+    return {
+        name.removeprefix(_PREFIX): value
+        for name, value in weights.items()
+        if name.startswith(_PREFIX)
+    }
 
 
 def consolidated_state(state: Path) -> ConsolidatedState:
@@ -53,7 +57,10 @@ def _of_file(state: Path) -> ConsolidatedState:
     saved = torch.load(state, map_location="cpu", weights_only=True)
     weights, optimizer = saved.pop("state_dict"), saved.pop("optimizer_states")[0]
     # The module writes down the names in the order of the optimizer's groups, see `TrainingModule.on_save_checkpoint`.
-    by_name = {saved["optimizer_names"][index]: _tensors(state) for index, state in optimizer["state"].items()}
+    by_name = {
+        saved["optimizer_names"][index]: _tensors(state)
+        for index, state in optimizer["state"].items()
+    }
     return ConsolidatedState(weights, by_name, saved)
 
 
@@ -68,9 +75,13 @@ def _of_shards(folder: Path) -> ConsolidatedState:
 
         def merged(groups: list[list[Tensor]]) -> dict[str, Tensor]:
             if stage <= 2:
-                tensors = zero_to_fp32._get_fp32_state_dict_from_zero2_checkpoint(world_size, groups, models, False, paddings)
+                tensors = zero_to_fp32._get_fp32_state_dict_from_zero2_checkpoint(
+                    world_size, groups, models, False, paddings
+                )
             else:
-                tensors = zero_to_fp32._get_fp32_state_dict_from_zero3_checkpoint(world_size, groups, models, False)
+                tensors = zero_to_fp32._get_fp32_state_dict_from_zero3_checkpoint(
+                    world_size, groups, models, False
+                )
             return dict(zero_to_fp32.to_torch_tensor(tensors))
 
         weights = merged(flat)
@@ -82,12 +93,17 @@ def _of_shards(folder: Path) -> ConsolidatedState:
                 whole = dict.fromkeys(trained, value)
             else:  # without what fills up the last partition
                 whole = merged(
-                    [[state[key][: len(part)] for state, part in zip(*rank, strict=True)] for rank in zip(states, flat, strict=True)]
+                    [
+                        [state[key][: len(part)] for state, part in zip(*rank, strict=True)]
+                        for rank in zip(states, flat, strict=True)
+                    ]
                 )
             for name in trained:
                 optimizer[name][key] = whole[name].clone()
     rest = _loaded(Path(zero_to_fp32.get_model_state_files(str(folder))[0]))
-    return ConsolidatedState(weights, optimizer, {key: rest[key] for key in ("lr_schedulers", "callbacks", "guard")})
+    return ConsolidatedState(
+        weights, optimizer, {key: rest[key] for key in ("lr_schedulers", "callbacks", "guard")}
+    )
 
 
 def _flat_states(shard: Path) -> list[dict[str, Tensor]]:
@@ -103,7 +119,9 @@ def _loaded(shard: Path) -> dict[str, Any]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    with torch.serialization.safe_globals([ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]):
+    with torch.serialization.safe_globals(
+        [ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]
+    ):
         loaded: dict[str, Any] = torch.load(shard, map_location="cpu", weights_only=True)
     return loaded
 

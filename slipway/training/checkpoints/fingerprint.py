@@ -31,7 +31,10 @@ HOW_IT_RUNS = frozenset(
     }
 )
 _PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "tabm", "timm", "torch")
-_DIGESTED = ("code.", "data.")  # of these fields, the value is a digest, which tells a reader nothing
+_DIGESTED = (
+    "code.",
+    "data.",
+)  # of these fields, the value is a digest, which tells a reader nothing
 
 
 class Fingerprint(Contract):
@@ -41,7 +44,9 @@ class Fingerprint(Contract):
     train: dict[str, Any]  # the train section of params.yaml, but for HOW_IT_RUNS
     placement: dict[str, Any]
     data: dict[str, str]  # hex SHA-256 by path
-    code: dict[str, str]  # hex digest by path, without comments: of the files as they are, never of code.yaml
+    code: dict[
+        str, str
+    ]  # hex digest by path, without comments: of the files as they are, never of code.yaml
     versions: dict[str, str]
 
     @property
@@ -57,19 +62,34 @@ class Fingerprint(Contract):
     def differences(self, other: "Fingerprint") -> list[str]:
         """`key: here -> in other` for every value that differs, and the name of every file that does."""
         ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))
-        keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+        keys = sorted(
+            key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)
+        )
         changed_files = [key.partition(".")[2] for key in keys if key.startswith(_DIGESTED)]
-        return [f"{key}: {ours.get(key)} -> {theirs.get(key)}" for key in keys if not key.startswith(_DIGESTED)] + changed_files
+        return [
+            f"{key}: {ours.get(key)} -> {theirs.get(key)}"
+            for key in keys
+            if not key.startswith(_DIGESTED)
+        ] + changed_files
 
 
 def take_fingerprint(
-    seed: int, params: TrainParams, placement: Placement, packed: Path, augmented: Path, root: Path, pretrained: Path | None = None
+    seed: int,
+    params: TrainParams,
+    placement: Placement,
+    packed: Path,
+    augmented: Path,
+    root: Path,
+    pretrained: Path | None = None,
 ) -> Fingerprint:
     """Read what a training in the project `root` depends on. The packed manifest holds the digests of the pixels.
 
     `pretrained` is the file of weights that it begins with. Where it lies does not count.
     """
-    data = [packed / "manifest.json", *sorted(path for path in augmented.rglob("*") if path.is_file())]
+    data = [
+        packed / "manifest.json",
+        *sorted(path for path in augmented.rglob("*") if path.is_file()),
+    ]
     return Fingerprint(
         seed=seed,
         train=params.model_dump(mode="json", exclude=set(HOW_IT_RUNS)),

@@ -22,21 +22,32 @@ class Position:
         return self.epoch * steps_per_epoch + self.step
 
 
-def move_to(trainer: pl.Trainer, position: Position, steps_per_epoch: int, num_accumulated: int) -> None:
+def move_to(
+    trainer: pl.Trainer, position: Position, steps_per_epoch: int, num_accumulated: int
+) -> None:
     """Let `trainer` go on at `position`, before its loops run."""
-    trainer.fit_loop.load_state_dict(loop_state(trainer, position, steps_per_epoch, num_accumulated))
+    trainer.fit_loop.load_state_dict(
+        loop_state(trainer, position, steps_per_epoch, num_accumulated)
+    )
 
 
-def loop_state(trainer: pl.Trainer, position: Position, steps_per_epoch: int, num_accumulated: int) -> dict[str, Any]:
+def loop_state(
+    trainer: pl.Trainer, position: Position, steps_per_epoch: int, num_accumulated: int
+) -> dict[str, Any]:
     """The state of `trainer.fit_loop` at `position`, in Lightning's own form."""
     state: dict[str, Any] = trainer.fit_loop.state_dict()
     steps = position.total_steps(steps_per_epoch)
     begun = position.epoch + (position.step > 0)
     validating = position.step == steps_per_epoch
     batches = {"total": steps * num_accumulated, "current": position.step * num_accumulated}
-    state["epoch_progress"] = _both(ready=begun, started=begun, processed=position.epoch, completed=position.epoch)
+    state["epoch_progress"] = _both(
+        ready=begun, started=begun, processed=position.epoch, completed=position.epoch
+    )
     state["epoch_loop.state_dict"] = {"_batches_that_stepped": steps}
-    state["epoch_loop.batch_progress"] = {**{name: _all(number) for name, number in batches.items()}, "is_last_batch": validating}
+    state["epoch_loop.batch_progress"] = {
+        **{name: _all(number) for name, number in batches.items()},
+        "is_last_batch": validating,
+    }
     state["epoch_loop.scheduler_progress"] = _both(ready=steps, completed=steps)
     state["epoch_loop.automatic_optimization.optim_progress"] = {
         "optimizer": {

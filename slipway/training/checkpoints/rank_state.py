@@ -17,27 +17,48 @@ from slipway.training.recipe.weight_average import WeightAverage
 _BUFFER, _AVERAGE, _SUM = "buffer.", "average.", "sum."
 
 
-def write_rank_state(module: TrainingModule, averages: Sequence[WeightAverage], rank: int, folder: Path) -> None:
+def write_rank_state(
+    module: TrainingModule, averages: Sequence[WeightAverage], rank: int, folder: Path
+) -> None:
     """Write `rank-NNNNN.safetensors`: every buffer of the module, the averages of them, and its sums of the epoch."""
     tensors = {_BUFFER + name: value for name, value in module.named_buffers()}
-    tensors |= {_AVERAGE + name: value for average in averages for name, value in average.buffers().items()}
+    tensors |= {
+        _AVERAGE + name: value for average in averages for name, value in average.buffers().items()
+    }
     tensors |= {_SUM + name: value for name, value in module.train_sums.totals.items()}
-    payload = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    payload = safetensors.torch.save(
+        {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    )
     files.write_bytes(_path(folder, rank), payload)
 
 
 def restore_rank_state(
-    module: TrainingModule, averages: Sequence[WeightAverage], rank: int, world_size: int, saved_world_size: int, folder: Path
+    module: TrainingModule,
+    averages: Sequence[WeightAverage],
+    rank: int,
+    world_size: int,
+    saved_world_size: int,
+    folder: Path,
 ) -> None:
     """Give the module and its averages what `rank` had. Of another number of processes: the mean of their buffers, all sums to rank 0."""
     if world_size == saved_world_size:
         tensors = safetensors.torch.load(_path(folder, rank).read_bytes())
     else:
-        tensors = _merged([safetensors.torch.load(_path(folder, other).read_bytes()) for other in range(saved_world_size)], rank)
+        tensors = _merged(
+            [
+                safetensors.torch.load(_path(folder, other).read_bytes())
+                for other in range(saved_world_size)
+            ],
+            rank,
+        )
     _copy(tensors, _BUFFER, dict(module.named_buffers()))
     for average in averages:
         _copy(tensors, _AVERAGE, average.buffers())
-    sums = {name.removeprefix(_SUM): value.to(module.device) for name, value in tensors.items() if name.startswith(_SUM)}
+    sums = {
+        name.removeprefix(_SUM): value.to(module.device)
+        for name, value in tensors.items()
+        if name.startswith(_SUM)
+    }
     module.train_sums.totals = sums
 
 
@@ -54,7 +75,9 @@ def _merged(ranks: list[Mapping[str, Tensor]], rank: int) -> dict[str, Tensor]:
         if name.startswith(_SUM):
             merged[name] = values.sum(dim=0) if rank == 0 else torch.zeros_like(value)
         else:
-            merged[name] = values.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else value
+            merged[name] = (
+                values.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else value
+            )
     return merged
 
 

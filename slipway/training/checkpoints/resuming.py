@@ -14,7 +14,11 @@ from torch import Tensor
 
 from slipway.system.errors import TrainingError
 from slipway.training.checkpoints.checkpoints import Save, Saves
-from slipway.training.checkpoints.consolidation import ConsolidatedState, consolidated_state, network_weights
+from slipway.training.checkpoints.consolidation import (
+    ConsolidatedState,
+    consolidated_state,
+    network_weights,
+)
 from slipway.training.checkpoints.positions import Position, loop_state, move_to
 from slipway.training.checkpoints.rank_state import restore_rank_state
 from slipway.training.networks.networks import Network, Stretch
@@ -47,7 +51,10 @@ class Resumption(pl.Callback):
     @property
     def first_place(self) -> dict[str, int]:
         """Where the loader begins, as arguments of `training_loader`."""
-        return {"first_epoch": self.position.epoch, "first_batch": self.position.step * self._shape[1]}
+        return {
+            "first_epoch": self.position.epoch,
+            "first_batch": self.position.step * self._shape[1],
+        }
 
     @property
     def trainer_state(self) -> str | None:
@@ -60,16 +67,22 @@ class Resumption(pl.Callback):
             self._carried = consolidated_state(self._saves.state(self.position))
             network.load_state_dict(network_weights(self._carried.weights), strict=True)
 
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
         checkpoint["loops"]["fit_loop"] = loop_state(trainer, self.position, *self._shape)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self._carried is None:
             return
         if isinstance(trainer.strategy, DeepSpeedStrategy):
-            _give_to_deepspeed(trainer.strategy.deepspeed_engine.optimizer, pl_module, self._carried)
+            _give_to_deepspeed(
+                trainer.strategy.deepspeed_engine.optimizer, pl_module, self._carried
+            )
         else:
-            _give_to_optimizer(trainer.optimizers[0], pl_module.optimizer_names, self._carried.optimizer)
+            _give_to_optimizer(
+                trainer.optimizers[0], pl_module.optimizer_names, self._carried.optimizer
+            )
         _give_schedule(trainer, self._carried.rest["lr_schedulers"])
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if callback.state_key in self._carried.rest["callbacks"]:
@@ -89,11 +102,24 @@ class Resumption(pl.Callback):
         if self._save:
             saved_world_size = self._save.stretches[-1].world_size
             folder = self._saves.folder(self.position)
-            restore_rank_state(pl_module, self._averages, trainer.global_rank, trainer.world_size, saved_world_size, folder)
+            restore_rank_state(
+                pl_module,
+                self._averages,
+                trainer.global_rank,
+                trainer.world_size,
+                saved_world_size,
+                folder,
+            )
 
 
-def _give_to_optimizer(optimizer: torch.optim.Optimizer, names: list[str], states: Mapping[str, dict[str, Tensor]]) -> None:
-    state = {index: {key: value.clone() for key, value in states[name].items()} for index, name in enumerate(names) if name in states}
+def _give_to_optimizer(
+    optimizer: torch.optim.Optimizer, names: list[str], states: Mapping[str, dict[str, Tensor]]
+) -> None:
+    state = {
+        index: {key: value.clone() for key, value in states[name].items()}
+        for index, name in enumerate(names)
+        if name in states
+    }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
@@ -101,19 +127,28 @@ def _give_to_deepspeed(zero: Any, module: torch.nn.Module, carried: Consolidated
     """Into the float32 masters and the optimizer's states, of which each process has a flat part."""
     example = next(iter(carried.optimizer.values()), {})
     is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    for master in zero.fp32_partitioned_groups_flat if is_stage_3 else zero.single_partition_of_fp32_groups:
+    for master in (
+        zero.fp32_partitioned_groups_flat if is_stage_3 else zero.single_partition_of_fp32_groups
+    ):
         # DeepSpeed makes them in the first step, from which it would start then.
-        zero.optimizer.state[master] = {key: torch.zeros_like(master) if value.ndim else value.clone() for key, value in example.items()}
+        zero.optimizer.state[master] = {
+            key: torch.zeros_like(master) if value.ndim else value.clone()
+            for key, value in example.items()
+        }
     if not is_stage_3:
         zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        values = {key: value for key, value in carried.optimizer.get(name, {}).items() if value.ndim}
+        values = {
+            key: value for key, value in carried.optimizer.get(name, {}).items() if value.ndim
+        }
         (_set_partition if is_stage_3 else _set_fragment)(parameter, carried.weights[name], values)
 
 
-def _set_fragment(parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]) -> None:
+def _set_fragment(
+    parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]
+) -> None:
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
     safe_set_full_fp32_param(parameter, master)
@@ -121,7 +156,9 @@ def _set_fragment(parameter: torch.nn.Parameter, master: Tensor, states: Mapping
         safe_set_full_optimizer_state(parameter, value, key)
 
 
-def _set_partition(parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]) -> None:
+def _set_partition(
+    parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]
+) -> None:
     from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
     safe_set_local_fp32_param(parameter, _partition(master, parameter))
@@ -140,5 +177,7 @@ def _partition(value: Tensor, parameter: Any) -> Tensor:
 def _give_schedule(trainer: pl.Trainer, saved: list[dict[str, Any]]) -> None:
     for config, state in zip(trainer.lr_scheduler_configs, saved, strict=True):
         config.scheduler.load_state_dict(state)
-        for group, learning_rate in zip(trainer.optimizers[0].param_groups, config.scheduler.get_last_lr(), strict=True):
+        for group, learning_rate in zip(
+            trainer.optimizers[0].param_groups, config.scheduler.get_last_lr(), strict=True
+        ):
             group["lr"] = learning_rate

@@ -18,7 +18,9 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
     """ParamsError or UnavailableError where `train.channels_last` or `train.compile` cannot be had."""
     if params.channels_last is True:
         if is_table(task):
-            raise ParamsError("train.channels_last is true, but rows of a table have no channels. Use 'auto'.")
+            raise ParamsError(
+                "train.channels_last is true, but rows of a table have no channels. Use 'auto'."
+            )
         if placement.zero_stage is not None:
             raise ParamsError(
                 f"train.channels_last is true, but strategy {placement.strategy!r} views weights as flat bytes, which this layout "
@@ -38,7 +40,11 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
 def missing_compiler(accelerator: str) -> str:
     """What torch would need to compile for a "cpu" or "gpu" and does not find here; "" if nothing."""
     if accelerator == "gpu":
-        return "" if importlib.util.find_spec("triton") else "triton, which compiles for GPUs, is not installed"
+        return (
+            ""
+            if importlib.util.find_spec("triton")
+            else "triton, which compiles for GPUs, is not installed"
+        )
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -54,7 +60,9 @@ def arrange(network: nn.Module, params: TrainParams, placement: Placement, task:
 
     It compiles in place: names of weights stay, and so does what is saved.
     """
-    automatic = placement.zero_stage is None and not is_table(task)  # images arrive as NHWC, so no layout is ever changed
+    automatic = placement.zero_stage is None and not is_table(
+        task
+    )  # images arrive as NHWC, so no layout is ever changed
     if params.channels_last is True or (params.channels_last == "auto" and automatic):
         network.to(memory_format=torch.channels_last)
     if params.compile:

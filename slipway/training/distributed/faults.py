@@ -18,8 +18,12 @@ _LOST = re.compile(
     r"Connection (closed|reset|refused) by peer|Connection was likely closed|Broken pipe|remote process exited|gloo.*(Read|Write) error"
 )
 _NO_SHARED_MEMORY = re.compile(r"shared memory|unable to (write to|resize|mmap|map) .*torch_")
-_KILLED_LOADER = re.compile(r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\) (?:is killed by signal: ([^.]+)|exited unexpectedly)")
-_NO_MEMORY = re.compile(r"DefaultCPUAllocator|can't allocate memory|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_KILLED_LOADER = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\) (?:is killed by signal: ([^.]+)|exited unexpectedly)"
+)
+_NO_MEMORY = re.compile(
+    r"DefaultCPUAllocator|can't allocate memory|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+)
 _IN_LOADER = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)\.")
 _LESS_MEMORY = "Lower train.max_batch_per_device (the gradient is then accumulated over smaller batches, which is the same step)"
 _BUS_ERROR = (
@@ -30,27 +34,37 @@ _BUS_ERROR = (
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether another process of the training is gone, so that the cause is there and not here."""
-    return isinstance(error, distributed.DistError | RuntimeError | ConnectionError) and bool(_LOST.search(str(error)))
+    return isinstance(error, distributed.DistError | RuntimeError | ConnectionError) and bool(
+        _LOST.search(str(error))
+    )
 
 
 def explained(error: Exception, who: str) -> Exception:
     """The error itself, or a TrainingError of one line where it is one of those above; `who` is "rank 1", say."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_MEMORY.search(text):
-        return TrainingError(f"{who} ran out of memory: {_first_line(text) or 'MemoryError'} {_LESS_MEMORY}, or use a smaller network.")
+        return TrainingError(
+            f"{who} ran out of memory: {_first_line(text) or 'MemoryError'} {_LESS_MEMORY}, or use a smaller network."
+        )
     if found := _KILLED_LOADER.search(text):
         return TrainingError(_about_killed_loader(who, found[1], found[2]))
     if found := _IN_LOADER.search(text):
         last = text.strip().splitlines()[-1]
         expected = isinstance(error, SlipwayError | OSError)
-        return TrainingError(f"{who}, loader process {found[2]}: {last.partition(': ')[2]}") if expected else error
+        return (
+            TrainingError(f"{who}, loader process {found[2]}: {last.partition(': ')[2]}")
+            if expected
+            else error
+        )
     if isinstance(error, RuntimeError) and _NO_SHARED_MEMORY.search(text):
         return TrainingError(
             f"{who} found no shared memory for its loader processes: {_first_line(text)} Enlarge /dev/shm (docker run --shm-size, or "
             "an emptyDir of medium Memory), or set train.num_workers 0."
         )
     if is_lost_peer(error):
-        return TrainingError(f"{who} lost another process of the training, which said nothing: {_first_line(text)} Look at its node's log.")
+        return TrainingError(
+            f"{who} lost another process of the training, which said nothing: {_first_line(text)} Look at its node's log."
+        )
     return error
 
 

@@ -43,11 +43,16 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
     UnavailableError where a launcher is not understood, or has not dealt out processes equally.
     """
-    for sign, read in _READERS.items():  # the inner launcher first: torchrun and mpirun also run inside srun
+    for (
+        sign,
+        read,
+    ) in _READERS.items():  # the inner launcher first: torchrun and mpirun also run inside srun
         if sign in environment:
             return read(environment)
     if int(environment.get("PMI_SIZE", "1")) > 1:
-        raise UnavailableError("an mpirun that is not Open MPI's started this process. Use Open MPI, torchrun or srun: docs/scaling.md.")
+        raise UnavailableError(
+            "an mpirun that is not Open MPI's started this process. Use Open MPI, torchrun or srun: docs/scaling.md."
+        )
     return None
 
 
@@ -63,7 +68,9 @@ def relaunch(module: str) -> None:
         command = shlex.split(text)
         os.execvp(command[0], [*command, sys.executable, "-u", "-m", module])
     except (OSError, ValueError) as error:
-        raise UnavailableError(f"{RELAUNCH} is {text!r}, which cannot be started: {error}. Expected a command such as 'srun'.") from None
+        raise UnavailableError(
+            f"{RELAUNCH} is {text!r}, which cannot be started: {error}. Expected a command such as 'srun'."
+        ) from None
 
 
 class LaunchedEnvironment(ClusterEnvironment):
@@ -136,12 +143,17 @@ def _of_torch_variables(launcher: str, environment: Mapping[str, str], num_local
 
 
 def _open_mpi(environment: Mapping[str, str]) -> Launch | None:
-    size, local = int(environment["OMPI_COMM_WORLD_SIZE"]), int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    size, local = (
+        int(environment["OMPI_COMM_WORLD_SIZE"]),
+        int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"]),
+    )
     if size == 1:
         return None
     num_nodes = _num_nodes("mpirun", size, local)
     if num_nodes > 1 and "MASTER_ADDR" not in environment:
-        raise UnavailableError("mpirun does not say on which node rank 0 runs. Add -x MASTER_ADDR=HOST, as launch/mpirun.sh does.")
+        raise UnavailableError(
+            "mpirun does not say on which node rank 0 runs. Add -x MASTER_ADDR=HOST, as launch/mpirun.sh does."
+        )
     return Launch(
         launcher="mpirun",
         rank=int(environment["OMPI_COMM_WORLD_RANK"]),
@@ -156,10 +168,14 @@ def _open_mpi(environment: Mapping[str, str]) -> Launch | None:
 
 def _slurm(environment: Mapping[str, str]) -> Launch | None:
     size = int(environment["SLURM_STEP_NUM_TASKS"])
-    if size == 1:  # a single task may be a shell, in which Lightning starts as many processes as are asked for
+    if (
+        size == 1
+    ):  # a single task may be a shell, in which Lightning starts as many processes as are asked for
         return None
     nodes = int(environment["SLURM_STEP_NUM_NODES"])
-    if size % nodes or environment["SLURM_STEP_TASKS_PER_NODE"].partition("(")[0] != str(size // nodes):
+    if size % nodes or environment["SLURM_STEP_TASKS_PER_NODE"].partition("(")[0] != str(
+        size // nodes
+    ):
         raise UnavailableError(
             f"Slurm started {size} processes as {environment['SLURM_STEP_TASKS_PER_NODE']} on {nodes} nodes, expected equally many. "
             "Use --ntasks-per-node."
@@ -170,7 +186,8 @@ def _slurm(environment: Mapping[str, str]) -> Launch | None:
         local_rank=int(environment["SLURM_LOCALID"]),
         num_local=size // nodes,
         num_nodes=nodes,
-        main_address=environment.get("MASTER_ADDR") or SLURMEnvironment.resolve_root_node_address(environment["SLURM_STEP_NODELIST"]),
+        main_address=environment.get("MASTER_ADDR")
+        or SLURMEnvironment.resolve_root_node_address(environment["SLURM_STEP_NODELIST"]),
         main_port=_port(environment, int(environment["SLURM_JOB_ID"])),
     )
 

@@ -23,10 +23,16 @@ from slipway.training.distributed.launchers import find_launch
 from slipway.training.distributed.stopping import SIGNALS, Stopped
 
 _SECONDS_BETWEEN_LOOKS = 0.5
-_SECONDS_FOR_THE_FIRST = 1.5  # in which rank 0 tells what all ranks found at once, like a loss that is not finite
+_SECONDS_FOR_THE_FIRST = (
+    1.5  # in which rank 0 tells what all ranks found at once, like a loss that is not finite
+)
 _SECONDS_FOR_THE_CAUSE = 5.0  # in which what knows the cause ends this process
 _SECONDS_TO_END = 30.0
-_NO_FAULT = {None, 0, *(128 + number for number in SIGNALS)}  # of a rank: it runs, is done, or was asked to stop like all
+_NO_FAULT = {
+    None,
+    0,
+    *(128 + number for number in SIGNALS),
+}  # of a rank: it runs, is done, or was asked to stop like all
 
 
 def is_first_process() -> bool:
@@ -37,7 +43,12 @@ def is_first_process() -> bool:
 
 def process_rank() -> int:
     """The number of this process among all, as its launcher says before the trainer is there; Lightning's does so on one node."""
-    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("LOCAL_RANK") or 0)
+    return int(
+        os.environ.get("RANK")
+        or os.environ.get("SLURM_PROCID")
+        or os.environ.get("LOCAL_RANK")
+        or 0
+    )
 
 
 def was_started_by_another() -> bool:
@@ -93,7 +104,9 @@ def told_once(rank: int, world_size: int) -> Iterator[None]:
 
 def started_as() -> tuple[int, int]:
     """Rank and number of processes as the launcher gives them; before the trainer has started others, the first is alone."""
-    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0), int(
+        os.environ.get("WORLD_SIZE") or 1
+    )
 
 
 class _Watch:
@@ -110,16 +123,28 @@ class _Watch:
 
     def _look(self, processes: list[subprocess.Popen[bytes]]) -> None:
         while not self._stopped.wait(_SECONDS_BETWEEN_LOOKS / 2):
-            failed = [(index, process) for index, process in enumerate(processes, start=1) if process.poll() not in _NO_FAULT]
-            if failed and not self._stopped.wait(_SECONDS_BETWEEN_LOOKS):  # at Ctrl-C all end at once, and the main thread stops this
+            failed = [
+                (index, process)
+                for index, process in enumerate(processes, start=1)
+                if process.poll() not in _NO_FAULT
+            ]
+            if failed and not self._stopped.wait(
+                _SECONDS_BETWEEN_LOOKS
+            ):  # at Ctrl-C all end at once, and the main thread stops this
                 _end_because_of(*failed[0], processes)
 
 
-def _end_because_of(local_rank: int, failed: subprocess.Popen[bytes], processes: list[subprocess.Popen[bytes]]) -> None:
+def _end_because_of(
+    local_rank: int, failed: subprocess.Popen[bytes], processes: list[subprocess.Popen[bytes]]
+) -> None:
     code = failed.returncode
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
-        hint = ". Unless somebody did it, the system had no memory left: see its log (dmesg)" if code == -signal.SIGKILL else ""
+        hint = (
+            ". Unless somebody did it, the system had no memory left: see its log (dmesg)"
+            if code == -signal.SIGKILL
+            else ""
+        )
     else:
         how, hint = f"ended with exit code {code}", ", for the reason above"
     print(
@@ -159,5 +184,9 @@ def _leave_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     if int(os.environ.get("LOCAL_RANK") or 0) == 1:  # one is enough to tell
-        print(f"\nerror: rank 0 (process {parent}) is gone without a word, so it was killed. All others end.", file=sys.stderr, flush=True)
+        print(
+            f"\nerror: rank 0 (process {parent}) is gone without a word, so it was killed. All others end.",
+            file=sys.stderr,
+            flush=True,
+        )
     os._exit(1)

@@ -75,7 +75,11 @@ class Agreement:
 
     def highest(self, request: int) -> int:
         """The highest `request` of all processes. Every one has to call it."""
-        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        if (
+            not distributed.is_available()
+            or not distributed.is_initialized()
+            or distributed.get_world_size() == 1
+        ):
             return request
         if self._group is None and distributed.get_backend() != "gloo":
             self._group = distributed.new_group(backend="gloo")
@@ -95,4 +99,6 @@ def requeue() -> str | None:
         done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
     except OSError as error:
         return f"scontrol requeue {job} could not be run: {error}"
-    return f"scontrol requeue {job} " + ("done" if done.returncode == 0 else f"failed: {done.stderr.strip()}")
+    return f"scontrol requeue {job} " + (
+        "done" if done.returncode == 0 else f"failed: {done.stderr.strip()}"
+    )

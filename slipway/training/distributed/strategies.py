@@ -14,7 +14,12 @@ from lightning_fabric.utilities.seed import reset_seed
 from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.plugins.precision import DeepSpeedPrecision, Precision
-from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
 from torch import Tensor
 
 from slipway.config.sections import Offload, TrainParams
@@ -111,7 +116,16 @@ def place(params: TrainParams, machine: Machine) -> Placement:
     devices = _devices(params, machine, accelerator, reasons)
     strategy = _strategy(params, accelerator, devices, reasons)
     precision = _precision(params, machine, accelerator, strategy, reasons)
-    return Placement(strategy, precision, accelerator, devices, params.num_nodes, params.offload, machine.launch, tuple(reasons))
+    return Placement(
+        strategy,
+        precision,
+        accelerator,
+        devices,
+        params.num_nodes,
+        params.offload,
+        machine.launch,
+        tuple(reasons),
+    )
 
 
 def _check_num_nodes(num_nodes: int, launch: Launch | None) -> None:
@@ -122,16 +136,22 @@ def _check_num_nodes(num_nodes: int, launch: Launch | None) -> None:
         )
     if launch and launch.num_nodes != num_nodes:
         nodes = f"{launch.num_nodes} node{'s' * (launch.num_nodes > 1)}"
-        raise ParamsError(f"train.num_nodes is {num_nodes}, but {launch.launcher} started processes on {nodes}. Make them equal.")
+        raise ParamsError(
+            f"train.num_nodes is {num_nodes}, but {launch.launcher} started processes on {nodes}. Make them equal."
+        )
 
 
 def _accelerator(params: TrainParams, machine: Machine, reasons: list[str]) -> str:
     if params.accelerator == "gpu" and machine.num_gpus == 0:
-        raise UnavailableError("train.accelerator is 'gpu', but torch finds no GPU here. Use 'cpu' or 'auto', or mend the driver.")
+        raise UnavailableError(
+            "train.accelerator is 'gpu', but torch finds no GPU here. Use 'cpu' or 'auto', or mend the driver."
+        )
     if params.accelerator != "auto":
         return params.accelerator
     found = "gpu" if machine.num_gpus else "cpu"
-    reasons.append(f"accelerator {found}: {machine.num_gpus or 'no'} GPU{'s' * (machine.num_gpus > 1)} found")
+    reasons.append(
+        f"accelerator {found}: {machine.num_gpus or 'no'} GPU{'s' * (machine.num_gpus > 1)} found"
+    )
     return found
 
 
@@ -150,7 +170,9 @@ def _devices(params: TrainParams, machine: Machine, accelerator: str, reasons: l
     else:
         devices = asked
     if accelerator == "gpu" and devices > machine.num_gpus:
-        raise UnavailableError(f"{devices} GPUs per node are asked for (train.devices), but there are {machine.num_gpus}.")
+        raise UnavailableError(
+            f"{devices} GPUs per node are asked for (train.devices), but there are {machine.num_gpus}."
+        )
     return devices
 
 
@@ -179,18 +201,26 @@ def _strategy(params: TrainParams, accelerator: str, devices: int, reasons: list
     return strategy
 
 
-def _precision(params: TrainParams, machine: Machine, accelerator: str, strategy: str, reasons: list[str]) -> PrecisionName:
+def _precision(
+    params: TrainParams, machine: Machine, accelerator: str, strategy: str, reasons: list[str]
+) -> PrecisionName:
     if params.precision == "auto":
         precision: PrecisionName = "16-mixed" if accelerator == "gpu" else "32-true"
         reasons.append(f"precision {precision}: training on the {accelerator}")
         return precision
-    if params.precision == "16-mixed" and accelerator == "cpu" and not strategy.startswith("deepspeed"):
+    if (
+        params.precision == "16-mixed"
+        and accelerator == "cpu"
+        and not strategy.startswith("deepspeed")
+    ):
         raise UnavailableError(
             f"train.precision is '16-mixed', which strategy {strategy!r} cannot do on the CPU (torch has no fp16 autocast with loss "
             "scaling there). Use 'bf16-mixed' or '32-true', or a deepspeed strategy."
         )
     if params.precision == "bf16-mixed" and accelerator == "gpu" and not machine.has_bfloat16:
-        raise UnavailableError("train.precision is 'bf16-mixed', but this GPU does not compute in bfloat16. Use '16-mixed' or '32-true'.")
+        raise UnavailableError(
+            "train.precision is 'bf16-mixed', but this GPU does not compute in bfloat16. Use '16-mixed' or '32-true'."
+        )
     return params.precision
 
 
@@ -235,12 +265,16 @@ class _DeepSpeedPrecision(DeepSpeedPrecision):
         """Lightning would cast sampling matrices and numeric targets to half precision."""
         return data
 
-    def backward(self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """Lightning 2.6 has divided the loss by then, and DeepSpeed 0.19 would again: gradients too small, hardly ever clipped."""
         super().backward(tensor, model, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
 
-def trainer_arguments(placement: Placement, per_device_batch: int, *, freezes: bool = False) -> dict[str, Any]:
+def trainer_arguments(
+    placement: Placement, per_device_batch: int, *, freezes: bool = False
+) -> dict[str, Any]:
     """The arguments of `pl.Trainer` that a placement decides; `freezes` where some parameters get no gradient in some epochs."""
     arguments: dict[str, Any] = {
         "accelerator": placement.accelerator,
@@ -251,27 +285,46 @@ def trainer_arguments(placement: Placement, per_device_batch: int, *, freezes: b
     if placement.zero_stage is None:
         # Without `broadcast_buffers` every rank has running statistics of its own, to be averaged after the epoch;
         # with it the shares of all but rank 0 would be thrown away before each step.
-        strategy = DDPStrategy(broadcast_buffers=False, find_unused_parameters=freezes) if placement.strategy == "ddp" else "auto"
+        strategy = (
+            DDPStrategy(broadcast_buffers=False, find_unused_parameters=freezes)
+            if placement.strategy == "ddp"
+            else "auto"
+        )
         return {**arguments, "strategy": strategy, "precision": placement.precision}
     if placement.accelerator == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is imported, which the strategy does
+        os.environ["DS_ACCELERATOR"] = (
+            "cpu"  # read when deepspeed is imported, which the strategy does
+        )
     strategy = PortableDeepSpeedStrategy(
         stage=placement.zero_stage,
         logging_batch_size_per_gpu=per_device_batch,
         offload_optimizer=placement.offload != "none",
         offload_parameters=placement.offload == "optimizer_and_parameters",
-        pin_memory=placement.accelerator == "gpu",  # twice as fast to copy from, and never swapped out
+        pin_memory=placement.accelerator
+        == "gpu",  # twice as fast to copy from, and never swapped out
     )
     # DeepSpeed would insist on an Adam of its own, which it compiles at the first start; torch's fused one needs no compiler.
     strategy.config = {**(strategy.config or {}), "zero_force_ds_cpu_optimizer": False}
-    return {**arguments, "strategy": strategy, "plugins": [*arguments["plugins"], _DeepSpeedPrecision(placement.precision)]}
+    return {
+        **arguments,
+        "strategy": strategy,
+        "plugins": [*arguments["plugins"], _DeepSpeedPrecision(placement.precision)],
+    }
 
 
 def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
     """What a trainer that has set itself up really does."""
     strategy = trainer.strategy
-    stage = strategy.deepspeed_engine.zero_optimization_stage() if isinstance(strategy, DeepSpeedStrategy) else None
-    model = strategy.deepspeed_engine.module if isinstance(strategy, DeepSpeedStrategy) else trainer.lightning_module
+    stage = (
+        strategy.deepspeed_engine.zero_optimization_stage()
+        if isinstance(strategy, DeepSpeedStrategy)
+        else None
+    )
+    model = (
+        strategy.deepspeed_engine.module
+        if isinstance(strategy, DeepSpeedStrategy)
+        else trainer.lightning_module
+    )
     return TrainingSetup(
         strategy=_name(strategy, stage),
         precision=_actual_precision(strategy),
@@ -286,9 +339,17 @@ def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
 def check_actual(expected: TrainingSetup, actual: TrainingSetup) -> None:
     """TrainingError naming every field in which they differ."""
     found, wanted = actual.model_dump(), expected.model_dump()
-    differing = [f"  {key}: requested {wanted[key]}, actual {found[key]}" for key in wanted if wanted[key] != found[key]]
+    differing = [
+        f"  {key}: requested {wanted[key]}, actual {found[key]}"
+        for key in wanted
+        if wanted[key] != found[key]
+    ]
     if differing:
-        raise TrainingError("the training does not run as requested:\n" + "\n".join(differing) + "\nSee docs/training.md.")
+        raise TrainingError(
+            "the training does not run as requested:\n"
+            + "\n".join(differing)
+            + "\nSee docs/training.md."
+        )
 
 
 def _name(strategy: Strategy, stage: int | None) -> str:
@@ -305,19 +366,37 @@ def _actual_offload(strategy: Strategy) -> str:
         return "none"
     zero = strategy.deepspeed_engine.optimizer
     if strategy.zero_stage_3:
-        optimizer, parameters, masters = zero.offload_optimizer, zero.offload_param, zero.fp32_partitioned_groups_flat
+        optimizer, parameters, masters = (
+            zero.offload_optimizer,
+            zero.offload_param,
+            zero.fp32_partitioned_groups_flat,
+        )
     else:
-        optimizer, parameters, masters = zero.cpu_offload, False, zero.single_partition_of_fp32_groups
+        optimizer, parameters, masters = (
+            zero.cpu_offload,
+            False,
+            zero.single_partition_of_fp32_groups,
+        )
     if optimizer and any(master.device.type != "cpu" for master in masters):
         return f"none: the optimizer's masters are on {masters[0].device}"
-    names = {(False, False): "none", (True, False): "optimizer", (True, True): "optimizer_and_parameters"}
+    names = {
+        (False, False): "none",
+        (True, False): "optimizer",
+        (True, True): "optimizer_and_parameters",
+    }
     return names.get((optimizer, parameters), "parameters")
 
 
 def _actual_precision(strategy: Strategy) -> str:
     if isinstance(strategy, DeepSpeedStrategy):
         engine = strategy.deepspeed_engine
-        return "16-mixed" if engine.fp16_enabled() else "bf16-mixed" if engine.bfloat16_enabled() else "32-true"
+        return (
+            "16-mixed"
+            if engine.fp16_enabled()
+            else "bf16-mixed"
+            if engine.bfloat16_enabled()
+            else "32-true"
+        )
     plugin = strategy.precision_plugin
     if isinstance(plugin, MixedPrecision):
         return str(plugin.precision)

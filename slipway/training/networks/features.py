@@ -31,7 +31,9 @@ def last_layer(network: nn.Module, example: Tensor) -> str:
 
 def telling_layer(network: nn.Module, example: Tensor) -> str:
     """The dotted name of the module whose input tells strangers: the encoding of a table's rows, else the last layer."""
-    encodings = [name for name, module in network.named_modules() if isinstance(module, RowEncoding)]
+    encodings = [
+        name for name, module in network.named_modules() if isinstance(module, RowEncoding)
+    ]
     return encodings[0] if encodings else last_layer(network, example)
 
 
@@ -43,10 +45,14 @@ def answer_and_features(network: nn.Module, layer: str, rows: Tensor) -> tuple[T
     taken: list[Tensor] = []
     module = network.get_submodule(layer)
     if isinstance(module, RowEncoding):
-        return network(rows), torch.cat([torch.index_select(rows, 1, module.embedded), module(rows)[2]], dim=1)
+        return network(rows), torch.cat(
+            [torch.index_select(rows, 1, module.embedded), module(rows)[2]], dim=1
+        )
     with module.register_forward_pre_hook(lambda _module, inputs: taken.append(inputs[0])):
         answer: Tensor = network(rows)
     found = taken[-1].to(torch.float32)
     if isinstance(module, _ConvNd):
         return answer, found.flatten(2).mean(dim=2)  # (B, C, H, W) -> (B, C)
-    return answer, found.flatten(1, -2).mean(dim=1) if found.ndim > _MATRIX else found  # (B, ..., D) -> (B, D)
+    return answer, found.flatten(1, -2).mean(
+        dim=1
+    ) if found.ndim > _MATRIX else found  # (B, ..., D) -> (B, D)

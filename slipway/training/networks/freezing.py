@@ -32,9 +32,15 @@ def parts_of(network: Network) -> list[list[str]]:
 
     backbone: Any = network.backbone
     if not hasattr(backbone, "group_matcher") or not hasattr(backbone, "get_classifier"):
-        raise ParamsError(f"train.freeze_epochs is set, but timm does not say what the parts of {network.spec.name!r} are. Set it to 0.")
+        raise ParamsError(
+            f"train.freeze_epochs is set, but timm does not say what the parts of {network.spec.name!r} are. Set it to 0."
+        )
     heads = backbone.get_classifier()
-    of_head = {id(parameter) for head in (heads if isinstance(heads, tuple) else (heads,)) for parameter in head.parameters()}
+    of_head = {
+        id(parameter)
+        for head in (heads if isinstance(heads, tuple) else (heads,))
+        for parameter in head.parameters()
+    }
     head = [name for name, parameter in backbone.named_parameters() if id(parameter) in of_head]
     groups = group_parameters(backbone, backbone.group_matcher(coarse=True))
     bodies = [[name for name in groups[index] if name not in head] for index in sorted(groups)]

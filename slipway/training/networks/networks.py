@@ -43,7 +43,9 @@ class NetworkSpec(Contract):
     arguments: dict[str, Any]
     classes: list[str]  # in the order of the logits; empty for a numeric target
     input: InputContract
-    mean: list[float]  # per channel, of pixels scaled to [0, 1]; empty for tables, whose contract has them
+    mean: list[
+        float
+    ]  # per channel, of pixels scaled to [0, 1]; empty for tables, whose contract has them
     std: list[float]
     target_scale: TargetScale | None  # null for classes
 
@@ -62,7 +64,9 @@ class TrainingSetup(Contract):
     world_size: int | Literal["auto"]  # processes over all nodes
     zero_stage: int | None  # null where it is not asked for, or without DeepSpeed
     offload: str  # "none", "optimizer", "optimizer_and_parameters": what lies in the host's memory and not in the GPUs'
-    parameter_dtype: str | None  # of the parameters in forward and backward; null where it is not asked for
+    parameter_dtype: (
+        str | None
+    )  # of the parameters in forward and backward; null where it is not asked for
 
 
 class Stretch(Contract):
@@ -72,14 +76,18 @@ class Stretch(Contract):
     strategy: str
     world_size: int
     per_device: int  # rows of a batch
-    threads: int | None = None  # of each process on a CPU; null on a GPU, and where a save of an earlier version does not say
+    threads: int | None = (
+        None  # of each process on a CPU; null on a GPU, and where a save of an earlier version does not say
+    )
 
     def is_cut_as(self, other: "Stretch") -> bool:
         """Whether nothing but the first step differs."""
         return self.model_copy(update={"first_step": other.first_step}) == other
 
     def __str__(self) -> str:
-        threads = f" and {self.threads} thread{'s' * (self.threads > 1)} each" if self.threads else ""
+        threads = (
+            f" and {self.threads} thread{'s' * (self.threads > 1)} each" if self.threads else ""
+        )
         return f"{self.strategy} on {self.world_size} process{'es' * (self.world_size > 1)} with {self.per_device} rows a batch{threads}"
 
 
@@ -99,7 +107,9 @@ class ModelCard(Contract):
     stretches: list[Stretch]  # one, unless it was resumed by other processes
     seed: int
     params: dict[str, Any]  # the train section of params.yaml
-    digests: dict[str, str]  # hex SHA-256 of the params, the packed manifest, the augmentation plan and the code
+    digests: dict[
+        str, str
+    ]  # hex SHA-256 of the params, the packed manifest, the augmentation plan and the code
     versions: dict[str, str]  # of the packages that trained it
     git_revision: str | None  # null outside a git work tree
 
@@ -135,12 +145,20 @@ class ImageNetwork(_Scaled):
     def __init__(self, backbone: nn.Module, spec: NetworkSpec) -> None:
         super().__init__(backbone, spec)
         channels = (1, -1, 1, 1)
-        self.register_buffer("pixel_mean", torch.tensor(spec.mean).mul(255).view(channels), persistent=False)
-        self.register_buffer("pixel_scale", torch.tensor(spec.std).mul(255).reciprocal().view(channels), persistent=False)
+        self.register_buffer(
+            "pixel_mean", torch.tensor(spec.mean).mul(255).view(channels), persistent=False
+        )
+        self.register_buffer(
+            "pixel_scale",
+            torch.tensor(spec.std).mul(255).reciprocal().view(channels),
+            persistent=False,
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, K) float"""
-        pixels = images.to(torch.float32).permute(0, 3, 1, 2)  # the cast comes first: TensorRT transposes no uint8
+        pixels = images.to(torch.float32).permute(
+            0, 3, 1, 2
+        )  # the cast comes first: TensorRT transposes no uint8
         return self._in_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
 
 
@@ -171,14 +189,20 @@ Network = ImageNetwork | TableNetwork
 
 def build_network(spec: NetworkSpec) -> Network:
     """A network with fresh weights, drawn from torch's global generator; ParamsError if it cannot be built as asked."""
-    network = _table_network(spec, spec.input) if isinstance(spec.input, ColumnContract) else _image_network(spec, spec.input.channels)
+    network = (
+        _table_network(spec, spec.input)
+        if isinstance(spec.input, ColumnContract)
+        else _image_network(spec, spec.input.channels)
+    )
     _check_it_answers(network)
     return network
 
 
 def save_checkpoint(folder: Path, card: ModelCard, state: Mapping[str, Tensor]) -> None:
     """Write `folder` as a whole. `card.weights_sha256` is filled in here."""
-    payload = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
+    payload = safetensors.torch.save(
+        {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    )
     card = card.model_copy(update={"weights_sha256": files.sha256_bytes(payload)})
     with files.new_directory(folder) as partial:
         files.write_bytes(partial / "weights.safetensors", payload)
@@ -213,7 +237,9 @@ def load_network(folder: Path) -> Network:
     try:
         network.load_state_dict(state, strict=True)
     except RuntimeError as error:
-        raise SchemaError(f"{path} does not fit the network {card.network.name!r} of model.json: {error} {_FIX}") from error
+        raise SchemaError(
+            f"{path} does not fit the network {card.network.name!r} of model.json: {error} {_FIX}"
+        ) from error
     return network.eval()
 
 
@@ -222,15 +248,24 @@ def _image_network(spec: NetworkSpec, channels: int) -> ImageNetwork:
         arguments = _parse_arguments(spec, SmallResnetArguments)
         return ImageNetwork(SmallResnet(arguments, channels, spec.num_outputs), spec)
     if spec.name.startswith(_TIMM):
-        return ImageNetwork(_timm_network(spec.name.removeprefix(_TIMM), spec.arguments, channels, spec.num_outputs), spec)
-    raise ParamsError(f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example 'timm/resnet18'.")
+        return ImageNetwork(
+            _timm_network(
+                spec.name.removeprefix(_TIMM), spec.arguments, channels, spec.num_outputs
+            ),
+            spec,
+        )
+    raise ParamsError(
+        f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example 'timm/resnet18'."
+    )
 
 
 def _table_network(spec: NetworkSpec, contract: ColumnContract) -> TableNetwork:
     if spec.name != "tabm":
         raise ParamsError(f"train.network is {spec.name!r}, expected 'tabm' for a table.")
     if not contract.columns:
-        raise ParamsError("the table has no column left to learn from. See reports/clean.html for the columns that were refused.")
+        raise ParamsError(
+            "the table has no column left to learn from. See reports/clean.html for the columns that were refused."
+        )
     arguments = _parse_arguments(spec, TabmArguments)
     encoding = RowEncoding(contract, arguments.num_bins)
     return TableNetwork(encoding, Tabm(arguments, encoding, spec.num_outputs), spec)
@@ -242,7 +277,9 @@ def _parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
     return kind.model_validate(spec.arguments)
 
 
-def _timm_network(name: str, arguments: dict[str, Any], channels: int, num_outputs: int) -> nn.Module:
+def _timm_network(
+    name: str, arguments: dict[str, Any], channels: int, num_outputs: int
+) -> nn.Module:
     import timm
 
     if not timm.is_model(name):
@@ -251,11 +288,17 @@ def _timm_network(name: str, arguments: dict[str, Any], channels: int, num_outpu
         )
     ours = sorted({"pretrained", "in_chans", "num_classes"} & set(arguments))
     if ours:
-        raise ParamsError(f"train.network_arguments names {', '.join(ours)}, which Slipway sets itself from the data. Remove it.")
+        raise ParamsError(
+            f"train.network_arguments names {', '.join(ours)}, which Slipway sets itself from the data. Remove it."
+        )
     try:
-        network: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=num_outputs, **arguments)
+        network: nn.Module = timm.create_model(
+            name, pretrained=False, in_chans=channels, num_classes=num_outputs, **arguments
+        )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise ParamsError(f"timm/{name} refuses train.network_arguments {arguments}: {error}") from error
+        raise ParamsError(
+            f"timm/{name} refuses train.network_arguments {arguments}: {error}"
+        ) from error
     return network
 
 
@@ -271,7 +314,9 @@ def _check_it_answers(network: Network) -> None:
     finally:
         network.train()
     if answer.shape != (1, spec.num_outputs):
-        raise ParamsError(f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected (1, {spec.num_outputs}).")
+        raise ParamsError(
+            f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected (1, {spec.num_outputs})."
+        )
 
 
 def _refusal(contract: InputContract, error: Exception) -> str:

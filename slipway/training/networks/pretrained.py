@@ -29,9 +29,13 @@ def pretrained_file(params: TrainParams) -> Path | None:
         return _fetched(params.network)
     path = Path(params.pretrained)
     if path.suffix not in _SUFFIXES:
-        raise ParamsError(f"train.pretrained is {params.pretrained!r}, expected 'hub' or a file that ends in {', '.join(_SUFFIXES)}.")
+        raise ParamsError(
+            f"train.pretrained is {params.pretrained!r}, expected 'hub' or a file that ends in {', '.join(_SUFFIXES)}."
+        )
     if not path.is_file():
-        raise ParamsError(f"train.pretrained is {params.pretrained!r}, which is no file. Paths are relative to the project's folder.")
+        raise ParamsError(
+            f"train.pretrained is {params.pretrained!r}, which is no file. Paths are relative to the project's folder."
+        )
     return path
 
 
@@ -62,13 +66,19 @@ def load_pretrained(network: Network, path: Path) -> None:
             name,
             pretrained=True,
             # With as many classes as the file has, timm loads strictly; it would drop what does not fit otherwise.
-            pretrained_cfg_overlay={"state_dict": state, "num_classes": num_classes, "label_offset": 0},
+            pretrained_cfg_overlay={
+                "state_dict": state,
+                "num_classes": num_classes,
+                "label_offset": 0,
+            },
             num_classes=num_classes,
             in_chans=len(spec.mean),
             **spec.arguments,
         )
     except (RuntimeError, KeyError, AttributeError, ValueError) as error:
-        raise ParamsError(f"train.pretrained {str(path)!r} does not fit the network {spec.name!r}: {error}") from error
+        raise ParamsError(
+            f"train.pretrained {str(path)!r} does not fit the network {spec.name!r}: {error}"
+        ) from error
     _copy_all_but_the_head(donor, network.backbone)
 
 
@@ -76,13 +86,21 @@ def _copy_all_but_the_head(donor: nn.Module, backbone: Any) -> None:
     """Whatever of the backbone belongs to its classifier stays as it is."""
     heads = backbone.get_classifier()
     of_head = {
-        id(value) for head in (heads if isinstance(heads, tuple) else (heads,)) for value in head.state_dict(keep_vars=True).values()
+        id(value)
+        for head in (heads if isinstance(heads, tuple) else (heads,))
+        for value in head.state_dict(keep_vars=True).values()
     }
-    names = {name for name, value in backbone.state_dict(keep_vars=True).items() if id(value) not in of_head}
+    names = {
+        name
+        for name, value in backbone.state_dict(keep_vars=True).items()
+        if id(value) not in of_head
+    }
     given = {name: value for name, value in donor.state_dict().items() if name in names}
     missing = backbone.load_state_dict(given, strict=False).missing_keys
     if lacking := sorted(names.intersection(missing)):
-        raise ParamsError(f"train.pretrained lacks {', '.join(lacking)}, which {type(backbone).__name__} has.")
+        raise ParamsError(
+            f"train.pretrained lacks {', '.join(lacking)}, which {type(backbone).__name__} has."
+        )
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -96,7 +114,9 @@ def _read(path: Path) -> dict[str, Tensor]:
             "Save it again with safetensors.torch.save_file(network.state_dict(), path)."
         ) from error
     if not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ParamsError(f"train.pretrained {str(path)!r} holds more than weights by name. Save network.state_dict() alone.")
+        raise ParamsError(
+            f"train.pretrained {str(path)!r} holds more than weights by name. Save network.state_dict() alone."
+        )
     return state
 
 
@@ -122,7 +142,9 @@ def _fetched(network: str) -> Path:
 
     config = _config(network)
     if not config.hf_hub_id:
-        raise UnavailableError(f"train.pretrained is 'hub', which has no weights of {network!r}. Name a file of them, or set it to null.")
+        raise UnavailableError(
+            f"train.pretrained is 'hub', which has no weights of {network!r}. Name a file of them, or set it to null."
+        )
     filename = config.hf_hub_filename or "model.safetensors"
     try:
         return Path(hf_hub_download(config.hf_hub_id, filename))

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from slipway.config.network_arguments import Normalisation, SmallResnetArguments
 
-_GROUP_CHANNELS = 16  # Wu and He 2018, "Group Normalization": 16 channels a group are as good as 32 groups
+_GROUP_CHANNELS = (
+    16  # Wu and He 2018, "Group Normalization": 16 channels a group are as good as 32 groups
+)
 
 
 class SmallResnet(nn.Module):
@@ -20,7 +22,9 @@ class SmallResnet(nn.Module):
     def __init__(self, arguments: SmallResnetArguments, channels: int, num_outputs: int) -> None:
         super().__init__()
         width, normalisation = arguments.width, arguments.normalisation
-        self.stem = nn.Sequential(_conv3x3(channels, width), _norm(normalisation, width), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(
+            _conv3x3(channels, width), _norm(normalisation, width), nn.ReLU(inplace=True)
+        )
         stages: list[_Block] = []
         for index, num_blocks in enumerate(arguments.blocks):
             entry = width if index == 0 else width // 2
@@ -43,7 +47,9 @@ class SmallResnet(nn.Module):
 class _Block(nn.Module):
     """Two 3x3 convolutions around a shortcut; halves the resolution where it widens. In training they are skipped at random."""
 
-    def __init__(self, width_in: int, width: int, normalisation: Normalisation, skipped: float) -> None:
+    def __init__(
+        self, width_in: int, width: int, normalisation: Normalisation, skipped: float
+    ) -> None:
         super().__init__()
         widens = width_in != width
         self.conv1 = _conv3x3(width_in, width, stride=2 if widens else 1)
@@ -52,7 +58,9 @@ class _Block(nn.Module):
         self.norm2 = _norm(normalisation, width)
         nn.init.zeros_(self.norm2.weight)
         self.skip = _skip(skipped)
-        self.shortcut = nn.Conv2d(width_in, width, kernel_size=1, bias=False) if widens else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(width_in, width, kernel_size=1, bias=False) if widens else nn.Identity()
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         residual = self.skip(self.norm2(self.conv2(torch.relu_(self.norm1(self.conv1(images))))))
@@ -76,4 +84,8 @@ def _conv3x3(width_in: int, width: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _norm(normalisation: Normalisation, width: int) -> nn.BatchNorm2d | nn.GroupNorm:
-    return nn.BatchNorm2d(width) if normalisation == "batch" else nn.GroupNorm(width // _GROUP_CHANNELS, width)
+    return (
+        nn.BatchNorm2d(width)
+        if normalisation == "batch"
+        else nn.GroupNorm(width // _GROUP_CHANNELS, width)
+    )

@@ -36,11 +36,15 @@ class RowEncoding(nn.Module):
         wide = [index for index, found in enumerate(edges) if len(found) >= _FEWEST_EDGES]
         left, inverse_widths = _pieces([edges[index] for index in wide])
         num_indicators = len(contract.indicated)
-        plain = sorted(set(range(len(edges))) - set(wide)) + list(range(len(edges), len(edges) + num_indicators))
+        plain = sorted(set(range(len(edges))) - set(wide)) + list(
+            range(len(edges), len(edges) + num_indicators)
+        )
         # Not in the weights: the contract in model.json is their only source.
         self._keep("embedded", torch.tensor(wide, dtype=torch.int64))
         self._keep("lowest", torch.tensor([edges[index][0] for index in wide], dtype=torch.float32))
-        self._keep("highest", torch.tensor([edges[index][-1] for index in wide], dtype=torch.float32))
+        self._keep(
+            "highest", torch.tensor([edges[index][-1] for index in wide], dtype=torch.float32)
+        )
         self._keep("edges", torch.from_numpy(left))
         self._keep("inverse_widths", torch.from_numpy(inverse_widths))
         self._keep("plain", torch.tensor(plain, dtype=torch.int64))
@@ -49,10 +53,15 @@ class RowEncoding(nn.Module):
         for place, column in enumerate(contract.categorical):
             # Code 0, missing or unknown, has a slot of its own where training rows had it; else it never comes.
             first = 0 if column.has_missing else 1
-            self._keep(f"codes_{place}", torch.arange(first, len(column.categories) + 1, dtype=torch.float32))
+            self._keep(
+                f"codes_{place}",
+                torch.arange(first, len(column.categories) + 1, dtype=torch.float32),
+            )
         self.num_bins = left.shape[1]
         self.num_embedded = len(wide)
-        self.plain_sizes = [1] * len(plain) + [len(self._codes(place)) for place in range(self._num_categories)]
+        self.plain_sizes = [1] * len(plain) + [
+            len(self._codes(place)) for place in range(self._num_categories)
+        ]
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, width) -> values (B, N), their places in the bins (B, N, bins) in [0, 1], everything else (B, P), all float32"""
@@ -81,11 +90,19 @@ class Tabm(nn.Module):
         from rtdl_num_embeddings import LinearEmbeddings
         from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
 
-        k, size, num_embedded = arguments.num_submodels, arguments.embedding_size, encoding.num_embedded
+        k, size, num_embedded = (
+            arguments.num_submodels,
+            arguments.embedding_size,
+            encoding.num_embedded,
+        )
         sizes = [size] * num_embedded + encoding.plain_sizes
         # Version B of the authors' embeddings: at first linear in the number, the pieces are learnt from zero.
         self.linear = LinearEmbeddings(num_embedded, size) if num_embedded else None
-        self.pieces = nn.Parameter(torch.zeros(num_embedded, encoding.num_bins, size)) if num_embedded else None
+        self.pieces = (
+            nn.Parameter(torch.zeros(num_embedded, encoding.num_bins, size))
+            if num_embedded
+            else None
+        )
         self.view = EnsembleView(k=k)
         self.blocks = make_tabm_backbone(
             d_in=sum(sizes),
@@ -112,14 +129,19 @@ def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
     """At most `num_bins` + 1 increasing edges in standard deviations; none for a boolean, which needs no pieces."""
     quantiles = np.array(column.quantiles, dtype=np.float64)
     if len(quantiles) > num_bins + 1:
-        quantiles = quantiles[np.rint(np.linspace(0, len(quantiles) - 1, num_bins + 1)).astype(np.int64)]
+        quantiles = quantiles[
+            np.rint(np.linspace(0, len(quantiles) - 1, num_bins + 1)).astype(np.int64)
+        ]
     return np.unique(((quantiles - column.mean) / column.std).astype(np.float32))
 
 
 def _pieces(edges: list[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(N, bins) left edges and inverse widths; a column with fewer bins gets some that no number reaches."""
     num_bins = max((len(found) - 1 for found in edges), default=0)
-    left, inverse_widths = np.empty((len(edges), num_bins), np.float32), np.ones((len(edges), num_bins), np.float32)
+    left, inverse_widths = (
+        np.empty((len(edges), num_bins), np.float32),
+        np.ones((len(edges), num_bins), np.float32),
+    )
     for index, found in enumerate(edges):
         left[index] = found[-1]
         left[index, : len(found) - 1] = found[:-1]

@@ -42,7 +42,9 @@ class Chain:
     """Channels that one layer makes and one other layer alone reads. Tensors are named as in the network's state."""
 
     maker: str  # weight of the first layer
-    first: tuple[str, ...]  # tensors whose first dimension are these channels: that weight, its bias, those of a BatchNorm
+    first: tuple[
+        str, ...
+    ]  # tensors whose first dimension are these channels: that weight, its bias, those of a BatchNorm
     size: str  # of `first`: tells how large a channel is, the scale of the BatchNorm or else the weight
     reader: str  # weight of the second layer, whose second dimension they are
 
@@ -51,7 +53,10 @@ def find_chains(network: Network) -> list[Chain]:
     """Every chain of the network, found in the graph that torch exports of it."""
     example = torch.from_numpy(np.zeros((2, *network.spec.input.shape), network.spec.input.dtype))
     program = torch.export.export(network.eval(), (example,))
-    inputs = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
+    inputs = {
+        **program.graph_signature.inputs_to_parameters,
+        **program.graph_signature.inputs_to_buffers,
+    }
     names = {name: tensor for name, tensor in inputs.items() if tensor in network.state_dict()}
     found = (_chain_from(node, names) for node in program.graph.nodes if _is_layer(node, names))
     return [chain for chain in found if chain]
@@ -97,7 +102,10 @@ def _is_layer(node: Node, names: Mapping[str, str]) -> bool:
     """A convolution without groups or a linear layer, with a weight of the network's own that nothing else uses."""
     if node.target not in _LAYERS or (len(node.args) > _GROUPS and node.args[_GROUPS] != 1):
         return False
-    return all(isinstance(used, Node) and used.name in names and len(used.users) == 1 for used in _tensors(node))
+    return all(
+        isinstance(used, Node) and used.name in names and len(used.users) == 1
+        for used in _tensors(node)
+    )
 
 
 def _chain_from(maker: Node, names: Mapping[str, str]) -> Chain | None:

@@ -19,12 +19,19 @@ def smallest_masked(network: Network, share: float) -> dict[str, Tensor]:
 
     After Han et al. 2015, "Learning both weights and connections", with one bound for all layers.
     """
-    weights = {name: value.detach().cpu() for name, value in network.named_parameters() if decays(name, value)}
+    weights = {
+        name: value.detach().cpu()
+        for name, value in network.named_parameters()
+        if decays(name, value)
+    }
     sizes = torch.cat([value.abs().flatten() for value in weights.values()])
     mask = torch.ones(len(sizes), dtype=torch.bool)
     mask[torch.argsort(sizes, stable=True)[: round(share * len(sizes))]] = False
     parts = torch.split(mask, [value.numel() for value in weights.values()])
-    return {name: part.view(value.shape) for (name, value), part in zip(weights.items(), parts, strict=True)}
+    return {
+        name: part.view(value.shape)
+        for (name, value), part in zip(weights.items(), parts, strict=True)
+    }
 
 
 class KeepZeros(pl.Callback):
@@ -35,10 +42,14 @@ class KeepZeros(pl.Callback):
         self._masks = dict(masks)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._masks = {name: mask.to(self._weights[name].device) for name, mask in self._masks.items()}
+        self._masks = {
+            name: mask.to(self._weights[name].device) for name, mask in self._masks.items()
+        }
         self.apply()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
         self.apply()
 
     @torch.no_grad()

@@ -64,22 +64,34 @@ def network_of(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
             module = network.get_submodule(owner)
             held = getattr(module, last)
             if held.shape != value.shape:
-                setattr(module, last, nn.Parameter(torch.empty_like(value)) if isinstance(held, nn.Parameter) else torch.empty_like(value))
+                setattr(
+                    module,
+                    last,
+                    nn.Parameter(torch.empty_like(value))
+                    if isinstance(held, nn.Parameter)
+                    else torch.empty_like(value),
+                )
         network.load_state_dict(dict(weights), strict=True)
         example = torch.from_numpy(np.zeros((1, *spec.input.shape), spec.input.dtype))
         with torch.no_grad():
             network(example)
     except (AttributeError, RuntimeError) as error:
-        raise SchemaError(f"the pruned weights do not fit the network {spec.name!r}: {error} {_FIX}") from error
+        raise SchemaError(
+            f"the pruned weights do not fit the network {spec.name!r}: {error} {_FIX}"
+        ) from error
     return network
 
 
 def weights_content(weights: Mapping[str, Tensor]) -> bytes:
     """The bytes of `weights.safetensors`."""
-    return safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in weights.items()})
+    return safetensors.torch.save(
+        {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    )
 
 
-def save_pruned(folder: Path, card: PrunedCard, weights: Mapping[str, Tensor], score: OutlierScore) -> None:
+def save_pruned(
+    folder: Path, card: PrunedCard, weights: Mapping[str, Tensor], score: OutlierScore
+) -> None:
     """Write `folder` as a whole."""
     with files.new_directory(folder) as partial:
         files.write_bytes(partial / _WEIGHTS, weights_content(weights))
@@ -100,7 +112,9 @@ def read_pruned(folder: Path, checkpoint_sha256: str) -> PrunedCard | None:
     except ValueError as error:  # pydantic's and json's are both ValueErrors
         raise SchemaError(f"{path} is not what the prune stage writes: {error}. {_FIX}") from error
     if card.pruned_from != checkpoint_sha256:
-        raise SchemaError(f"{folder} was pruned from weights {card.pruned_from[:12]}, the checkpoint has {checkpoint_sha256[:12]}. {_FIX}")
+        raise SchemaError(
+            f"{folder} was pruned from weights {card.pruned_from[:12]}, the checkpoint has {checkpoint_sha256[:12]}. {_FIX}"
+        )
     return card
 
 

@@ -61,7 +61,9 @@ class Pruning:
     weights: dict[str, Tensor]
     fitted: FittedCalibration
     num_parameters: int  # of the trained network
-    bytes: dict[str, int]  # of the weights: before, after, before_compressed, after_compressed (zlib)
+    bytes: dict[
+        str, int
+    ]  # of the weights: before, after, before_compressed, after_compressed (zlib)
     metric: PairedDifference  # on the validation rows, from the trained network to this one
 
     def report(self) -> dict[str, Any]:
@@ -71,7 +73,11 @@ class Pruning:
             "share": self.card.share,
             "removed_share": self.removed_share,
             "widths": {name: width.model_dump() for name, width in self.card.widths.items()},
-            "parameters": {"before": self.num_parameters, "after": self.card.num_parameters, "zeros": self.card.num_zeros},
+            "parameters": {
+                "before": self.num_parameters,
+                "after": self.card.num_parameters,
+                "zeros": self.card.num_zeros,
+            },
             "bytes": self.bytes,
             "validation": self.metric.model_dump(mode="json"),
         }
@@ -88,32 +94,69 @@ class Pruning:
         """For a terminal."""
         sizes = {name: size(number_of) for name, number_of in self.bytes.items()}
         rows = [
-            ["trained", f"{self.num_parameters:,}", sizes["before"], sizes["before_compressed"], number(self.metric.before)],
-            ["pruned", f"{self.card.num_parameters:,}", sizes["after"], sizes["after_compressed"], number(self.metric.after)],
+            [
+                "trained",
+                f"{self.num_parameters:,}",
+                sizes["before"],
+                sizes["before_compressed"],
+                number(self.metric.before),
+            ],
+            [
+                "pruned",
+                f"{self.card.num_parameters:,}",
+                sizes["after"],
+                sizes["after_compressed"],
+                number(self.metric.after),
+            ],
         ]
-        columns = ["network", "parameters", "weights", "compressed", f"{self.metric.metric} on {self.metric.rows:,} validation rows"]
+        columns = [
+            "network",
+            "parameters",
+            "weights",
+            "compressed",
+            f"{self.metric.metric} on {self.metric.rows:,} validation rows",
+        ]
         what = "channels of the narrowed layers" if self.card.widths else "parameters are zero"
         told = f"{self.card.kind}: {self.removed_share:.1%} of the {what}, {self.card.share:.1%} was asked for"
         return f"{told}\n{text_table(columns, rows, '  ')}"
 
 
-def prune(seed: int, train: TrainParams, prune: PruneParams, evaluate: MeasuringParams, paths: PrunePaths) -> Pruning:
+def prune(
+    seed: int, train: TrainParams, prune: PruneParams, evaluate: MeasuringParams, paths: PrunePaths
+) -> Pruning:
     """Prune the checkpoint as `prune` asks.
 
     ParamsError where nothing can be pruned so; UnavailableError, TrainingError as for a training.
     """
     silence_chatter()
-    params = train.model_copy(update={**_NO_MORE, **ONE_PROCESS, "epochs": prune.epochs, "learning_rate": prune.learning_rate})
+    params = train.model_copy(
+        update={
+            **_NO_MORE,
+            **ONE_PROCESS,
+            "epochs": prune.epochs,
+            "learning_rate": prune.learning_rate,
+        }
+    )
     placement = place(params, one_process("a pruning", "prune"))
     data, trained = _open(paths), load_network(paths.checkpoint)
     network, widths, callbacks = _cut(trained, prune)
     with tempfile.TemporaryDirectory() as folder:
-        train_short(network, seed, params, placement, data, [*callbacks, EpochPrinter("fine-tune", "the validation rows")], Path(folder))
+        train_short(
+            network,
+            seed,
+            params,
+            placement,
+            data,
+            [*callbacks, EpochPrinter("fine-tune", "the validation rows")],
+            Path(folder),
+        )
     weights = {name: _stored(value) for name, value in network.state_dict().items()}
     network = network_of(trained.spec, weights)
     device, source = default_device(), read_model_card(paths.checkpoint)
     fitted = Calibrator(network, evaluate, seed, device).fit(data.train[0], data.val)
-    before, after = (predict(one, data.val.inputs, evaluate.batch_size, device) for one in (trained, network))
+    before, after = (
+        predict(one, data.val.inputs, evaluate.batch_size, device) for one in (trained, network)
+    )
     task = data.manifest.task
     metric = "accuracy" if is_classification(task) else "rmse"
     resampling = Resampling(seed, evaluate.bootstrap_samples, evaluate.confidence)
@@ -153,11 +196,15 @@ def _stored(value: Tensor) -> Tensor:
 def _open(paths: PrunePaths) -> TrainingData:
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
-    train, val = (open_split(paths.packed, manifest, split, verify=True) for split in ("train", "val"))
+    train, val = (
+        open_split(paths.packed, manifest, split, verify=True) for split in ("train", "val")
+    )
     return TrainingData(manifest, [train, copies] if copies else [train], val, plan)
 
 
-def _cut(trained: Network, prune: PruneParams) -> tuple[Network, dict[str, Width], list[pl.Callback]]:
+def _cut(
+    trained: Network, prune: PruneParams
+) -> tuple[Network, dict[str, Width], list[pl.Callback]]:
     """A network of its own to be trained on, what became narrower, and what keeps zeros at zero."""
     if prune.kind == "structured":
         weights, widths = prune_channels(trained, prune.share)

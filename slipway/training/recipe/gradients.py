@@ -27,17 +27,30 @@ def loss_scale(trainer: pl.Trainer) -> float | None:
         engine = trainer.strategy.deepspeed_engine
         return float(engine.optimizer.cur_scale) if engine.fp16_enabled() else None
     plugin = trainer.strategy.precision_plugin
-    return float(plugin.scaler.get_scale()) if isinstance(plugin, MixedPrecision) and plugin.scaler is not None else None
+    return (
+        float(plugin.scaler.get_scale())
+        if isinstance(plugin, MixedPrecision) and plugin.scaler is not None
+        else None
+    )
 
 
-def whole_tensors(trainer: pl.Trainer, network: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+def whole_tensors(
+    trainer: pl.Trainer, network: nn.Module
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """(name, weight, gradient) of each parameter between backward and optimizer step, on all ranks together."""
     if not isinstance(trainer.strategy, DeepSpeedStrategy):
-        yield from ((name, parameter.detach(), parameter.grad) for name, parameter in network.named_parameters())
+        yield from (
+            (name, parameter.detach(), parameter.grad)
+            for name, parameter in network.named_parameters()
+        )
         return
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
     scale = loss_scale(trainer) or 1.0
     for name, parameter in network.named_parameters():
         gradient = safe_get_full_grad(parameter)
-        yield name, safe_get_full_fp32_param(parameter), None if gradient is None else torch.as_tensor(gradient).float() / scale
+        yield (
+            name,
+            safe_get_full_fp32_param(parameter),
+            None if gradient is None else torch.as_tensor(gradient).float() / scale,
+        )

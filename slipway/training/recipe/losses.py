@@ -23,7 +23,9 @@ class RowLosses(nn.Module):
 
     class_weights: Tensor | None
 
-    def __init__(self, network: Network, params: TrainParams, class_weights: Tensor | None = None) -> None:
+    def __init__(
+        self, network: Network, params: TrainParams, class_weights: Tensor | None = None
+    ) -> None:
         super().__init__()
         self._classes = is_classification(network.spec.task)
         self._target_std = network.spec.target_scale.std if network.spec.target_scale else 1.0
@@ -40,7 +42,9 @@ class RowLosses(nn.Module):
         own = self._unmixed(answers, targets)
         if mixing is None:
             return own
-        return mixing.own_shares * own + (1 - mixing.own_shares) * self._unmixed(answers, mixing.targets)
+        return mixing.own_shares * own + (1 - mixing.own_shares) * self._unmixed(
+            answers, mixing.targets
+        )
 
     def _unmixed(self, answers: Tensor, targets: Tensor) -> Tensor:
         if answers.ndim == 3:
@@ -49,15 +53,25 @@ class RowLosses(nn.Module):
             return alone.view(-1, num_submodels).mean(dim=1)
         if self._classes:
             smoothing = self._label_smoothing
-            return F.cross_entropy(answers.float(), targets, self.class_weights, label_smoothing=smoothing, reduction="none")
+            return F.cross_entropy(
+                answers.float(),
+                targets,
+                self.class_weights,
+                label_smoothing=smoothing,
+                reduction="none",
+            )
         errors = (answers[:, 0].float() - targets) / self._target_std
         if self._huber_delta is None:
             return errors**2
-        return F.huber_loss(errors, torch.zeros_like(errors), delta=self._huber_delta, reduction="none")
+        return F.huber_loss(
+            errors, torch.zeros_like(errors), delta=self._huber_delta, reduction="none"
+        )
 
 
 def class_weights(
-    asked: Literal["none", "balanced"] | Mapping[str, float], classes: Sequence[str], targets: NDArray[np.float64]
+    asked: Literal["none", "balanced"] | Mapping[str, float],
+    classes: Sequence[str],
+    targets: NDArray[np.float64],
 ) -> Tensor | None:
     """(K,) float32 in the order of `classes`, or None where none are asked for. Their mean over the training rows is 1.
 
@@ -79,7 +93,11 @@ def l1_penalty(network: nn.Module, factor: float) -> Tensor | float:
     """`factor` times the sum of the magnitudes of the weights, () float32; norms, scales, biases and what is frozen are left out."""
     if not factor:
         return 0.0
-    weights = [parameter for name, parameter in network.named_parameters() if parameter.requires_grad and decays(name, parameter)]
+    weights = [
+        parameter
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and decays(name, parameter)
+    ]
     return factor * torch.stack([weight.float().abs().sum() for weight in weights]).sum()
 
 
@@ -88,6 +106,10 @@ def _check_names(asked: Mapping[str, float], classes: Sequence[str]) -> None:
     for name in asked:
         if name not in classes:
             close = difflib.get_close_matches(name, classes, n=1, cutoff=0.5)
-            problems.append(f"{name!r} is no class" + (f"; did you mean {close[0]!r}?" if close else ""))
+            problems.append(
+                f"{name!r} is no class" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
     if problems:
-        raise ParamsError(f"train.class_weights needs a number for each of the classes {', '.join(classes)}: {', '.join(problems)}.")
+        raise ParamsError(
+            f"train.class_weights needs a number for each of the classes {', '.join(classes)}: {', '.join(problems)}."
+        )

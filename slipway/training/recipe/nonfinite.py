@@ -36,7 +36,9 @@ class _BadStep(NamedTuple):
 
     of_loss: bool  # otherwise every loss is finite and the gradient alone is not
     num_rows: int
-    ids: list[str]  # of the rows whose loss is not finite; of all rows of the step where every loss is
+    ids: list[
+        str
+    ]  # of the rows whose loss is not finite; of all rows of the step where every loss is
 
 
 class StepGuard:
@@ -46,7 +48,9 @@ class StepGuard:
         self.num_skipped = 0  # steps of the whole run whose loss or gradient was not finite
         self.just_dropped = False  # the last optimizer step changed nothing: for what follows the weights, like an average of them
         self._network, self._params, self._ids = network, params, ids
-        self._buffers: list[Tensor] | None = None  # of the network on its device, which is known at the first batch
+        self._buffers: list[Tensor] | None = (
+            None  # of the network on its device, which is known at the first batch
+        )
         self._kept_buffers: list[Tensor] = []
         self._seen: list[SeenLosses] = []
         self.gradient_norm: Tensor | None = (
@@ -91,7 +95,9 @@ class StepGuard:
         self.gradient_norm, self._is_finite = norm, bool(torch.isfinite(norm))
         if not self._is_finite:
             self._scaler = _LossScaler(getattr(trainer.precision_plugin, "scaler", None))
-            optimizer.zero_grad(set_to_none=True)  # without a gradient no optimizer of torch touches a weight or its own state
+            optimizer.zero_grad(
+                set_to_none=True
+            )  # without a gradient no optimizer of torch touches a weight or its own state
         elif self._params.gradient_clip_norm:
             clip_grads_with_norm_(parameters, self._params.gradient_clip_norm, norm)
 
@@ -132,11 +138,18 @@ class StepGuard:
     def _go_on_or_stop(self, trainer: Trainer, what: str) -> None:
         most = self._params.max_skipped_steps
         if self._params.not_finite == "stop":
-            raise TrainingError(f"{what} {_CURES}, or let such steps be left out: train.not_finite: skip.")
+            raise TrainingError(
+                f"{what} {_CURES}, or let such steps be left out: train.not_finite: skip."
+            )
         if self.num_skipped > most:
-            raise TrainingError(f"{what} It is skipped step {self.num_skipped} of the run, train.max_skipped_steps is {most}. {_CURES}.")
+            raise TrainingError(
+                f"{what} It is skipped step {self.num_skipped} of the run, train.max_skipped_steps is {most}. {_CURES}."
+            )
         if trainer.is_global_zero:
-            print(f"skipped   {what} Skipped steps so far: {self.num_skipped} of at most {most}.", flush=True)
+            print(
+                f"skipped   {what} Skipped steps so far: {self.num_skipped} of at most {most}.",
+                flush=True,
+            )
 
     def _describe(self, seen: list[SeenLosses]) -> _BadStep:
         rows = torch.cat([batch.rows for batch in seen]).tolist()
@@ -155,9 +168,13 @@ class _LossScaler:
         self._scaler = scaler
         self._of_torch = isinstance(scaler, torch.amp.GradScaler)
         self.scales = self._of_torch or getattr(scaler, "dynamic", False)
-        self._state = scaler.state_dict() if self._of_torch else dict(vars(scaler)) if self.scales else {}
+        self._state = (
+            scaler.state_dict() if self._of_torch else dict(vars(scaler)) if self.scales else {}
+        )
         if self.scales and not self._of_torch:
-            scaler.raise_error_at_min_scale = False  # it would end the run in the middle of a step, with a bare Exception
+            scaler.raise_error_at_min_scale = (
+                False  # it would end the run in the middle of a step, with a bare Exception
+            )
 
     @property
     def value(self) -> float:
@@ -192,7 +209,9 @@ def _at_the_floor(bad: _BadStep, step: str, scale: float) -> str:
 
 
 def _named(ids: list[str]) -> str:
-    return ", ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
+    return ", ".join(ids[:_MOST_NAMED]) + (
+        f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
+    )
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:

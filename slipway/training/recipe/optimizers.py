@@ -12,22 +12,36 @@ from slipway.config.sections import TrainParams
 from slipway.training.networks.freezing import num_frozen, parts_of
 from slipway.training.networks.networks import Network
 
-Share = Callable[[int], float]  # of the learning rate's peak, in [0, 1], for optimizer step `step`, counted from 0
+Share = Callable[
+    [int], float
+]  # of the learning rate's peak, in [0, 1], for optimizer step `step`, counted from 0
 # Where one_cycle begins, and how many times smaller it ends: those of torch's OneCycleLR.
 _ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1e-4
 
 
-def optimizer_and_schedule(network: Network, params: TrainParams, steps_per_epoch: int) -> OptimizerLRSchedulerConfig:
+def optimizer_and_schedule(
+    network: Network, params: TrainParams, steps_per_epoch: int
+) -> OptimizerLRSchedulerConfig:
     """What `params` ask for. Decay leaves norms, scales and biases alone, and the learning rate of a frozen part is 0."""
-    parts = parts_of(network) if params.freeze_epochs else [[name for name, _ in network.named_parameters()]]
+    parts = (
+        parts_of(network)
+        if params.freeze_epochs
+        else [[name for name, _ in network.named_parameters()]]
+    )
     share, named = learning_rate_share(params, steps_per_epoch), dict(network.named_parameters())
     groups: list[dict[str, Any]] = []
     shares: list[Share] = []
     for index, part in enumerate(parts):
         for decay in (True, False):
-            chosen = [named[name] for name in part if decays(name, named[name]) is decay and named[name].requires_grad]
+            chosen = [
+                named[name]
+                for name in part
+                if decays(name, named[name]) is decay and named[name].requires_grad
+            ]
             if chosen:
-                groups.append({"params": chosen, "weight_decay": params.weight_decay if decay else 0.0})
+                groups.append(
+                    {"params": chosen, "weight_decay": params.weight_decay if decay else 0.0}
+                )
                 shares.append(_share_of_part(share, index, len(parts), params, steps_per_epoch))
     optimizer = _optimizer(groups, params)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shares)
@@ -37,7 +51,9 @@ def optimizer_and_schedule(network: Network, params: TrainParams, steps_per_epoc
 def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
     """The names of the weights in the order in which the optimizer counts them."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    return [
+        names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
+    ]
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -53,13 +69,20 @@ def learning_rate_share(params: TrainParams, steps_per_epoch: int) -> Share:
     if params.schedule == "cosine":
         return lambda step: _rise(step, warmup) or _cosine(step - warmup, total - warmup)
     if params.schedule == "step":
-        every, factor = (params.step_epochs or params.epochs) * steps_per_epoch, params.step_factor or 1.0
+        every, factor = (
+            (params.step_epochs or params.epochs) * steps_per_epoch,
+            params.step_factor or 1.0,
+        )
         return lambda step: _rise(step, warmup) or factor ** (min(step, total - 1) // every)
     return lambda step: _rise(step, warmup) or 1.0
 
 
-def _share_of_part(share: Share, index: int, num_parts: int, params: TrainParams, steps_per_epoch: int) -> Share:
-    return lambda step: share(step) if index >= num_frozen(step // steps_per_epoch, num_parts, params) else 0.0
+def _share_of_part(
+    share: Share, index: int, num_parts: int, params: TrainParams, steps_per_epoch: int
+) -> Share:
+    return lambda step: (
+        share(step) if index >= num_frozen(step // steps_per_epoch, num_parts, params) else 0.0
+    )
 
 
 def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim.Optimizer:
@@ -67,7 +90,13 @@ def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim
     fused = True if params.offload != "none" else None
     if params.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=params.learning_rate, fused=fused)
-    return torch.optim.SGD(groups, lr=params.learning_rate, momentum=params.momentum or 0.0, nesterov=params.nesterov, fused=fused)
+    return torch.optim.SGD(
+        groups,
+        lr=params.learning_rate,
+        momentum=params.momentum or 0.0,
+        nesterov=params.nesterov,
+        fused=fused,
+    )
 
 
 def _rise(step: int, num_steps: int) -> float:
@@ -84,7 +113,9 @@ def _one_cycle(step: int, num_rising: int, num_steps: int) -> float:
     top = max(1, num_rising - 1)
     if step <= top:
         return _between(_ONE_CYCLE_START, 1.0, step / top)
-    return _between(1.0, _ONE_CYCLE_START * _ONE_CYCLE_END, min(1.0, (step - top) / max(1, num_steps - 1 - top)))
+    return _between(
+        1.0, _ONE_CYCLE_START * _ONE_CYCLE_END, min(1.0, (step - top) / max(1, num_steps - 1 - top))
+    )
 
 
 def _between(start: float, end: float, progress: float) -> float:

@@ -18,7 +18,9 @@ from slipway.training.networks.networks import Network
 
 def fit_into_half(network: Network, dtype: torch.dtype) -> None:
     """Prepare `network` for parameters of `dtype` (float16 or bfloat16)."""
-    network.backbone.register_forward_pre_hook(lambda _, inputs: tuple(value.to(dtype) for value in inputs))
+    network.backbone.register_forward_pre_hook(
+        lambda _, inputs: tuple(value.to(dtype) for value in inputs)
+    )
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             _compute_in_float32(module)
@@ -62,7 +64,9 @@ def _normalise(norm: nn.modules.batchnorm._BatchNorm, inputs: Tensor) -> Tensor:
     use_batch = norm.training or norm.running_mean is None
     weight = None if norm.weight is None else norm.weight.float()
     bias = None if norm.bias is None else norm.bias.float()
-    return F.batch_norm(inputs, norm.running_mean, norm.running_var, weight, bias, use_batch, average, norm.eps)
+    return F.batch_norm(
+        inputs, norm.running_mean, norm.running_var, weight, bias, use_batch, average, norm.eps
+    )
 
 
 def _finish(norm: Any, outputs: Tensor) -> Tensor:

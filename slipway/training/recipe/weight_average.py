@@ -18,7 +18,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from slipway.training.running_statistics import average_running_statistics
 
 _STATE = "WeightAverage"  # the callback's name in the trainer's state
-_SHARED_STATE = Path("checkpoint/mp_rank_00_model_states.pt")  # where DeepSpeed puts what is not sharded
+_SHARED_STATE = Path(
+    "checkpoint/mp_rank_00_model_states.pt"
+)  # where DeepSpeed puts what is not sharded
 
 
 class WeightAverage(pl.Callback):
@@ -31,7 +33,9 @@ class WeightAverage(pl.Callback):
         self._network, self._decay = network, decay
         self._values: dict[str, Tensor] = {}  # float32, by name in the network
         self._num_updates = 0
-        self._own: dict[str, Tensor] = {}  # the weights of training, while the average is in their place
+        self._own: dict[
+            str, Tensor
+        ] = {}  # the weights of training, while the average is in their place
 
     @property
     def state_key(self) -> str:
@@ -45,7 +49,9 @@ class WeightAverage(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         device = trainer.strategy.root_device
-        found = self._values or {name: value.clone() for name, value in self._current(trainer).items()}
+        found = self._values or {
+            name: value.clone() for name, value in self._current(trainer).items()
+        }
         self._values = {name: value.to(device) for name, value in found.items()}
         self._num_updates = self._num_updates or trainer.global_step
 
@@ -58,7 +64,9 @@ class WeightAverage(pl.Callback):
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
         current = self._current(trainer)
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        average(list(self._values.values()), [current[name] for name in self._values], self._num_updates)
+        average(
+            list(self._values.values()), [current[name] for name in self._values], self._num_updates
+        )
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         average_running_statistics(self._network)  # those of training, which stay behind
@@ -76,7 +84,11 @@ class WeightAverage(pl.Callback):
 
     def buffers(self) -> dict[str, Tensor]:
         """The averages of running statistics, which every process has for itself."""
-        return {name: self._values[name] for name, _ in self._network.named_buffers() if name in self._values}
+        return {
+            name: self._values[name]
+            for name, _ in self._network.named_buffers()
+            if name in self._values
+        }
 
     def replace_weights(self) -> None:
         """Let the network have the average for good, after its training."""
@@ -98,11 +110,17 @@ class WeightAverage(pl.Callback):
 
     def _current(self, trainer: pl.Trainer) -> dict[str, Tensor]:
         """The weights of training in float32; where DeepSpeed computes in half precision, its masters of them. Collective."""
-        if not isinstance(trainer.strategy, DeepSpeedStrategy) or next(self._network.parameters()).dtype == torch.float32:
+        if (
+            not isinstance(trainer.strategy, DeepSpeedStrategy)
+            or next(self._network.parameters()).dtype == torch.float32
+        ):
             return _floating(self._network)
         from deepspeed.utils import safe_get_full_fp32_param
 
-        masters = {name: safe_get_full_fp32_param(parameter) for name, parameter in self._network.named_parameters()}
+        masters = {
+            name: safe_get_full_fp32_param(parameter)
+            for name, parameter in self._network.named_parameters()
+        }
         return {name: masters.get(name, value) for name, value in _floating(self._network).items()}
 
 
@@ -118,7 +136,9 @@ def averaged_weights(state: Path) -> dict[str, Tensor]:
 
 def _floating(network: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers that a checkpoint holds, but for counters."""
-    return {name: value for name, value in network.state_dict().items() if value.is_floating_point()}
+    return {
+        name: value for name, value in network.state_dict().items() if value.is_floating_point()
+    }
 
 
 @torch.no_grad()

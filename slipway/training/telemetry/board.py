@@ -18,7 +18,9 @@ _FRAME = 128  # grey level
 class Board:
     """Writes to `folder` from step `step` on; `history` has the metrics of the epochs before it, of `steps_per_epoch` steps each."""
 
-    def __init__(self, folder: Path, step: int, history: Sequence[Mapping[str, float]], steps_per_epoch: int) -> None:
+    def __init__(
+        self, folder: Path, step: int, history: Sequence[Mapping[str, float]], steps_per_epoch: int
+    ) -> None:
         is_known = any(folder.glob("events.out.tfevents.*"))
         self._writer = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
         if not is_known:

@@ -47,7 +47,9 @@ class CostMeter(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.global_step > self._step:
-            self._step_seconds.append((time.perf_counter() - self._began) / (trainer.global_step - self._step))
+            self._step_seconds.append(
+                (time.perf_counter() - self._began) / (trainer.global_step - self._step)
+            )
         self._began = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -57,7 +59,9 @@ class CostMeter(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """The saves are gone after success."""
-        self.save_bytes = max((folder_bytes(folder) for folder in self._saves.iterdir() if folder.is_dir()), default=0)
+        self.save_bytes = max(
+            (folder_bytes(folder) for folder in self._saves.iterdir() if folder.is_dir()), default=0
+        )
 
     @property
     def step_seconds(self) -> float:
@@ -70,7 +74,9 @@ class CostMeter(pl.Callback):
         return statistics.median(self._validation_seconds[1:] or self._validation_seconds or [0.0])
 
 
-def write_costs(path: Path, run: str, num_parameters: int, meter: CostMeter, checkpoint: Path, board: Path) -> None:
+def write_costs(
+    path: Path, run: str, num_parameters: int, meter: CostMeter, checkpoint: Path, board: Path
+) -> None:
     """Write the file."""
     costs = Costs(
         format_version=1,

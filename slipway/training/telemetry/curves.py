@@ -18,15 +18,24 @@ def read_curves(live: Path) -> dict[str, list[Series]]:
     curves: dict[str, list[Series]] = {}
     for path in sorted(root.rglob("*.tsv")):
         if path.stem != "epoch":
-            curves.setdefault(path.stem, []).append(_read_line(path, path.parent.relative_to(root).as_posix()))
+            curves.setdefault(path.stem, []).append(
+                _read_line(path, path.parent.relative_to(root).as_posix())
+            )
     return curves
 
 
 def _read_line(path: Path, split: str) -> Series:
     try:
         with path.open(newline="") as file:
-            points = [(float(row["step"]), float(row[path.stem])) for row in csv.DictReader(file, delimiter="\t")]
+            points = [
+                (float(row["step"]), float(row[path.stem]))
+                for row in csv.DictReader(file, delimiter="\t")
+            ]
     except (KeyError, TypeError, ValueError) as error:
-        raise SchemaError(f"{path} is not a curve of DVCLive ({error!r}), expected the columns step and {path.stem}.") from error
+        raise SchemaError(
+            f"{path} is not a curve of DVCLive ({error!r}), expected the columns step and {path.stem}."
+        ) from error
     shown = points[:: max(1, len(points) // _MOST_POINTS)]
-    return Series(name=path.stem if split == "." else split, x=[x for x, _ in shown], y=[y for _, y in shown])
+    return Series(
+        name=path.stem if split == "." else split, x=[x for x, _ in shown], y=[y for _, y in shown]
+    )

@@ -53,8 +53,12 @@ class EpochLines(pl.Callback):
         epoch, metrics = trainer.current_epoch + 1, pl_module.epoch_metrics
         width = len(str(trainer.max_epochs))
         memory = peak_bytes(on_gpu=trainer.strategy.root_device.type == "cuda")
-        figures = figures_line({**self._figures, "loss_scale": loss_scale(trainer), "memory_bytes": memory})
-        print(f"epoch {epoch:>{width}}/{trainer.max_epochs}  {_line(metrics)}  {figures}", flush=True)
+        figures = figures_line(
+            {**self._figures, "loss_scale": loss_scale(trainer), "memory_bytes": memory}
+        )
+        print(
+            f"epoch {epoch:>{width}}/{trainer.max_epochs}  {_line(metrics)}  {figures}", flush=True
+        )
         _log(trainer.loggers, metrics, epoch)
 
     def _begin(self, trainer: pl.Trainer) -> None:
@@ -68,7 +72,12 @@ class _EpochLogger(DVCLiveLogger):
     None of those callers logs here: all that is logged comes from `_log`.
     """
 
-    def log_metrics(self, metrics: Mapping[str, int | float | str], step: int | None = None, sync: bool | None = False) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, int | float | str],
+        step: int | None = None,
+        sync: bool | None = False,
+    ) -> None:
         FabricDVCLiveLogger.log_metrics(self, metrics, step, sync)
 
 
@@ -79,9 +88,13 @@ class _Bar(TQDMProgressBar):
         super().__init__(leave=False)
         self._telemetry = telemetry
 
-    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, int | str | float | dict[str, float]]:
+    def get_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
         latest = self._telemetry.latest
-        return {"": figures_line(latest), "loss": f"{latest['loss']:.3f}"} if "loss" in latest else {}
+        return (
+            {"": figures_line(latest), "loss": f"{latest['loss']:.3f}"} if "loss" in latest else {}
+        )
 
 
 def figures_line(figures: Mapping[str, float | None]) -> str:
@@ -101,7 +114,9 @@ def loggers(live: Path) -> list[Logger]:
     try:
         dvclive = Live(dir=str(live), save_dvc_exp=False, dvcyaml=None, report=None)
     except SCMError as error:
-        raise UnavailableError(f"DVCLive cannot log in this git repository: {error}. Make its first commit: git commit.") from error
+        raise UnavailableError(
+            f"DVCLive cannot log in this git repository: {error}. Make its first commit: git commit."
+        ) from error
     return [_EpochLogger(experiment=dvclive)]
 
 
@@ -120,9 +135,17 @@ def progress_bars(telemetry: StepTelemetry) -> list[pl.Callback]:
 
 def silence_chatter() -> None:
     """Keep out what Lightning and DeepSpeed say at every start; warnings that could matter stay."""
-    for name in ("pytorch_lightning", "lightning_fabric", "DeepSpeed", "lightning.pytorch", "lightning.fabric"):
+    for name in (
+        "pytorch_lightning",
+        "lightning_fabric",
+        "DeepSpeed",
+        "lightning.pytorch",
+        "lightning.fabric",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # misses CUDA where there is none
+    logging.getLogger("torch.utils.cpp_extension").setLevel(
+        logging.ERROR
+    )  # misses CUDA where there is none
     for text in (
         ".*does not have many workers.*",
         ".*your dataloader is not resumable.*",  # it has no state: order and augmentation follow from (seed, epoch, id)
@@ -141,7 +164,10 @@ def silence_chatter() -> None:
 def _line(metrics: dict[str, float]) -> str:
     forms = {"learning_rate": ".2e", "skipped_steps": ".0f"}
     shown = {name: value for name, value in metrics.items() if name != "skipped_steps" or value}
-    return "  ".join(f"{name.replace('_', ' ')} {value:{forms.get(name, '.4f')}}" for name, value in shown.items())
+    return "  ".join(
+        f"{name.replace('_', ' ')} {value:{forms.get(name, '.4f')}}"
+        for name, value in shown.items()
+    )
 
 
 def _log_history(targets: list[Logger], history: list[dict[str, float]]) -> None:

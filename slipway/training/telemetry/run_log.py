@@ -30,19 +30,38 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Refusals are what the user can mend, anything else is a failure."""
         if error is not None:
-            self.write("refused" if isinstance(error, SlipwayError) else "failed", error=type(error).__name__, text=str(error))
+            self.write(
+                "refused" if isinstance(error, SlipwayError) else "failed",
+                error=type(error).__name__,
+                text=str(error),
+            )
 
     def name_run(self, run: str) -> None:
         """From now on events are of the training `run`."""
         self._run = run
-        self._attempt = 1 + sum(event["event"] == "started" and event["run"] == run for event in read_log(self._path.parent))
+        self._attempt = 1 + sum(
+            event["event"] == "started" and event["run"] == run
+            for event in read_log(self._path.parent)
+        )
 
     def write(self, event: str, **values: Any) -> None:
         """Append one line, whole or, where the process is killed or the disk is full, cut; `read_log` skips such a one."""
-        facts = {"time": _now(), "run": self._run, "attempt": self._attempt, "rank": self._rank, "pid": os.getpid(), "event": event}
+        facts = {
+            "time": _now(),
+            "run": self._run,
+            "attempt": self._attempt,
+            "rank": self._rank,
+            "pid": os.getpid(),
+            "event": event,
+        }
         line = json.dumps({**facts, **_finite(values)}, allow_nan=False, ensure_ascii=False) + "\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -71,7 +90,10 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN: such numbers become text."""
-    return {name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def _now() -> str:

@@ -5,7 +5,9 @@ import time
 import torch
 from pytorch_lightning.profilers import Profiler
 
-FETCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning 2.6; a test notices when it is renamed
+FETCH = (
+    "[_TrainingEpochLoop].train_dataloader_next"  # Lightning 2.6; a test notices when it is renamed
+)
 
 
 class StepClock(Profiler):
@@ -40,6 +42,9 @@ class Lap:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = max(time.perf_counter() - self._began, 1e-9)
-        found = {"rows_per_second": rows / seconds, "data_wait_share": (self._clock.waited_s - self._waited_s) / seconds}
+        found = {
+            "rows_per_second": rows / seconds,
+            "data_wait_share": (self._clock.waited_s - self._waited_s) / seconds,
+        }
         self.begin()
         return found

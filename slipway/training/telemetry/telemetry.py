@@ -41,13 +41,17 @@ class StepTelemetry(pl.Callback):
         self._board: Board | None = None
         self._lap, self._lap_step = Lap(clock), 0
         self._learning_rate = 0.0
-        self.latest: dict[str, float] = {}  # of the last step that was written, for the progress bar
+        self.latest: dict[
+            str, float
+        ] = {}  # of the last step that was written, for the progress bar
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._lap_step = trainer.global_step
         if not trainer.is_global_zero:
             return
-        self._board = Board(self._where.board, trainer.global_step, self._where.history, self._where.steps_per_epoch)
+        self._board = Board(
+            self._where.board, trainer.global_step, self._where.history, self._where.steps_per_epoch
+        )
         if trainer.global_step == 0 and isinstance(pl_module.network.spec.input, ImageContract):
             self._show_first_batch(pl_module.network)
 
@@ -57,21 +61,32 @@ class StepTelemetry(pl.Callback):
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
         if self._is_due(trainer.global_step + 1) and trainer.is_global_zero:
-            self._learning_rate = float(optimizer.param_groups[0]["lr"])  # of this step: the schedule goes on before the batch ends
+            self._learning_rate = float(
+                optimizer.param_groups[0]["lr"]
+            )  # of this step: the schedule goes on before the batch ends
         every = self._params.log_histograms_every_epochs
         if every and trainer.is_last_batch and (trainer.current_epoch + 1) % every == 0:
             self._write_histograms(trainer, pl_module.network)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        ends_step = trainer.global_step > self._lap_step and (batch_idx + 1) % self._where.num_accumulated == 0
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        ends_step = (
+            trainer.global_step > self._lap_step
+            and (batch_idx + 1) % self._where.num_accumulated == 0
+        )
         if self._board and ends_step and self._is_due(trainer.global_step):
             self._write_step(trainer, pl_module, outputs)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self._board:
             epoch = trainer.current_epoch + 1
-            self._board.scalars({**pl_module.epoch_metrics, "epoch": float(epoch)}, trainer.global_step)
-            self._log.write("epoch", step=trainer.global_step, epoch=epoch, **pl_module.epoch_metrics)
+            self._board.scalars(
+                {**pl_module.epoch_metrics, "epoch": float(epoch)}, trainer.global_step
+            )
+            self._log.write(
+                "epoch", step=trainer.global_step, epoch=epoch, **pl_module.epoch_metrics
+            )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._close()

@@ -41,4 +41,8 @@ def calibrated(network: Network, calibration: Calibration, statistics: Path) -> 
     SchemaError if that file is missing or of another form, IntegrityError if it is not the one that was fitted.
     """
     temperature = calibration.temperature if is_classification(network.spec.task) else None
-    return CalibratedNetwork(network, temperature, load_outlier_score(statistics, calibration.outlier)).cpu().eval()
+    return (
+        CalibratedNetwork(network, temperature, load_outlier_score(statistics, calibration.outlier))
+        .cpu()
+        .eval()
+    )

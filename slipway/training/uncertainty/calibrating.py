@@ -36,24 +36,40 @@ class FittedCalibration:
         """Logits (N, K) to probabilities, softmax in float64; values (N, 1) as they are; what the exported graph answers."""
         if not is_classification(network.spec.task):
             return raw
-        return raw._replace(outputs=softmax(raw.outputs.astype(np.float64) / self.calibration.temperature).astype(np.float32))
+        return raw._replace(
+            outputs=softmax(raw.outputs.astype(np.float64) / self.calibration.temperature).astype(
+                np.float32
+            )
+        )
 
 
 class Calibrator:
     """Fits and applies the calibration of one network, on one device."""
 
     def __init__(self, network: Network, params: MeasuringParams, seed: int, device: str) -> None:
-        example = torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype))
+        example = torch.from_numpy(
+            np.zeros((1, *network.spec.input.shape), network.spec.input.dtype)
+        )
         self._layer = telling_layer(network.eval().cpu(), example)
         self._network, self._params, self._seed, self._device = network, params, seed, device
 
     def predict(self, inputs: Inputs, score: OutlierScore) -> Answers:
         """Logits (N, K) or values (N, 1), and outlier scores (N,)."""
-        return Answers(*predict_raw(self._network, self._layer, inputs, self._params.batch_size, self._device, score))
+        return Answers(
+            *predict_raw(
+                self._network, self._layer, inputs, self._params.batch_size, self._device, score
+            )
+        )
 
     def fit(self, train: PackedSplit, val: PackedSplit) -> FittedCalibration:
         """From training rows for the score, and validation rows for everything else."""
-        known = predict_raw(self._network, self._layer, self._training_rows(train), self._params.batch_size, self._device)
+        known = predict_raw(
+            self._network,
+            self._layer,
+            self._training_rows(train),
+            self._params.batch_size,
+            self._device,
+        )
         score = fit_outlier_score(self._layer, known.features)
         raw, is_fitted = self.predict(val.inputs, score), fitting_half(val.keys, self._seed)
         temperature = 1.0
@@ -63,14 +79,31 @@ class Calibrator:
         return self._with_thresholds(temperature, score, held_out, val.targets[~is_fitted])
 
     def _with_thresholds(
-        self, temperature: float, score: OutlierScore, held_out: Answers, targets: NDArray[np.float64]
+        self,
+        temperature: float,
+        score: OutlierScore,
+        held_out: Answers,
+        targets: NDArray[np.float64],
     ) -> FittedCalibration:
         params, rows = self._params, len(targets)
         conformal = Conformal(coverage=params.coverage, threshold=None, rows=rows)
-        outlier = Outlier(share=params.outlier_share, threshold=None, rows=rows, layer=self._layer, statistics_sha256=digest(score))
-        fitted = FittedCalibration(Calibration(temperature=temperature, conformal=conformal, outlier=outlier), score)
-        answers, of_classes = fitted.apply(self._network, held_out), is_classification(self._network.spec.task)
-        return FittedCalibration(with_thresholds(fitted.calibration, answers, targets, of_classes=of_classes), score)
+        outlier = Outlier(
+            share=params.outlier_share,
+            threshold=None,
+            rows=rows,
+            layer=self._layer,
+            statistics_sha256=digest(score),
+        )
+        fitted = FittedCalibration(
+            Calibration(temperature=temperature, conformal=conformal, outlier=outlier), score
+        )
+        answers, of_classes = (
+            fitted.apply(self._network, held_out),
+            is_classification(self._network.spec.task),
+        )
+        return FittedCalibration(
+            with_thresholds(fitted.calibration, answers, targets, of_classes=of_classes), score
+        )
 
     def _training_rows(self, train: PackedSplit) -> Inputs:
         """Which ones depends on seed and ids alone."""

@@ -86,7 +86,10 @@ class FoldTraining:
     def others(self, fold: int) -> PackedSplit:
         """The rows of the other folds and their offline copies; a copy is in the fold of its original."""
         train, *copies = self.data.train
-        folds = [self.folds, *(self.folds[original_rows(len(train), len(split))] for split in copies)]
+        folds = [
+            self.folds,
+            *(self.folds[original_rows(len(train), len(split))] for split in copies),
+        ]
         return self._select(np.flatnonzero(np.concatenate(folds) != fold))
 
     def _select(self, rows: NDArray[np.int64]) -> PackedSplit:
@@ -94,7 +97,9 @@ class FoldTraining:
         return select([train, self.data.val, *copies], rows, tuple(self.data.manifest.input.shape))
 
 
-def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table, paths: FoldPaths) -> FoldTraining:
+def plan_folds(
+    seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table, paths: FoldPaths
+) -> FoldTraining:
     """How networks are trained for the folds of `audit_folds.audited_rows`: as `train` asks, but for `audit.epochs` and in one process.
 
     ParamsError, UnavailableError as for a training; DataError where the rows have no such folds, SchemaError where others are packed.
@@ -105,15 +110,33 @@ def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table
     plan, copies = open_augmented(paths.augmented, manifest)
     learnt, val = (open_split(paths.packed, manifest, split) for split in AUDITED)
     if [*learnt.ids, *val.ids] != rows["id"].to_pylist():
-        raise SchemaError(f"{paths.packed} does not hold the rows of the split. Run `dvc repro precompute`.")
+        raise SchemaError(
+            f"{paths.packed} does not hold the rows of the split. Run `dvc repro precompute`."
+        )
     folds = audit_folds(rows, audit.folds, seed)
     depends_on = {
-        "training": take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained_file(params)).digest,
+        "training": take_fingerprint(
+            seed,
+            params,
+            placement,
+            paths.packed,
+            paths.augmented,
+            paths.root,
+            pretrained_file(params),
+        ).digest,
         "code": stage_digest(paths.root, "audit"),
         "folds": files.sha256_bytes(folds.tobytes()),
     }
     data = TrainingData(manifest, [learnt, copies] if copies else [learnt], val, plan)
-    return FoldTraining(seed, params, requested_setup(train), placement, data, folds, files.digest_json(depends_on)[:16])
+    return FoldTraining(
+        seed,
+        params,
+        requested_setup(train),
+        placement,
+        data,
+        folds,
+        files.digest_json(depends_on)[:16],
+    )
 
 
 def predict_out_of_fold(training: FoldTraining, folder: Path) -> NDArray[np.float32]:
@@ -136,16 +159,22 @@ def predict_out_of_fold(training: FoldTraining, folder: Path) -> NDArray[np.floa
 
 def _answers_of_fold(training: FoldTraining, fold: int, folder: Path) -> NDArray[np.float32]:
     held_out = training.held_out(fold)
-    data = TrainingData(training.data.manifest, [training.others(fold)], held_out, training.data.plan)
+    data = TrainingData(
+        training.data.manifest, [training.others(fold)], held_out, training.data.plan
+    )
     network = _train(training, data, f"fold {fold + 1}/{training.num_folds}", folder)
     device = "cuda" if training.placement.accelerator == "gpu" else "cpu"
     return predict(network, held_out.inputs, training.params.max_batch_per_device, device)
 
 
 def _train(training: FoldTraining, data: TrainingData, name: str, folder: Path) -> Network:
-    network = drawn_network(training.seed, training.params, network_spec(training.params, data.manifest))
+    network = drawn_network(
+        training.seed, training.params, network_spec(training.params, data.manifest)
+    )
     printer = EpochPrinter(name, "the fold")
-    train_short(network, training.seed, training.params, training.placement, data, [printer], folder)
+    train_short(
+        network, training.seed, training.params, training.placement, data, [printer], folder
+    )
     return network
 
 

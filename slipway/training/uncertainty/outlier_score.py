@@ -47,7 +47,9 @@ class OutlierScore(nn.Module):
         # Each step is a call of the runtime's for every batch, so what is constant is put together, and no power is asked for.
         scale = features.shape[1] ** -0.5
         along = along * (self.inverse_deviations * scale)
-        squares = (along * along).sum(dim=1) + (rest * rest).sum(dim=1) * (self.inverse_rest * scale).square()
+        squares = (along * along).sum(dim=1) + (rest * rest).sum(dim=1) * (
+            self.inverse_rest * scale
+        ).square()
         score: Tensor = squares.sqrt()
         return score
 
@@ -56,7 +58,9 @@ def fit_outlier_score(layer: str, features: NDArray[np.float32]) -> OutlierScore
     """From (N, D) features of training rows."""
     rows = features.astype(np.float64)
     centre = rows.mean(axis=0)
-    variances, directions = np.linalg.eigh(np.cov(rows, rowvar=False, bias=True).reshape(rows.shape[1], -1))  # ascending
+    variances, directions = np.linalg.eigh(
+        np.cov(rows, rowvar=False, bias=True).reshape(rows.shape[1], -1)
+    )  # ascending
     num_kept = min(_MOST_DIRECTIONS, len(variances))
     least = max(float((rows * rows).mean()) * _LEAST_SHARE, 1e-12)
     kept, rest = variances[::-1][:num_kept], variances[::-1][num_kept:]
@@ -68,7 +72,10 @@ def fit_outlier_score(layer: str, features: NDArray[np.float32]) -> OutlierScore
         "inverse_deviations": 1 / deviations,
         "inverse_rest": np.array(1 / common if len(rest) else 0.0),
     }
-    return OutlierScore(layer, {name: torch.from_numpy(values).to(torch.float32) for name, values in statistics.items()})
+    return OutlierScore(
+        layer,
+        {name: torch.from_numpy(values).to(torch.float32) for name, values in statistics.items()},
+    )
 
 
 def save_outlier_score(path: Path, score: OutlierScore) -> None:
@@ -92,8 +99,12 @@ def load_outlier_score(path: Path, fitted: Outlier) -> OutlierScore:
     try:
         return OutlierScore(fitted.layer, safetensors.torch.load(payload))
     except (KeyError, SafetensorError) as error:
-        raise SchemaError(f"{path} is not what the evaluate stage writes: {error!r}. {_FIX}") from error
+        raise SchemaError(
+            f"{path} is not what the evaluate stage writes: {error!r}. {_FIX}"
+        ) from error
 
 
 def _content(score: OutlierScore) -> bytes:
-    return safetensors.torch.save({name: getattr(score, name).cpu().contiguous() for name in _NAMES})
+    return safetensors.torch.save(
+        {name: getattr(score, name).cpu().contiguous() for name in _NAMES}
+    )

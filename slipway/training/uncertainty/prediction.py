@@ -41,17 +41,30 @@ def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> N
 
 
 def predict_raw(
-    network: Network, layer: str | None, inputs: Inputs, batch_size: int, device: str, score: nn.Module | None = None
+    network: Network,
+    layer: str | None,
+    inputs: Inputs,
+    batch_size: int,
+    device: str,
+    score: nn.Module | None = None,
 ) -> RawAnswers:
     """The same before the softmax, with the features that `layer` takes; none where it is None.
 
     With a `score` its numbers are kept instead of the features, which of many rows take much memory.
     """
     network.eval().to(device)
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+    with (
+        torch.inference_mode(),
+        torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+        ),
+    ):
         starts = range(0, len(inputs), batch_size)
         made = (score or nn.Identity()).to(device)
-        parts = [_answer(network, layer, made, inputs[start : start + batch_size], device) for start in starts]
+        parts = [
+            _answer(network, layer, made, inputs[start : start + batch_size], device)
+            for start in starts
+        ]
     answers, features = (np.concatenate(part) for part in zip(*parts, strict=True))
     wrong = ~np.isfinite(answers).all(axis=1)
     if wrong.any():
@@ -62,8 +75,14 @@ def predict_raw(
     return RawAnswers(answers, features)
 
 
-def _answer(network: Network, layer: str | None, made: nn.Module, rows: NDArray[Any], device: str) -> RawAnswers:
+def _answer(
+    network: Network, layer: str | None, made: nn.Module, rows: NDArray[Any], device: str
+) -> RawAnswers:
     """(B, ...) -> (B, K), (B, D); the copy is because torch takes no read-only memory map."""
     taken = torch.from_numpy(np.array(rows)).to(device)
-    answer, features = (network(taken), torch.empty(len(taken), 0)) if layer is None else answer_and_features(network, layer, taken)
+    answer, features = (
+        (network(taken), torch.empty(len(taken), 0))
+        if layer is None
+        else answer_and_features(network, layer, taken)
+    )
     return RawAnswers(answer.float().cpu().numpy(), made(features).cpu().numpy())

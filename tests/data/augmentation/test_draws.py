@@ -44,16 +44,23 @@ def test_nothing_asked_for_changes_nothing() -> None:
     for found, neutral in zip(draw(plan(), 3, KEYS[:5]), unchanged(5), strict=True):
         assert np.array_equal(found, neutral)
     identity = np.array([[1, 0, 0], [0, 1, 0]], np.float32)
-    assert np.array_equal(affine_matrices(draw(plan(), 3, KEYS[:5]), 16), np.broadcast_to(identity, (5, 2, 3)))
+    assert np.array_equal(
+        affine_matrices(draw(plan(), 3, KEYS[:5]), 16), np.broadcast_to(identity, (5, 2, 3))
+    )
     assert not draw(plan(), 3, KEYS[:5]).recolours
     assert (draw_mixing(plan(), 3, KEYS, 16).own_share == 1).all()
 
 
 def test_draws_depend_on_the_key_alone_and_not_on_its_neighbours() -> None:
     some = slice(100, 107)
-    for everything, part in zip(draw(plan(**ON), 3, KEYS), draw(plan(**ON), 3, KEYS[some]), strict=True):
+    for everything, part in zip(
+        draw(plan(**ON), 3, KEYS), draw(plan(**ON), 3, KEYS[some]), strict=True
+    ):
         assert np.array_equal(part, everything[some])
-    mixing, of_some = draw_mixing(plan(**ON), 3, KEYS, 16), draw_mixing(plan(**ON), 3, KEYS[some], 16)
+    mixing, of_some = (
+        draw_mixing(plan(**ON), 3, KEYS, 16),
+        draw_mixing(plan(**ON), 3, KEYS[some], 16),
+    )
     assert np.array_equal(of_some.own_share, mixing.own_share[some])
     assert np.array_equal(of_some.boxes, mixing.boxes[some])
 
@@ -62,7 +69,10 @@ def test_draws_depend_on_the_key_alone_and_not_on_its_neighbours() -> None:
 def test_every_epoch_draws_anew(epoch: int) -> None:
     for first, second in zip(draw(plan(**ON), 3, KEYS), draw(plan(**ON), epoch, KEYS), strict=True):
         assert not np.array_equal(first, second)
-    assert not np.array_equal(draw_mixing(plan(**ON), 3, KEYS, 16).own_share, draw_mixing(plan(**ON), epoch, KEYS, 16).own_share)
+    assert not np.array_equal(
+        draw_mixing(plan(**ON), 3, KEYS, 16).own_share,
+        draw_mixing(plan(**ON), epoch, KEYS, 16).own_share,
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,13 @@ def test_probabilities_are_those_asked_for() -> None:
     assert abs(values.horizontal_flip.mean() - 0.5) < 0.02
     assert abs(values.vertical_flip.mean() - 0.25) < 0.02
     assert abs((values.erased[:, 2] > 0).mean() - 0.5) < 0.02
-    assert abs((draw_mixing(plan(**ON | {"mix_probability": 0.3}), 0, KEYS, 64).own_share < 1).mean() - 0.3) < 0.02
+    assert (
+        abs(
+            (draw_mixing(plan(**ON | {"mix_probability": 0.3}), 0, KEYS, 64).own_share < 1).mean()
+            - 0.3
+        )
+        < 0.02
+    )
 
 
 def test_a_shift_by_whole_pixels_is_uniform() -> None:
@@ -97,7 +113,12 @@ def test_crops_have_the_areas_and_aspects_asked_for_and_lie_inside() -> None:
     area, aspect = crop[:, 2] * crop[:, 3], crop[:, 2] / crop[:, 3]
     assert stats.kstest(area, "uniform", args=(0.08, 0.92)).pvalue > 0.001
     small = area < 0.7
-    assert stats.kstest(np.log(aspect[small]), "uniform", args=(math.log(0.75), math.log(1.3333 / 0.75))).pvalue > 0.001
+    assert (
+        stats.kstest(
+            np.log(aspect[small]), "uniform", args=(math.log(0.75), math.log(1.3333 / 0.75))
+        ).pvalue
+        > 0.001
+    )
     assert (crop[:, :2] >= 0).all()
     assert (crop[:, :2] + crop[:, 2:] <= 1 + 1e-12).all()
     bounds = crop_bounds(draw(plan(random_resized_crop=[0.001, 1.0]), 0, KEYS), 17)
@@ -121,7 +142,9 @@ def test_shares_of_mixup_are_beta_distributed(alpha: float) -> None:
     points = np.linspace(0.01, 0.99, 99)  # not at 0 and 1, where float32 ends
     found = np.searchsorted(np.sort(shares), points) / len(shares)
     assert np.abs(found - stats.beta(alpha, alpha).cdf(points)).max() < 2 / np.sqrt(len(shares))
-    assert np.abs(found - stats.beta(1.5 * alpha, 1.5 * alpha).cdf(points)).max() > 4 / np.sqrt(len(shares))  # the test can tell
+    assert np.abs(found - stats.beta(1.5 * alpha, 1.5 * alpha).cdf(points)).max() > 4 / np.sqrt(
+        len(shares)
+    )  # the test can tell
 
 
 def test_the_share_of_cutmix_is_what_the_box_leaves() -> None:
@@ -141,7 +164,10 @@ def test_with_both_mixings_each_is_taken_half_of_the_time() -> None:
 def test_operations_are_drawn_independently() -> None:
     values = draw(plan(**ON), 0, KEYS)
     mixing = draw_mixing(plan(**ON), 0, KEYS, 16)
-    columns = [column.astype(float).reshape(len(KEYS), -1) for column in (*values[:-1], (values.erased[:, :1] > 0), mixing.own_share)]
+    columns = [
+        column.astype(float).reshape(len(KEYS), -1)
+        for column in (*values[:-1], (values.erased[:, :1] > 0), mixing.own_share)
+    ]
     table = np.abs(np.corrcoef(np.concatenate(columns, axis=1).T))
     table[:4, :4] = 0  # where a crop is depends on how large it is
     np.fill_diagonal(table, 0)
@@ -157,12 +183,18 @@ def test_operations_are_drawn_independently() -> None:
         (change(horizontal_flip=True), (0.5, 0.25), (-0.5, 0.25)),
         (change(vertical_flip=True), (0.5, 0.25), (0.5, -0.25)),
         (change(scale=2.0), (0.5, -0.5), (0.25, -0.25)),  # enlarged: read nearer to the centre
-        (change(rotation_deg=90.0), (0.0, -0.5), (0.5, 0.0)),  # counter-clockwise: the top comes from the right
+        (
+            change(rotation_deg=90.0),
+            (0.0, -0.5),
+            (0.5, 0.0),
+        ),  # counter-clockwise: the top comes from the right
         (change(rotation_deg=90.0, horizontal_flip=True), (0.0, -0.5), (-0.5, 0.0)),
         (change(rotation_deg=90.0, shift_px=[5, 0]), (1.0, -0.5), (0.5, 0.0)),
     ],
 )
-def test_a_matrix_says_where_a_point_comes_from(values: Draw, point: tuple[float, float], source: tuple[float, float]) -> None:
+def test_a_matrix_says_where_a_point_comes_from(
+    values: Draw, point: tuple[float, float], source: tuple[float, float]
+) -> None:
     assert read_from(values, *point) == pytest.approx(source, abs=1e-6)
 
 
@@ -174,8 +206,12 @@ def coloured(values: Draw, pixel: list[float], mean: float = 0.0) -> NDArray[np.
 
 def test_brightness_and_contrast_are_factors() -> None:
     assert coloured(change(brightness=1.5), [100, 40, 20]) == pytest.approx([150, 60, 30], abs=1e-3)
-    assert coloured(change(contrast=0.5), [100, 40, 20], mean=60) == pytest.approx([80, 50, 40], abs=1e-3)
-    assert coloured(change(contrast=0.5, brightness=2.0), [100.0], mean=60) == pytest.approx([160], abs=1e-3)
+    assert coloured(change(contrast=0.5), [100, 40, 20], mean=60) == pytest.approx(
+        [80, 50, 40], abs=1e-3
+    )
+    assert coloured(change(contrast=0.5, brightness=2.0), [100.0], mean=60) == pytest.approx(
+        [160], abs=1e-3
+    )
 
 
 def test_without_saturation_a_pixel_is_its_grey() -> None:
@@ -185,8 +221,12 @@ def test_without_saturation_a_pixel_is_its_grey() -> None:
 
 def test_hue_turns_colours_and_leaves_greys_and_luma() -> None:
     assert coloured(change(hue=0.3), [90, 90, 90]) == pytest.approx([90] * 3, abs=0.1)
-    assert float(LUMA @ coloured(change(hue=0.3), [120, 90, 60])) == pytest.approx(float(LUMA @ [120, 90, 60]), abs=0.1)
-    assert coloured(change(hue=1.0), [120, 90, 60]) == pytest.approx([120, 90, 60], abs=1e-3)  # once around
+    assert float(LUMA @ coloured(change(hue=0.3), [120, 90, 60])) == pytest.approx(
+        float(LUMA @ [120, 90, 60]), abs=0.1
+    )
+    assert coloured(change(hue=1.0), [120, 90, 60]) == pytest.approx(
+        [120, 90, 60], abs=1e-3
+    )  # once around
     once = coloured(change(hue=0.2), [120, 90, 60])
     assert coloured(change(hue=-0.2), once.tolist()) == pytest.approx([120, 90, 60], abs=1e-2)
     assert np.abs(once - [120, 90, 60]).max() > 10

@@ -37,7 +37,14 @@ ON: dict[str, Any] = {
     "cutmix_alpha": 1.0,
 }
 MANIFEST = PackedManifest(
-    format_version=2, task="image_classification", input=CONTRACT, classes=["a", "b"], mean=[0.5], std=[0.5], target_scale=None, splits={}
+    format_version=2,
+    task="image_classification",
+    input=CONTRACT,
+    classes=["a", "b"],
+    mean=[0.5],
+    std=[0.5],
+    target_scale=None,
+    splits={},
 )
 
 

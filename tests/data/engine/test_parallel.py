@@ -115,7 +115,9 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script, seen = tmp_path / "sleeper.py", tmp_path / "seen"
     script.write_text(SLEEPER)
     seen.mkdir()
-    parent = subprocess.Popen([sys.executable, str(script), str(seen)], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(seen)], env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+    )
     deadline = time.monotonic() + 60
     while len(list(seen.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -52,7 +52,9 @@ def test_numbers_are_uniform() -> None:
 @pytest.mark.parametrize("other", [(8, 0, "x"), (7, 1, "x"), (7, 0, "y")])
 def test_another_seed_epoch_or_stream_is_independent(other: tuple[int, int, str]) -> None:
     seed, epoch, stream = other
-    assert abs(correlation(uniform(7, 0, KEYS, "x"), uniform(seed, epoch, KEYS, stream))) < 4 / np.sqrt(len(KEYS))
+    assert abs(
+        correlation(uniform(7, 0, KEYS, "x"), uniform(seed, epoch, KEYS, stream))
+    ) < 4 / np.sqrt(len(KEYS))
 
 
 def test_neighbouring_keys_are_independent() -> None:

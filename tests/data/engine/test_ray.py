@@ -18,7 +18,9 @@ from slipway.system import files
 from slipway.system.errors import UnavailableError
 
 ROOT = Path(__file__).parents[3]
-with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
+with_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed (extra cluster)"
+)
 TRANSFORM = "import time\ndef halve(image):\n    time.sleep(0.005)\n    return image.reduce(2), {'width': image.width}\n"
 MAPPING = """
 import sys
@@ -41,13 +43,24 @@ def run_python(folder: Path, *arguments: str, **variables: str) -> str:
     """The last line that a Python process in `folder` printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"PYTHONPATH": f"{ROOT}:{folder}", "HOME": str(folder / "home")} | variables
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
 
 
 def digests(root: Path) -> dict[str, str]:
-    return {str(path.relative_to(root)): files.sha256_file(path) for path in sorted(root.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(root)): files.sha256_file(path)
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
 
 
 @with_ray
@@ -92,16 +105,35 @@ def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> N
         MAPPING.replace("import sys", "import sys, only_here").replace("(work,", "(only_here.work,")
     )
     folder = tempfile.mkdtemp(prefix="slipway-")  # the path of a socket must be short
-    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    of_cluster = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path / "home")}
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    of_cluster = {
+        **os.environ,
+        **variables,
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path / "home"),
+    }
     command = [sys.executable, "-c", CLUSTER, folder]
-    with subprocess.Popen(command, env=of_cluster, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+    with subprocess.Popen(
+        command, env=of_cluster, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as cluster:
         assert cluster.stdout is not None
         address = cluster.stdout.readline().strip().splitlines()[-1]
         for _ in range(2):
-            assert run_python(tmp_path, "mapping.py", "600", RAY_ADDRESS=address, **variables) == "True"
+            assert (
+                run_python(tmp_path, "mapping.py", "600", RAY_ADDRESS=address, **variables)
+                == "True"
+            )
         answer = run_python(
-            tmp_path, "mapping_elsewhere.py", "600", RAY_ADDRESS=address, **variables, PYTHONPATH=f"{ROOT}:{tmp_path / 'path'}"
+            tmp_path,
+            "mapping_elsewhere.py",
+            "600",
+            RAY_ADDRESS=address,
+            **variables,
+            PYTHONPATH=f"{ROOT}:{tmp_path / 'path'}",
         )
         assert answer.startswith("UnavailableError a Ray worker cannot run this: "), answer
         assert "No module named 'only_here'. Install Slipway" in answer
@@ -116,16 +148,22 @@ def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> N
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     answer = run_python(tmp_path, "mapping.py", "10", RAY_ADDRESS="127.0.0.1:1")
-    assert answer.startswith("UnavailableError the Ray cluster at 127.0.0.1:1 (RAY_ADDRESS) cannot be reached"), answer
+    assert answer.startswith(
+        "UnavailableError the Ray cluster at 127.0.0.1:1 (RAY_ADDRESS) cannot be reached"
+    ), answer
 
 
 def test_without_ray_the_extra_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_engine, "find_spec", lambda _: None)
-    with pytest.raises(UnavailableError, match=r"data\.engine is ray, but Ray is not installed. Install the extra"):
+    with pytest.raises(
+        UnavailableError, match=r"data\.engine is ray, but Ray is not installed. Install the extra"
+    ):
         ordered_map(str, range(3), 1, lambda _: 1, "ray")
 
 
 def test_a_worker_with_other_code_is_refused() -> None:
     assert ray_engine._map_chunk(str, [1, 2], pixel_code()) == ["1", "2"]
-    with pytest.raises(UnavailableError, match="another version of Slipway, Pillow, simplejpeg or NumPy"):
+    with pytest.raises(
+        UnavailableError, match="another version of Slipway, Pillow, simplejpeg or NumPy"
+    ):
         ray_engine._map_chunk(str, [1, 2], "0" * 64)

@@ -10,16 +10,39 @@ import pyarrow as pa
 import pytest
 
 from slipway.data.engine import scratch_tables
-from slipway.data.engine.scratch_tables import first_bytes, gathered, numbers, scratch_array, stored, stored_array
+from slipway.data.engine.scratch_tables import (
+    first_bytes,
+    gathered,
+    numbers,
+    scratch_array,
+    stored,
+    stored_array,
+)
 
-SCHEMA = pa.schema([("number", pa.int32()), ("name", pa.string()), ("digest", pa.binary(4)), ("flags", pa.list_(pa.string()))])
+SCHEMA = pa.schema(
+    [
+        ("number", pa.int32()),
+        ("name", pa.string()),
+        ("digest", pa.binary(4)),
+        ("flags", pa.list_(pa.string())),
+    ]
+)
 
 
 def batch(begin: int, end: int) -> pa.RecordBatch:
     rows = range(begin, end)
-    columns = [[row if row % 3 else None for row in rows], [f"row {row}" for row in rows], [row.to_bytes(4) for row in rows]]
+    columns = [
+        [row if row % 3 else None for row in rows],
+        [f"row {row}" for row in rows],
+        [row.to_bytes(4) for row in rows],
+    ]
     return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip([*columns, [["a"] * (row % 3) for row in rows]], SCHEMA, strict=True)],
+        [
+            pa.array(column, field.type)
+            for column, field in zip(
+                [*columns, [["a"] * (row % 3) for row in rows]], SCHEMA, strict=True
+            )
+        ],
         schema=SCHEMA,
     )
 
@@ -37,7 +60,9 @@ def test_batches_come_back_as_one_table(tmp_path: Path, monkeypatch: pytest.Monk
     assert stored(iter([]), SCHEMA).equals(SCHEMA.empty_table())
 
 
-def test_rows_with_large_cells_are_written_before_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_large_cells_are_written_before_they_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(scratch_tables, "_BATCH_BYTES", 100_000)
     rows = [{"name": chr(97 + row) * 40_000} for row in range(10)]
@@ -57,7 +82,9 @@ def test_however_many_arrays_there_are_no_file_stays_open_and_each_goes_with_its
     def num_open() -> tuple[int, int]:
         gc.collect()
         maps = Path("/proc/self/maps").read_text().splitlines()
-        return len(list(Path("/proc/self/fd").iterdir())), sum(str(tmp_path) in line for line in maps)
+        return len(list(Path("/proc/self/fd").iterdir())), sum(
+            str(tmp_path) in line for line in maps
+        )
 
     files, _ = num_open()
     arrays = [scratch_array((1 << 17,), np.int64) for _ in range(30)]
@@ -68,17 +95,27 @@ def test_however_many_arrays_there_are_no_file_stays_open_and_each_goes_with_its
     del array, arrays
     assert num_open()[0] == files
     assert num_open()[1] > 0
-    assert [view.tolist() for view in views] == [[number, number] for number in range(30)], "a view keeps the whole"
+    assert [view.tolist() for view in views] == [[number, number] for number in range(30)], (
+        "a view keeps the whole"
+    )
     assert [table[7].as_py() for table in tables] == list(range(7, 37))
     del views, tables
     assert num_open() == (files, 0)
 
 
-@pytest.mark.parametrize("rows", [[5, 39_999, 0, 33_000, 5], [], list(range(39_999, -1, -1))], ids=["some", "none", "all"])
-def test_rows_are_gathered_in_the_order_that_is_asked_for(rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [[5, 39_999, 0, 33_000, 5], [], list(range(39_999, -1, -1))],
+    ids=["some", "none", "all"],
+)
+def test_rows_are_gathered_in_the_order_that_is_asked_for(
+    rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     table = stored(batches(40_000), SCHEMA)
-    assert gathered(table, np.array(rows, np.int64))["name"].to_pylist() == [f"row {row}" for row in rows]
+    assert gathered(table, np.array(rows, np.int64))["name"].to_pylist() == [
+        f"row {row}" for row in rows
+    ]
 
 
 def test_columns_of_bytes_and_numbers_become_arrays() -> None:
@@ -118,7 +155,14 @@ def test_what_is_stored_holds_next_to_no_memory(tmp_path: Path, root: Path) -> N
     def bytes_a_row(kind: str) -> float:
         command = [sys.executable, "-c", MEMORY, kind]
         return float(
-            subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True).stdout
+            subprocess.run(
+                command,
+                cwd=tmp_path,
+                env={"PYTHONPATH": str(root)},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
         )
 
     assert bytes_a_row("file") < 4

@@ -48,11 +48,16 @@ def test_work_of_another_key_is_removed(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_second_process_is_kept_out_and_removes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         message = f"precompute is already running as process {holder.pid}"
-        with pytest.raises(LockedError, match=message), work_folder(tmp_path, "other", "precompute"):
+        with (
+            pytest.raises(LockedError, match=message),
+            work_folder(tmp_path, "other", "precompute"),
+        ):
             pass
         assert (tmp_path / "key").is_dir()
         holder.kill()

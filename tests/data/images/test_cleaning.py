@@ -21,12 +21,18 @@ from tests.project_params import PROJECT, clean_params
 
 
 def clean(
-    *samples: RawSample, params: CleanParams = CLEAN, task: Task = "image_classification", num_workers: int = 1, classes: Any = None
+    *samples: RawSample,
+    params: CleanParams = CLEAN,
+    task: Task = "image_classification",
+    num_workers: int = 1,
+    classes: Any = None,
 ) -> Cleaned:
     return cleaned_by(from_memory(samples), params, task, num_workers, classes)
 
 
-def summary_of(cleaned: Cleaned, task: Task = "image_classification", params: CleanParams = CLEAN) -> CleanReport:
+def summary_of(
+    cleaned: Cleaned, task: Task = "image_classification", params: CleanParams = CLEAN
+) -> CleanReport:
     return image_report(cleaned, params, PROJECT.data.model_copy(update={"task": task}))
 
 
@@ -41,7 +47,13 @@ def kept(cleaned: Cleaned) -> list[str]:
 def test_a_good_picture_is_kept_with_its_facts() -> None:
     [row] = clean(sample("a.png", picture(1, 9), "cat", group="g")).rows.to_pylist()
     assert row["id"] == row["sha256"][:32]
-    assert (row["source"], row["label"], row["group"], row["width"], row["height"]) == ("a.png", "cat", "g", 9, 9)
+    assert (row["source"], row["label"], row["group"], row["width"], row["height"]) == (
+        "a.png",
+        "cat",
+        "g",
+        9,
+        9,
+    )
     assert row["bytes"] == len(picture(1, 9))
 
 
@@ -50,13 +62,29 @@ FAULTY = {
     "a text file": (b"just some words", "undecodable", "it looks like text: 'just some words'"),
     "garbage": (bytes(range(128, 256)) * 8, "undecodable", "it looks like binary data"),
     "zeros": (bytes(500), "undecodable", "it looks like zero bytes"),
-    "another format": (encode(Image.new("L", (8, 8)), "GIF"), "undecodable", "it looks like a GIF image"),
+    "another format": (
+        encode(Image.new("L", (8, 8)), "GIF"),
+        "undecodable",
+        "it looks like a GIF image",
+    ),
     "a truncated PNG": (picture(1, 32)[:-600], "truncated", "breaks off or is damaged"),
     "a truncated JPEG": (picture(1, 32, "JPEG")[:-300], "truncated", "breaks off or is damaged"),
-    "a header alone": (picture(1, 32, "JPEG")[:40], "undecodable", "it looks like a JPEG whose header is damaged"),
-    "a pixel bomb": (encode(Image.new("1", (101, 100))), "pixel_bomb", "101x100 pixels, the limit is 10000"),
+    "a header alone": (
+        picture(1, 32, "JPEG")[:40],
+        "undecodable",
+        "it looks like a JPEG whose header is damaged",
+    ),
+    "a pixel bomb": (
+        encode(Image.new("1", (101, 100))),
+        "pixel_bomb",
+        "101x100 pixels, the limit is 10000",
+    ),
     "a tiny picture": (picture(1, 3), "too_small", "3x3 pixels, clean.min_side_px is 4"),
-    "floating-point pixels": (encode(Image.new("F", (8, 8), 0.5), "TIFF"), "undecodable", "no fixed range"),
+    "floating-point pixels": (
+        encode(Image.new("F", (8, 8), 0.5), "TIFF"),
+        "undecodable",
+        "no fixed range",
+    ),
 }
 
 
@@ -72,17 +100,24 @@ def test_each_kind_of_corrupt_image_is_refused_by_name(kind: str) -> None:
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_no_good_picture_is_refused(image_format: str) -> None:
-    assert not refused(clean(*(sample(str(seed), picture(seed, 16, image_format), "cat") for seed in range(20))))
+    assert not refused(
+        clean(*(sample(str(seed), picture(seed, 16, image_format), "cat") for seed in range(20)))
+    )
 
 
 def test_a_fault_of_the_source_is_kept_as_it_is() -> None:
     broken = RawSample("1", b"", "cat", None, None, Fault("missing_file", "gone"))
-    assert clean(broken).quarantine.to_pylist() == [{"source": "1", "rule": "missing_file", "detail": "gone", "severity": "error"}]
+    assert clean(broken).quarantine.to_pylist() == [
+        {"source": "1", "rule": "missing_file", "detail": "gone", "severity": "error"}
+    ]
 
 
 def test_of_equal_pixels_one_is_kept_whatever_the_bytes() -> None:
     image = Image.fromarray(pixels(1))
-    samples = [sample("b", encode(image, compress_level=0), "cat"), sample("a", encode(image, compress_level=9), "cat")]
+    samples = [
+        sample("b", encode(image, compress_level=0), "cat"),
+        sample("a", encode(image, compress_level=9), "cat"),
+    ]
     samples += [sample("copy", samples[0].payload, "cat"), sample("other", picture(2), "cat")]
     cleaned = clean(*samples)
     assert len(kept(cleaned)) == 2
@@ -95,33 +130,60 @@ def test_equal_palette_indices_with_other_colours_are_no_duplicates() -> None:
     images[0].putpalette([0, 0, 0, 255, 0, 0])
     images[1].putpalette([0, 0, 0, 0, 255, 0])
     one_colour_is_fine = clean_params(rules={"constant_image": "off"})
-    assert len(kept(clean(*(sample(str(image.getpalette()), encode(image), "cat") for image in images), params=one_colour_is_fine))) == 2
+    assert (
+        len(
+            kept(
+                clean(
+                    *(sample(str(image.getpalette()), encode(image), "cat") for image in images),
+                    params=one_colour_is_fine,
+                )
+            )
+        )
+        == 2
+    )
 
 
 def test_equal_pictures_of_different_classes_are_all_refused() -> None:
     cleaned = clean(
-        sample("1", picture(1), "cat"), sample("2", picture(1), "dog"), sample("3", picture(1), "cat"), sample("4", picture(2), "dog")
+        sample("1", picture(1), "cat"),
+        sample("2", picture(1), "dog"),
+        sample("3", picture(1), "cat"),
+        sample("4", picture(2), "dog"),
     )
     assert kept(cleaned) == ["4"]
-    assert refused(cleaned) == {"1": "conflicting_label", "2": "conflicting_label", "3": "conflicting_label"}
+    assert refused(cleaned) == {
+        "1": "conflicting_label",
+        "2": "conflicting_label",
+        "3": "conflicting_label",
+    }
     assert "'cat', 'dog'" in cleaned.quarantine["detail"][0].as_py()
     assert cleaned.num_bad == 3
 
 
 def test_equal_pictures_with_different_numbers_are_all_refused() -> None:
-    cleaned = clean(sample("1", picture(1), target=1.0), sample("2", picture(1), target=2.0), sample("3", picture(2), target=0.0))
+    cleaned = clean(
+        sample("1", picture(1), target=1.0),
+        sample("2", picture(1), target=2.0),
+        sample("3", picture(2), target=0.0),
+    )
     assert refused(cleaned) == {"1": "conflicting_target", "2": "conflicting_target"}
 
 
 def test_kept_and_refused_are_what_was_read() -> None:
-    samples = [sample(str(index), picture(index % 7) if index % 3 else b"", "cat" if index % 5 else "dog") for index in range(60)]
+    samples = [
+        sample(str(index), picture(index % 7) if index % 3 else b"", "cat" if index % 5 else "dog")
+        for index in range(60)
+    ]
     cleaned = clean(*samples)
     assert sorted([*kept(cleaned), *refused(cleaned)]) == sorted(str(index) for index in range(60))
     assert cleaned.num_read == 60
 
 
 def test_the_order_of_files_does_not_matter() -> None:
-    samples = [sample(str(index), picture(index // 2), "cat" if index % 14 else "dog") for index in range(40)]
+    samples = [
+        sample(str(index), picture(index // 2), "cat" if index % 14 else "dog")
+        for index in range(40)
+    ]
     expected = clean(*samples)
     for seed in range(5):
         random.Random(seed).shuffle(samples)
@@ -132,7 +194,9 @@ def test_the_order_of_files_does_not_matter() -> None:
 
 @pytest.mark.process
 def test_the_number_of_workers_does_not_matter() -> None:
-    samples = [sample(str(index), picture(index) if index % 9 else b"x", "cat") for index in range(700)]
+    samples = [
+        sample(str(index), picture(index) if index % 9 else b"x", "cat") for index in range(700)
+    ]
     expected = clean(*samples)
     found = clean(*samples, num_workers=2)
     assert found.rows.equals(expected.rows)
@@ -141,7 +205,8 @@ def test_the_number_of_workers_does_not_matter() -> None:
 
 def test_too_many_bad_samples_fail_with_rules_counts_and_examples() -> None:
     cleaned = clean(
-        *(sample(f"{index}.png", b"words", "cat") for index in range(6)), *(sample(str(seed), picture(seed), "cat") for seed in range(5))
+        *(sample(f"{index}.png", b"words", "cat") for index in range(6)),
+        *(sample(str(seed), picture(seed), "cat") for seed in range(5)),
     )
     with pytest.raises(DataError) as raised:
         check_usable(cleaned, CLEAN, "image_classification")
@@ -153,7 +218,11 @@ def test_too_many_bad_samples_fail_with_rules_counts_and_examples() -> None:
 
 def test_the_share_itself_is_still_allowed() -> None:
     good = [sample(str(seed), picture(seed), "cat" if seed else "dog") for seed in range(3)]
-    check_usable(clean(*good, *(sample(f"bad{index}", b"", "cat") for index in range(3))), CLEAN, "image_classification")
+    check_usable(
+        clean(*good, *(sample(f"bad{index}", b"", "cat") for index in range(3))),
+        CLEAN,
+        "image_classification",
+    )
 
 
 def test_duplicates_do_not_count_as_bad() -> None:
@@ -175,24 +244,37 @@ def test_duplicates_do_not_count_as_bad() -> None:
             "image_regression",
             "the target 3.0, expected at least two",
         ),
-        ([sample("1", picture(1), "cat"), sample("2", picture(1), "dog")], "image_classification", "2 of 2 samples are bad"),
+        (
+            [sample("1", picture(1), "cat"), sample("2", picture(1), "dog")],
+            "image_classification",
+            "2 of 2 samples are bad",
+        ),
     ],
 )
-def test_what_cannot_teach_anything_is_refused(samples: list[RawSample], task: Any, words: str) -> None:
+def test_what_cannot_teach_anything_is_refused(
+    samples: list[RawSample], task: Any, words: str
+) -> None:
     with pytest.raises(DataError, match=words):
         check_usable(clean(*samples), CLEAN, task)
 
 
 def test_the_report_counts_everything_and_shows_twenty_examples() -> None:
     bad = [sample(f"bad{index:02}", b"", "cat") for index in range(30)]
-    summary = summary_of(clean(*bad, sample("1", picture(1), "cat"), sample("2", picture(2), "dog")))
+    summary = summary_of(
+        clean(*bad, sample("1", picture(1), "cat"), sample("2", picture(2), "dog"))
+    )
     assert (summary.read, summary.kept, summary.classes) == (32, 2, {"cat": 1, "dog": 1})
     assert summary.refused["empty"].count == 30
-    assert [example.source for example in summary.refused["empty"].examples] == [f"bad{index:02}" for index in range(20)]
+    assert [example.source for example in summary.refused["empty"].examples] == [
+        f"bad{index:02}" for index in range(20)
+    ]
 
 
 def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
-    summary = summary_of(clean(sample("1", picture(1), "cat")), params=clean_params(rules={"blurred": "off", "near_duplicate": "off"}))
+    summary = summary_of(
+        clean(sample("1", picture(1), "cat")),
+        params=clean_params(rules={"blurred": "off", "near_duplicate": "off"}),
+    )
     assert set(summary.checks) | set(summary.not_checked) == set(IMAGE_RULES)
     assert not set(summary.checks) & set(summary.not_checked)
     assert summary.not_checked["blurred"] == "clean.rules.blurred is off"
@@ -203,10 +285,24 @@ def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
 
 def test_the_report_of_a_numeric_target_summarises_it() -> None:
     task: Task = "image_regression"
-    summary = summary_of(clean(*(sample(str(value), picture(value), target=float(value)) for value in range(5)), task=task), task)
+    summary = summary_of(
+        clean(
+            *(sample(str(value), picture(value), target=float(value)) for value in range(5)),
+            task=task,
+        ),
+        task,
+    )
     assert summary.target is not None
     found = summary.target.model_dump(exclude={"histogram"})
-    assert found == {"min": 0, "p25": 1, "median": 2, "p75": 3, "max": 4, "mean": 2, "std": pytest.approx(2**0.5)}
+    assert found == {
+        "min": 0,
+        "p25": 1,
+        "median": 2,
+        "p75": 3,
+        "max": 4,
+        "mean": 2,
+        "std": pytest.approx(2**0.5),
+    }
     assert sum(summary.target.histogram) == 5
 
 

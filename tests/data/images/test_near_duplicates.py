@@ -8,7 +8,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from slipway.data.images.near_duplicates import MIN_CORRELATION, Twins, alike_as_they_are, clusters, find_twins, hashes
+from slipway.data.images.near_duplicates import (
+    MIN_CORRELATION,
+    Twins,
+    alike_as_they_are,
+    clusters,
+    find_twins,
+    hashes,
+)
 from slipway.data.images.quality import measure
 
 BITS = 8
@@ -20,7 +27,9 @@ def photograph(seed: int) -> Image.Image:
     random = np.random.default_rng(seed)
     across, down = np.meshgrid(np.fft.fftfreq(200), np.fft.fftfreq(150))
     falling = np.maximum(np.hypot(across, down), 1 / 200) ** -1.2
-    layers = [np.fft.ifft2(np.fft.fft2(random.normal(size=(150, 200))) * falling).real for _ in range(3)]
+    layers = [
+        np.fft.ifft2(np.fft.fft2(random.normal(size=(150, 200))) * falling).real for _ in range(3)
+    ]
     pixels = np.stack([127 + 45 * layer / layer.std() for layer in layers], axis=2)
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
@@ -37,7 +46,11 @@ def recompressed(image: Image.Image, quality: int) -> Image.Image:
 
 def cropped(image: Image.Image, share: float, seed: int) -> Image.Image:
     width, height = round(image.width * (1 - share)), round(image.height * (1 - share))
-    left, top = np.random.default_rng(seed).integers(0, [image.width - width + 1, image.height - height + 1]).tolist()
+    left, top = (
+        np.random.default_rng(seed)
+        .integers(0, [image.width - width + 1, image.height - height + 1])
+        .tolist()
+    )
     return image.crop((left, top, left + width, top + height))
 
 
@@ -74,7 +87,9 @@ def test_mirrored_pictures_are_others(originals: NDArray[np.uint8]) -> None:
 
 
 def test_the_order_of_the_pictures_does_not_matter(originals: NDArray[np.uint8]) -> None:
-    noisy = np.clip(originals + np.random.default_rng(0).integers(-9, 10, originals.shape), 0, 255).astype(np.uint8)
+    noisy = np.clip(
+        originals + np.random.default_rng(0).integers(-9, 10, originals.shape), 0, 255
+    ).astype(np.uint8)
     pictures = np.concatenate([originals, noisy])
     expected = {tuple(pair) for pair in find_twins(pictures, BITS).pairs.tolist()}
     assert expected
@@ -90,22 +105,33 @@ def noisy(originals: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
     return np.concatenate([originals, np.clip(originals + noise, 0, 255).astype(np.uint8)])
 
 
-def test_a_near_duplicate_differs_in_no_more_bits_than_allowed_and_may_differ_in_as_many(originals: NDArray[np.uint8]) -> None:
+def test_a_near_duplicate_differs_in_no_more_bits_than_allowed_and_may_differ_in_as_many(
+    originals: NDArray[np.uint8],
+) -> None:
     pictures = noisy(originals, 9)
     codes = hashes(pictures).codes
     for max_bits in (0, 4, 8):
         pairs = find_twins(pictures, max_bits).pairs
-        one_way, other_way = (codes[pairs[:, side]] ^ codes[pairs[:, 1 - side], :1] for side in (0, 1))
+        one_way, other_way = (
+            codes[pairs[:, side]] ^ codes[pairs[:, 1 - side], :1] for side in (0, 1)
+        )
         distances = np.bitwise_count(np.concatenate([one_way, other_way], axis=1)).min(axis=1)
         assert distances.max(initial=0) == (max_bits if len(pairs) else 0)
         assert (len(pairs) > 0) == (max_bits > 0)
 
 
-def test_pictures_with_near_hashes_that_correlate_too_little_are_no_duplicates(originals: NDArray[np.uint8]) -> None:
+def test_pictures_with_near_hashes_that_correlate_too_little_are_no_duplicates(
+    originals: NDArray[np.uint8],
+) -> None:
     pictures = noisy(originals, 25)
     near = alike_as_they_are(pictures, 16)
-    correlations = [np.corrcoef(pictures[first], pictures[second])[0, 1] for first, second in near.tolist()]
-    assert len([correlation for correlation in correlations if 0.7 < correlation < MIN_CORRELATION]) > 5
+    correlations = [
+        np.corrcoef(pictures[first], pictures[second])[0, 1] for first, second in near.tolist()
+    ]
+    assert (
+        len([correlation for correlation in correlations if 0.7 < correlation < MIN_CORRELATION])
+        > 5
+    )
     assert len(find_twins(pictures, 16).pairs) == 0
 
 

@@ -16,7 +16,9 @@ from tests.data.images.test_near_duplicates import photograph
 from tests.data.pictures import encode, from_memory, sample
 from tests.project_params import clean_params
 
-PARAMS = clean_params(rules=dict.fromkeys(("blurred", "constant_image", "too_dark", "too_bright"), "off"))
+PARAMS = clean_params(
+    rules=dict.fromkeys(("blurred", "constant_image", "too_dark", "too_bright"), "off")
+)
 
 
 def clean(*samples: RawSample) -> tuple[Cleaned, set[str]]:
@@ -47,7 +49,9 @@ def decoded(payload: bytes) -> Image.Image:
 
 
 def duplicates(cleaned: Cleaned) -> set[str]:
-    return {row["source"] for row in cleaned.quarantine.to_pylist() if row["rule"] == "exact_duplicate"}
+    return {
+        row["source"] for row in cleaned.quarantine.to_pylist() if row["rule"] == "exact_duplicate"
+    }
 
 
 def cartoon(seed: int) -> Image.Image:
@@ -62,15 +66,26 @@ def test_a_copy_with_other_bytes_is_an_exact_duplicate(make: object, subsampling
     samples = []
     for seed in range(10):
         payload = jpeg(make(seed), subsampling=subsampling)  # type: ignore[operator]
-        samples += [sample(f"{seed}.jpg", payload, "cat"), sample(f"{seed} same.jpg", payload, "cat")]
+        samples += [
+            sample(f"{seed}.jpg", payload, "cat"),
+            sample(f"{seed} same.jpg", payload, "cat"),
+        ]
         samples.append(sample(f"{seed} comment.jpg", with_comment(payload, b"mine"), "cat"))
         for ending in ("PNG", "BMP", "TIFF"):
-            samples.append(sample(f"{seed}.{ending[:3].lower()}", encode(decoded(payload), ending), "cat"))
+            samples.append(
+                sample(f"{seed}.{ending[:3].lower()}", encode(decoded(payload), ending), "cat")
+            )
     cleaned, _ = clean(*samples)
     assert (cleaned.rows.num_rows, len(duplicates(cleaned))) == (10, 50)
-    by_sha256 = {sha256_bytes(each.payload): each.source.partition(".")[0].partition(" ")[0] for each in samples}
+    by_sha256 = {
+        sha256_bytes(each.payload): each.source.partition(".")[0].partition(" ")[0]
+        for each in samples
+    }
     kept = {by_sha256[row["sha256"]]: row["sha256"] for row in cleaned.rows.to_pylist()}
-    assert all(digest == min(other for other, name in by_sha256.items() if name == seed) for seed, digest in kept.items())
+    assert all(
+        digest == min(other for other, name in by_sha256.items() if name == seed)
+        for seed, digest in kept.items()
+    )
 
 
 def test_equal_luma_with_other_colours_is_no_duplicate() -> None:
@@ -96,25 +111,46 @@ def test_the_same_bytes_are_read_once_more_at_most() -> None:
 def test_unlike_pictures_are_read_once() -> None:
     samples = [sample(f"{seed}.jpg", jpeg(photograph(seed)), "cat") for seed in range(20)]
     samples += [sample(f"{seed}.png", encode(photograph(100 + seed)), "cat") for seed in range(20)]
-    samples += [sample(f"{seed} worse.jpg", jpeg(photograph(seed), quality=40), "cat") for seed in range(10)]
+    samples += [
+        sample(f"{seed} worse.jpg", jpeg(photograph(seed), quality=40), "cat") for seed in range(10)
+    ]
     cleaned, twice = clean(*samples)
     assert (cleaned.rows.num_rows, twice) == (50, set())
 
 
 def test_a_picture_without_lines_is_compared_by_all_pixels() -> None:
     """Of flat ones the thumbnails say nothing, and of stripes little."""
-    stripes = Image.fromarray(np.repeat(np.linspace(0, 255, 150).astype(np.uint8), 200).reshape(150, 200)).convert("RGB")
-    for image in (Image.new("RGB", (200, 150), (255, 0, 0)), Image.new("RGB", (200, 150), (90, 80, 70)), stripes):
+    stripes = Image.fromarray(
+        np.repeat(np.linspace(0, 255, 150).astype(np.uint8), 200).reshape(150, 200)
+    ).convert("RGB")
+    for image in (
+        Image.new("RGB", (200, 150), (255, 0, 0)),
+        Image.new("RGB", (200, 150), (90, 80, 70)),
+        stripes,
+    ):
         payload = jpeg(image)
-        samples = [sample("a.jpg", payload, "cat"), sample("b.png", encode(decoded(payload)), "cat")]
+        samples = [
+            sample("a.jpg", payload, "cat"),
+            sample("b.png", encode(decoded(payload)), "cat"),
+        ]
         assert len(duplicates(clean(*samples)[0])) == 1
 
 
-@pytest.mark.parametrize("later", [jpeg(photograph(5)), b"", None], ids=["another", "empty", "gone"])
+@pytest.mark.parametrize(
+    "later", [jpeg(photograph(5)), b"", None], ids=["another", "empty", "gone"]
+)
 def test_what_changes_while_it_is_read_is_named(later: bytes | None) -> None:
     payload = jpeg(photograph(1))
-    samples = [sample("a.jpg", payload, "cat"), sample("b.jpg", with_comment(payload, b"mine"), "cat")]
+    samples = [
+        sample("a.jpg", payload, "cat"),
+        sample("b.jpg", with_comment(payload, b"mine"), "cat"),
+    ]
     changed = [samples[0], *([] if later is None else [samples[1]._replace(payload=later)])]
     read = from_memory(changed)
     with pytest.raises(DataError, match=r"1 images were altered while `clean` read them: b.jpg"):
-        collect(clean_samples(samples, PARAMS, 1), PARAMS, "image_classification", lambda wanted: digest_pixels(read(wanted), PARAMS, 1))
+        collect(
+            clean_samples(samples, PARAMS, 1),
+            PARAMS,
+            "image_classification",
+            lambda wanted: digest_pixels(read(wanted), PARAMS, 1),
+        )

@@ -10,7 +10,9 @@ from slipway.data.images.thumbnails import thumbnail_file
 def facts(*thumbnails: bytes | None) -> pa.RecordBatch:
     """Rows of FACTS with nothing but these."""
     nulls = [None] * len(thumbnails)
-    columns = [pa.array(thumbnails if field.name == "thumbnail" else nulls, field.type) for field in FACTS]
+    columns = [
+        pa.array(thumbnails if field.name == "thumbnail" else nulls, field.type) for field in FACTS
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=FACTS)
 
 

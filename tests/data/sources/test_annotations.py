@@ -12,8 +12,19 @@ from slipway.data.sources.sources import read_samples
 from slipway.system.errors import DataError
 from tests.data.pictures import data_params, picture, write_folder
 
-COLUMNS = {"group_column": "patient", "time_column": "day", "weight_column": "w", "split_column": "part"}
-GOOD: dict[str, Any] = {"label": "cat", "patient": "p1", "day": "1970-01-03", "w": "0.5", "part": "Train"}
+COLUMNS = {
+    "group_column": "patient",
+    "time_column": "day",
+    "weight_column": "w",
+    "split_column": "part",
+}
+GOOD: dict[str, Any] = {
+    "label": "cat",
+    "patient": "p1",
+    "day": "1970-01-03",
+    "w": "0.5",
+    "part": "Train",
+}
 
 
 def said(data: dict[str, Any] | None = None, **cells: Any) -> Annotation:
@@ -44,11 +55,15 @@ def test_a_time_is_a_date_or_a_number(cell: Any, days: float) -> None:
 
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
-def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
-        assert said(day="1970-01-02T12:00:00").time == said(day=datetime(1970, 1, 2, 12)).time == 1.5
+        assert (
+            said(day="1970-01-02T12:00:00").time == said(day=datetime(1970, 1, 2, 12)).time == 1.5
+        )
     finally:
         monkeypatch.undo()
         time.tzset()

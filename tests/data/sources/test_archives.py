@@ -24,7 +24,11 @@ from tests.data.pictures import data_params, picture, write_folder
 LIMITS = ArchiveLimits(max_members=100, max_ratio=200)
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 EVERY_KIND = pytest.mark.parametrize("ending", ENDINGS)
-FOLDER = {f"{label}/{number}.png": picture(10 * ord(label) + number) for label in "ab" for number in range(3)}
+FOLDER = {
+    f"{label}/{number}.png": picture(10 * ord(label) + number)
+    for label in "ab"
+    for number in range(3)
+}
 
 
 def pack(path: Path, members: list[tuple[str, bytes]]) -> Path:
@@ -68,7 +72,11 @@ def zip_with(path: Path, name: str, change: Callable[[zipfile.ZipInfo], None]) -
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture(name="guarded")
@@ -81,9 +89,17 @@ def _guarded(tmp_path: Path) -> Iterator[Path]:
 
 def intruders(root: Path) -> list[str]:
     """What lies outside of `inside/archives`, and what is a link or no file, anywhere."""
-    found = [path for path in root.iterdir() if path.name not in {"inside", *(f"in{ending}" for ending in ENDINGS)}]
+    found = [
+        path
+        for path in root.iterdir()
+        if path.name not in {"inside", *(f"in{ending}" for ending in ENDINGS)}
+    ]
     found += [path for path in (root / "inside").iterdir() if path.name != "archives"]
-    found += [path for path in root.rglob("*") if path.is_symlink() or not (path.is_file() or path.is_dir())]
+    found += [
+        path
+        for path in root.rglob("*")
+        if path.is_symlink() or not (path.is_file() or path.is_dir())
+    ]
     found += [path for path in root.rglob("*") if path.is_file() and path.stat().st_nlink > 1]
     return sorted({path.relative_to(root).as_posix() for path in found})
 
@@ -91,7 +107,11 @@ def intruders(root: Path) -> list[str]:
 def test_a_careless_unpacking_is_noticed(tmp_path: Path) -> None:
     """The twin of every test with `guarded`: the same archive, unpacked with full trust."""
     (tmp_path / "inside" / "archives").mkdir(parents=True)
-    path = tar_of(tmp_path / "in.tar", tar_member("a/link", tarfile.SYMTYPE, "/etc/passwd"), tarfile.TarInfo("../evil"))
+    path = tar_of(
+        tmp_path / "in.tar",
+        tar_member("a/link", tarfile.SYMTYPE, "/etc/passwd"),
+        tarfile.TarInfo("../evil"),
+    )
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path / "inside" / "archives", filter="fully_trusted")
     assert intruders(tmp_path) == ["inside/archives/a/link", "inside/evil"]
@@ -100,7 +120,9 @@ def test_a_careless_unpacking_is_noticed(tmp_path: Path) -> None:
 def refusal(path: Path, folder: Path, limits: ArchiveLimits = LIMITS) -> str:
     with pytest.raises(DataError) as raised:
         unpack(path, folder, limits)
-    assert not [entry for entry in folder.glob("*") if entry.name != "refused.txt"], "something was left behind"
+    assert not [entry for entry in folder.glob("*") if entry.name != "refused.txt"], (
+        "something was left behind"
+    )
     return str(raised.value)
 
 
@@ -108,24 +130,37 @@ def refusal(path: Path, folder: Path, limits: ArchiveLimits = LIMITS) -> str:
 
 
 @EVERY_KIND
-def test_an_archive_of_a_folder_gives_the_same_samples_as_the_folder(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_of_a_folder_gives_the_same_samples_as_the_folder(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = pack(tmp_path / f"in{ending}", list(FOLDER.items()))
-    plain = write_folder(tmp_path / "plain", {label: [FOLDER[f"{label}/{number}.png"] for number in range(3)] for label in "ab"})
+    plain = write_folder(
+        tmp_path / "plain",
+        {label: [FOLDER[f"{label}/{number}.png"] for number in range(3)] for label in "ab"},
+    )
     found = list(read_samples(unpacked(data_params(path), LIMITS)))
     assert found == list(read_samples(data_params(plain)))
     assert len(found) == 6
 
 
 @EVERY_KIND
-def test_one_folder_at_the_top_is_looked_through_and_macos_leftovers_are_no_class(guarded: Path, ending: str) -> None:
-    members = [*((f"photos/{name}", content) for name, content in FOLDER.items()), ("__MACOSX/photos/a/._1.png", b"x"), (".DS_Store", b"x")]
+def test_one_folder_at_the_top_is_looked_through_and_macos_leftovers_are_no_class(
+    guarded: Path, ending: str
+) -> None:
+    members = [
+        *((f"photos/{name}", content) for name, content in FOLDER.items()),
+        ("__MACOSX/photos/a/._1.png", b"x"),
+        (".DS_Store", b"x"),
+    ]
     folder = unpack(pack(guarded.parents[1] / f"in{ending}", members), guarded, LIMITS)
     assert everything(folder) == FOLDER
 
 
 @EVERY_KIND
-def test_a_table_with_its_images_is_found(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_with_its_images_is_found(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     members = [("./table.csv", b"image,label\nimages/1.png,cat\n"), ("./images/1.png", picture(1))]
     [sample] = read_samples(unpacked(data_params(pack(tmp_path / f"in{ending}", members)), LIMITS))
@@ -140,7 +175,9 @@ def test_what_is_no_archive_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @EVERY_KIND
-def test_a_second_run_reuses_what_is_there_and_a_damaged_copy_is_made_anew(guarded: Path, ending: str) -> None:
+def test_a_second_run_reuses_what_is_there_and_a_damaged_copy_is_made_anew(
+    guarded: Path, ending: str
+) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
     first = unpack(path, guarded, LIMITS)
     stamp = (first / "a/1.png").stat().st_ino
@@ -152,12 +189,20 @@ def test_a_second_run_reuses_what_is_there_and_a_damaged_copy_is_made_anew(guard
 
 def test_an_archive_inside_is_just_a_file(guarded: Path) -> None:
     inner = pack(guarded.parents[1] / "in.zip", [("../evil", b"x")]).read_bytes()
-    folder = unpack(pack(guarded.parents[1] / "in.tar", [("a/1.zip", inner), ("b/2.png", b"x")]), guarded, LIMITS)
+    folder = unpack(
+        pack(guarded.parents[1] / "in.tar", [("a/1.zip", inner), ("b/2.png", b"x")]),
+        guarded,
+        LIMITS,
+    )
     assert everything(folder)["a/1.zip"] == inner
 
 
 def test_a_backslash_separates_folders_as_a_zip_from_windows_means_it(guarded: Path) -> None:
-    folder = unpack(pack(guarded.parents[1] / "in.zip", [("a\\1.png", b"x"), ("b\\2.png", b"y")]), guarded, LIMITS)
+    folder = unpack(
+        pack(guarded.parents[1] / "in.zip", [("a\\1.png", b"x"), ("b\\2.png", b"y")]),
+        guarded,
+        LIMITS,
+    )
     assert everything(folder) == {"a/1.png": b"x", "b/2.png": b"y"}
 
 
@@ -192,7 +237,9 @@ def test_a_name_that_could_leave_the_folder_is_a_problem(name: str, problem: str
     assert problem in str(name_problem(name))
 
 
-@pytest.mark.parametrize("name", ["a/1.png", "./a/1.png", "a..b/..c", "a//b", "ä/ö.png", "a/" + "x" * 255, ""])
+@pytest.mark.parametrize(
+    "name", ["a/1.png", "./a/1.png", "a..b/..c", "a//b", "ä/ö.png", "a/" + "x" * 255, ""]
+)
 def test_an_ordinary_name_is_none(name: str) -> None:
     assert name_problem(name) is None
 
@@ -221,8 +268,14 @@ def test_every_bad_member_is_named_in_one_pass(guarded: Path, ending: str) -> No
         (["a/b/1.png", "a/b"], "a file where 'a/b' is a folder"),
     ],
 )
-def test_names_that_are_one_file_on_some_machine_are_refused(guarded: Path, ending: str, names: list[str], problem: str) -> None:
-    with pytest.warns(UserWarning, match="Duplicate name") if ending == ".zip" and names[0] == names[1] else nullcontext():
+def test_names_that_are_one_file_on_some_machine_are_refused(
+    guarded: Path, ending: str, names: list[str], problem: str
+) -> None:
+    with (
+        pytest.warns(UserWarning, match="Duplicate name")
+        if ending == ".zip" and names[0] == names[1]
+        else nullcontext()
+    ):
         path = pack(guarded.parents[1] / f"in{ending}", [(name, b"x") for name in names])
     assert problem.replace("\\\\", "\\") in refusal(path, guarded)
 
@@ -242,7 +295,11 @@ def test_names_that_are_one_file_on_some_machine_are_refused(guarded: Path, endi
     ],
 )
 def test_links_and_devices_in_a_tar_are_refused(guarded: Path, kind: bytes, problem: str) -> None:
-    path = tar_of(guarded.parents[1] / "in.tar", tar_member("a/evil", kind, "/etc/passwd"), tar_member("b/evil", kind, "/etc/passwd"))
+    path = tar_of(
+        guarded.parents[1] / "in.tar",
+        tar_member("a/evil", kind, "/etc/passwd"),
+        tar_member("b/evil", kind, "/etc/passwd"),
+    )
     text = refusal(path, guarded)
     assert "has 2 members" in text
     assert f"'a/evil': {problem}" in text
@@ -251,16 +308,28 @@ def test_links_and_devices_in_a_tar_are_refused(guarded: Path, kind: bytes, prob
 def test_a_file_through_a_link_of_the_same_archive_is_never_written(guarded: Path) -> None:
     outside = guarded.parents[1]
     through = tarfile.TarInfo("door/evil")
-    text = refusal(tar_of(outside / "in.tar", tar_member("door", tarfile.SYMTYPE, str(outside)), through), guarded)
+    text = refusal(
+        tar_of(outside / "in.tar", tar_member("door", tarfile.SYMTYPE, str(outside)), through),
+        guarded,
+    )
     assert "'door': a symbolic link" in text
 
 
 @pytest.mark.parametrize(
     ("mode", "problem"),
-    [(stat.S_IFLNK, "a symbolic link"), (stat.S_IFCHR, "a device"), (stat.S_IFIFO, "a device"), (stat.S_IFSOCK, "a device")],
+    [
+        (stat.S_IFLNK, "a symbolic link"),
+        (stat.S_IFCHR, "a device"),
+        (stat.S_IFIFO, "a device"),
+        (stat.S_IFSOCK, "a device"),
+    ],
 )
 def test_links_and_devices_in_a_zip_are_refused(guarded: Path, mode: int, problem: str) -> None:
-    path = zip_with(guarded.parents[1] / "in.zip", "a/evil", lambda info: setattr(info, "external_attr", (mode | 0o777) << 16))
+    path = zip_with(
+        guarded.parents[1] / "in.zip",
+        "a/evil",
+        lambda info: setattr(info, "external_attr", (mode | 0o777) << 16),
+    )
     assert f"'a/evil': {problem}" in refusal(path, guarded)
 
 
@@ -274,12 +343,16 @@ def patched(path: Path, signature: bytes, offset: int, value: int) -> Path:
 
 
 def test_an_encrypted_member_is_refused(guarded: Path) -> None:
-    path = patched(pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 8, 1)
+    path = patched(
+        pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 8, 1
+    )
     assert "'b/2': encrypted" in refusal(path, guarded)
 
 
 def test_an_unknown_compression_is_refused(guarded: Path) -> None:
-    path = patched(pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 10, 97)
+    path = patched(
+        pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 10, 97
+    )
     assert "'b/2': compressed by method 97" in refusal(path, guarded)
 
 
@@ -287,9 +360,13 @@ def test_an_unknown_compression_is_refused(guarded: Path) -> None:
 
 
 @EVERY_KIND
-def test_as_many_members_as_allowed_pass_and_one_more_is_refused(guarded: Path, ending: str) -> None:
+def test_as_many_members_as_allowed_pass_and_one_more_is_refused(
+    guarded: Path, ending: str
+) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", [(f"a/{number}", b"x") for number in range(10)])
-    assert "more than 9 members, which clean.max_archive_members" in refusal(path, guarded, ArchiveLimits(9, 1000))
+    assert "more than 9 members, which clean.max_archive_members" in refusal(
+        path, guarded, ArchiveLimits(9, 1000)
+    )
     assert len(everything(unpack(path, guarded, ArchiveLimits(10, 1000)))) == 10
 
 
@@ -306,14 +383,20 @@ def test_a_zip_whose_headers_lie_about_its_size_is_refused(guarded: Path) -> Non
     """The table of contents says 1 KiB; what comes out of the stream is what counts."""
     path = pack(guarded.parents[1] / "in.zip", [("a/bomb", bytes(50 << 20))])
     content = path.read_bytes()
-    path.write_bytes(content.replace((50 << 20).to_bytes(4, "little"), (1024).to_bytes(4, "little")))
+    path.write_bytes(
+        content.replace((50 << 20).to_bytes(4, "little"), (1024).to_bytes(4, "little"))
+    )
     assert "'a/bomb': damaged" in refusal(path, guarded)
 
 
 def test_a_sparse_tar_that_swells_is_refused(guarded: Path) -> None:
     """A few bytes that stand for a gigabyte of zeros, which no compressed stream gives away."""
     member = tarfile.TarInfo("a/holes")
-    member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 30), "GNU.sparse.name": "a/holes"}
+    member.pax_headers = {
+        "GNU.sparse.map": "0,0",
+        "GNU.sparse.size": str(1 << 30),
+        "GNU.sparse.name": "a/holes",
+    }
     path = guarded.parents[1] / "in.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(member)
@@ -341,8 +424,12 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(guarded:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("ending", [".zip", ".tar", pytest.param(".tar.gz", marks=pytest.mark.nightly)])
-def test_a_million_members_are_refused_quickly_and_in_little_memory(guarded: Path, ending: str, is_nightly: bool) -> None:
+@pytest.mark.parametrize(
+    "ending", [".zip", ".tar", pytest.param(".tar.gz", marks=pytest.mark.nightly)]
+)
+def test_a_million_members_are_refused_quickly_and_in_little_memory(
+    guarded: Path, ending: str, is_nightly: bool
+) -> None:
     path = million(guarded.parents[1] / f"in{ending}")
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     assert "more than 100000 members" in refusal(path, guarded, ArchiveLimits(100_000, 10**6))
@@ -354,7 +441,9 @@ def million(path: Path) -> Path:
     """A million empty files, without the minutes that zipfile and tarfile take to write them."""
     if path.suffix == ".zip":
         entry = bytearray(zip_entry("a/0000000"))
-        table = b"".join(bytes(entry[:46]) + f"a/{number:07}".encode() for number in range(1_000_000))
+        table = b"".join(
+            bytes(entry[:46]) + f"a/{number:07}".encode() for number in range(1_000_000)
+        )
         path.write_bytes(table + zip_end(1_000_000, len(table)))
         return path
     header = tarfile.TarInfo("a/0000000").tobuf(tarfile.USTAR_FORMAT)
@@ -375,7 +464,12 @@ def million(path: Path) -> Path:
 
 def zip_end(num_members: int, num_bytes: int) -> bytes:
     """What ends a zip64 whose table of contents is at its very beginning."""
-    end = b"PK\x06\x06" + (44).to_bytes(8, "little") + bytes(12) + num_members.to_bytes(8, "little") * 2
+    end = (
+        b"PK\x06\x06"
+        + (44).to_bytes(8, "little")
+        + bytes(12)
+        + num_members.to_bytes(8, "little") * 2
+    )
     end += num_bytes.to_bytes(8, "little") + bytes(8)
     locator = b"PK\x06\x07" + bytes(4) + num_bytes.to_bytes(8, "little") + (1).to_bytes(4, "little")
     return end + locator + b"PK\x05\x06" + bytes(4) + b"\xff" * 12 + bytes(2)
@@ -397,7 +491,9 @@ def zip_entry(name: str) -> bytes:
 def test_an_archive_cut_off_anywhere_is_refused(guarded: Path, ending: str) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
     whole = path.read_bytes()
-    end = len(whole.rstrip(b"\0")) if ending == ".tar" else len(whole)  # a tar ends in padding, of which two blocks are needed
+    end = (
+        len(whole.rstrip(b"\0")) if ending == ".tar" else len(whole)
+    )  # a tar ends in padding, of which two blocks are needed
     for size in [0, 10, 511, 512, 1024, end // 3, end // 2, end - 1]:
         path.write_bytes(whole[:size])
         assert "damaged" in refusal(path, guarded), size
@@ -429,7 +525,9 @@ def test_data_after_the_end_of_a_tar_is_not_lost_in_silence(guarded: Path) -> No
 
 @EVERY_KIND
 def test_an_empty_archive_is_refused(guarded: Path, ending: str) -> None:
-    assert "holds no files" in refusal(pack(guarded.parents[1] / f"in{ending}", []), guarded, ArchiveLimits(10, 10**6))
+    assert "holds no files" in refusal(
+        pack(guarded.parents[1] / f"in{ending}", []), guarded, ArchiveLimits(10, 10**6)
+    )
 
 
 @pytest.mark.parametrize(
@@ -441,8 +539,12 @@ def test_an_empty_archive_is_refused(guarded: Path, ending: str) -> None:
         (".tar", ".zip", "a ZIP archive"),
     ],
 )
-def test_an_archive_with_anothers_ending_says_what_it_is(guarded: Path, ending: str, packed_as: str, looks: str) -> None:
-    path = pack(guarded.parents[1] / f"in{packed_as}", list(FOLDER.items())).rename(guarded.parents[1] / f"in{ending}")
+def test_an_archive_with_anothers_ending_says_what_it_is(
+    guarded: Path, ending: str, packed_as: str, looks: str
+) -> None:
+    path = pack(guarded.parents[1] / f"in{packed_as}", list(FOLDER.items())).rename(
+        guarded.parents[1] / f"in{ending}"
+    )
     text = refusal(path, guarded)
     assert f"It looks like {looks}" in text
     assert "give it the ending of what it is" in text

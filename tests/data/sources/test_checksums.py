@@ -18,8 +18,13 @@ from tests.project_params import clean_params
 
 @pytest.fixture(name="data")
 def _data(tmp_path: Path) -> DataParams:
-    root = write_folder(tmp_path / "images", {"cat": [picture(0), picture(1)], "dog": [picture(2), picture(3)]})
-    lines = [f"{sha256_bytes(path.read_bytes())}  {path.relative_to(root).as_posix()}\n" for path in sorted(root.rglob("*.png"))]
+    root = write_folder(
+        tmp_path / "images", {"cat": [picture(0), picture(1)], "dog": [picture(2), picture(3)]}
+    )
+    lines = [
+        f"{sha256_bytes(path.read_bytes())}  {path.relative_to(root).as_posix()}\n"
+        for path in sorted(root.rglob("*.png"))
+    ]
     (root / "SHA256SUMS").write_text("".join(lines))
     return data_params(root, digests=str(root / "SHA256SUMS"))
 
@@ -27,7 +32,9 @@ def _data(tmp_path: Path) -> DataParams:
 def clean(data: DataParams) -> Cleaned:
     params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), "off"))
     listed = read_digests(Path(str(data.digests)), Path(data.path))
-    return cleaned_by(partial(read_samples, data, read_files=False), params, data.task, digests=listed)
+    return cleaned_by(
+        partial(read_samples, data, read_files=False), params, data.task, digests=listed
+    )
 
 
 def refused(cleaned: Cleaned) -> dict[str, str]:
@@ -45,11 +52,17 @@ def test_altered_gone_and_unlisted_files_are_named(data: DataParams) -> None:
     (root / "dog" / "0.png").unlink()
     (root / "dog" / "new.png").write_bytes(picture(8))
     cleaned = clean(data)
-    assert refused(cleaned) == {"cat/0.png": "digest_mismatch", "dog/0.png": "missing_file", "dog/new.png": "not_listed"}
+    assert refused(cleaned) == {
+        "cat/0.png": "digest_mismatch",
+        "dog/0.png": "missing_file",
+        "dog/new.png": "not_listed",
+    }
     assert cleaned.rows.num_rows + cleaned.quarantine.num_rows == cleaned.num_read == 5
 
 
-def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_altered(data: DataParams) -> None:
+def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_altered(
+    data: DataParams,
+) -> None:
     (Path(data.path) / "cat" / "0.png").write_bytes(picture(0)[:-80])
     [row] = clean(data).quarantine.to_pylist()
     assert row["rule"] == "truncated"
@@ -58,7 +71,9 @@ def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_alter
 
 def test_the_images_that_a_csv_names_are_checked_under_their_path(data: DataParams) -> None:
     root = Path(data.path)
-    (root / "a.csv").write_text("image,label\ncat/0.png,cat\ndog/0.png,dog\ncat/1.png,cat\ndog/1.png,dog\n")
+    (root / "a.csv").write_text(
+        "image,label\ncat/0.png,cat\ndog/0.png,dog\ncat/1.png,cat\ndog/1.png,dog\n"
+    )
     (root / "cat" / "1.png").write_bytes(picture(9))
     listed = data.model_copy(update={"path": str(root / "a.csv")})
     assert refused(clean(listed)) == {"2:cat/1.png": "digest_mismatch"}
@@ -73,7 +88,13 @@ def test_a_listed_table_is_checked_itself_and_not_the_images_inside(tmp_path: Pa
     assert refused(clean(data)) == {"a.parquet": "digest_mismatch"}
 
 
-ODD = ["new\nline.png", "carriage\r.png", "back\\slash.png", "separator\u2028\x0c.png", "bad\udcff.png"]
+ODD = [
+    "new\nline.png",
+    "carriage\r.png",
+    "back\\slash.png",
+    "separator\u2028\x0c.png",
+    "bad\udcff.png",
+]
 
 
 def write_odd_names(root: Path) -> None:
@@ -112,7 +133,9 @@ def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> No
 
 def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
     sums = Path(str(data.digests))
-    sums.write_bytes(b"\xef\xbb\xbf" + sums.read_bytes().replace(b"  ", b" *").replace(b"\n", b"\r\n"))
+    sums.write_bytes(
+        b"\xef\xbb\xbf" + sums.read_bytes().replace(b"  ", b" *").replace(b"\n", b"\r\n")
+    )
     assert (clean(data).rows.num_rows, refused(clean(data))) == (4, {})
 
 
@@ -121,7 +144,10 @@ def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
     [
         ("", "it lists no file"),
         ("abc  a.png\n", "line 1: 'abc  a.png' is not 'SHA-256  path'"),
-        (f"{'0' * 64}  a.png\n{'1' * 64}  a.png\n", "line 2: 'a.png' is listed before with another digest"),
+        (
+            f"{'0' * 64}  a.png\n{'1' * 64}  a.png\n",
+            "line 2: 'a.png' is listed before with another digest",
+        ),
     ],
 )
 def test_a_list_that_is_none_is_refused(tmp_path: Path, content: str, words: str) -> None:

@@ -72,16 +72,27 @@ def test_split_folders_with_the_same_classes_are_the_given_split(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "names",
-    [("Train", "TEST"), ("training", "testing"), ("train", "Validation"), ("train", "valid"), ("train", "dev"), ("TRAINING", "Val")],
+    [
+        ("Train", "TEST"),
+        ("training", "testing"),
+        ("train", "Validation"),
+        ("train", "valid"),
+        ("train", "dev"),
+        ("TRAINING", "Val"),
+    ],
 )
-def test_the_usual_names_of_splits_are_known_in_any_case(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_the_usual_names_of_splits_are_known_in_any_case(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
     samples = read(write_splits(tmp_path, dict.fromkeys(names, "ab")))
     other = "test" if names[1].lower().startswith("test") else "val"
     assert {sample.given_split for sample in samples} == {"train", other}
     assert {sample.label for sample in samples} == {"a", "b"}
 
 
-def test_an_archive_gives_the_same_split_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_gives_the_same_split_as_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     root = write_splits(tmp_path / "plain", THREE)
     with zipfile.ZipFile("data.zip", "w") as archive:
@@ -103,12 +114,17 @@ def test_nested_folders_hidden_files_and_macos_notes_change_nothing(tmp_path: Pa
     assert said(read(root)) == {(split, label): 2 for split in THREE for label in "ab"}
 
 
-def test_files_beside_split_or_class_folders_are_refused_by_name_and_are_no_class(tmp_path: Path) -> None:
+def test_files_beside_split_or_class_folders_are_refused_by_name_and_are_no_class(
+    tmp_path: Path,
+) -> None:
     root = write_splits(tmp_path, THREE)
     (root / "README.md").write_text("hello")
     (root / "val" / "lost.png").write_bytes(picture(99))
     faults = {sample.source: sample.fault for sample in read(root) if sample.fault}
-    assert {source: fault.rule for source, fault in faults.items()} == {"README.md": "missing_label", "val/lost.png": "missing_label"}
+    assert {source: fault.rule for source, fault in faults.items()} == {
+        "README.md": "missing_label",
+        "val/lost.png": "missing_label",
+    }
     assert "lies beside the split folders" in faults["README.md"].detail
     assert "lies beside the class folders" in faults["val/lost.png"].detail
 
@@ -121,19 +137,28 @@ def test_files_beside_split_or_class_folders_are_refused_by_name_and_are_no_clas
         {"train": "", "test": "", "plane": ""},  # other classes beside them
     ],
 )
-def test_folders_that_only_happen_to_name_splits_are_classes_as_before(tmp_path: Path, splits: dict[str, str]) -> None:
+def test_folders_that_only_happen_to_name_splits_are_classes_as_before(
+    tmp_path: Path, splits: dict[str, str]
+) -> None:
     samples = read(write_splits(tmp_path, splits))
-    assert {(sample.given_split, sample.label) for sample in samples} == {(None, name) for name in splits}
+    assert {(sample.given_split, sample.label) for sample in samples} == {
+        (None, name) for name in splits
+    }
 
 
 def test_the_console_tells_of_split_names_that_were_read_as_classes(tmp_path: Path) -> None:
     note = described(write_splits(tmp_path, {"train": "a", "valid": "b"}))
-    assert note == "train/, valid/ have no class folder in common, so they are read as classes, not as a given split\n"
+    assert (
+        note
+        == "train/, valid/ have no class folder in common, so they are read as classes, not as a given split\n"
+    )
 
 
 def test_the_console_says_which_folder_became_which_split_with_its_rows(tmp_path: Path) -> None:
     line = described(write_splits(tmp_path, {"Train": "ab", "TEST": "a"}))
-    assert line.startswith("given split: Train/ -> train (4 rows), TEST/ -> test (2 rows); `split` cuts val from train.")
+    assert line.startswith(
+        "given split: Train/ -> train (4 rows), TEST/ -> test (2 rows); `split` cuts val from train."
+    )
     assert "set data.split_folders to pool" in line
 
 
@@ -144,17 +169,26 @@ def test_pool_reads_the_classes_and_leaves_the_split_to_slipway(tmp_path: Path) 
 
 
 def test_classes_takes_the_names_of_split_folders_for_classes(tmp_path: Path) -> None:
-    assert said(read(write_splits(tmp_path, THREE), split_folders="classes")) == {(None, split): 4 for split in THREE}
+    assert said(read(write_splits(tmp_path, THREE), split_folders="classes")) == {
+        (None, split): 4 for split in THREE
+    }
 
 
-def test_test_may_lack_classes_but_a_class_that_train_lacks_is_refused_by_name(tmp_path: Path) -> None:
-    assert said(read(write_splits(tmp_path / "fewer", {"train": "ab", "test": "a"})))[("test", "a")] == 2
+def test_test_may_lack_classes_but_a_class_that_train_lacks_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    assert (
+        said(read(write_splits(tmp_path / "fewer", {"train": "ab", "test": "a"})))[("test", "a")]
+        == 2
+    )
     more = write_splits(tmp_path / "more", {"train": "ab", "test": "abc"})
     text = refusal(more)
     assert "test/ has classes that the training folder lacks: c" in text
     assert "data.split_folders to pool" in text
     assert "data.split_folders to classes" in text
-    assert said(read(more, classes=["a", "b"]))[("test", "c")] == 2  # the rule unknown_label has the last word
+    assert (
+        said(read(more, classes=["a", "b"]))[("test", "c")] == 2
+    )  # the rule unknown_label has the last word
     assert said(read(more, label_map={"c": "b"}))[("test", "b")] == 4
 
 
@@ -173,7 +207,9 @@ def test_a_class_folder_without_files_is_no_class(tmp_path: Path) -> None:
         ({"train": "", "test": ""}, "nothing says their classes"),
     ],
 )
-def test_images_without_classes_are_no_class_but_a_reason_to_refuse(tmp_path: Path, splits: dict[str, str], expected: str) -> None:
+def test_images_without_classes_are_no_class_but_a_reason_to_refuse(
+    tmp_path: Path, splits: dict[str, str], expected: str
+) -> None:
     text = refusal(write_splits(tmp_path, splits))
     assert "test/ has images (0.png) without class folders" in text
     assert expected in text
@@ -188,22 +224,30 @@ def test_images_without_classes_are_no_class_but_a_reason_to_refuse(tmp_path: Pa
         ({"val": "ab", "test": "ab"}, "none of them is for training"),
     ],
 )
-def test_split_folders_that_contradict_each_other_are_refused(tmp_path: Path, splits: dict[str, str], expected: str) -> None:
+def test_split_folders_that_contradict_each_other_are_refused(
+    tmp_path: Path, splits: dict[str, str], expected: str
+) -> None:
     assert expected in refusal(write_splits(tmp_path, splits))
 
 
 def test_a_column_cannot_be_asked_of_split_folders(tmp_path: Path) -> None:
-    assert "data.split_column is 'part'" in refusal(write_splits(tmp_path, THREE), split_column="part")
+    assert "data.split_column is 'part'" in refusal(
+        write_splits(tmp_path, THREE), split_column="part"
+    )
 
 
 # metadata of a Hugging Face imagefolder
 
 
-def write_metadata(folder: Path, names: list[str], labels: list[Any], ending: str = "csv", column: str = "label") -> None:
+def write_metadata(
+    folder: Path, names: list[str], labels: list[Any], ending: str = "csv", column: str = "label"
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = list(zip(names, labels, strict=True))
     if ending == "csv":
-        (folder / "metadata.csv").write_text("\n".join([f"file_name,{column}", *(f"{name},{label}" for name, label in rows)]) + "\n")
+        (folder / "metadata.csv").write_text(
+            "\n".join([f"file_name,{column}", *(f"{name},{label}" for name, label in rows)]) + "\n"
+        )
     else:
         lines = [json.dumps({"file_name": name, column: label}) for name, label in rows]
         (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n")
@@ -233,14 +277,19 @@ def test_metadata_in_each_split_folder_gives_labels_and_splits(tmp_path: Path, e
     ]
     assert all(sample.payload for sample in samples)
     data = data_params(tmp_path)
-    assert [sample.payload for sample in read_samples(data, ["2:train/2.png"])] == [samples[2].payload]
+    assert [sample.payload for sample in read_samples(data, ["2:train/2.png"])] == [
+        samples[2].payload
+    ]
 
 
 def test_metadata_with_numbers_is_read_for_image_regression(tmp_path: Path) -> None:
     write_metadata(tmp_path / "train", ["1.png"], [1.5], "jsonl", "count")
     write_metadata(tmp_path / "val", ["1.png"], [2], "jsonl", "count")
     samples = read(tmp_path, task="image_regression", target_column="count")
-    assert [(sample.given_split, sample.target) for sample in samples] == [("train", 1.5), ("val", 2.0)]
+    assert [(sample.given_split, sample.target) for sample in samples] == [
+        ("train", 1.5),
+        ("val", 2.0),
+    ]
 
 
 def test_metadata_at_the_top_of_split_folders_gives_the_split_by_the_path(tmp_path: Path) -> None:
@@ -272,10 +321,16 @@ def test_a_bad_line_of_metadata_is_one_bad_row(tmp_path: Path) -> None:
     faults = [sample.fault.rule if sample.fault else None for sample in read(tmp_path)]
     assert faults == [None, "malformed_row", "missing_label", "malformed_row"]
     raw = read_raw_table(tmp_path / "metadata.jsonl")
-    assert (list(raw.columns), raw.numbers.tolist(), len(raw.malformed)) == (["file_name", "label"], [0, 2], 2)
+    assert (list(raw.columns), raw.numbers.tolist(), len(raw.malformed)) == (
+        ["file_name", "label"],
+        [0, 2],
+        2,
+    )
 
 
-@pytest.mark.parametrize("text", ['"\\udcff"', '{"\\udcff": 1}', "[" * 100_000], ids=["cell", "key", "nested"])
+@pytest.mark.parametrize(
+    "text", ['"\\udcff"', '{"\\udcff": 1}', "[" * 100_000], ids=["cell", "key", "nested"]
+)
 def test_json_that_cannot_be_stored_is_one_bad_row(text: str, tmp_path: Path) -> None:
     write_metadata(tmp_path, ["1.png"], ["\U0001f600"], "jsonl")
     with (tmp_path / "metadata.jsonl").open("a") as file:
@@ -294,7 +349,9 @@ def test_json_that_cannot_be_stored_is_one_bad_row(text: str, tmp_path: Path) ->
         ('{"file_name": {"path": 3}, "label": 1}', "missing_image"),
     ],
 )
-def test_json_of_another_kind_than_expected_is_one_bad_row(line: str, rule: str, tmp_path: Path) -> None:
+def test_json_of_another_kind_than_expected_is_one_bad_row(
+    line: str, rule: str, tmp_path: Path
+) -> None:
     write_metadata(tmp_path, ["1.png"], [1], "jsonl")
     with (tmp_path / "metadata.jsonl").open("a") as file:
         file.write(f"\n{line}\n")
@@ -331,9 +388,17 @@ def test_shards_as_the_hub_names_them_are_the_given_split(tmp_path: Path) -> Non
     write_shard(tmp_path / "train-00001-of-00002.parquet", [3])
     write_shard(tmp_path / "test-00000-of-00001.parquet", [4])
     samples = read(tmp_path)
-    assert [(sample.source, sample.given_split) for sample in samples] == [("0", "test"), ("1", "train"), ("2", "train"), ("3", "train")]
+    assert [(sample.source, sample.given_split) for sample in samples] == [
+        ("0", "test"),
+        ("1", "train"),
+        ("2", "train"),
+        ("3", "train"),
+    ]
     assert [sample.payload for sample in read_samples(data_params(tmp_path), ["3"])] == [picture(3)]
-    assert "train-00000-of-00002.parquet + train-00001-of-00002.parquet -> train (3 rows)" in described(tmp_path)
+    assert (
+        "train-00000-of-00002.parquet + train-00001-of-00002.parquet -> train (3 rows)"
+        in described(tmp_path)
+    )
 
 
 def test_a_missing_val_of_shards_with_times_is_said_to_be_cut_by_time(tmp_path: Path) -> None:
@@ -365,11 +430,18 @@ def test_an_only_folder_with_images_beside_tables_is_a_class(tmp_path: Path) -> 
     assert [sample.label for sample in read(tmp_path)] == ["cat", "cat"]
 
 
-@pytest.mark.parametrize("names", [("part-0", "part-1"), ("train-00000-of-00002", "train-00001-of-00002")])
-def test_shards_that_name_fewer_than_two_splits_are_one_table(tmp_path: Path, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "names", [("part-0", "part-1"), ("train-00000-of-00002", "train-00001-of-00002")]
+)
+def test_shards_that_name_fewer_than_two_splits_are_one_table(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
     for seed, name in enumerate(names):
         write_shard(tmp_path / f"{name}.parquet", [seed])
-    assert [(sample.source, sample.given_split) for sample in read(tmp_path)] == [("0", None), ("1", None)]
+    assert [(sample.source, sample.given_split) for sample in read(tmp_path)] == [
+        ("0", None),
+        ("1", None),
+    ]
 
 
 def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
@@ -396,21 +468,30 @@ def test_a_shard_without_a_split_beside_others_is_refused_or_pooled(tmp_path: Pa
 
 
 def test_shards_of_a_table_are_one_table_with_the_given_split(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": [1.0, 2.0], "target": [1, 2]}), tmp_path / "train-00000-of-00001.parquet")
+    pq.write_table(
+        pa.table({"a": [1.0, 2.0], "target": [1, 2]}), tmp_path / "train-00000-of-00001.parquet"
+    )
     pq.write_table(pa.table({"a": [3.0], "target": [3]}), tmp_path / "test-00000-of-00001.parquet")
     table = find_table(data_params(tmp_path, task="table_regression"))
     assert column_names(table) == ["a", "target"]
     raw = read_raw_table(table)
     given = raw.columns[GIVEN_SPLIT]
     assert given.values.take(pa.array(given.codes)).to_pylist() == ["test", "train", "train"]
-    assert raw.columns["a"].values.take(pa.array(raw.columns["a"].codes)).to_pylist() == [3.0, 1.0, 2.0]
+    assert raw.columns["a"].values.take(pa.array(raw.columns["a"].codes)).to_pylist() == [
+        3.0,
+        1.0,
+        2.0,
+    ]
     assert list(read_raw_table(table, ["a"]).columns) == ["a"]
 
 
 def test_a_column_of_the_user_goes_before_the_names_of_shards(tmp_path: Path) -> None:
     write_shard(tmp_path / "train.parquet", [1], part=["test"])
     write_shard(tmp_path / "test.parquet", [2], part=["train"])
-    assert [sample.given_split for sample in read(tmp_path, split_column="part")] == ["train", "test"]
+    assert [sample.given_split for sample in read(tmp_path, split_column="part")] == [
+        "train",
+        "test",
+    ]
 
 
 # copies in several given splits
@@ -438,15 +519,25 @@ def test_copies_inside_one_given_split_are_no_leak(tmp_path: Path) -> None:
     data = data_params(root)
     data = with_given_split(data)[0]
     cleaned = cleaned_by(partial(read_samples, data), CLEAN, data.task)
-    assert [row["detail"] for row in cleaned.quarantine.to_pylist()] == ["the same picture as train/a/0.png"]
+    assert [row["detail"] for row in cleaned.quarantine.to_pylist()] == [
+        "the same picture as train/a/0.png"
+    ]
     assert "another given split" not in cleaned.summary()
 
 
-def test_of_equal_rows_of_a_table_the_one_in_test_is_kept_and_the_leak_is_said(tmp_path: Path) -> None:
-    rows = {"a": [float(7 * row % 31) for row in range(30)], "target": [row * 5 % 29 for row in range(30)]}
+def test_of_equal_rows_of_a_table_the_one_in_test_is_kept_and_the_leak_is_said(
+    tmp_path: Path,
+) -> None:
+    rows = {
+        "a": [float(7 * row % 31) for row in range(30)],
+        "target": [row * 5 % 29 for row in range(30)],
+    }
     table = pa.table(rows)
     pq.write_table(table, tmp_path / "train-00000-of-00001.parquet")
-    pq.write_table(pa.concat_tables([table.slice(0, 2), pa.table({"a": [99.0], "target": [1]})]), tmp_path / "test-00000-of-00001.parquet")
+    pq.write_table(
+        pa.concat_tables([table.slice(0, 2), pa.table({"a": [99.0], "target": [1]})]),
+        tmp_path / "test-00000-of-00001.parquet",
+    )
     data = raw_files.data_params(tmp_path)
     found = clean_table(read_raw_table(find_table(data)), with_given_split(data)[0], CLEAN).cleaned
     assert Counter(found.rows["given_split"].to_pylist()) == {"train": 28, "test": 3}
@@ -456,13 +547,21 @@ def test_of_equal_rows_of_a_table_the_one_in_test_is_kept_and_the_leak_is_said(t
 
 
 def test_the_given_split_of_shards_is_no_input_and_no_part_of_a_rows_id(tmp_path: Path) -> None:
-    rows = {"a": [float(7 * row % 31) for row in range(30)], "target": [row * 5 % 29 for row in range(30)]}
+    rows = {
+        "a": [float(7 * row % 31) for row in range(30)],
+        "target": [row * 5 % 29 for row in range(30)],
+    }
     pq.write_table(pa.table(rows).slice(0, 20), tmp_path / "train.parquet")
     pq.write_table(pa.table(rows).slice(20), tmp_path / "test.parquet")
     given, pooled = (
         clean_table(read_raw_table(find_table(data)), with_given_split(data)[0], CLEAN)
-        for data in (raw_files.data_params(tmp_path), raw_files.data_params(tmp_path, split_folders="pool"))
+        for data in (
+            raw_files.data_params(tmp_path),
+            raw_files.data_params(tmp_path, split_folders="pool"),
+        )
     )
-    assert [column.name for column in given.types] == [column.name for column in pooled.types] == ["a"]
+    assert (
+        [column.name for column in given.types] == [column.name for column in pooled.types] == ["a"]
+    )
     assert given.cleaned.rows["id"] == pooled.cleaned.rows["id"]
     assert set(pooled.cleaned.rows["given_split"].to_pylist()) == {None}

@@ -25,7 +25,11 @@ def test_a_csv_is_read_by_distinct_cells(tmp_path: Path) -> None:
 
 def test_names_are_stripped_like_cells_and_must_differ_then(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", " a , b b ,\ty\n1, 2,3\n"))
-    assert list(table.columns) == [column.name for column in table.columns.values()] == ["a", "b b", "y"]
+    assert (
+        list(table.columns)
+        == [column.name for column in table.columns.values()]
+        == ["a", "b b", "y"]
+    )
     assert cells(table.columns["b b"]) == ["2"]
     with pytest.raises(DataError, match="'a' 2 times"):
         read_raw_table(write_csv(tmp_path / "t.csv", "a, a\n1,2\n"))
@@ -39,7 +43,10 @@ def test_columns_are_separated_by_comma_semicolon_or_tab(tmp_path: Path, mark: s
 
 def test_rows_of_a_wrong_length_are_named_by_number_and_the_rest_is_read(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n"1\n1",2\n3\n\n4,5\n6,7,8\n9,10\n'))
-    assert table.malformed == [(1, "1 columns, the header has 2"), (3, "3 columns, the header has 2")]
+    assert table.malformed == [
+        (1, "1 columns, the header has 2"),
+        (3, "3 columns, the header has 2"),
+    ]
     assert table.numbers.tolist() == [0, 2, 4]
     assert cells(table.columns["b"]) == ["2", "5", "10"]
     assert table.num_read == 5
@@ -106,13 +113,27 @@ def test_parquet_types_become_text_numbers_and_booleans(tmp_path: Path) -> None:
         "zoned": pa.array([moment, None], pa.timestamp("ms", "Europe/Berlin")),
     }
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    found = {name: cells(column)[0] for name, column in read_raw_table(tmp_path / "t.parquet").columns.items()}
+    found = {
+        name: cells(column)[0]
+        for name, column in read_raw_table(tmp_path / "t.parquet").columns.items()
+    }
     times = {name: datetime.fromisoformat(str(found.pop(name))) for name in ("naive", "zoned")}
     assert times["naive"] == moment.replace(tzinfo=None)
     assert times["zoned"].replace(tzinfo=UTC) == moment
-    expected = {"int": 1.0, "float": 1.5, "decimal": 2.5, "bool": True, "text": "x", "dictionary": "x", "date": "2026-11-20"}
+    expected = {
+        "int": 1.0,
+        "float": 1.5,
+        "decimal": 2.5,
+        "bool": True,
+        "text": "x",
+        "dictionary": "x",
+        "date": "2026-11-20",
+    }
     assert found == expected
-    assert all(cells(column)[1] is None for column in read_raw_table(tmp_path / "t.parquet").columns.values())
+    assert all(
+        cells(column)[1] is None
+        for column in read_raw_table(tmp_path / "t.parquet").columns.values()
+    )
 
 
 def test_a_type_without_a_kind_is_kept_as_other(tmp_path: Path) -> None:

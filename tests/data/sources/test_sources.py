@@ -30,13 +30,19 @@ def faults(samples: list[RawSample]) -> list[str | None]:
 def test_a_folder_gives_its_sub_folders_as_classes(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"dog": [picture(1)], "cat": [picture(2), picture(3)]})
     samples = read(tmp_path / "images")
-    assert [(sample.source, sample.label) for sample in samples] == [("cat/0.png", "cat"), ("cat/1.png", "cat"), ("dog/0.png", "dog")]
+    assert [(sample.source, sample.label) for sample in samples] == [
+        ("cat/0.png", "cat"),
+        ("cat/1.png", "cat"),
+        ("dog/0.png", "dog"),
+    ]
     assert samples[2].payload == picture(1)
 
 
 def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat/indoors": [picture(1)]})
-    assert [(sample.source, sample.label) for sample in read(tmp_path)] == [("cat/indoors/0.png", "cat")]
+    assert [(sample.source, sample.label) for sample in read(tmp_path)] == [
+        ("cat/indoors/0.png", "cat")
+    ]
 
 
 def test_a_parquet_file_gives_its_rows(tmp_path: Path) -> None:
@@ -48,7 +54,10 @@ def test_a_parquet_file_gives_its_rows(tmp_path: Path) -> None:
 
 
 def test_a_plain_binary_column_is_read_too(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"image": pa.array([picture(1)], pa.large_binary()), "label": ["x"]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"image": pa.array([picture(1)], pa.large_binary()), "label": ["x"]}),
+        tmp_path / "a.parquet",
+    )
     assert read(tmp_path / "a.parquet") == [RawSample("0", picture(1), "x", None, None, None)]
 
 
@@ -67,7 +76,11 @@ def test_paths_in_a_table_are_relative_to_the_table(tmp_path: Path, ending: str)
 def test_a_folder_with_one_table_at_its_top_is_that_table(tmp_path: Path) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
     (tmp_path / "counts.csv").write_text("image,label\nimages/0.png,cat\n")
-    assert read(tmp_path) == read(tmp_path / "counts.csv") == [RawSample("0:images/0.png", picture(1), "cat", None, None, None)]
+    assert (
+        read(tmp_path)
+        == read(tmp_path / "counts.csv")
+        == [RawSample("0:images/0.png", picture(1), "cat", None, None, None)]
+    )
 
 
 def test_a_folder_with_two_tables_is_refused_and_both_are_named(tmp_path: Path) -> None:
@@ -77,7 +90,9 @@ def test_a_folder_with_two_tables_is_refused_and_both_are_named(tmp_path: Path) 
         read(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "/etc/hostname", "..\\secret.png"])
+@pytest.mark.parametrize(
+    "name", ["../secret.png", "images/../../secret.png", "/etc/hostname", "..\\secret.png"]
+)
 def test_a_path_that_leads_out_of_the_folder_is_never_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret.png").write_bytes(picture(1))
     (tmp_path / "inside").mkdir()
@@ -107,7 +122,9 @@ def test_a_missing_file_that_lies_one_folder_deeper_is_pointed_at(tmp_path: Path
         ("nan", "non_finite_target", None),
     ],
 )
-def test_a_target_is_a_finite_number_or_a_fault(tmp_path: Path, cell: str, rule: str | None, target: float | None) -> None:
+def test_a_target_is_a_finite_number_or_a_fault(
+    tmp_path: Path, cell: str, rule: str | None, target: float | None
+) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
     (tmp_path / "table.csv").write_text(f"image,count\nimages/0.png,{cell}\n")
     [found] = read(tmp_path / "table.csv", task="image_regression", target_column="count")
@@ -116,7 +133,9 @@ def test_a_target_is_a_finite_number_or_a_fault(tmp_path: Path, cell: str, rule:
 
 def test_labels_keep_their_zeros_and_lose_their_blanks(tmp_path: Path) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
-    (tmp_path / "table.csv").write_text("image,label\nimages/0.png,007\nimages/0.png,  \nimages/0.png, a b \n")
+    (tmp_path / "table.csv").write_text(
+        "image,label\nimages/0.png,007\nimages/0.png,  \nimages/0.png, a b \n"
+    )
     samples = read(tmp_path / "table.csv")
     assert [sample.label for sample in samples] == ["007", None, "a b"]
     assert faults(samples) == [None, "missing_label", None]
@@ -134,7 +153,9 @@ def test_an_empty_image_cell_is_a_fault(tmp_path: Path) -> None:
 
 
 def test_an_empty_group_is_a_fault_where_groups_are_used(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["x", "y"], patient=["p1", None])
+    path = write_parquet(
+        tmp_path / "a.parquet", [picture(1), picture(2)], ["x", "y"], patient=["p1", None]
+    )
     assert faults(read(path)) == [None, None]
     samples = read(path, group_column="patient")
     assert faults(samples) == [None, "missing_group"]
@@ -157,7 +178,10 @@ def test_a_file_beside_the_class_folders_has_no_label(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     (tmp_path / "stray.png").write_bytes(picture(2))
     (tmp_path / ".hidden").write_bytes(b"")
-    assert [(sample.source, sample.label) for sample in read(tmp_path)] == [("cat/0.png", "cat"), ("stray.png", None)]
+    assert [(sample.source, sample.label) for sample in read(tmp_path)] == [
+        ("cat/0.png", "cat"),
+        ("stray.png", None),
+    ]
     assert faults(read(tmp_path)) == [None, "missing_label"]
 
 
@@ -170,7 +194,9 @@ def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str)
         path = write_parquet(tmp_path / "a.parquet", payloads, ["cat"] * 600)
     if layout == "csv":
         path = tmp_path / "a.csv"
-        path.write_text("image,label\n" + "".join(f"images/cat/{index}.png,cat\n" for index in range(600)))
+        path.write_text(
+            "image,label\n" + "".join(f"images/cat/{index}.png,cat\n" for index in range(600))
+        )
     everything = read(path)
     wanted = [everything[index].source for index in (3, 299, 599)]
     again = list(read_samples(data_params(path), wanted))
@@ -178,11 +204,26 @@ def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str)
     assert len({sample.source for sample in everything}) == 600
 
 
-@pytest.mark.parametrize("key", sorted(set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "digests", "columns"}))
-def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_alone(tmp_path: Path, key: str) -> None:
-    table = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["1", "2"], other=["2", "1"])
-    changes = {"label_map": {"1": "one"}, "classes": ["1", "3"], "engine": "ray", "split_folders": "pool"}
-    found = [(sample.source, sample.payload) for sample in read(table, **{key: changes.get(key, "other")})]
+@pytest.mark.parametrize(
+    "key",
+    sorted(set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "digests", "columns"}),
+)
+def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_alone(
+    tmp_path: Path, key: str
+) -> None:
+    table = write_parquet(
+        tmp_path / "a.parquet", [picture(1), picture(2)], ["1", "2"], other=["2", "1"]
+    )
+    changes = {
+        "label_map": {"1": "one"},
+        "classes": ["1", "3"],
+        "engine": "ray",
+        "split_folders": "pool",
+    }
+    found = [
+        (sample.source, sample.payload)
+        for sample in read(table, **{key: changes.get(key, "other")})
+    ]
     assert found == [(sample.source, sample.payload) for sample in read(table)]
 
 
@@ -195,7 +236,9 @@ def test_samples_are_counted_where_that_is_cheap(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"cat": [picture(1), picture(2)]})
     (tmp_path / "a.csv").write_text("image,label\n")
     assert count_samples(data_params(tmp_path / "images")) == 2
-    assert count_samples(data_params(write_parquet(tmp_path / "a.parquet", [picture(1)], ["x"]))) == 1
+    assert (
+        count_samples(data_params(write_parquet(tmp_path / "a.parquet", [picture(1)], ["x"]))) == 1
+    )
     assert count_samples(data_params(tmp_path / "a.csv")) is None
 
 
@@ -207,11 +250,18 @@ def _allocated_by_first_row(samples: Iterator[Any]) -> int:
 
 def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
     path, size = tmp_path / "a.parquet", 40_000_000
-    table = pa.table({"image": pa.array([os.urandom(100_000) for _ in range(size // 100_000)], pa.binary()), "label": ["x"] * 400})
+    table = pa.table(
+        {
+            "image": pa.array([os.urandom(100_000) for _ in range(size // 100_000)], pa.binary()),
+            "label": ["x"] * 400,
+        }
+    )
     pq.write_table(table, path, write_batch_size=16, use_dictionary=False)
     assert pq.ParquetFile(path).metadata.num_row_groups == 1
     assert _allocated_by_first_row(read_samples(data_params(path))) < size / 2
-    assert _allocated_by_first_row(pq.ParquetFile(path).iter_batches(1)) > size / 2  # what it would be otherwise
+    assert (
+        _allocated_by_first_row(pq.ParquetFile(path).iter_batches(1)) > size / 2
+    )  # what it would be otherwise
 
 
 @pytest.mark.parametrize(
@@ -219,12 +269,20 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
     [
         (lambda root: None, ["does not exist", "sub-folder per class"]),
         (lambda root: root.mkdir(), ["empty folder", "sub-folder per class"]),
-        (lambda root: (root.mkdir(), (root / "a.png").touch()), ["1 files (a.png)", "no sub-folder"]),
+        (
+            lambda root: (root.mkdir(), (root / "a.png").touch()),
+            ["1 files (a.png)", "no sub-folder"],
+        ),
         (lambda root: (root / "cat").mkdir(parents=True), ["1 sub-folders (cat) without any file"]),
-        (lambda root: root.write_text("x"), ["expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz"]),
+        (
+            lambda root: root.write_text("x"),
+            ["expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz"],
+        ),
     ],
 )
-def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(tmp_path: Path, make: Any, words: list[str]) -> None:
+def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(
+    tmp_path: Path, make: Any, words: list[str]
+) -> None:
     make(tmp_path / "data")
     with pytest.raises(DataError) as raised:
         read(tmp_path / "data")
@@ -232,9 +290,13 @@ def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(tmp_path: 
 
 
 @pytest.mark.parametrize("read_it", [count_samples, find_table])
-def test_an_address_is_refused_with_how_to_fetch_it(read_it: Callable[[DataParams], object]) -> None:
+def test_an_address_is_refused_with_how_to_fetch_it(
+    read_it: Callable[[DataParams], object],
+) -> None:
     data = data_params(Path()).model_copy(update={"path": "s3://bucket/photos.zip"})
-    with pytest.raises(DataError, match=r"is an address.*`dvc import-url s3://bucket/photos.zip data/NAME`"):
+    with pytest.raises(
+        DataError, match=r"is an address.*`dvc import-url s3://bucket/photos.zip data/NAME`"
+    ):
         read_it(data)
 
 
@@ -248,7 +310,9 @@ def test_a_csv_without_a_line_is_called_empty(tmp_path: Path, content: bytes) ->
 def test_empty_lines_before_the_header_of_a_csv_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "1.png").write_bytes(picture(1))
     (tmp_path / "a.csv").write_text("\nimage,label\n1.png,cat\n")
-    assert [(sample.source, sample.label) for sample in read(tmp_path / "a.csv")] == [("0:1.png", "cat")]
+    assert [(sample.source, sample.label) for sample in read(tmp_path / "a.csv")] == [
+        ("0:1.png", "cat")
+    ]
 
 
 def test_a_link_that_leads_back_is_refused_and_does_not_loop(tmp_path: Path) -> None:
@@ -282,7 +346,9 @@ def test_a_folder_has_no_numeric_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_every_missing_column_is_named_with_its_likeliest_neighbour(tmp_path: Path, ending: str) -> None:
+def test_every_missing_column_is_named_with_its_likeliest_neighbour(
+    tmp_path: Path, ending: str
+) -> None:
     table = pa.table({"picture": ["a"], "labels": ["b"]})
     if ending == "csv":
         (tmp_path / "a.csv").write_text("picture,labels\na,b\n")

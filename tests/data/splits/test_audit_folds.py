@@ -15,7 +15,10 @@ from tests.data.pictures import row
 def table(num_rows: int = 300, **changes: list[Any]) -> pa.Table:
     """Rows of three classes, a fifth of them for testing; `changes` replace whole columns."""
     splits = [("train", "val", "test", "train", "train")[seed % 5] for seed in range(num_rows)]
-    rows = [{**row(seed, "abc"[seed % 3]), "split": split, "fold": None, "leaked": False} for seed, split in enumerate(splits)]
+    rows = [
+        {**row(seed, "abc"[seed % 3]), "split": split, "fold": None, "leaked": False}
+        for seed, split in enumerate(splits)
+    ]
     for name, values in changes.items():
         for entry, value in zip(rows, values, strict=True):
             entry[name] = value
@@ -43,7 +46,9 @@ def test_folds_follow_from_content_and_seed_and_not_from_the_order_of_rows() -> 
 def test_every_fold_has_its_share_of_every_class() -> None:
     rows = audited_rows(table())
     labels, folds = np.array(rows["label"].to_pylist()), audit_folds(rows, 4, 7)
-    counts = np.array([[((labels == label) & (folds == fold)).sum() for fold in range(4)] for label in "abc"])
+    counts = np.array(
+        [[((labels == label) & (folds == fold)).sum() for fold in range(4)] for label in "abc"]
+    )
     assert counts.sum() == 240
     assert np.ptp(counts, axis=1).max() <= 1
 
@@ -71,4 +76,6 @@ def test_a_class_whose_rows_are_all_in_one_fold_is_refused_by_name() -> None:
     groups = ["one patient" if seed in (0, 3) else None for seed in range(300)]
     with pytest.raises(DataError, match="all rows of 'rare' are in one"):
         audit_folds(audited_rows(table(label=labels, group=groups)), 4, 7)
-    audit_folds(audited_rows(table(label=labels)), 4, 7)  # two rows that do not belong together are enough
+    audit_folds(
+        audited_rows(table(label=labels)), 4, 7
+    )  # two rows that do not belong together are enough

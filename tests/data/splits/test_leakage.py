@@ -14,7 +14,13 @@ COLUMNS = ["id", "sha256", "group", "cluster"]
 
 
 def placed(seed: int, split: str, **changes: Any) -> dict[str, Any]:
-    return {**row(seed, group=f"g{seed}"), "cluster": f"c{seed}", "split": split, "leaked": False, **changes}
+    return {
+        **row(seed, group=f"g{seed}"),
+        "cluster": f"c{seed}",
+        "split": split,
+        "leaked": False,
+        **changes,
+    }
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:
@@ -22,14 +28,28 @@ def table(*rows: dict[str, Any]) -> pa.Table:
 
 
 def test_splits_without_anything_in_common_have_no_leaks() -> None:
-    leaks = find_leaks(table(placed(1, "train"), placed(2, "val"), placed(3, "test"), placed(4, "test", group=None, cluster=None)))
+    leaks = find_leaks(
+        table(
+            placed(1, "train"),
+            placed(2, "val"),
+            placed(3, "test"),
+            placed(4, "test", group=None, cluster=None),
+        )
+    )
     assert not leaks.found
     assert leak_report(leaks)["rows"] == 0
     check_leaks(leaks, is_own_split=False)
 
 
 def test_missing_groups_are_not_shared() -> None:
-    assert not find_leaks(table(*(placed(seed, split, group=None, cluster=None) for seed, split in enumerate(("train", "val"))))).found
+    assert not find_leaks(
+        table(
+            *(
+                placed(seed, split, group=None, cluster=None)
+                for seed, split in enumerate(("train", "val"))
+            )
+        )
+    ).found
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -45,13 +65,20 @@ def test_a_planted_leak_is_found_marked_and_refused(column: str) -> None:
 
 
 def test_a_leak_between_val_and_test_marks_both() -> None:
-    leaks = find_leaks(table(placed(1, "train"), placed(2, "val", group="x"), placed(3, "test", group="x")))
+    leaks = find_leaks(
+        table(placed(1, "train"), placed(2, "val", group="x"), placed(3, "test", group="x"))
+    )
     assert leaks.rows.tolist() == [False, True, True]
 
 
 def test_a_row_of_test_at_the_same_moment_as_training_is_not_later() -> None:
     leaks = find_leaks(
-        table(placed(1, "train", time=5.0), placed(2, "val", time=6.0), placed(3, "test", time=5.0), placed(4, "test", time=7.0))
+        table(
+            placed(1, "train", time=5.0),
+            placed(2, "val", time=6.0),
+            placed(3, "test", time=5.0),
+            placed(4, "test", time=7.0),
+        )
     )
     assert leaks.time["train/test"].rows_not_later == 1
     assert leaks.time["val/test"].rows_not_later == 1

@@ -36,7 +36,9 @@ def split(rows: list[dict[str, Any]], params: SplitParams = STABLE, seed: int = 
     return split_rows(table(rows), params, seed)
 
 
-def places(rows: list[dict[str, Any]], params: SplitParams = STABLE, seed: int = 7) -> dict[str, str]:
+def places(
+    rows: list[dict[str, Any]], params: SplitParams = STABLE, seed: int = 7
+) -> dict[str, str]:
     found = split(rows, params, seed).rows
     return dict(zip(found["id"].to_pylist(), found["split"].to_pylist(), strict=True))
 
@@ -46,7 +48,9 @@ def classes(num_rows: int, names: str = "abc", first: int = 0) -> list[dict[str,
 
 
 def timed(num_rows: int, **columns: Any) -> list[dict[str, Any]]:
-    return [{**row(seed, "ab"[seed % 2]), "time": float(seed), **columns} for seed in range(num_rows)]
+    return [
+        {**row(seed, "ab"[seed % 2]), "time": float(seed), **columns} for seed in range(num_rows)
+    ]
 
 
 # a pure function of content and seed
@@ -54,7 +58,10 @@ def timed(num_rows: int, **columns: Any) -> list[dict[str, Any]]:
 
 @BOTH
 def test_the_order_of_rows_does_not_matter(params: SplitParams) -> None:
-    rows = [{**entry, "cluster": f"c{index // 3}" if index % 2 else None} for index, entry in enumerate(classes(300))]
+    rows = [
+        {**entry, "cluster": f"c{index // 3}" if index % 2 else None}
+        for index, entry in enumerate(classes(300))
+    ]
     expected = split(rows, params).rows
     for seed in range(5):
         random.Random(seed).shuffle(rows)
@@ -89,7 +96,10 @@ GOLDEN = "errrrraerraraaaaarrr"  # second letters: tRain, vAl, tEst
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
 def test_new_unrelated_rows_move_no_old_row(new: set[int], seed: int) -> None:
     old = grown_rows(range(300))
-    added = [{**entry, "group": f"new {entry['group']}"} for entry in grown_rows(number + 1000 for number in new)]
+    added = [
+        {**entry, "group": f"new {entry['group']}"}
+        for entry in grown_rows(number + 1000 for number in new)
+    ]
     before = places(old, seed=seed)
     after = places(old + added, seed=seed)
     assert {sample_id: after[sample_id] for sample_id in before} == before
@@ -97,7 +107,9 @@ def test_new_unrelated_rows_move_no_old_row(new: set[int], seed: int) -> None:
 
 @SEVERAL
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
-def test_new_rows_of_a_known_group_move_no_old_row_and_go_where_it_is(new: set[int], seed: int) -> None:
+def test_new_rows_of_a_known_group_move_no_old_row_and_go_where_it_is(
+    new: set[int], seed: int
+) -> None:
     old = [{**entry, "cluster": None} for entry in grown_rows(range(300))]
     added = [{**row(number + 1000, "a"), "group": f"g{number % 100}"} for number in new]
     before, after = places(old, seed=seed), places(old + added, seed=seed)
@@ -109,7 +121,11 @@ def test_new_rows_of_a_known_group_move_no_old_row_and_go_where_it_is(new: set[i
 def grown_rows(numbers: Any) -> list[dict[str, Any]]:
     """Three rows of each group, every tenth row in a cluster with another group."""
     return [
-        {**row(number, "abc"[number % 3]), "group": f"g{number // 3}", "cluster": f"c{number // 30}" if number % 10 == 0 else None}
+        {
+            **row(number, "abc"[number % 3]),
+            "group": f"g{number // 3}",
+            "cluster": f"c{number // 30}" if number % 10 == 0 else None,
+        }
         for number in numbers
     ]
 
@@ -120,12 +136,19 @@ def test_exact_shares_move_rows_which_is_what_stable_is_for() -> None:
     assert 0 < sum(after[sample_id] != name for sample_id, name in before.items()) < 60
 
 
-def test_a_near_duplicate_of_a_lone_row_moves_it_at_most_in_half_of_the_cases_and_never_splits_the_pair() -> None:
+def test_a_near_duplicate_of_a_lone_row_moves_it_at_most_in_half_of_the_cases_and_never_splits_the_pair() -> (
+    None
+):
     rows = classes(2000, "a")
     twins = [{**row(seed, "a"), "cluster": f"c{seed}"} for seed in range(10_000, 12_000)]
     before = places(rows)
-    after = places([{**entry, "cluster": twin["cluster"]} for entry, twin in zip(rows, twins, strict=True)] + twins)
-    assert all(after[entry["id"]] == after[twin["id"]] for entry, twin in zip(rows, twins, strict=True))
+    after = places(
+        [{**entry, "cluster": twin["cluster"]} for entry, twin in zip(rows, twins, strict=True)]
+        + twins
+    )
+    assert all(
+        after[entry["id"]] == after[twin["id"]] for entry, twin in zip(rows, twins, strict=True)
+    )
     moved = np.mean([after[entry["id"]] != before[entry["id"]] for entry in rows])
     assert moved == pytest.approx(0.5 * (1 - 0.7**2 - 2 * 0.15**2), abs=0.04)
 
@@ -135,13 +158,21 @@ def test_a_near_duplicate_of_a_lone_row_moves_it_at_most_in_half_of_the_cases_an
 
 @BOTH
 def test_a_group_stays_in_one_split(params: SplitParams) -> None:
-    found = split([row(seed, "ab"[seed % 2], group=f"patient{seed % 80}") for seed in range(800)], params).rows
+    found = split(
+        [row(seed, "ab"[seed % 2], group=f"patient{seed % 80}") for seed in range(800)], params
+    ).rows
     assert len(set(zip(found["group"].to_pylist(), found["split"].to_pylist(), strict=True))) == 80
 
 
 @BOTH
 def test_groups_that_share_a_cluster_stay_together(params: SplitParams) -> None:
-    rows = [{**row(seed, "a", group=f"g{seed // 4}"), "cluster": f"c{seed // 8}" if seed % 8 in (3, 4) else None} for seed in range(800)]
+    rows = [
+        {
+            **row(seed, "a", group=f"g{seed // 4}"),
+            "cluster": f"c{seed // 8}" if seed % 8 in (3, 4) else None,
+        }
+        for seed in range(800)
+    ]
     found = split(rows, params)
     assert not found.leaks.found
     for column in ("group", "cluster"):
@@ -157,11 +188,17 @@ def test_groups_that_share_a_cluster_stay_together(params: SplitParams) -> None:
 def test_exact_splits_each_class_in_the_same_shares() -> None:
     found = split(classes(300), EXACT).rows
     counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
-    assert counts == {(label, name): count for label in "abc" for name, count in (("train", 70), ("val", 15), ("test", 15))}
+    assert counts == {
+        (label, name): count
+        for label in "abc"
+        for name, count in (("train", 70), ("val", 15), ("test", 15))
+    }
 
 
 def test_exact_keeps_the_shares_with_groups() -> None:
-    found = split([row(seed, "ab"[seed % 2], group=f"patient{seed % 40}") for seed in range(400)], EXACT).rows
+    found = split(
+        [row(seed, "ab"[seed % 2], group=f"patient{seed % 40}") for seed in range(400)], EXACT
+    ).rows
     assert Counter(found["split"].to_pylist()) == {"train": 280, "val": 60, "test": 60}
 
 
@@ -170,11 +207,16 @@ def test_stable_meets_the_shares_on_average_in_each_class() -> None:
     counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
     for label in "abc":
         for name, share in (("train", 0.7), ("val", 0.15), ("test", 0.15)):
-            assert abs(counts[label, name] - 10_000 * share) < 4 * (10_000 * share * (1 - share)) ** 0.5
+            assert (
+                abs(counts[label, name] - 10_000 * share)
+                < 4 * (10_000 * share * (1 - share)) ** 0.5
+            )
 
 
 def test_exact_spreads_numeric_targets_evenly() -> None:
-    rows = split([row(seed, label=None, target=float(seed)) for seed in range(1000)], EXACT).rows.to_pylist()
+    rows = split(
+        [row(seed, label=None, target=float(seed)) for seed in range(1000)], EXACT
+    ).rows.to_pylist()
     for name, count in (("train", 700), ("val", 150), ("test", 150)):
         targets = [entry["target"] for entry in rows if entry["split"] == name]
         assert len(targets) == count
@@ -188,11 +230,15 @@ def test_equal_remainders_do_not_all_go_to_the_same_split() -> None:
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 100), min_size=2, max_size=7))
-def test_largest_remainders_add_up_and_are_off_by_less_than_one(total: int, weights: list[int]) -> None:
+def test_largest_remainders_add_up_and_are_off_by_less_than_one(
+    total: int, weights: list[int]
+) -> None:
     shares = [weight / sum(weights) for weight in weights]
     counts = largest_remainder(total, shares)
     assert sum(counts) == total
-    assert all(abs(count - total * share) < 1 + 1e-6 for count, share in zip(counts, shares, strict=True))
+    assert all(
+        abs(count - total * share) < 1 + 1e-6 for count, share in zip(counts, shares, strict=True)
+    )
 
 
 def test_a_class_that_a_split_lacks_is_refused_with_its_counts() -> None:
@@ -261,7 +307,14 @@ def test_stable_folds_do_not_move_when_data_grows() -> None:
 
 
 def own(**changes: Any) -> list[dict[str, Any]]:
-    return [{**row(seed, "ab"[seed % 2]), "given_split": ("train", "train", "val", "test")[seed // 2 % 4], **changes} for seed in range(80)]
+    return [
+        {
+            **row(seed, "ab"[seed % 2]),
+            "given_split": ("train", "train", "val", "test")[seed // 2 % 4],
+            **changes,
+        }
+        for seed in range(80)
+    ]
 
 
 def test_the_users_own_split_is_obeyed() -> None:
@@ -285,7 +338,10 @@ def test_a_row_without_a_split_of_its_own_is_named() -> None:
 def test_a_leak_in_the_users_own_split_fails_and_is_named() -> None:
     rows = own()
     rows[0]["cluster"] = rows[6]["cluster"] = "twin"
-    with pytest.raises(DataError, match=r"1 rows of val and test leak[^$]*near duplicates in train/test: 1 \(twin\)"):
+    with pytest.raises(
+        DataError,
+        match=r"1 rows of val and test leak[^$]*near duplicates in train/test: 1 \(twin\)",
+    ):
         split(rows, split_params(on_leak="fail"))
 
 
@@ -297,7 +353,9 @@ def test_a_leak_that_is_only_to_be_reported_marks_the_rows_of_val_and_test() -> 
     leaked = found.rows.filter(found.rows["leaked"])
     assert sorted(leaked["split"].to_pylist()) == ["test", "val"]
     described = report(found, 7)
-    assert described["leaks"]["shared"]["group"] == {pair: {"values": 1, "examples": ["shared"]} for pair in PAIRS}
+    assert described["leaks"]["shared"]["group"] == {
+        pair: {"values": 1, "examples": ["shared"]} for pair in PAIRS
+    }
     assert "leaked 2 rows" in summary(described)
 
 
@@ -305,21 +363,28 @@ PAIRS = ("train/val", "train/test", "val/test")
 
 
 def test_a_class_that_only_test_lacks_is_allowed_in_the_users_own_split_and_reported() -> None:
-    rows = [entry for entry in own() if not (entry["given_split"] == "test" and entry["label"] == "a")]
+    rows = [
+        entry for entry in own() if not (entry["given_split"] == "test" and entry["label"] == "a")
+    ]
     found = split(rows)
     assert report(found, 7)["classes_missing"] == {"test": ["a"]}
     assert "test lacks the classes a" in summary(report(found, 7))
 
 
 def test_a_class_that_train_lacks_is_refused_in_the_users_own_split() -> None:
-    rows = [entry for entry in own() if not (entry["given_split"] == "train" and entry["label"] == "a")]
+    rows = [
+        entry for entry in own() if not (entry["given_split"] == "train" and entry["label"] == "a")
+    ]
     with pytest.raises(DataError, match="1 of 2 classes lack rows in train"):
         split(rows)
 
 
 def lacking(*splits: str, **changes: Any) -> list[dict[str, Any]]:
     """The user's own split, in which the rows of these splits are for training."""
-    return [entry | {"given_split": "train"} if entry["given_split"] in splits else entry for entry in own(**changes)]
+    return [
+        entry | {"given_split": "train"} if entry["given_split"] in splits else entry
+        for entry in own(**changes)
+    ]
 
 
 @pytest.mark.parametrize("assignment", ["stable", "exact"])
@@ -330,7 +395,11 @@ def test_a_missing_val_or_test_is_cut_from_train_and_said(missing: str, assignme
     parts = places(rows, split_params(assignment=assignment))
     cut = [entry for entry in rows if parts[entry["id"]] == missing]
     assert {entry["given_split"] for entry in cut} == {"train"}
-    assert all(parts[entry["id"]] == entry["given_split"] for entry in rows if entry["given_split"] != "train")
+    assert all(
+        parts[entry["id"]] == entry["given_split"]
+        for entry in rows
+        if entry["given_split"] != "train"
+    )
     assert 3 <= len(cut) <= 20  # 0.15 of 0.85 of 60 rows are 10.6
     described = report(found, 7)
     assert described["cut_from_train"] == [missing]
@@ -340,7 +409,10 @@ def test_a_missing_val_or_test_is_cut_from_train_and_said(missing: str, assignme
 def test_what_is_cut_from_train_depends_on_content_and_seed_alone() -> None:
     rows = lacking("val")
     assert places(rows) == places(rows[::-1])
-    more = [*rows, *({**row(seed, "ab"[seed % 2]), "given_split": "train"} for seed in range(1000, 1100))]
+    more = [
+        *rows,
+        *({**row(seed, "ab"[seed % 2]), "given_split": "train"} for seed in range(1000, 1100)),
+    ]
     assert places(rows).items() <= places(more).items()
 
 
@@ -364,7 +436,10 @@ def lacking_in_time(missing: str) -> list[dict[str, Any]]:
 def test_a_missing_val_is_the_latest_part_of_train_if_rows_have_times() -> None:
     rows = lacking_in_time("val")
     found = split(rows)
-    train, val = (found.rows.filter(pa.compute.equal(found.rows["split"], name))["time"].to_pylist() for name in ("train", "val"))
+    train, val = (
+        found.rows.filter(pa.compute.equal(found.rows["split"], name))["time"].to_pylist()
+        for name in ("train", "val")
+    )
     learnt = [entry["time"] for entry in rows if entry["given_split"] == "train"]
     assert sorted(train) + sorted(val) == learnt
     assert len(val) == round(len(learnt) * 0.15 / 0.85)
@@ -380,7 +455,9 @@ def test_a_group_that_reaches_a_val_cut_by_time_leaves_train() -> None:
     for entry in (learnt[0], learnt[-1]):
         entry["group"] = "returning patient"
     found = split(rows)
-    assert [(entry["id"], entry["split"], entry["reaches"]) for entry in found.purged.to_pylist()] == [(learnt[0]["id"], "train", "val")]
+    assert [
+        (entry["id"], entry["split"], entry["reaches"]) for entry in found.purged.to_pylist()
+    ] == [(learnt[0]["id"], "train", "val")]
     assert not found.leaks.shared["group"]["train/val"].values
 
 
@@ -396,7 +473,10 @@ def test_a_missing_test_is_cut_by_a_hash_although_rows_have_times() -> None:
 
 
 def test_a_given_split_without_train_is_refused() -> None:
-    rows = [entry | {"given_split": "val" if entry["given_split"] == "train" else entry["given_split"]} for entry in own()]
+    rows = [
+        entry | {"given_split": "val" if entry["given_split"] == "train" else entry["given_split"]}
+        for entry in own()
+    ]
     with pytest.raises(DataError, match="split train is empty"):
         split(rows)
 
@@ -421,7 +501,9 @@ def test_auto_reports_a_leak_of_the_given_split_and_moves_nothing() -> None:
     rows = own()
     rows[0]["cluster"] = rows[6]["cluster"] = "twin"
     found = split(rows, split_params(on_leak="auto"))
-    assert {entry["id"]: entry["split"] for entry in found.rows.to_pylist()} == {entry["id"]: entry["given_split"] for entry in rows}
+    assert {entry["id"]: entry["split"] for entry in found.rows.to_pylist()} == {
+        entry["id"]: entry["given_split"] for entry in rows
+    }
     assert found.rows.filter(found.rows["leaked"])["id"].to_pylist() == [rows[6]["id"]]
     assert "leaked 1 rows" in summary(report(found, 7))
 
@@ -434,7 +516,11 @@ def test_train_is_the_earliest_and_test_the_latest() -> None:
     order = found.rows.sort_by("time")["split"].to_pylist()
     assert order == ["train"] * 140 + ["val"] * 30 + ["test"] * 30
     assert not found.leaks.found
-    assert report(found, 7)["leaks"]["time_order"]["train/val"] == {"latest_before": 139, "earliest_after": 140, "rows_not_later": 0}
+    assert report(found, 7)["leaks"]["time_order"]["train/val"] == {
+        "latest_before": 139,
+        "earliest_after": 140,
+        "rows_not_later": 0,
+    }
 
 
 def test_equal_times_stay_together() -> None:
@@ -447,9 +533,15 @@ def test_equal_times_stay_together() -> None:
 
 @pytest.mark.process
 @SEVERAL
-@given(st.lists(st.integers(0, 12), min_size=60, max_size=120), st.lists(st.integers(0, 400), min_size=120, max_size=120))
+@given(
+    st.lists(st.integers(0, 12), min_size=60, max_size=120),
+    st.lists(st.integers(0, 400), min_size=120, max_size=120),
+)
 def test_no_unit_straddles_a_cut_and_no_row_vanishes(times: list[int], groups: list[int]) -> None:
-    rows = [{**row(index, None, 1.0, f"g{groups[index]}"), "time": float(time)} for index, time in enumerate(times)]
+    rows = [
+        {**row(index, None, 1.0, f"g{groups[index]}"), "time": float(time)}
+        for index, time in enumerate(times)
+    ]
     with suppress(DataError):  # where a split would be empty
         check_time_order(split(rows), len(rows))
 
@@ -457,17 +549,25 @@ def test_no_unit_straddles_a_cut_and_no_row_vanishes(times: list[int], groups: l
 def check_time_order(found: Split, num_rows: int) -> None:
     assert not found.leaks.found
     assert found.rows.num_rows + found.purged.num_rows == num_rows
-    latest = [found.rows.filter(pa.compute.equal(found.rows["split"], name))["time"].to_numpy() for name in ("train", "val", "test")]
+    latest = [
+        found.rows.filter(pa.compute.equal(found.rows["split"], name))["time"].to_numpy()
+        for name in ("train", "val", "test")
+    ]
     assert all(before.max() < after.min() for before, after in pairwise(latest))
 
 
-def test_the_earlier_rows_of_a_group_that_reaches_a_later_split_are_purged_and_written_down() -> None:
+def test_the_earlier_rows_of_a_group_that_reaches_a_later_split_are_purged_and_written_down() -> (
+    None
+):
     rows = timed(200)
     for place in (10, 150, 190):
         rows[place]["group"] = "returning patient"
     found = split(rows)
     assert found.purged.schema == PURGED
-    assert [(entry["source"], entry["split"], entry["reaches"]) for entry in found.purged.sort_by("time").to_pylist()] == [
+    assert [
+        (entry["source"], entry["split"], entry["reaches"])
+        for entry in found.purged.sort_by("time").to_pylist()
+    ] == [
         ("10", "train", "test"),
         ("150", "val", "test"),
     ]
@@ -484,7 +584,8 @@ def test_fixed_cuts_are_kept_when_data_grows(cuts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuts", "message"), [(["150", "100"], "then a later time"), (["soon", "nan"], "'soon', 'nan', expected ISO 8601")]
+    ("cuts", "message"),
+    [(["150", "100"], "then a later time"), (["soon", "nan"], "'soon', 'nan', expected ISO 8601")],
 )
 def test_cuts_that_are_no_times_in_order_are_refused(cuts: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -510,12 +611,15 @@ def test_a_users_own_split_out_of_time_order_is_a_leak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "key", "column", "value"), [(("mine", None), "split", "given_split", "val"), ((None, "mine"), "time", "time", 1.0)]
+    ("names", "key", "column", "value"),
+    [(("mine", None), "split", "given_split", "val"), ((None, "mine"), "time", "time", 1.0)],
 )
 def test_a_column_that_was_asked_for_and_is_empty_is_refused(
     names: tuple[str | None, str | None], key: str, column: str, value: Any
 ) -> None:
-    with pytest.raises(DataError, match=f"data.{key}_column is 'mine', but no row has a value there"):
+    with pytest.raises(
+        DataError, match=f"data.{key}_column is 'mine', but no row has a value there"
+    ):
         check_columns(table(classes(5)), *names)
     check_columns(table([{**row(1), column: value}]), *names)
     check_columns(table(classes(5)), None, None)
@@ -527,13 +631,17 @@ def test_a_column_that_was_asked_for_and_is_empty_is_refused(
 def test_the_report_has_the_counts_of_every_class_and_the_largest_deviation() -> None:
     described = report(split(classes(200, "ab"), EXACT), 7)
     assert described["splits"]["val"] == {"rows": 30, "leaked": 0, "classes": {"a": 15, "b": 15}}
-    assert described["largest_deviation"]["found"] == pytest.approx(described["largest_deviation"]["asked"])
+    assert described["largest_deviation"]["found"] == pytest.approx(
+        described["largest_deviation"]["asked"]
+    )
     stable = report(split(classes(200, "ab")), 7)["largest_deviation"]
     assert abs(stable["found"] - stable["asked"]) > 0.01
 
 
 def test_the_report_of_a_numeric_target_has_its_mean() -> None:
-    described = report(split([row(seed, label=None, target=float(seed)) for seed in range(100)], EXACT), 7)
+    described = report(
+        split([row(seed, label=None, target=float(seed)) for seed in range(100)], EXACT), 7
+    )
     assert described["splits"]["train"]["target"]["mean"] == pytest.approx(49.5, abs=5)
 
 
@@ -541,9 +649,20 @@ def test_the_report_of_a_numeric_target_has_its_mean() -> None:
 def test_a_million_rows_are_split_in_seconds() -> None:
     """Time is measured in docs/split.md; here only that nothing grows with the square of the rows."""
     ids = [f"{number:016x}{number:016x}" for number in range(1_000_000)]
-    columns: dict[str, Any] = {name: pa.nulls(len(ids), ROWS.field(name).type) for name in ROWS.names}
-    empty = pa.ListArray.from_arrays(pa.array(np.zeros(len(ids) + 1, np.int32)), pa.array([], pa.string()))
-    columns |= {"id": ids, "source": ids, "sha256": ids, "bytes": np.ones(len(ids), np.int64), "flags": empty, "corrections": empty}
+    columns: dict[str, Any] = {
+        name: pa.nulls(len(ids), ROWS.field(name).type) for name in ROWS.names
+    }
+    empty = pa.ListArray.from_arrays(
+        pa.array(np.zeros(len(ids) + 1, np.int32)), pa.array([], pa.string())
+    )
+    columns |= {
+        "id": ids,
+        "source": ids,
+        "sha256": ids,
+        "bytes": np.ones(len(ids), np.int64),
+        "flags": empty,
+        "corrections": empty,
+    }
     columns |= {
         "label": [f"class {number % 100}" for number in range(len(ids))],
         "group": [f"g{number // 7}" for number in range(len(ids))],

@@ -30,7 +30,13 @@ def by_search(num_nodes: int, edges: Edges) -> list[int]:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))))))
+@given(
+    st.integers(1, 40).flatmap(
+        lambda n: st.tuples(
+            st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)))
+        )
+    )
+)
 def test_components_are_those_of_a_plain_search(graph: tuple[int, Edges]) -> None:
     num_nodes, edges = graph
     left, right = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
@@ -59,12 +65,16 @@ def test_a_chain_of_groups_and_clusters_is_one_unit() -> None:
 
 def test_the_same_content_twice_is_one_unit() -> None:
     """A rule that only flags may keep one picture under two names."""
-    units = find_units(pa.Table.from_pylist([row(1), {**row(1), "source": "again"}, row(2)], schema=ROWS), 7)
+    units = find_units(
+        pa.Table.from_pylist([row(1), {**row(1), "source": "again"}, row(2)], schema=ROWS), 7
+    )
     assert units.of_row[0] == units.of_row[1] != units.of_row[2]
 
 
 def test_the_name_of_a_cluster_does_not_matter() -> None:
     """It is the smallest id in it, which may change when the cluster grows."""
-    named = [[{**row(seed), "cluster": f"{name}{seed // 2}"} for seed in range(20)] for name in "xy"]
+    named = [
+        [{**row(seed), "cluster": f"{name}{seed // 2}"} for seed in range(20)] for name in "xy"
+    ]
     first, second = (find_units(pa.Table.from_pylist(rows, schema=ROWS), 7) for rows in named)
     assert first.keys[first.of_row].tolist() == second.keys[second.of_row].tolist()

@@ -17,7 +17,14 @@ MIB = 2**20
 
 
 def form(encoding: str, train_size_px: int = 100, quality: int = 90) -> StoreForm:
-    return StoreForm.model_validate({"network": NETWORK, "train_size_px": train_size_px, "encoding": encoding, "jpeg_quality": quality})
+    return StoreForm.model_validate(
+        {
+            "network": NETWORK,
+            "train_size_px": train_size_px,
+            "encoding": encoding,
+            "jpeg_quality": quality,
+        }
+    )
 
 
 def test_raw_pixels_are_counted_exactly() -> None:
@@ -28,21 +35,37 @@ def test_raw_pixels_are_counted_exactly() -> None:
 
 
 def test_jpeg_is_an_estimate_that_grows_with_size_and_quality_and_counts_the_shards() -> None:
-    needs = [space_needed(form("jpeg", *setting), COUNTS) for setting in ((100, 50), (100, 95), (200, 95))]
+    needs = [
+        space_needed(form("jpeg", *setting), COUNTS)
+        for setting in ((100, 50), (100, 95), (200, 95))
+    ]
     assert all(need.is_estimate for need in needs)
-    assert needs[0].store < needs[1].store < needs[2].store < space_needed(form("raw", 200), COUNTS).store
+    assert (
+        needs[0].store
+        < needs[1].store
+        < needs[2].store
+        < space_needed(form("raw", 200), COUNTS).store
+    )
     assert needs[2].besides > 700 * 200 * 200 * 0.5
 
 
 def test_too_little_room_is_refused_with_what_to_change(tmp_path: Path) -> None:
     check_disk_space(Need(1, 1, is_estimate=False), tmp_path, tmp_path / "packed")
-    with pytest.raises(UnavailableError, match=r"needs 1,073,741,824 MiB in .*, [\d,]+ MiB are free. .* set precompute.encoding to jpeg"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"needs 1,073,741,824 MiB in .*, [\d,]+ MiB are free. .* set precompute.encoding to jpeg",
+    ):
         check_disk_space(Need(2**50, 0, is_estimate=False), tmp_path, tmp_path / "packed")
-    with pytest.raises(UnavailableError, match=r"needs an estimated 1,073,741,824 MiB .* lower precompute.jpeg_quality"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"needs an estimated 1,073,741,824 MiB .* lower precompute.jpeg_quality",
+    ):
         check_disk_space(Need(2**50, 0, is_estimate=True), tmp_path, tmp_path / "packed")
 
 
-def test_what_the_work_already_holds_is_not_needed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_work_already_holds_is_not_needed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 3 * MIB})())
     need = Need(4 * MIB, 0, is_estimate=False)
     with pytest.raises(UnavailableError):
@@ -51,12 +74,16 @@ def test_what_the_work_already_holds_is_not_needed_again(tmp_path: Path, monkeyp
     check_disk_space(need, tmp_path, tmp_path / "packed")
 
 
-def test_another_file_system_needs_the_room_of_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_system_needs_the_room_of_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work, target = tmp_path / "work", tmp_path / "target"
     work.mkdir()
     target.mkdir()
     room = {work: 10 * MIB, target: 10 * MIB}
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: type("Usage", (), {"free": room[place]})())
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda place: type("Usage", (), {"free": room[place]})()
+    )
     need = Need(5 * MIB, 0, is_estimate=False)
     room[target] = MIB
     check_disk_space(need, work, target / "packed")
@@ -65,8 +92,12 @@ def test_another_file_system_needs_the_room_of_the_copy(tmp_path: Path, monkeypa
         check_disk_space(need, work, target / "packed")
 
 
-def test_jpegs_that_turn_out_larger_are_noticed_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jpegs_that_turn_out_larger_are_noticed_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1024 * MIB})())
     check_jpeg_space(100, 100 * MIB, 400, tmp_path)  # 2 * 400 + 100 MiB and the margin
-    with pytest.raises(UnavailableError, match=r"1,048,576 bytes each; the 500 that are left .* about 1,164 MiB"):
+    with pytest.raises(
+        UnavailableError, match=r"1,048,576 bytes each; the 500 that are left .* about 1,164 MiB"
+    ):
         check_jpeg_space(100, 100 * MIB, 500, tmp_path)

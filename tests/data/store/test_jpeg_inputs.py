@@ -32,7 +32,11 @@ def _folder(tmp_path: Path) -> Path:
 def test_rows_come_alone_in_slices_by_number_and_by_mask(folder: Path) -> None:
     inputs = JpegInputs(folder, SHAPE)
     everything = np.stack([inputs[number] for number in range(NUM_ROWS)])
-    assert (inputs.shape, inputs.dtype, len(inputs)) == ((NUM_ROWS, *SHAPE), np.dtype(np.uint8), NUM_ROWS)
+    assert (inputs.shape, inputs.dtype, len(inputs)) == (
+        (NUM_ROWS, *SHAPE),
+        np.dtype(np.uint8),
+        NUM_ROWS,
+    )
     chosen = np.array([49, 3, 3, 17])
     mask = np.arange(NUM_ROWS) % 3 == 0
     for rows in (slice(None), slice(5, 40, 3), slice(7, 7), chosen, chosen.tolist(), mask):
@@ -50,7 +54,10 @@ def test_decoded_pixels_are_close_to_what_was_encoded(folder: Path) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_higher_quality_is_closer(channels: int) -> None:
     image = pixels(1, 16, channels)
-    errors = [np.abs(decode_jpeg(encode_jpeg(image, quality), image.shape).astype(int) - image).mean() for quality in (30, 75, 100)]
+    errors = [
+        np.abs(decode_jpeg(encode_jpeg(image, quality), image.shape).astype(int) - image).mean()
+        for quality in (30, 75, 100)
+    ]
     assert errors[0] > errors[1] > errors[2]
 
 
@@ -77,7 +84,9 @@ def test_a_loader_process_decodes_the_same_on_its_one_thread(folder: Path, metho
     assert num_threads == 1
 
 
-def test_a_forked_process_that_is_no_loader_has_its_own_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_that_is_no_loader_has_its_own_threads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs = JpegInputs(folder, SHAPE)
     expected = inputs[:]
     before = inputs._pool()

@@ -5,7 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway.data.store.packed import PackedManifest, PackedSplitManifest, open_split, read_manifest, write_manifest, write_split
+from slipway.data.store.packed import (
+    PackedManifest,
+    PackedSplitManifest,
+    open_split,
+    read_manifest,
+    write_manifest,
+    write_split,
+)
 from slipway.system import files
 from slipway.system.errors import IntegrityError, SchemaError
 from tests.data.pictures import CONTRACT, pixels
@@ -18,7 +25,9 @@ IDS = [files.sha256_bytes(str(seed).encode())[:32] for seed in range(3)]
 def store(tmp_path: Path) -> Path:
     (tmp_path / "train").mkdir()
     np.save(tmp_path / "train" / "inputs.npy", np.stack([pixels(seed) for seed in range(3)]))
-    split = write_split(tmp_path / "train", packed_rows(IDS, ["a", "b", "c"], [0, 1, 0]), CONTRACT.shape)
+    split = write_split(
+        tmp_path / "train", packed_rows(IDS, ["a", "b", "c"], [0, 1, 0]), CONTRACT.shape
+    )
     write_manifest(tmp_path, _manifest(split))
     return tmp_path
 
@@ -41,7 +50,9 @@ def test_a_split_is_mapped_and_not_read(store: Path) -> None:
     assert isinstance(split.inputs, np.memmap)
     assert not split.inputs.flags.writeable
     assert (split.ids, split.sources, split.targets.tolist()) == (IDS, ["a", "b", "c"], [0, 1, 0])
-    assert [hex(key)[2:].zfill(16) for key in split.keys.tolist()] == [sample_id[:16] for sample_id in IDS]
+    assert [hex(key)[2:].zfill(16) for key in split.keys.tolist()] == [
+        sample_id[:16] for sample_id in IDS
+    ]
 
 
 @pytest.mark.parametrize("name", ["inputs.npy", "rows.parquet"])

@@ -31,7 +31,11 @@ def data_set(count: int, task: Task = "image_classification") -> tuple[list[RawS
 
 def _row(entry: RawSample, index: int, task: Task) -> dict[str, Any]:
     sha256 = files.sha256_bytes(entry.payload)
-    answer = {"label": "ba"[index % 2], "target": None} if task == "image_classification" else {"label": None, "target": float(index)}
+    answer = (
+        {"label": "ba"[index % 2], "target": None}
+        if task == "image_classification"
+        else {"label": None, "target": float(index)}
+    )
     facts: dict[str, Any] = {
         "group": None,
         "width": 12,
@@ -42,7 +46,13 @@ def _row(entry: RawSample, index: int, task: Task) -> dict[str, Any]:
         "corrections": [],
         "leaked": False,
     }
-    return {"id": sha256[:32], "source": entry.source, **answer, **facts, "split": ("train", "train", "val", "test")[index % 4]}
+    return {
+        "id": sha256[:32],
+        "source": entry.source,
+        **answer,
+        **facts,
+        "split": ("train", "train", "val", "test")[index % 4],
+    }
 
 
 def write(
@@ -70,7 +80,11 @@ def write(
 
 
 def digests_below(root: Path) -> dict[str, str]:
-    return {str(path.relative_to(root)): files.sha256_file(path) for path in sorted(root.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(root)): files.sha256_file(path)
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_every_image_lies_beside_its_id_and_class(tmp_path: Path) -> None:
@@ -81,12 +95,16 @@ def test_every_image_lies_beside_its_id_and_class(tmp_path: Path) -> None:
     expected = {row["id"]: row for row in rows.to_pylist()}
     for name in ("train", "val", "test"):
         split = open_split(tmp_path / "packed", manifest, name, verify=True)
-        assert split.ids == sorted(sample_id for sample_id, row in expected.items() if row["split"] == name)
+        assert split.ids == sorted(
+            sample_id for sample_id, row in expected.items() if row["split"] == name
+        )
         for index, sample_id in enumerate(split.ids):
             row = expected[sample_id]
             assert manifest.classes[int(split.targets[index])] == row["label"]
             assert split.sources[index] == row["source"]
-            assert np.array_equal(split.inputs[index], array_from_bytes(samples[int(row["source"])].payload, CONTRACT))
+            assert np.array_equal(
+                split.inputs[index], array_from_bytes(samples[int(row["source"])].payload, CONTRACT)
+            )
 
 
 def test_the_order_of_samples_and_rows_does_not_matter(tmp_path: Path) -> None:
@@ -110,10 +128,15 @@ def test_statistics_are_those_of_the_training_split(tmp_path: Path) -> None:
     write(tmp_path / "packed", *data_set(20))
     manifest = read_manifest(tmp_path / "packed")
     train = open_split(tmp_path / "packed", manifest, "train").inputs[:].astype(np.float64) / 255
-    everything = [open_split(tmp_path / "packed", manifest, name).inputs[:] for name in ("train", "val", "test")]
+    everything = [
+        open_split(tmp_path / "packed", manifest, name).inputs[:]
+        for name in ("train", "val", "test")
+    ]
     assert manifest.mean == pytest.approx(train.mean((0, 1, 2)).tolist(), abs=1e-12)
     assert manifest.std == pytest.approx(train.std((0, 1, 2)).tolist(), abs=1e-12)
-    assert manifest.mean != pytest.approx((np.concatenate(everything) / 255).mean((0, 1, 2)).tolist(), abs=1e-6)
+    assert manifest.mean != pytest.approx(
+        (np.concatenate(everything) / 255).mean((0, 1, 2)).tolist(), abs=1e-6
+    )
 
 
 def test_statistics_over_several_chunks_are_exact() -> None:
@@ -135,7 +158,9 @@ def test_a_numeric_target_is_kept_with_its_scale(tmp_path: Path) -> None:
     targets = open_split(tmp_path / "packed", manifest, "train").targets
     assert manifest.classes == []
     assert manifest.target_scale is not None
-    assert (manifest.target_scale.mean, manifest.target_scale.std) == pytest.approx((targets.mean(), targets.std()))
+    assert (manifest.target_scale.mean, manifest.target_scale.std) == pytest.approx(
+        (targets.mean(), targets.std())
+    )
     assert sorted(targets) == [index for index in range(20) if index % 4 < 2]
 
 
@@ -180,14 +205,21 @@ class Killed(BaseException):
     """Stands for the end of the process, which no `except` of ours may catch."""
 
 
-def pack_and_stop(root: Path, samples: list[RawSample], rows: pa.Table, after: int, form: StoreForm = RAW) -> None:
+def pack_and_stop(
+    root: Path, samples: list[RawSample], rows: pa.Table, after: int, form: StoreForm = RAW
+) -> None:
     """Pack until `after` samples were read, and leave the work as it is then."""
 
     def read(_: Collection[str]) -> Iterator[RawSample]:
         yield from samples[:after]
         raise Killed
 
-    with pytest.raises(Killed), work_folder(root.parent / "work", packing_key(rows, form, "image_classification"), "packing") as work:
+    with (
+        pytest.raises(Killed),
+        work_folder(
+            root.parent / "work", packing_key(rows, form, "image_classification"), "packing"
+        ) as work,
+    ):
         list(pack(read, rows, form, "image_classification", work, 1))
 
 
@@ -195,7 +227,9 @@ JPEG_FORM = StoreForm(network=CONTRACT, train_size_px=16, encoding="jpeg", jpeg_
 
 
 @pytest.mark.parametrize("form", [RAW, JPEG_FORM], ids=["raw", "jpeg"])
-def test_an_interrupted_packing_goes_on_and_gives_the_same(tmp_path: Path, form: StoreForm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_packing_goes_on_and_gives_the_same(
+    tmp_path: Path, form: StoreForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slipway.data.store.shards.SHARD_ROWS", 8)
     monkeypatch.setattr("slipway.data.engine.parallel._CHUNK_ITEMS", 4)
     samples, rows = data_set(60)
@@ -211,7 +245,9 @@ def test_an_interrupted_packing_goes_on_and_gives_the_same(tmp_path: Path, form:
 
 
 @pytest.mark.parametrize("damage", ["pixels", "jpeg", "marker", "half a marker"])
-def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_shard_is_made_again(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slipway.data.store.shards.SHARD_ROWS", 8)
     monkeypatch.setattr("slipway.data.engine.parallel._CHUNK_ITEMS", 4)
     samples, rows = data_set(60)
@@ -219,9 +255,10 @@ def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str, monkeypatch:
     expected = write(tmp_path / "a" / "packed", samples, rows, form=JPEG_FORM)
     pack_and_stop(tmp_path / "packed", samples, rows, 60, JPEG_FORM)
     work = next(path for path in (tmp_path / "work").iterdir() if path.is_dir())
-    path = {"pixels": work / "store" / "val" / "inputs.npy", "jpeg": work / "shards" / "000002.jpeg"}.get(
-        damage, work / "shards" / "000002.json"
-    )
+    path = {
+        "pixels": work / "store" / "val" / "inputs.npy",
+        "jpeg": work / "shards" / "000002.jpeg",
+    }.get(damage, work / "shards" / "000002.json")
     payload = bytearray(path.read_bytes())
     if damage == "half a marker":
         path.write_bytes(payload[: len(payload) // 2])
@@ -233,7 +270,9 @@ def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str, monkeypatch:
     assert len(asked) == 8
 
 
-def test_what_takes_long_is_written_down_before_a_shard_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_is_written_down_before_a_shard_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slipway.data.engine.parallel._CHUNK_ITEMS", 4)
     samples, rows = data_set(40)
     markers = {}
@@ -245,7 +284,9 @@ def test_what_takes_long_is_written_down_before_a_shard_is_full(tmp_path: Path, 
         assert write(tmp_path / name / "packed", samples, rows)
     assert markers["by_rows"] == 1  # what was begun when the work stopped
     assert markers["by_time"] >= 20
-    assert digests_below(tmp_path / "by_rows" / "packed") == digests_below(tmp_path / "by_time" / "packed")
+    assert digests_below(tmp_path / "by_rows" / "packed") == digests_below(
+        tmp_path / "by_time" / "packed"
+    )
 
 
 def test_other_params_begin_anew_and_remove_the_old_work(tmp_path: Path) -> None:
@@ -275,20 +316,30 @@ def test_training_images_may_be_larger_than_the_others(tmp_path: Path) -> None:
     write(tmp_path / "packed", samples, rows, form=RAW.model_copy(update={"train_size_px": 12}))
     manifest = read_manifest(tmp_path / "packed")
     assert manifest.input == CONTRACT
-    assert {name: split.shape for name, split in manifest.splits.items()} == {"train": [12, 12, 3], "val": [8, 8, 3], "test": [8, 8, 3]}
+    assert {name: split.shape for name, split in manifest.splits.items()} == {
+        "train": [12, 12, 3],
+        "val": [8, 8, 3],
+        "test": [8, 8, 3],
+    }
     train = open_split(tmp_path / "packed", manifest, "train", verify=True)
-    expected = array_from_bytes(samples[int(train.sources[0])].payload, CONTRACT.model_copy(update={"size_px": 12}))
+    expected = array_from_bytes(
+        samples[int(train.sources[0])].payload, CONTRACT.model_copy(update={"size_px": 12})
+    )
     assert np.array_equal(train.inputs[0], expected)
 
 
-def test_only_training_images_are_lossy_and_their_statistics_are_of_what_is_stored(tmp_path: Path) -> None:
+def test_only_training_images_are_lossy_and_their_statistics_are_of_what_is_stored(
+    tmp_path: Path,
+) -> None:
     samples, rows = data_set(40)
     write(tmp_path / "packed", samples, rows, form=JPEG_FORM)
     manifest = read_manifest(tmp_path / "packed")
     for name in ("val", "test"):
         split = open_split(tmp_path / "packed", manifest, name, verify=True)
         assert all(
-            np.array_equal(split.inputs[index], array_from_bytes(samples[int(source)].payload, CONTRACT))
+            np.array_equal(
+                split.inputs[index], array_from_bytes(samples[int(source)].payload, CONTRACT)
+            )
             for index, source in enumerate(split.sources)
         )
     train = open_split(tmp_path / "packed", manifest, "train", verify=True).inputs

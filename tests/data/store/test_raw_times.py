@@ -14,7 +14,15 @@ from tests.data.pictures import picture
 from tests.fake_clock import CLOCK
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
-CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+CONTRACT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=8,
+    channels=1,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10_000,
+)
 SLOW = "from tests.fake_clock import CLOCK\n\n\ndef wait(image):\n    CLOCK.sleep(0.02)\n    return image\n"
 
 
@@ -32,7 +40,9 @@ def _samples(count: int, seconds: float = 0.0) -> Iterator[RawSample]:
 def test_a_slow_transform_is_the_largest_part(write_functions: WriteFunctions) -> None:
     write_functions("slow_of_the_doctor", {"__init__.py": "", "slow.py": SLOW})
     name = "slow_of_the_doctor.slow:wait"
-    slow = CONTRACT.model_copy(update={"transform": TransformContract(function=name, sha256=code_digest(name))})
+    slow = CONTRACT.model_copy(
+        update={"transform": TransformContract(function=name, sha256=code_digest(name))}
+    )
     found = time_raw_rows(_samples(8), slow)
     assert found.largest == "transform"
     assert found.transform_ms == pytest.approx(20, abs=0.1)
@@ -50,7 +60,13 @@ def test_nothing_to_time_is_an_error() -> None:
 
 
 def _times(**milliseconds: float) -> RawTimes:
-    values = {"read_ms": 0.0, "decode_ms": 0.0, "transform_ms": 0.0, "resize_ms": 0.0, "processor_ms": 0.0}
+    values = {
+        "read_ms": 0.0,
+        "decode_ms": 0.0,
+        "transform_ms": 0.0,
+        "resize_ms": 0.0,
+        "processor_ms": 0.0,
+    }
     return RawTimes(rows=8, **{**values, **milliseconds})
 
 

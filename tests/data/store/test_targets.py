@@ -11,13 +11,19 @@ from tests.data.pictures import row
 
 
 def rows(*labels: str) -> pa.Table:
-    records = [row(seed, label) | {"split": "train", "leaked": False} for seed, label in enumerate(labels)]
+    records = [
+        row(seed, label) | {"split": "train", "leaked": False} for seed, label in enumerate(labels)
+    ]
     return pa.Table.from_pylist(records, schema=SPLIT_ROWS)
 
 
 def test_classes_are_in_the_order_of_their_names_and_targets_are_their_places() -> None:
     table = rows("b", "a", "b")
-    assert class_names(table, "table_classification") == class_names(table, "image_classification") == ["a", "b"]
+    assert (
+        class_names(table, "table_classification")
+        == class_names(table, "image_classification")
+        == ["a", "b"]
+    )
     assert targets_of(table, ["a", "b"]).tolist() == [1, 0, 1]
 
 
@@ -35,5 +41,9 @@ def test_a_scale_that_cannot_be_divided_by_is_refused() -> None:
 
 def test_a_row_without_a_weight_counts_one() -> None:
     table = rows("a", "b")
-    weighted = table.set_column(table.schema.get_field_index("weight"), SPLIT_ROWS.field("weight"), pa.array([None, 2.5], pa.float64()))
+    weighted = table.set_column(
+        table.schema.get_field_index("weight"),
+        SPLIT_ROWS.field("weight"),
+        pa.array([None, 2.5], pa.float64()),
+    )
     assert packed_rows(weighted, np.zeros(2))["weight"].to_pylist() == [1.0, 2.5]

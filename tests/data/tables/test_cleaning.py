@@ -29,7 +29,16 @@ def notes(table: CleanedTable) -> dict[str, str]:
 
 
 def test_nothing_disappears_and_every_bad_cell_is_named(tmp_path: Path) -> None:
-    path = numbered_csv(tmp_path / "t.csv", a_3="x", b_3="y", a_5="", b_5="NA", target_7="none", target_8="inf", target_9="many")
+    path = numbered_csv(
+        tmp_path / "t.csv",
+        a_3="x",
+        b_3="y",
+        a_5="",
+        b_5="NA",
+        target_7="none",
+        target_8="inf",
+        target_9="many",
+    )
     path.write_text(path.read_text() + "1,2\n")
     table = cleaned(data_params(path))
     found = refusals(table)
@@ -41,9 +50,19 @@ def test_nothing_disappears_and_every_bad_cell_is_named(tmp_path: Path) -> None:
         "9": "not_a_number",
         "30": "malformed_row",
     }
-    assert found["3"][1] == "a: found 'x', expected a finite number; b: found 'y', expected a finite number"
-    assert table.cleaned.rows.num_rows + table.cleaned.quarantine.num_rows == table.cleaned.num_read == 31
-    bad = [(cell["source"], cell["column"], cell["rule"], cell["value"]) for cell in table.ledger.bad_cell_table().to_pylist()]
+    assert (
+        found["3"][1]
+        == "a: found 'x', expected a finite number; b: found 'y', expected a finite number"
+    )
+    assert (
+        table.cleaned.rows.num_rows + table.cleaned.quarantine.num_rows
+        == table.cleaned.num_read
+        == 31
+    )
+    bad = [
+        (cell["source"], cell["column"], cell["rule"], cell["value"])
+        for cell in table.ledger.bad_cell_table().to_pylist()
+    ]
     assert bad == [
         ("3", "a", "type_violation", "'x'"),
         ("3", "b", "type_violation", "'y'"),
@@ -54,34 +73,54 @@ def test_nothing_disappears_and_every_bad_cell_is_named(tmp_path: Path) -> None:
 
 
 def test_a_flagged_cell_counts_as_missing_and_the_change_is_written_down(tmp_path: Path) -> None:
-    table = cleaned(data_params(numbered_csv(tmp_path / "t.csv", a_3="x")), rules={"type_violation": "flag"})
+    table = cleaned(
+        data_params(numbered_csv(tmp_path / "t.csv", a_3="x")), rules={"type_violation": "flag"}
+    )
     assert row(table, 3)["flags"] == ["type_violation"]
     assert row(table, 3)["corrections"] == ["a: 'x' -> missing"]
     assert row(table, 4)["flags"] == row(table, 4)["corrections"] == []
-    cell = table.cells.filter(pa.compute.equal(table.cells["slipway_id"], str(row(table, 3)["id"])))["a"][0]
+    cell = table.cells.filter(
+        pa.compute.equal(table.cells["slipway_id"], str(row(table, 3)["id"]))
+    )["a"][0]
     assert cell.as_py() is None
 
 
 def test_an_unchecked_cell_counts_as_missing_without_a_flag(tmp_path: Path) -> None:
-    table = cleaned(data_params(numbered_csv(tmp_path / "t.csv", a_3="x")), rules={"type_violation": "off"})
+    table = cleaned(
+        data_params(numbered_csv(tmp_path / "t.csv", a_3="x")), rules={"type_violation": "off"}
+    )
     assert row(table, 3)["flags"] == []
     assert row(table, 3)["corrections"] == ["a: 'x' -> missing"]
 
 
-@pytest.mark.parametrize(("action", "kept", "bounds"), [("refuse", 29, True), ("flag", 30, True), ("off", 30, False)])
-def test_numbers_beyond_the_users_bounds_follow_the_rule(tmp_path: Path, action: str, kept: int, bounds: bool) -> None:
+@pytest.mark.parametrize(
+    ("action", "kept", "bounds"), [("refuse", 29, True), ("flag", 30, True), ("off", 30, False)]
+)
+def test_numbers_beyond_the_users_bounds_follow_the_rule(
+    tmp_path: Path, action: str, kept: int, bounds: bool
+) -> None:
     columns = {"a": said("number", min=0.0, max=100.0)}
     data = data_params(numbered_csv(tmp_path / "t.csv", a_3="-1"), columns=columns)
     table = cleaned(data, rules={"out_of_range": action, "outlier": "off"})
     assert table.cleaned.rows.num_rows == kept
-    assert (table.types[0].min is not None) == bounds  # the service refuses only what is checked here
+    assert (
+        table.types[0].min is not None
+    ) == bounds  # the service refuses only what is checked here
     if action == "refuse":
-        assert refusals(table)["3"] == ("out_of_range", "a: found '-1', expected a finite number at least 0 and at most 100")
+        assert refusals(table)["3"] == (
+            "out_of_range",
+            "a: found '-1', expected a finite number at least 0 and at most 100",
+        )
 
 
 def test_a_required_cell_must_be_there(tmp_path: Path) -> None:
-    data = data_params(numbered_csv(tmp_path / "t.csv", a_3="", b_4=""), columns={"a": said("number", required=True)})
-    assert {source: rule for source, (rule, _) in refusals(cleaned(data)).items()} == {"3": "missing_value"}
+    data = data_params(
+        numbered_csv(tmp_path / "t.csv", a_3="", b_4=""),
+        columns={"a": said("number", required=True)},
+    )
+    assert {source: rule for source, (rule, _) in refusals(cleaned(data)).items()} == {
+        "3": "missing_value"
+    }
 
 
 def test_outliers_of_inputs_and_target_are_far_in_robust_deviations(tmp_path: Path) -> None:
@@ -94,38 +133,77 @@ def test_outliers_of_inputs_and_target_are_far_in_robust_deviations(tmp_path: Pa
 
 def test_labels_are_mapped_and_unknown_ones_refused(tmp_path: Path) -> None:
     labels = ["cat", "dog", " Cat", "cow", ""] + ["cat", "dog"] * 10
-    data = data_params(classes_csv(tmp_path / "t.csv", labels), "table_classification", label_map={"Cat": "cat"}, classes=["cat", "dog"])
+    data = data_params(
+        classes_csv(tmp_path / "t.csv", labels),
+        "table_classification",
+        label_map={"Cat": "cat"},
+        classes=["cat", "dog"],
+    )
     table = cleaned(data)
     assert row(table, 2)["label"] == "cat"
     assert row(table, 2)["corrections"] == ["label: Cat -> cat"]
-    assert {source: rule for source, (rule, _) in refusals(table).items()} == {"3": "unknown_label", "4": "missing_label"}
+    assert {source: rule for source, (rule, _) in refusals(table).items()} == {
+        "3": "unknown_label",
+        "4": "missing_label",
+    }
 
 
 def test_bytes_that_are_no_utf8_spoil_a_category_and_a_class(tmp_path: Path) -> None:
     rows = [f"{['red', 'blue'][row % 3 == 0]},{row},{['cat', 'dog'][row % 2]}" for row in range(30)]
-    content = "\n".join(["colour,n,target", *rows]).encode().replace(b"red,4,", b"r\xe9d,4,").replace(b",7,dog", b",7,d\xf6g")
-    data = data_params(write_csv(tmp_path / "t.csv", content), "table_classification", columns={"n": said("number")})
+    content = (
+        "\n".join(["colour,n,target", *rows])
+        .encode()
+        .replace(b"red,4,", b"r\xe9d,4,")
+        .replace(b",7,dog", b",7,d\xf6g")
+    )
+    data = data_params(
+        write_csv(tmp_path / "t.csv", content),
+        "table_classification",
+        columns={"n": said("number")},
+    )
     table = cleaned(data)
-    assert {source: rule for source, (rule, _) in refusals(table).items()} == {"4": "type_violation", "7": "type_violation"}
+    assert {source: rule for source, (rule, _) in refusals(table).items()} == {
+        "4": "type_violation",
+        "7": "type_violation",
+    }
     assert "colour: found" in refusals(table)["4"][1]
 
 
 def test_a_class_may_be_called_none_where_the_user_names_it(tmp_path: Path) -> None:
     labels = ["none", "some"] * 10
     path = classes_csv(tmp_path / "t.csv", labels)
-    assert cleaned(data_params(path, "table_classification", classes=["none", "some"])).cleaned.rows.num_rows == 20
-    assert {rule for rule, _ in refusals(cleaned(data_params(path, "table_classification"))).values()} == {"missing_label"}
+    assert (
+        cleaned(
+            data_params(path, "table_classification", classes=["none", "some"])
+        ).cleaned.rows.num_rows
+        == 20
+    )
+    assert {
+        rule for rule, _ in refusals(cleaned(data_params(path, "table_classification"))).values()
+    } == {"missing_label"}
 
 
 def test_group_time_weight_and_split_are_read_and_are_no_inputs(tmp_path: Path) -> None:
-    rows = [f"{number * 7 % 11},{number * 5 % 7},g{number},2026-11-{number + 1:02},{number},Train" for number in range(9)]
+    rows = [
+        f"{number * 7 % 11},{number * 5 % 7},g{number},2026-11-{number + 1:02},{number},Train"
+        for number in range(9)
+    ]
     rows += ["0,1,,x,-1,dev"]
-    path = write_csv(tmp_path / "t.csv", "\n".join(["a,target,group,day,weight,part", *rows]) + "\n")
-    data = data_params(path, group_column="group", time_column="day", weight_column="weight", split_column="part")
+    path = write_csv(
+        tmp_path / "t.csv", "\n".join(["a,target,group,day,weight,part", *rows]) + "\n"
+    )
+    data = data_params(
+        path, group_column="group", time_column="day", weight_column="weight", split_column="part"
+    )
     table = cleaned(data)
     assert [column.name for column in table.types] == ["a"]
     found = row(table, 2)
-    assert (found["group"], found["time"], found["weight"], found["given_split"]) == ("g2", 20760.0, 2.0, "train")
+    assert (found["group"], found["time"], found["weight"], found["given_split"]) == (
+        "g2",
+        20760.0,
+        2.0,
+        "train",
+    )
     rules = [cell["rule"] for cell in table.ledger.bad_cell_table().to_pylist()]
     assert sorted(rules) == ["bad_split", "bad_time", "bad_weight", "missing_group"]
 
@@ -140,7 +218,9 @@ def test_equal_rows_are_kept_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("action", "kept"), [("refuse", 29), ("flag", 31), ("off", 31)])
-def test_equal_inputs_with_different_numbers_follow_the_rule(tmp_path: Path, action: str, kept: int) -> None:
+def test_equal_inputs_with_different_numbers_follow_the_rule(
+    tmp_path: Path, action: str, kept: int
+) -> None:
     path = numbered_csv(tmp_path / "t.csv")
     lines = path.read_text().splitlines()
     a, b, _ = lines[5].split(",")
@@ -148,14 +228,19 @@ def test_equal_inputs_with_different_numbers_follow_the_rule(tmp_path: Path, act
     table = cleaned(data_params(path), rules={"conflicting_label": action, "outlier": "off"})
     assert table.cleaned.rows.num_rows == kept
     if action == "refuse":
-        assert refusals(table)["4"] == ("conflicting_target", "the same inputs with 20.0, 99.0: rows 4, 30")
+        assert refusals(table)["4"] == (
+            "conflicting_target",
+            "the same inputs with 20.0, 99.0: rows 4, 30",
+        )
     else:
         twins = [row(table, 4), row(table, 30)]
         assert {twin["cluster"] for twin in twins} == {min(str(twin["id"]) for twin in twins)}
         assert ("conflicting_target" in twins[0]["flags"]) == (action == "flag")  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("action", "kept", "clustered"), [("refuse", 30, 0), ("flag", 31, 2), ("off", 31, 0)])
+@pytest.mark.parametrize(
+    ("action", "kept", "clustered"), [("refuse", 30, 0), ("flag", 31, 2), ("off", 31, 0)]
+)
 def test_rows_that_share_their_inputs_alone_follow_the_rule_of_near_duplicates(
     tmp_path: Path, action: str, kept: int, clustered: int
 ) -> None:
@@ -164,13 +249,17 @@ def test_rows_that_share_their_inputs_alone_follow_the_rule_of_near_duplicates(
     path = write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},name", *rows]) + "\n")
     table = cleaned(data_params(path), rules={"near_duplicate": action})
     assert table.cleaned.rows.num_rows == kept
-    assert sum(found is not None for found in table.cleaned.rows["cluster"].to_pylist()) == clustered
+    assert (
+        sum(found is not None for found in table.cleaned.rows["cluster"].to_pylist()) == clustered
+    )
 
 
 def test_columns_without_variation_and_copies_are_no_inputs(tmp_path: Path) -> None:
     lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
     rows = [f"{line},5,{line.split(',')[0]}" for line in lines[1:]]
-    data = data_params(write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},same,copy", *rows]) + "\n"))
+    data = data_params(
+        write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},same,copy", *rows]) + "\n")
+    )
     table = cleaned(data)
     assert [column.name for column in table.types] == ["a", "b"]
     assert notes(table) == {"same": "every row has '5'", "copy": "equal to 'a' in every row"}
@@ -182,10 +271,20 @@ def test_columns_without_variation_and_copies_are_no_inputs(tmp_path: Path) -> N
 def test_a_column_that_is_the_target_is_leakage(tmp_path: Path) -> None:
     lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
     copies = [float(line.split(",")[2]) / 1000 + 3 for line in lines[1:]]
-    rows = [f"{line},{copy if number else ''}" for number, (line, copy) in enumerate(zip(lines[1:], copies, strict=True))]
-    data = data_params(write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},thousands", *rows]) + "\n"))
-    assert notes(cleaned(data)) == {"thousands": "leakage: it is the target, or an exact line of it"}
-    nearly = write_csv(tmp_path / "u.csv", Path(data.path).read_text().replace(f",{copies[5]}", f",{copies[5] + 0.01}", 1))
+    rows = [
+        f"{line},{copy if number else ''}"
+        for number, (line, copy) in enumerate(zip(lines[1:], copies, strict=True))
+    ]
+    data = data_params(
+        write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},thousands", *rows]) + "\n")
+    )
+    assert notes(cleaned(data)) == {
+        "thousands": "leakage: it is the target, or an exact line of it"
+    }
+    nearly = write_csv(
+        tmp_path / "u.csv",
+        Path(data.path).read_text().replace(f",{copies[5]}", f",{copies[5] + 0.01}", 1),
+    )
     assert notes(cleaned(data_params(nearly))) == {}
     insisted = cleaned(data.model_copy(update={"columns": {"thousands": said("number")}}))
     assert "thousands" in [column.name for column in insisted.types]
@@ -197,9 +296,14 @@ def test_other_names_of_the_classes_are_leakage_and_a_good_column_is_not(tmp_pat
     lines = classes_csv(tmp_path / "t.csv", labels).read_text().splitlines()
     codes = {"cat": 3, "dog": 4}
     nearly = ["dog", *labels[1:]]
-    rows = [f"{line},{codes[label]},{name}" for line, label, name in zip(lines[1:], labels, nearly, strict=True)]
+    rows = [
+        f"{line},{codes[label]},{name}"
+        for line, label, name in zip(lines[1:], labels, nearly, strict=True)
+    ]
     path = write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},code,nearly", *rows]) + "\n")
-    assert notes(cleaned(data_params(path, "table_classification"))) == {"code": "leakage: its values are other names of the classes"}
+    assert notes(cleaned(data_params(path, "table_classification"))) == {
+        "code": "leakage: its values are other names of the classes"
+    }
 
 
 def test_the_result_depends_on_no_order_of_rows(tmp_path: Path) -> None:
@@ -228,15 +332,27 @@ def test_a_csv_and_the_same_parquet_give_the_same_ids_and_cells(tmp_path: Path) 
 
 
 def test_all_wrong_names_in_the_params_are_told_at_once(tmp_path: Path) -> None:
-    data = data_params(numbered_csv(tmp_path / "t.csv"), target="targt", group_column="b", weight_column="b", columns={"c": said("number")})
+    data = data_params(
+        numbered_csv(tmp_path / "t.csv"),
+        target="targt",
+        group_column="b",
+        weight_column="b",
+        columns={"c": said("number")},
+    )
     with pytest.raises(DataError) as caught:
         cleaned(data)
-    for part in ("did you mean 'target'", "data.columns names 'c'", "data.group_column and data.weight_column are both 'b'"):
+    for part in (
+        "did you mean 'target'",
+        "data.columns names 'c'",
+        "data.group_column and data.weight_column are both 'b'",
+    ):
         assert part in str(caught.value)
 
 
 def test_a_table_without_inputs_is_refused_with_the_reasons(tmp_path: Path) -> None:
-    data = data_params(numbered_csv(tmp_path / "t.csv"), columns={"a": said("ignore"), "b": said("ignore")})
+    data = data_params(
+        numbered_csv(tmp_path / "t.csv"), columns={"a": said("ignore"), "b": said("ignore")}
+    )
     with pytest.raises(DataError, match=r"a: data\.columns says so"):
         cleaned(data)
 
@@ -251,7 +367,9 @@ def test_the_report_counts_what_was_found_and_says_what_was_not_checked(tmp_path
     data = data_params(numbered_csv(tmp_path / "t.csv", a_3="x", b_4="1e6"))
     report = to_json(table_report(cleaned(data), data, clean_params()))
     assert (report["read"], report["kept"]) == (30, 29)
-    assert report["refused"]["type_violation"]["examples"] == [{"source": "3", "detail": "a: found 'x', expected a finite number"}]
+    assert report["refused"]["type_violation"]["examples"] == [
+        {"source": "3", "detail": "a: found 'x', expected a finite number"}
+    ]
     assert report["flagged"]["outlier"]["count"] == 1
     assert report["not_checked"]["out_of_range"] == "data.columns has no bounds"
     assert report["not_checked"]["bad_weight"] == "data.weight_column is null"
@@ -260,19 +378,34 @@ def test_the_report_counts_what_was_found_and_says_what_was_not_checked(tmp_path
 
 
 def test_json_rows_have_the_ids_and_cells_of_clean(tmp_path: Path) -> None:
-    cells = [(f"{number % 7}.5", ["red", "NA"][number % 2], ["yes", "no", ""][number % 3]) for number in range(30)]
-    rows = [f"{','.join(row)},2026-11-{number % 28 + 1:02}T10:00:00Z,{number}" for number, row in enumerate(cells)]
+    cells = [
+        (f"{number % 7}.5", ["red", "NA"][number % 2], ["yes", "no", ""][number % 3])
+        for number in range(30)
+    ]
+    rows = [
+        f"{','.join(row)},2026-11-{number % 28 + 1:02}T10:00:00Z,{number}"
+        for number, row in enumerate(cells)
+    ]
     path = write_csv(tmp_path / "t.csv", "\n".join(["n,c,b,d,target", *rows]) + "\n")
     data = data_params(path, columns={"n": said("number", min=1.0)})
     table = cleaned(data, rules={"out_of_range": "flag"})
     sources = table.cleaned.rows["source"].to_pylist()
-    found = {source: (row_id, row) for source, row_id, row in read_json_rows(data, table.types, sources)}
+    found = {
+        source: (row_id, row) for source, row_id, row in read_json_rows(data, table.types, sources)
+    }
     expected = dict(zip(sources, table.cleaned.rows["id"].to_pylist(), strict=True))
     assert {source: row_id for source, (row_id, _) in found.items()} == expected
     assert found["1"][1] == {"n": 1.5, "c": None, "b": False, "d": "2026-11-02T10:00:00Z"}
-    assert found["0"][1] == {"n": None, "c": "red", "b": True, "d": "2026-11-01T10:00:00Z"}  # 0.5 is out of range
+    assert found["0"][1] == {
+        "n": None,
+        "c": "red",
+        "b": True,
+        "d": "2026-11-01T10:00:00Z",
+    }  # 0.5 is out of range
     path.write_text(path.read_text().replace("1.5,NA,no", "1.25,NA,no"))
-    changed = {source: row_id for source, row_id, _ in read_json_rows(data, table.types, ["1", "2"])}
+    changed = {
+        source: row_id for source, row_id, _ in read_json_rows(data, table.types, ["1", "2"])
+    }
     assert changed["1"] != found["1"][0]
     assert changed["2"] == found["2"][0]
 
@@ -301,34 +434,60 @@ def test_the_table_is_found_in_a_folder_and_nothing_else_is_taken(tmp_path: Path
     ("task", "cells", "hint"),
     [
         ("table_regression", ["lo", "hi"] * 20, "set data.task to table_classification"),
-        ("table_regression", ["46,5", "1,5"] * 20, r"holds no number, but '46,5', '1,5'. Numbers are written like -1234.5"),
-        ("table_classification", [f"{row}.5" for row in range(40)], "set data.task to table_regression"),
+        (
+            "table_regression",
+            ["46,5", "1,5"] * 20,
+            r"holds no number, but '46,5', '1,5'. Numbers are written like -1234.5",
+        ),
+        (
+            "table_classification",
+            [f"{row}.5" for row in range(40)],
+            "set data.task to table_regression",
+        ),
     ],
 )
-def test_a_target_of_the_other_task_is_told_with_what_to_set(tmp_path: Path, task: str, cells: list[str], hint: str) -> None:
-    path = write_csv(tmp_path / "t.csv", "a;target\n" + "".join(f"{7 * row % 41}.5;{cell}\n" for row, cell in enumerate(cells)))
+def test_a_target_of_the_other_task_is_told_with_what_to_set(
+    tmp_path: Path, task: str, cells: list[str], hint: str
+) -> None:
+    path = write_csv(
+        tmp_path / "t.csv",
+        "a;target\n" + "".join(f"{7 * row % 41}.5;{cell}\n" for row, cell in enumerate(cells)),
+    )
     with pytest.raises(DataError, match=hint):
         cleaned(data_params(path, task))
 
 
 def test_many_classes_of_several_rows_each_are_classes(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "t.csv", "a,target\n" + "".join(f"{7 * row % 121}.5,k{row % 40}\n" for row in range(120)))
+    path = write_csv(
+        tmp_path / "t.csv",
+        "a,target\n" + "".join(f"{7 * row % 121}.5,k{row % 40}\n" for row in range(120)),
+    )
     assert cleaned(data_params(path, "table_classification")).cleaned.rows.num_rows == 120
 
 
 @pytest.mark.parametrize(
-    ("header", "hint"), [("a|target", "separated by commas, semicolons or tabs"), ("a,TARGET", "did you mean 'TARGET'")]
+    ("header", "hint"),
+    [
+        ("a|target", "separated by commas, semicolons or tabs"),
+        ("a,TARGET", "did you mean 'TARGET'"),
+    ],
 )
-def test_a_header_that_was_read_otherwise_than_meant_is_told(tmp_path: Path, header: str, hint: str) -> None:
+def test_a_header_that_was_read_otherwise_than_meant_is_told(
+    tmp_path: Path, header: str, hint: str
+) -> None:
     with pytest.raises(DataError, match=hint):
         cleaned(data_params(write_csv(tmp_path / "t.csv", f"{header}\n{header}\n")))
 
 
-def test_what_a_failed_clean_says_tells_of_conflicts_and_of_columns_that_are_no_inputs(tmp_path: Path) -> None:
+def test_what_a_failed_clean_says_tells_of_conflicts_and_of_columns_that_are_no_inputs(
+    tmp_path: Path,
+) -> None:
     rows = "".join(f'{row % 3},"{row},5",{row}\n' for row in range(30))
     table = cleaned(data_params(write_csv(tmp_path / "t.csv", f"a,price,target\n{rows}")))
     assert "set clean.rules.conflicting_label to flag" in conflict_hint(table)
-    assert "price: its cells look like numbers with a decimal comma" in column_notes(table, "columns.yaml")
+    assert "price: its cells look like numbers with a decimal comma" in column_notes(
+        table, "columns.yaml"
+    )
     fine = cleaned(data_params(numbered_csv(tmp_path / "fine.csv")))
     assert conflict_hint(fine) == ""
     assert column_notes(fine, "columns.yaml") == "\nthe columns' kinds are in columns.yaml"
@@ -337,19 +496,29 @@ def test_what_a_failed_clean_says_tells_of_conflicts_and_of_columns_that_are_no_
 def leaking_csv(path: Path) -> Path:
     """Columns a, b and target, `thousands`, which is a line of the target, and `name`, which is free text."""
     header, *lines = numbered_csv(path).read_text().splitlines()
-    rows = [f"{line},{float(line.split(',')[2]) / 1000 + 3},name {number}" for number, line in enumerate(lines)]
+    rows = [
+        f"{line},{float(line.split(',')[2]) / 1000 + 3},name {number}"
+        for number, line in enumerate(lines)
+    ]
     return write_csv(path, "\n".join([f"{header},thousands,name", *rows]) + "\n")
 
 
-def test_the_written_columns_keep_a_copy_of_the_target_out_when_they_are_pasted(tmp_path: Path) -> None:
+def test_the_written_columns_keep_a_copy_of_the_target_out_when_they_are_pasted(
+    tmp_path: Path,
+) -> None:
     data = data_params(leaking_csv(tmp_path / "t.csv"))
     first = cleaned(data)
     reason = "leakage: it is the target, or an exact line of it"
-    assert f"thousands: {{kind: ignore, min: null, max: null, required: false}} # {reason}" in first.columns_yaml
+    assert (
+        f"thousands: {{kind: ignore, min: null, max: null, required: false}} # {reason}"
+        in first.columns_yaml
+    )
     pasted = cleaned(data_params(Path(data.path), columns=yaml.safe_load(first.columns_yaml)))
     assert [column.name for column in first.types] == ["a", "b"]
     assert pasted.types == first.types
-    assert pasted.cleaned.rows.equals(first.cleaned.rows)  # the ids too, or rows would move to other splits
+    assert pasted.cleaned.rows.equals(
+        first.cleaned.rows
+    )  # the ids too, or rows would move to other splits
     assert pasted.cells.equals(first.cells)
 
 

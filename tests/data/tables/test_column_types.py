@@ -10,7 +10,9 @@ from tests.data.raw_files import said, write_csv
 
 
 def guess(folder: Path, cells: list[str], name: str = "a") -> ColumnGuess:
-    table = read_raw_table(write_csv(folder / "t.csv", f"{name},other\n" + "".join(f"{cell},0\n" for cell in cells)))
+    table = read_raw_table(
+        write_csv(folder / "t.csv", f"{name},other\n" + "".join(f"{cell},0\n" for cell in cells))
+    )
     return infer(table.columns[name.strip()])
 
 
@@ -27,7 +29,9 @@ def guess(folder: Path, cells: list[str], name: str = "a") -> ColumnGuess:
         (["1", "2", "3", "x"], "category"),
     ],
 )
-def test_the_kind_is_what_nearly_all_present_cells_are(tmp_path: Path, cells: list[str], kind: str) -> None:
+def test_the_kind_is_what_nearly_all_present_cells_are(
+    tmp_path: Path, cells: list[str], kind: str
+) -> None:
     assert guess(tmp_path, cells).kind == kind
 
 
@@ -40,16 +44,27 @@ def test_the_kind_is_what_nearly_all_present_cells_are(tmp_path: Path, cells: li
         ([str(number) for number in range(100, 150)], "counts the rows from 100 to 149"),
     ],
 )
-def test_what_cannot_be_an_input_is_ignored_with_the_reason(tmp_path: Path, cells: list[str], reason: str) -> None:
+def test_what_cannot_be_an_input_is_ignored_with_the_reason(
+    tmp_path: Path, cells: list[str], reason: str
+) -> None:
     found = guess(tmp_path, cells)
     assert found.kind == "ignore"
     assert reason in found.reason
 
 
 @pytest.mark.parametrize(
-    "cells", [["-0,35", "2", "NA", "1,5"], ["1.234,5", "7,25"], ["1,234.5", "12"], ["1'000", "12"], ["1\u00a0000,5", "3,1"]]
+    "cells",
+    [
+        ["-0,35", "2", "NA", "1,5"],
+        ["1.234,5", "7,25"],
+        ["1,234.5", "12"],
+        ["1'000", "12"],
+        ["1\u00a0000,5", "3,1"],
+    ],
 )
-def test_numbers_with_commas_are_no_ids_and_no_categories_but_named_with_what_to_do(tmp_path: Path, cells: list[str]) -> None:
+def test_numbers_with_commas_are_no_ids_and_no_categories_but_named_with_what_to_do(
+    tmp_path: Path, cells: list[str]
+) -> None:
     found = guess(tmp_path, [f'"{cell}"' for cell in cells] * 10)
     assert found.kind == "ignore"
     assert "write them like -1234.5" in found.reason
@@ -57,9 +72,18 @@ def test_numbers_with_commas_are_no_ids_and_no_categories_but_named_with_what_to
 
 
 @pytest.mark.parametrize(
-    "cells", [["1,2,3", "4,5"], ["1-2", "3-4"], ["20.2.2025", "1.3.2025"], ["a,5", "b,5"], ["192.168.0.1", "10.0.0.1"]]
+    "cells",
+    [
+        ["1,2,3", "4,5"],
+        ["1-2", "3-4"],
+        ["20.2.2025", "1.3.2025"],
+        ["a,5", "b,5"],
+        ["192.168.0.1", "10.0.0.1"],
+    ],
 )
-def test_other_text_with_commas_and_points_stays_what_it_was(tmp_path: Path, cells: list[str]) -> None:
+def test_other_text_with_commas_and_points_stays_what_it_was(
+    tmp_path: Path, cells: list[str]
+) -> None:
     assert guess(tmp_path, [f'"{cell}"' for cell in cells] * 10).kind == "category"
 
 
@@ -71,7 +95,9 @@ def test_the_row_index_of_another_program_is_no_input(tmp_path: Path, name: str)
 
 def test_what_the_user_says_goes_before_what_is_inferred(tmp_path: Path) -> None:
     raw = read_raw_table(write_csv(tmp_path / "t.csv", "a,b\n1,2\n3,4\n")).columns
-    kinds = [column.kind for column in column_types(raw, {"a": said("category"), "b": said("ignore")})]
+    kinds = [
+        column.kind for column in column_types(raw, {"a": said("category"), "b": said("ignore")})
+    ]
     assert kinds == ["category", "ignore"]
 
 

@@ -23,7 +23,10 @@ PARAMS = PROJECT.precompute.model_copy(update={"num_quantiles": 5, "max_categori
 
 def types(**kinds: str) -> list[ColumnType]:
     facts = {"required": False, "min": None, "max": None}
-    return [ColumnType.model_validate({"name": name, "kind": kind, **facts}) for name, kind in kinds.items()]
+    return [
+        ColumnType.model_validate({"name": name, "kind": kind, **facts})
+        for name, kind in kinds.items()
+    ]
 
 
 def fitted(cells: dict[str, Any], num_training: int, **kinds: str) -> ColumnContract:
@@ -49,20 +52,28 @@ def test_categories_beyond_the_limit_are_told_and_others_are_not() -> None:
     cells = {"c": ["x", "y", "y", "z", "w", "v", "new", None], "d": ["p", "q"] * 4}
     contract = fitted(cells, 6, c="category", d="category")
     (note,) = rare_categories(pa.table(cells), contract, max_categories=3)
-    assert note == "c: 3 of its 6 categories, in 3 rows, count as missing: precompute.max_categories is 3"
+    assert (
+        note
+        == "c: 3 of its 6 categories, in 3 rows, count as missing: precompute.max_categories is 3"
+    )
     assert rare_categories(pa.table(cells), contract, max_categories=4) == []
 
 
 def test_a_column_that_never_lacks_a_value_takes_none() -> None:
     contract = fitted({"a": [1.0, 2.0, 3.0], "c": ["x", "y", "x"]}, 2, a="number", c="category")
-    for row, rule in (({"a": None, "c": "x"}, "missing_value"), ({"a": 1, "c": "new"}, "unknown_category")):
+    for row, rule in (
+        ({"a": None, "c": "x"}, "missing_value"),
+        ({"a": 1, "c": "new"}, "unknown_category"),
+    ):
         with pytest.raises(CellError) as caught:
             read_row(row, contract)
         assert caught.value.rule == rule
 
 
 def test_what_only_other_rows_lack_is_imputed_without_a_sign() -> None:
-    contract = fitted({"a": [1.0, 2.0, 6.0, None], "c": ["y", "x", "x", "new"]}, 3, a="number", c="category")
+    contract = fitted(
+        {"a": [1.0, 2.0, 6.0, None], "c": ["y", "x", "x", "new"]}, 3, a="number", c="category"
+    )
     assert contract.shape == (2,)  # no indicator: no training row could teach it
     lacking = encode_rows([read_row({"a": None, "c": "new"}, contract)], contract)
     usual = encode_rows([read_row({"a": 2.0, "c": "x"}, contract)], contract)
@@ -77,7 +88,10 @@ def test_what_training_rows_lack_has_a_sign() -> None:
 
 @pytest.mark.parametrize(
     ("cells", "message"),
-    [([None, None, 1.0], "'a' has no value in any training row"), ([1e308, -1e308, 1.0], "beyond 64 bits")],
+    [
+        ([None, None, 1.0], "'a' has no value in any training row"),
+        ([1e308, -1e308, 1.0], "beyond 64 bits"),
+    ],
 )
 def test_columns_that_cannot_be_fitted_are_named(cells: list[object], message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -95,10 +109,19 @@ def mixed_table(folder: Path) -> tuple[DataParams, CleanedTable]:
     generator = np.random.default_rng(5)
     rows = []
     for number in range(120):
-        cells = [f"{generator.normal(0, 1e3):.6f}", f"town {generator.integers(5)}", ["yes", "no"][generator.integers(2)]]
-        cells += [f"20{generator.integers(10, 30)}-0{generator.integers(1, 9)}-11", f"{generator.normal():.3f}"]
+        cells = [
+            f"{generator.normal(0, 1e3):.6f}",
+            f"town {generator.integers(5)}",
+            ["yes", "no"][generator.integers(2)],
+        ]
+        cells += [
+            f"20{generator.integers(10, 30)}-0{generator.integers(1, 9)}-11",
+            f"{generator.normal():.3f}",
+        ]
         cells = [cell if generator.random() > 0.1 else "" for cell in cells]
-        rows.append(",".join([*cells, "only here" if number == 7 else "usual", f"{generator.normal():.4f}"]))
+        rows.append(
+            ",".join([*cells, "only here" if number == 7 else "usual", f"{generator.normal():.4f}"])
+        )
     path = write_csv(folder / "t.csv", "\n".join(["n,c,b,d,m,rare,target", *rows]) + "\n")
     data = data_params(path)
     return data, cleaned(data)
@@ -111,23 +134,37 @@ def columns_of(table: CleanedTable) -> TableColumns:
 def split_rows(table: CleanedTable) -> pa.Table:
     """Every third row is for testing; the row with the rare category is among them."""
     rows = table.cleaned.rows
-    splits = [("test", "train", "val", "train")[(int(source) + 1) % 4] for source in rows["source"].to_pylist()]
+    splits = [
+        ("test", "train", "val", "train")[(int(source) + 1) % 4]
+        for source in rows["source"].to_pylist()
+    ]
     columns = {name: rows[name] for name in rows.schema.names}
-    added = {"split": splits, "fold": pa.nulls(len(splits), pa.int32()), "leaked": np.zeros(len(splits), bool)}
+    added = {
+        "split": splits,
+        "fold": pa.nulls(len(splits), pa.int32()),
+        "leaked": np.zeros(len(splits), bool),
+    }
     return pa.table(columns | added, schema=SPLIT_ROWS)
 
 
 def test_a_packed_row_is_bit_for_bit_what_the_service_makes_of_its_json(tmp_path: Path) -> None:
     data, table = mixed_table(tmp_path)
     (tmp_path / "packed").mkdir()
-    contract = pack_table(split_rows(table), table.cells, columns_of(table), PARAMS, data.task, tmp_path / "packed")
+    contract = pack_table(
+        split_rows(table), table.cells, columns_of(table), PARAMS, data.task, tmp_path / "packed"
+    )
     manifest = read_manifest(tmp_path / "packed")
     assert manifest.input == contract
     assert {column.kind for column in contract.columns} == {"number", "category", "boolean", "date"}
     for name in ("train", "val", "test"):
         split = open_split(tmp_path / "packed", manifest, name, verify=True)
-        sent = {source: (row_id, row) for source, row_id, row in read_json_rows(data, table.types, split.sources)}
-        served = encode_rows([read_row(sent[source][1], contract) for source in split.sources], contract)
+        sent = {
+            source: (row_id, row)
+            for source, row_id, row in read_json_rows(data, table.types, split.sources)
+        }
+        served = encode_rows(
+            [read_row(sent[source][1], contract) for source in split.sources], contract
+        )
         assert [sent[source][0] for source in split.sources] == split.ids
         assert np.asarray(split.inputs[:]).tobytes() == served.tobytes()
     assert sum(manifest.splits[name].rows for name in manifest.splits) == 120
@@ -136,12 +173,21 @@ def test_a_packed_row_is_bit_for_bit_what_the_service_makes_of_its_json(tmp_path
 def test_cells_of_other_rows_are_refused(tmp_path: Path) -> None:
     data, table = mixed_table(tmp_path)
     with pytest.raises(IntegrityError, match="119 of 120 rows have no cells"):
-        pack_table(split_rows(table), table.cells.slice(0, 1), columns_of(table), PARAMS, data.task, tmp_path)
+        pack_table(
+            split_rows(table),
+            table.cells.slice(0, 1),
+            columns_of(table),
+            PARAMS,
+            data.task,
+            tmp_path,
+        )
 
 
 def test_the_contract_names_every_other_column_but_the_target(tmp_path: Path) -> None:
     rows = [f"{(7 * row) % 31}.5,note {row},{row / 8},g{row % 9},5,{row}" for row in range(40)]
-    path = write_csv(tmp_path / "t.csv", "\n".join(["size,note,copy,person,same,target", *rows]) + "\n")
+    path = write_csv(
+        tmp_path / "t.csv", "\n".join(["size,note,copy,person,same,target", *rows]) + "\n"
+    )
     data = data_params(path, group_column="person")
     table = cleaned(data)
     write_cells(tmp_path / "clean", table.cells, columns_of(table), table.ledger.bad_cell_table())

@@ -18,7 +18,8 @@ from tests.data.raw_files import data_params, said, write_csv
 
 NOTHING = Path("nowhere/transform.parquet")
 TABLE = "place,age,bought,member,secret,target\n" + "".join(
-    f"{['north', 'south', ''][row % 3]},{20 + row},2024-01-{row + 1:02d},{['yes', 'no'][row % 2]},id-{row},{row}.5\n" for row in range(20)
+    f"{['north', 'south', ''][row % 3]},{20 + row},2024-01-{row + 1:02d},{['yes', 'no'][row % 2]},id-{row},{row}.5\n"
+    for row in range(20)
 )
 
 
@@ -32,7 +33,10 @@ def ids_of(data: DataParams, sources: list[str]) -> list[str]:
 
 
 def read(data: DataParams, names: list[str], sources: list[str]) -> dict[str, RawCells]:
-    return {cells.name: cells for cells in read_raw_columns(data, names, ids_of(data, sources), sources, NOTHING)}
+    return {
+        cells.name: cells
+        for cells in read_raw_columns(data, names, ids_of(data, sources), sources, NOTHING)
+    }
 
 
 def test_columns_come_in_the_order_of_the_rows_with_their_kinds(tmp_path: Path) -> None:
@@ -48,8 +52,13 @@ def test_columns_come_in_the_order_of_the_rows_with_their_kinds(tmp_path: Path) 
     assert found["secret"].values.tolist() == ["id-4", "id-2", "id-0"]
 
 
-def test_the_kind_that_the_user_says_holds_and_an_ignored_column_is_read_all_the_same(tmp_path: Path) -> None:
-    data = table(tmp_path, columns={"age": said("category").model_dump(), "place": said("ignore").model_dump()})
+def test_the_kind_that_the_user_says_holds_and_an_ignored_column_is_read_all_the_same(
+    tmp_path: Path,
+) -> None:
+    data = table(
+        tmp_path,
+        columns={"age": said("category").model_dump(), "place": said("ignore").model_dump()},
+    )
     found = read(data, ["age", "place"], ["1"])
     assert found["age"].values.tolist() == ["21"]
     assert found["place"].values.tolist() == ["south"]
@@ -78,7 +87,12 @@ def test_rows_that_changed_since_they_were_cleaned_are_refused(tmp_path: Path) -
 
 def test_a_table_of_images_gives_its_other_columns_and_no_pixels_are_read(tmp_path: Path) -> None:
     images = [{"bytes": picture(seed), "path": f"{seed}.png"} for seed in range(4)]
-    columns = {"image": images, "label": ["a", "b"] * 2, "camera": ["x", None, "y", "x"], "boxes": [[1], [], [2], [3]]}
+    columns = {
+        "image": images,
+        "label": ["a", "b"] * 2,
+        "camera": ["x", None, "y", "x"],
+        "boxes": [[1], [], [2], [3]],
+    }
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     data = data_params(tmp_path / "t.parquet", "image_classification", "label")
     ids = [files.sha256_bytes(picture(seed))[:32] for seed in (3, 1)]
@@ -92,8 +106,12 @@ def test_a_table_of_images_gives_its_other_columns_and_no_pixels_are_read(tmp_pa
 def test_what_a_transform_found_is_a_column_too_even_of_a_folder(tmp_path: Path) -> None:
     files.write_bytes(tmp_path / "raw/cat/1.png", picture(1))
     data = data_params(tmp_path / "raw", "image_classification")
-    pq.write_table(pa.table({"id": ["a", "b"], "blur": [0.5, None]}), tmp_path / "transform.parquet")
-    found = read_raw_columns(data, ["blur"], ["a", "b"], ["cat/1.png", "cat/2.png"], tmp_path / "transform.parquet")
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "blur": [0.5, None]}), tmp_path / "transform.parquet"
+    )
+    found = read_raw_columns(
+        data, ["blur"], ["a", "b"], ["cat/1.png", "cat/2.png"], tmp_path / "transform.parquet"
+    )
     assert found[0].kind == "number"
     assert np.isnan(found[0].values[1])
     with pytest.raises(DataError, match="is a folder of class folders, which has no columns"):

@@ -36,15 +36,22 @@ def found(data: DataParams, folder: Path) -> list[TargetCopy]:
     return find_target_copies(split.rows, folder)
 
 
-def planted(folder: Path, targets: Sequence[object], cells: Sequence[object], **changes: str) -> dict[str, float]:
+def planted(
+    folder: Path, targets: Sequence[object], cells: Sequence[object], **changes: str
+) -> dict[str, float]:
     """Scores of the suspicious columns of a table with one planted column and one of noise."""
-    rows = [f"{noise},{cell},{target}" for noise, cell, target in zip(NOISE, cells, targets, strict=True)]
+    rows = [
+        f"{noise},{cell},{target}"
+        for noise, cell, target in zip(NOISE, cells, targets, strict=True)
+    ]
     path = write_csv(folder / "t.csv", "\n".join(["noise,planted,target", *rows]) + "\n")
     task = "table_classification" if isinstance(targets[0], str) else "table_regression"
     return {copy.column: copy.score for copy in found(data_params(path, task, **changes), folder)}
 
 
-def test_a_number_equal_to_the_target_in_99_percent_of_the_rows_is_suspicious(tmp_path: Path) -> None:
+def test_a_number_equal_to_the_target_in_99_percent_of_the_rows_is_suspicious(
+    tmp_path: Path,
+) -> None:
     cells = np.where(IS_ODD, PRICES[OTHER], PRICES)
     assert planted(tmp_path, PRICES.tolist(), cells.tolist()).keys() == {"planted"}
 
@@ -69,7 +76,9 @@ def test_names_of_the_values_of_a_number_are_suspicious(tmp_path: Path) -> None:
     assert planted(tmp_path, STARS.tolist(), names.tolist())["planted"] == pytest.approx(1)
 
 
-def test_a_category_that_names_the_class_in_99_percent_of_the_rows_is_suspicious(tmp_path: Path) -> None:
+def test_a_category_that_names_the_class_in_99_percent_of_the_rows_is_suspicious(
+    tmp_path: Path,
+) -> None:
     names = {"cat": "felis", "dog": "canis", "cow": "bos"}
     cells = [names[animal] for animal in np.where(IS_ODD, ANIMALS[OTHER], ANIMALS)]
     assert planted(tmp_path, ANIMALS.tolist(), cells).keys() == {"planted"}
@@ -83,7 +92,10 @@ def test_finer_names_of_the_classes_are_suspicious(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.1])
 def test_a_number_that_encodes_the_class_is_suspicious(tmp_path: Path, spread: float) -> None:
     codes = {"cat": 3, "dog": 1, "cow": 2}
-    cells = np.array([codes[animal] for animal in np.where(IS_ODD, ANIMALS[OTHER], ANIMALS)]) + spread * NOISE
+    cells = (
+        np.array([codes[animal] for animal in np.where(IS_ODD, ANIMALS[OTHER], ANIMALS)])
+        + spread * NOISE
+    )
     assert planted(tmp_path, ANIMALS.tolist(), cells.tolist()).keys() == {"planted"}
 
 
@@ -96,28 +108,42 @@ def test_a_boolean_that_tells_a_rare_class_is_suspicious(tmp_path: Path) -> None
 
 def test_a_value_that_only_one_class_lacks_is_suspicious(tmp_path: Path) -> None:
     labels = np.where(np.arange(NUM_ROWS) % 2 == 0, "open", "closed")
-    cells = ["" if label == "open" else f"{noise}" for label, noise in zip(labels, OTHER, strict=True)]
+    cells = [
+        "" if label == "open" else f"{noise}" for label, noise in zip(labels, OTHER, strict=True)
+    ]
     assert planted(tmp_path, labels.tolist(), cells)["planted"] == 1
 
 
 def test_a_copy_in_the_rows_that_have_a_value_is_suspicious(tmp_path: Path) -> None:
-    cells = ["" if row % 2 else f"{price + noise}" for row, (price, noise) in enumerate(zip(PRICES, NOISE, strict=True))]
+    cells = [
+        "" if row % 2 else f"{price + noise}"
+        for row, (price, noise) in enumerate(zip(PRICES, NOISE, strict=True))
+    ]
     assert planted(tmp_path, PRICES.tolist(), cells)["planted"] > 0.99
 
 
 def test_strong_and_worthless_columns_are_not_suspicious(tmp_path: Path) -> None:
     strong = PRICES * (1 + 0.1 * NOISE)  # correlation of the logarithms 0.995
     assert planted(tmp_path, PRICES.tolist(), strong.tolist()) == {}
-    rare = np.where(np.arange(NUM_ROWS) % 100 == 0, "ill", "well")  # 99 % of the rows are right without any column
+    rare = np.where(
+        np.arange(NUM_ROWS) % 100 == 0, "ill", "well"
+    )  # 99 % of the rows are right without any column
     assert planted(tmp_path, rare.tolist(), (OTHER % 3).tolist()) == {}
     assert planted(tmp_path, ANIMALS.tolist(), [f"id {row % 290}" for row in OTHER]) == {}
 
 
 def test_a_column_that_only_knows_the_group_is_not_suspicious(tmp_path: Path) -> None:
-    groups = np.arange(NUM_ROWS) % 60  # the rows of a group are alike, and lie in one split together
+    groups = (
+        np.arange(NUM_ROWS) % 60
+    )  # the rows of a group are alike, and lie in one split together
     labels = np.where(RANDOM.random(60)[groups] < 0.5, "ill", "well")
-    assert planted(tmp_path, labels.tolist(), [f"street {group}" for group in groups]).keys() == {"planted"}
-    rows = [f"{noise},street {group},{group},{label}" for noise, group, label in zip(NOISE, groups, labels, strict=True)]
+    assert planted(tmp_path, labels.tolist(), [f"street {group}" for group in groups]).keys() == {
+        "planted"
+    }
+    rows = [
+        f"{noise},street {group},{group},{label}"
+        for noise, group, label in zip(NOISE, groups, labels, strict=True)
+    ]
     path = write_csv(tmp_path / "g.csv", "\n".join(["noise,street,person,target", *rows]) + "\n")
     assert found(data_params(path, "table_classification", group_column="person"), tmp_path) == []
 
@@ -136,7 +162,10 @@ def test_a_suspicious_column_is_named_with_its_score_on_console_and_page(tmp_pat
     described = target_copy_report(copies, of_classes=True)
     finding = "'fee' alone predicts the target (balanced accuracy 0.991, leave-one-out over 87 training rows)"
     assert described == [{"column": "fee", "score": 0.9912, "rows": 87, "finding": finding}]
-    splits = {name: {"rows": 9, "leaked": 0, "target": {"mean": 0.0, "std": 1.0}} for name in ("train", "val", "test")}
+    splits = {
+        name: {"rows": 9, "leaked": 0, "target": {"mean": 0.0, "std": 1.0}}
+        for name in ("train", "val", "test")
+    }
     report = {
         "seed": 7, "way": "stable", "splits": splits, "shares": None, "largest_deviation": None, "classes_missing": {},
         "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0, "cut_from_train": [], "cut_by_time": False,

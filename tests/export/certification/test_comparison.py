@@ -7,7 +7,15 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.artifacts.uncertainty import Answers
-from slipway.export.certification.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
+from slipway.export.certification.comparison import (
+    BatchAnswers,
+    Comparison,
+    Measurement,
+    TestRows,
+    Tolerance,
+    failed,
+    not_executed,
+)
 from slipway.export.certification.hops import batch_noise, in_order_of, in_small_batches
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling
@@ -25,7 +33,14 @@ IDS = [f"row{number}" for number in range(10)]
 def rows(task: str = "image_classification") -> TestRows:
     targets = np.arange(10) % 2 if task == "image_classification" else np.linspace(100, 1000, 10)
     images = np.zeros((10, 1, 1, 1), dtype=np.uint8)
-    return TestRows(task, CLASSES if task == "image_classification" else [], IDS, IDS, images, targets.astype(np.float64))  # type: ignore[arg-type]
+    return TestRows(
+        task,  # type: ignore[arg-type]
+        CLASSES if task == "image_classification" else [],
+        IDS,
+        IDS,
+        images,
+        targets.astype(np.float64),
+    )
 
 
 def right() -> NDArray[np.float32]:
@@ -55,7 +70,14 @@ def compare_values(outputs: NDArray[np.float32], tolerance: Tolerance) -> Hop:
 
 def test_equal_answers_agree_and_every_number_is_written_down() -> None:
     hop = compare(right(), STRICT)
-    assert (hop.status, hop.reason, hop.reference, hop.rows, hop.max_difference, hop.flipped) == ("agrees", "", "torch", 10, 0.0, [])
+    assert (hop.status, hop.reason, hop.reference, hop.rows, hop.max_difference, hop.flipped) == (
+        "agrees",
+        "",
+        "torch",
+        10,
+        0.0,
+        [],
+    )
     assert hop.metric is not None
     assert (hop.metric.value, hop.metric.rows) == (1.0, 10)
 
@@ -79,15 +101,28 @@ def test_a_flipped_label_differs_however_small_the_difference() -> None:
 
 def test_noise_allows_as_much_more_and_flips_where_two_classes_are_as_close_and_no_other() -> None:
     tie = np.array([[0.5001, 0.4999]], dtype=np.float32)
-    comparison, before = Comparison(rows(), RESAMPLING), measured(np.concatenate([tie, right()[1:]]), TORCH)
+    comparison, before = (
+        Comparison(rows(), RESAMPLING),
+        measured(np.concatenate([tie, right()[1:]]), TORCH),
+    )
     first = comparison.first("torch", TORCH, before)
     turned = before.outputs.copy()
     turned[0] = turned[0][::-1]
 
     def status(outputs: NDArray[np.float32], noise: float) -> str:
-        return comparison.against("http", FP16, measured(outputs), (first, before), Tolerance(max_difference=1e-5, noise=noise)).status
+        return comparison.against(
+            "http",
+            FP16,
+            measured(outputs),
+            (first, before),
+            Tolerance(max_difference=1e-5, noise=noise),
+        ).status
 
-    assert (status(turned, 0.0), status(turned, 2e-5), status(turned, 4e-4)) == ("differs", "differs", "agrees")
+    assert (status(turned, 0.0), status(turned, 2e-5), status(turned, 4e-4)) == (
+        "differs",
+        "differs",
+        "agrees",
+    )
     turned[4] = turned[4][::-1]  # a clear row
     assert status(turned, 0.1) == "differs"
     assert status(before.outputs, float("nan")) == "differs"
@@ -103,14 +138,19 @@ class NoisyRunner:
 
     def run(self, batch: NDArray[np.uint8]) -> Answers:
         error = np.float32(self.error if len(batch) == 4 else 0)
-        return Answers(np.full((len(batch), 2), 0.5, dtype=np.float32) + error, np.ones(len(batch), dtype=np.float32) + 2 * error)
+        return Answers(
+            np.full((len(batch), 2), 0.5, dtype=np.float32) + error,
+            np.ones(len(batch), dtype=np.float32) + 2 * error,
+        )
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-3])
 def test_noise_is_what_a_runtime_differs_from_itself_between_batches(error: float) -> None:
     images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
     answers = Answers(np.full((12, 2), 0.5, dtype=np.float32), np.ones(12, dtype=np.float32))
-    assert batch_noise(NoisyRunner(error), images, answers, 32) == pytest.approx((error, 2 * error), rel=1e-3)
+    assert batch_noise(NoisyRunner(error), images, answers, 32) == pytest.approx(
+        (error, 2 * error), rel=1e-3
+    )
     assert batch_noise(NoisyRunner(error), images, answers, 2) == (0, 0)
 
 
@@ -127,10 +167,15 @@ def test_a_variant_beyond_its_budget_differs_with_both_accuracies() -> None:
     hop = compare(outputs, BUDGET)
     assert hop.status == "differs"
     assert "0.7 accuracy points lost (from 1.0000 to 0.3000), " in hop.reason
-    assert "at the mild end of its interval, expected at most 0.1 (verify.max_metric_loss)" in hop.reason
+    assert (
+        "at the mild end of its interval, expected at most 0.1 (verify.max_metric_loss)"
+        in hop.reason
+    )
 
 
-def compare_flipped(num_rows: int, num_flipped: int, tolerance: Tolerance, confidence: float = 0.95) -> Hop:
+def compare_flipped(
+    num_rows: int, num_flipped: int, tolerance: Tolerance, confidence: float = 0.95
+) -> Hop:
     """A network that is always right, and a variant that is wrong on the first rows."""
     names = [f"row{number}" for number in range(num_rows)]
     targets = np.arange(num_rows) % 2
@@ -182,7 +227,9 @@ def test_of_many_rows_the_budget_itself_is_the_limit(num_flipped: int, status: s
 def test_one_row_of_a_rare_class_is_one_row() -> None:
     names = [f"row{number}" for number in range(100)]
     targets = (np.arange(100) < 2).astype(float)
-    data = TestRows("image_classification", CLASSES, names, names, np.zeros((100, 1, 1, 1), np.uint8), targets)
+    data = TestRows(
+        "image_classification", CLASSES, names, names, np.zeros((100, 1, 1, 1), np.uint8), targets
+    )
     outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
     flipped = outputs.copy()
     flipped[0] = flipped[0, ::-1]
@@ -194,10 +241,19 @@ def test_one_row_of_a_rare_class_is_one_row() -> None:
 
 
 @pytest.mark.parametrize("num_lost", [0, 1])
-def test_rows_that_go_from_one_wrong_label_to_another_are_not_excused_by_one_lost_row(num_lost: int) -> None:
+def test_rows_that_go_from_one_wrong_label_to_another_are_not_excused_by_one_lost_row(
+    num_lost: int,
+) -> None:
     targets = np.repeat(np.arange(3.0), [200, 80, 20])
     names = [f"row{number}" for number in range(300)]
-    data = TestRows("image_classification", ["a", "b", "c"], names, names, np.zeros((300, 1, 1, 1), np.uint8), targets)
+    data = TestRows(
+        "image_classification",
+        ["a", "b", "c"],
+        names,
+        names,
+        np.zeros((300, 1, 1, 1), np.uint8),
+        targets,
+    )
     labels = targets.astype(int)
     labels[:40] = 1  # wrong, but not as bad for a class as where they go: to the rare one
     moved = labels.copy()
@@ -206,7 +262,9 @@ def test_rows_that_go_from_one_wrong_label_to_another_are_not_excused_by_one_los
     before = measured(np.eye(3, dtype=np.float32)[labels], TORCH)
     after = measured(np.eye(3, dtype=np.float32)[moved])
     comparison = Comparison(data, Resampling(1, 500, 0.95))
-    hop = comparison.against("fp16", FP16, after, (comparison.first("torch", TORCH, before), before), SMALL_BUDGET)
+    hop = comparison.against(
+        "fp16", FP16, after, (comparison.first("torch", TORCH, before), before), SMALL_BUDGET
+    )
     assert hop.status == "differs"
     assert "points of macro F1 lost" in hop.reason
 
@@ -265,7 +323,9 @@ def compare_runs(measured_runs: Measurement, tolerance: Tolerance = STRICT) -> H
 def test_every_batch_size_is_compared_and_written_down() -> None:
     hop = compare_runs(in_batches(right(), b1=right(), b7=right()[:7]))
     assert hop.status == "agrees"
-    assert [(check.batch_size, check.rows, check.max_difference, check.flipped) for check in hop.batches] == [
+    assert [
+        (check.batch_size, check.rows, check.max_difference, check.flipped) for check in hop.batches
+    ] == [
         (1, 10, 0.0, 0),
         (7, 7, 0.0, 0),
         (32, 10, 0.0, 0),
@@ -276,13 +336,23 @@ def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> No
     wrong = right()
     wrong[6] = wrong[6][::-1]
     hop = compare_runs(in_batches(right(), b1=right(), b7=wrong))
-    assert (hop.status, hop.worst_row, hop.flipped, hop.max_difference) == ("differs", "row6", ["row6"], 0.5)
+    assert (hop.status, hop.worst_row, hop.flipped, hop.max_difference) == (
+        "differs",
+        "row6",
+        ["row6"],
+        0.5,
+    )
     assert "is 0.5 in batches of 7, expected at most 1e-05 (verify.max_difference)" in hop.reason
     assert [check.flipped for check in hop.batches] == [0, 1, 0]
 
 
-@pytest.mark.parametrize(("tolerance", "status"), [(STRICT, "differs"), (Tolerance(max_difference=1e-3), "agrees"), (BUDGET, "agrees")])
-def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may_change(tolerance: Tolerance, status: str) -> None:
+@pytest.mark.parametrize(
+    ("tolerance", "status"),
+    [(STRICT, "differs"), (Tolerance(max_difference=1e-3), "agrees"), (BUDGET, "agrees")],
+)
+def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may_change(
+    tolerance: Tolerance, status: str
+) -> None:
     comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
     before = replace(measured(right(), TORCH), scores=scores)
     runs = (BatchAnswers(7, right(), scores + np.float32(1e-4)), BatchAnswers(32, right(), scores))
@@ -300,10 +370,18 @@ def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: 
     ids = [f"row{number}" for number in range(num_rows)]
     outputs = np.tile(np.array([[0.75, 0.25], [0.25, 0.75]], np.float32), (num_rows // 2, 1))
     inputs = np.zeros((num_rows, 1, 1, 1), np.uint8)
-    comparison = Comparison(TestRows("image_classification", CLASSES, ids, ids, inputs, targets), RESAMPLING)
+    comparison = Comparison(
+        TestRows("image_classification", CLASSES, ids, ids, inputs, targets), RESAMPLING
+    )
     before = replace(measured(outputs, TORCH), scores=ORDINARY, calibration=CALIBRATION)
     first = comparison.first("torch", TORCH, before)
-    return comparison.against("int8", FP16, replace(measured(outputs), scores=scores, calibration=CALIBRATION), (first, before), tolerance)
+    return comparison.against(
+        "int8",
+        FP16,
+        replace(measured(outputs), scores=scores, calibration=CALIBRATION),
+        (first, before),
+        tolerance,
+    )
 
 
 ORDINARY = np.linspace(0.01, 0.789, 100, dtype=np.float32)
@@ -321,16 +399,24 @@ def test_the_share_of_outliers_and_the_order_of_scores_are_written_down() -> Non
 def test_a_variant_that_calls_ordinary_rows_outliers_differs() -> None:
     hop = compare_scores(ORDINARY * np.float32(2.4), BUDGET)
     assert (hop.status, hop.flipped) == ("differs", [])
-    assert hop.reason.startswith("61.0% of the rows are called outliers, 51.2% at the mild end of its interval, expected at most 16.")
-    assert compare_scores(ORDINARY * np.float32(1.1), BUDGET).status == "agrees"  # 13 %: by chance, of so few rows
+    assert hop.reason.startswith(
+        "61.0% of the rows are called outliers, 51.2% at the mild end of its interval, expected at most 16."
+    )
+    assert (
+        compare_scores(ORDINARY * np.float32(1.1), BUDGET).status == "agrees"
+    )  # 13 %: by chance, of so few rows
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
 def test_an_outlier_score_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
     comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
     before = replace(measured(right(), TORCH), scores=scores)
-    found = replace(measured(right()), scores=np.where(np.arange(10) == 3, np.nan, scores).astype(np.float32))
-    hop = comparison.against("fp32", FP16, found, (comparison.first("torch", TORCH, before), before), tolerance)
+    found = replace(
+        measured(right()), scores=np.where(np.arange(10) == 3, np.nan, scores).astype(np.float32)
+    )
+    hop = comparison.against(
+        "fp32", FP16, found, (comparison.first("torch", TORCH, before), before), tolerance
+    )
     assert (hop.status, hop.reason) == ("differs", "outlier scores are not finite")
 
 
@@ -348,8 +434,12 @@ def test_where_the_time_is_short_fewer_rows_are_answered_and_at_least_one_batch(
     assert [run.batch_size for run in runs] == [1, 2, 7]
     assert 1 <= len(runs[0].outputs) <= 4
     assert len(runs[2].outputs) == 12
-    assert [len(run.outputs) for run in in_small_batches(SlowRunner(0.0), images, 32, seconds=1e-9)] == [1, 2, 7]
-    assert [run.batch_size for run in in_small_batches(NoisyRunner(0.0), images, 2, seconds=10)] == [1]
+    assert [
+        len(run.outputs) for run in in_small_batches(SlowRunner(0.0), images, 32, seconds=1e-9)
+    ] == [1, 2, 7]
+    assert [
+        run.batch_size for run in in_small_batches(NoisyRunner(0.0), images, 2, seconds=10)
+    ] == [1]
 
 
 def test_the_change_of_each_metric_is_measured_row_against_row() -> None:
@@ -375,7 +465,9 @@ def test_where_no_label_flips_resampling_would_find_no_change_either() -> None:
     nearly = right() + np.tile(np.array([1e-3, -1e-3], dtype=np.float32), (10, 1))
     changes = compare(nearly, BUDGET).metric_changes
     for metric in ("accuracy", "f1_macro"):
-        drawn = paired_difference("image_classification", metric, rows().targets, right(), nearly, RESAMPLING)
+        drawn = paired_difference(
+            "image_classification", metric, rows().targets, right(), nearly, RESAMPLING
+        )
         assert (drawn.difference, drawn.low, drawn.high) == (0.0, 0.0, 0.0)
         assert (changes[metric].value, changes[metric].low, changes[metric].high) == (0.0, 0.0, 0.0)
     assert changes["log_loss"].low < changes["log_loss"].high
@@ -383,21 +475,37 @@ def test_where_no_label_flips_resampling_would_find_no_change_either() -> None:
 
 def test_of_values_the_rmse_and_the_mean_error_are_compared() -> None:
     targets = rows("image_regression").targets[:, None]
-    changes = compare_values((targets + 12).astype(np.float32), Tolerance(max_metric_loss=1.0)).metric_changes
-    assert {name: round(change.value, 3) for name, change in changes.items()} == {"rmse": 2.0, "mae": 2.0}
+    changes = compare_values(
+        (targets + 12).astype(np.float32), Tolerance(max_metric_loss=1.0)
+    ).metric_changes
+    assert {name: round(change.value, 3) for name, change in changes.items()} == {
+        "rmse": 2.0,
+        "mae": 2.0,
+    }
 
 
 @pytest.mark.parametrize(("num_lost", "status"), [(1, "agrees"), (12, "differs")])
-def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(num_lost: int, status: str) -> None:
+def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(
+    num_lost: int, status: str
+) -> None:
     targets = np.array([1] * 12 + [0] * 588)
     names = [f"row{number}" for number in range(600)]
-    data = TestRows("image_classification", CLASSES, names, names, np.zeros((600, 1, 1, 1), np.uint8), targets.astype(np.float64))
+    data = TestRows(
+        "image_classification",
+        CLASSES,
+        names,
+        names,
+        np.zeros((600, 1, 1, 1), np.uint8),
+        targets.astype(np.float64),
+    )
     outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
     lost = outputs.copy()
     lost[:num_lost] = lost[:num_lost, ::-1]
     comparison, before = Comparison(data, RESAMPLING), measured(outputs, TORCH)
     first = comparison.first("torch", TORCH, before)
-    hop = comparison.against("int8", FP16, measured(lost), (first, before), Tolerance(max_metric_loss=0.03))
+    hop = comparison.against(
+        "int8", FP16, measured(lost), (first, before), Tolerance(max_metric_loss=0.03)
+    )
     assert hop.status == status
     assert ("points of macro F1 lost" in hop.reason) == (status == "differs")
     assert "accuracy" not in hop.reason
@@ -421,7 +529,9 @@ def test_logits_instead_of_probabilities_differ() -> None:
 
 def test_values_are_compared_relative_to_the_largest_answer() -> None:
     exact = (rows("image_regression").targets + 10)[:, None].astype(np.float32)
-    assert compare_values(exact + np.float32(0.005), STRICT).status == "agrees"  # 1e-5 of 1010 is 0.0101
+    assert (
+        compare_values(exact + np.float32(0.005), STRICT).status == "agrees"
+    )  # 1e-5 of 1010 is 0.0101
     assert compare_values(exact + np.float32(0.02), STRICT).status == "differs"
 
 

@@ -14,7 +14,12 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle, write_manifest
 from slipway.artifacts.certificate import Execution
 from slipway.data.sources.samples import Fault, RawSample
 from slipway.export.certification.comparison import TestRows
-from slipway.export.certification.http_hop import Payload, ServiceClient, original_payloads, row_payloads
+from slipway.export.certification.http_hop import (
+    Payload,
+    ServiceClient,
+    original_payloads,
+    row_payloads,
+)
 from slipway.system.errors import IntegrityError, ParityError
 from tests.calibrations import CALIBRATION, described
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
@@ -30,16 +35,28 @@ def answer_to(content: bytes, version: str) -> dict[str, Any]:
     shares = np.array([1.0 + content[0], 5.0, 9.0])
     shares = (shares / shares.sum()).astype(np.float32)
     probabilities = dict(zip(LABELS, shares.tolist(), strict=True))
-    answer = {"label": LABELS[int(shares.argmax())], "probabilities": probabilities, "model_version": version, "request_id": "1"}
+    answer = {
+        "label": LABELS[int(shares.argmax())],
+        "probabilities": probabilities,
+        "model_version": version,
+        "request_id": "1",
+    }
     return described(answer, score=content[0] / 8)
 
 
 @contextmanager
 def service(
-    bundle: LoadedBundle, change: Change = lambda answer: answer, status: int = 200, model: Any = None, answer: Answer = answer_to
+    bundle: LoadedBundle,
+    change: Change = lambda answer: answer,
+    status: int = 200,
+    model: Any = None,
+    answer: Answer = answer_to,
 ) -> Iterator[ServiceClient]:
     """A real HTTP server that answers like the service, and a client for it."""
-    execution = {"requested": {"provider": "auto", "variant": "auto"}, "actual": ACTUAL.model_dump()}
+    execution = {
+        "requested": {"provider": "auto", "variant": "auto"},
+        "actual": ACTUAL.model_dump(),
+    }
     card = model if model is not None else {"model_version": bundle.version, "execution": execution}
 
     class Handler(BaseHTTPRequestHandler):
@@ -82,17 +99,29 @@ def sample(number: int, payload: bytes, fault: Fault | None = None) -> RawSample
 def packed_rows() -> TestRows:
     ids = [hashlib.sha256(payload).hexdigest()[:32] for payload in PAYLOADS]
     images = np.zeros((len(ids), 4, 4, 1), dtype=np.uint8)
-    return TestRows("image_classification", LABELS, ids, [str(number) for number in range(len(ids))], images, np.zeros(len(ids)))
+    return TestRows(
+        "image_classification",
+        LABELS,
+        ids,
+        [str(number) for number in range(len(ids))],
+        images,
+        np.zeros(len(ids)),
+    )
 
 
 def payloads(order: list[int] | None = None) -> Iterator[Payload]:
-    return original_payloads((sample(number, PAYLOADS[number]) for number in order or range(len(PAYLOADS))), packed_rows())
+    return original_payloads(
+        (sample(number, PAYLOADS[number]) for number in order or range(len(PAYLOADS))),
+        packed_rows(),
+    )
 
 
 def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with service(bundle) as client:
-        measured = client.measure(payloads(order=list(reversed(range(20)))), len(PAYLOADS), timing_rounds=2, actual=ACTUAL)
+        measured = client.measure(
+            payloads(order=list(reversed(range(20)))), len(PAYLOADS), timing_rounds=2, actual=ACTUAL
+        )
     expected = [list(answer_to(content, "")["probabilities"].values()) for content in PAYLOADS]
     assert measured.alone.outputs.tolist() == expected
     assert measured.alone.scores is not None
@@ -104,8 +133,13 @@ def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_pat
 def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path: Path) -> None:
     """The twin is the client before it knows what the service runs: it takes the bundle's."""
     plain = write_small_bundle(tmp_path)
-    wide = CALIBRATION.model_copy(update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": 0.0})})
-    models = {name: model.model_copy(update={"calibration": wide}) for name, model in plain.manifest.models.items()}
+    wide = CALIBRATION.model_copy(
+        update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": 0.0})}
+    )
+    models = {
+        name: model.model_copy(update={"calibration": wide})
+        for name, model in plain.manifest.models.items()
+    }
     write_manifest(tmp_path, plain.manifest.model_copy(update={"models": models}))
 
     def answer(content: bytes, version: str) -> dict[str, Any]:
@@ -123,7 +157,9 @@ def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path)
     with service(write_small_bundle(tmp_path)) as client:
         choice = client.choice()
     assert choice.behind == ACTUAL
-    assert choice.requested == Execution(backend="http", provider="auto", precision="auto", variant="auto")
+    assert choice.requested == Execution(
+        backend="http", provider="auto", precision="auto", variant="auto"
+    )
     assert choice.actual == ACTUAL.model_copy(update={"backend": "http"})
 
 
@@ -134,17 +170,28 @@ def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path)
         (lambda answer: answer | {"label": "cat"}, "not of the form"),
         (lambda answer: answer | {"label": "yak"}, "not of the form"),
         (lambda answer: answer | {"probabilities": {"cat": 1.0}}, "not of the form"),
-        (lambda answer: answer | {"probabilities": answer["probabilities"] | {"yak": 0.0}}, "not of the form"),
+        (
+            lambda answer: answer | {"probabilities": answer["probabilities"] | {"yak": 0.0}},
+            "not of the form",
+        ),
         (lambda answer: answer | {"probabilities": [1, 0, 0]}, "not of the form"),
-        (lambda answer: answer | {"prediction_set": answer["prediction_set"][1:]}, "not of the form"),
+        (
+            lambda answer: answer | {"prediction_set": answer["prediction_set"][1:]},
+            "not of the form",
+        ),
         (lambda answer: answer | {"prediction_set": LABELS}, "not of the form"),
         (lambda answer: answer | {"is_outlier": not answer["is_outlier"]}, "not of the form"),
-        (lambda answer: {key: value for key, value in answer.items() if key != "outlier_score"}, "not of the form"),
+        (
+            lambda answer: {key: value for key, value in answer.items() if key != "outlier_score"},
+            "not of the form",
+        ),
         (lambda answer: [answer], "expected one object"),
         (lambda answer: b"<html>", "expected JSON"),
     ],
 )
-def test_an_answer_of_another_form_or_model_is_refused_with_its_row(tmp_path: Path, change: Change, message: str) -> None:
+def test_an_answer_of_another_form_or_model_is_refused_with_its_row(
+    tmp_path: Path, change: Change, message: str
+) -> None:
     row = Payload(0, "the-row", PAYLOADS[0])
     bundle = write_small_bundle(tmp_path)
     with service(bundle, change) as client, pytest.raises(ParityError, match=message) as caught:
@@ -154,31 +201,53 @@ def test_an_answer_of_another_form_or_model_is_refused_with_its_row(tmp_path: Pa
 
 def test_an_error_status_is_refused_with_what_the_service_said(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
-    with service(bundle, lambda _: {"error": "too large"}, status=413) as client, pytest.raises(ParityError, match=r"413.*too large"):
+    with (
+        service(bundle, lambda _: {"error": "too large"}, status=413) as client,
+        pytest.raises(ParityError, match=r"413.*too large"),
+    ):
         client.predict(Payload(0, "row", PAYLOADS[0]))
 
 
 def test_a_service_that_is_gone_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
-    with ServiceClient("http://127.0.0.1:9", bundle, LABELS) as client, pytest.raises(ParityError, match="gave no answer"):
+    with (
+        ServiceClient("http://127.0.0.1:9", bundle, LABELS) as client,
+        pytest.raises(ParityError, match="gave no answer"),
+    ):
         client.predict(Payload(0, "row", PAYLOADS[0]))
 
 
 @pytest.mark.parametrize(
     ("card", "message"),
     [
-        ({"model_version": "other", "execution": {"requested": {}, "actual": ACTUAL.model_dump()}}, "model 'other'"),
+        (
+            {
+                "model_version": "other",
+                "execution": {"requested": {}, "actual": ACTUAL.model_dump()},
+            },
+            "model 'other'",
+        ),
         ({"model_version": "x"}, "does not say what the service runs"),
-        ({"model_version": "x", "execution": {"requested": {}, "actual": {"backend": "magic"}}}, "does not say what the service runs"),
+        (
+            {"model_version": "x", "execution": {"requested": {}, "actual": {"backend": "magic"}}},
+            "does not say what the service runs",
+        ),
     ],
 )
-def test_a_model_card_that_does_not_fit_is_refused(tmp_path: Path, card: dict[str, Any], message: str) -> None:
-    with service(write_small_bundle(tmp_path), model=card) as client, pytest.raises(ParityError, match=message):
+def test_a_model_card_that_does_not_fit_is_refused(
+    tmp_path: Path, card: dict[str, Any], message: str
+) -> None:
+    with (
+        service(write_small_bundle(tmp_path), model=card) as client,
+        pytest.raises(ParityError, match=message),
+    ):
         client.choice()
 
 
 def test_original_bytes_that_changed_since_packing_are_refused() -> None:
-    changed = [sample(number, PAYLOADS[number] if number != 7 else b"other") for number in range(20)]
+    changed = [
+        sample(number, PAYLOADS[number] if number != 7 else b"other") for number in range(20)
+    ]
     with pytest.raises(IntegrityError, match=r"^7 changed since it was packed"):
         list(original_payloads(changed, packed_rows()))
 
@@ -191,7 +260,9 @@ def test_original_bytes_that_cannot_be_read_are_refused() -> None:
 
 def test_a_test_row_that_is_gone_from_the_data_is_refused() -> None:
     present = [sample(number, PAYLOADS[number]) for number in range(20) if number != 7]
-    with pytest.raises(IntegrityError, match="1 test rows are gone from the raw data, the first is 7"):
+    with pytest.raises(
+        IntegrityError, match="1 test rows are gone from the raw data, the first is 7"
+    ):
         list(original_payloads(present, packed_rows()))
 
 
@@ -202,7 +273,10 @@ def test_a_sample_at_another_place_is_refused() -> None:
 
 
 Raw = tuple[str, str, dict[str, Any]]
-ROWS: list[Raw] = [(str(number), f"id{number}", {"x": float(number), "name": "Zürich", "gone": None}) for number in range(150)]
+ROWS: list[Raw] = [
+    (str(number), f"id{number}", {"x": float(number), "name": "Zürich", "gone": None})
+    for number in range(150)
+]
 
 
 def answer_to_rows(content: bytes, version: str) -> dict[str, Any]:
@@ -213,20 +287,37 @@ def answer_to_rows(content: bytes, version: str) -> dict[str, Any]:
         return answer_to(bytes([int(row["x"])]), version)
 
     def prediction(row: dict[str, Any]) -> dict[str, Any]:
-        return {name: answer(row)[name] for name in answer(row) if name not in ("model_version", "request_id")}
+        return {
+            name: answer(row)[name]
+            for name in answer(row)
+            if name not in ("model_version", "request_id")
+        }
 
     if "rows" in asked:
-        return {"predictions": [prediction(row) for row in asked["rows"]], "model_version": version, "request_id": "1"}
+        return {
+            "predictions": [prediction(row) for row in asked["rows"]],
+            "model_version": version,
+            "request_id": "1",
+        }
     return answer(asked)
 
 
 def table_rows() -> TestRows:
     sources, ids = [source for source, _, _ in ROWS], [row_id for _, row_id, _ in ROWS]
-    return TestRows("table_classification", LABELS, ids, sources, np.zeros((len(ROWS), 1), dtype=np.float32), np.zeros(len(ROWS)))
+    return TestRows(
+        "table_classification",
+        LABELS,
+        ids,
+        sources,
+        np.zeros((len(ROWS), 1), dtype=np.float32),
+        np.zeros(len(ROWS)),
+    )
 
 
 @pytest.mark.process
-def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its_row(tmp_path: Path) -> None:
+def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its_row(
+    tmp_path: Path,
+) -> None:
     asked: list[int] = []
 
     def noting(content: bytes, version: str) -> dict[str, Any]:
@@ -234,17 +325,36 @@ def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its
         return answer_to_rows(content, version)
 
     with service(write_small_bundle(tmp_path, contract=COLUMNS), answer=noting) as client:
-        measured = client.measure(row_payloads(reversed(ROWS), table_rows()), len(ROWS), timing_rounds=1, actual=ACTUAL)
-    expected = [list(answer_to(bytes([number]), "")["probabilities"].values()) for number in range(len(ROWS))]
+        measured = client.measure(
+            row_payloads(reversed(ROWS), table_rows()), len(ROWS), timing_rounds=1, actual=ACTUAL
+        )
+    expected = [
+        list(answer_to(bytes([number]), "")["probabilities"].values())
+        for number in range(len(ROWS))
+    ]
     assert measured.together is not None
     assert measured.alone.outputs.tolist() == measured.together.outputs.tolist() == expected
     assert asked.count(0) == len(ROWS) + 1  # each alone, and one for the latency
-    assert sorted(size for size in asked if size) == [1, 1, 1, 1, 2, 2, 7, 7, 64, 64]  # twice 74, then what is left
+    assert sorted(size for size in asked if size) == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        7,
+        7,
+        64,
+        64,
+    ]  # twice 74, then what is left
 
 
 def test_images_are_sent_alone_only(tmp_path: Path) -> None:
     with service(write_small_bundle(tmp_path)) as client:
-        assert client.measure(payloads(), len(PAYLOADS), timing_rounds=1, actual=ACTUAL).together is None
+        assert (
+            client.measure(payloads(), len(PAYLOADS), timing_rounds=1, actual=ACTUAL).together
+            is None
+        )
 
 
 @pytest.mark.parametrize(
@@ -257,12 +367,20 @@ def test_images_are_sent_alone_only(tmp_path: Path) -> None:
         (lambda answer: answer | {"model_version": "other"}, "answered as model 'other'"),
     ],
 )
-def test_predictions_that_do_not_fit_their_rows_are_refused(tmp_path: Path, change: Change, message: str) -> None:
+def test_predictions_that_do_not_fit_their_rows_are_refused(
+    tmp_path: Path, change: Change, message: str
+) -> None:
     some = list(row_payloads(ROWS, table_rows()))[:3]
     bundle = write_small_bundle(tmp_path, contract=COLUMNS)
     with service(bundle, answer=answer_to_rows) as client:
-        assert client.predict_together(some).shape == (3, len(LABELS) + 1)  # the outlier score is last
-    with service(bundle, change, answer=answer_to_rows) as client, pytest.raises(ParityError, match=message) as caught:
+        assert client.predict_together(some).shape == (
+            3,
+            len(LABELS) + 1,
+        )  # the outlier score is last
+    with (
+        service(bundle, change, answer=answer_to_rows) as client,
+        pytest.raises(ParityError, match=message) as caught,
+    ):
         client.predict_together(some)
     assert "3 rows in one request, from row id0" in str(caught.value)
 

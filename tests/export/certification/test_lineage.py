@@ -16,15 +16,29 @@ CODE = {"path": "stages/clean.py", "hash": "md5", "md5": "ef" * 16, "size": 1}
 
 def lineage_of(folder: Path, path: str, *dependencies: dict[str, Any]) -> DataSource | None:
     lock = folder / "dvc.lock"
-    lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"clean": {"cmd": "x", "deps": list(dependencies)}, "split": {"cmd": "y"}}}))
+    lock.write_text(
+        yaml.safe_dump(
+            {
+                "schema": "2.0",
+                "stages": {
+                    "clean": {"cmd": "x", "deps": list(dependencies)},
+                    "split": {"cmd": "y"},
+                },
+            }
+        )
+    )
     return trace_lineage({"data": {"path": path}}, [], lock).data
 
 
 def test_a_file_and_a_folder_are_named_with_their_digest(tmp_path: Path) -> None:
     found = lineage_of(tmp_path, "data/raw.parquet", CODE, FILE)
-    assert found == DataSource(path="data/raw.parquet", hash="md5", digest="ab" * 16, bytes=123, files=None)
+    assert found == DataSource(
+        path="data/raw.parquet", hash="md5", digest="ab" * 16, bytes=123, files=None
+    )
     found = lineage_of(tmp_path, "data/raw", CODE, FOLDER)
-    assert found == DataSource(path="data/raw", hash="md5", digest="cd" * 16 + ".dir", bytes=456, files=7)
+    assert found == DataSource(
+        path="data/raw", hash="md5", digest="cd" * 16 + ".dir", bytes=456, files=7
+    )
 
 
 @pytest.mark.parametrize("dependencies", [[], [CODE], [FOLDER], [{"path": "data/raw.parquet"}]])

@@ -60,7 +60,14 @@ def outputs() -> NDArray[np.float32]:
 def comparison() -> Comparison:
     names = [hashlib.sha256(payload).hexdigest()[:32] for payload in PAYLOADS]
     images = np.zeros((len(names), 4, 4, 1), dtype=np.uint8)
-    rows = TestRows("image_classification", LABELS, names, names, images, outputs().argmax(axis=1).astype(np.float64))
+    rows = TestRows(
+        "image_classification",
+        LABELS,
+        names,
+        names,
+        images,
+        outputs().argmax(axis=1).astype(np.float64),
+    )
     return Comparison(rows, Resampling(seed=1, num_samples=100, confidence=0.95))
 
 
@@ -75,66 +82,119 @@ def run_hop(
     bundle = write_small_bundle(tmp_path / "bundle")
     (tmp_path / "service.py").write_text(SERVICE)
     (tmp_path / "book.json").write_text(json.dumps(make_book(bundle, answers, behind, score)))
-    service = ServiceHop(command or [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")], {}, tmp_path / "log")
-    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0, scores=SCORES)
+    service = ServiceHop(
+        command or [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")],
+        {},
+        tmp_path / "log",
+    )
+    judge, before = (
+        comparison(),
+        Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0, scores=SCORES),
+    )
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
     return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)[0]
 
 
 def payloads(rows: TestRows) -> Iterator[Payload]:
-    return (Payload(position, rows.ids[position], content) for position, content in enumerate(PAYLOADS))
+    return (
+        Payload(position, rows.ids[position], content) for position, content in enumerate(PAYLOADS)
+    )
 
 
 ROWS = [json.dumps({"x": number}).encode() for number in range(len(PAYLOADS))]
 
 
-def run_table_hop(tmp_path: Path, params: Params, alone: NDArray[np.float32], together: NDArray[np.float32]) -> Hop:
+def run_table_hop(
+    tmp_path: Path, params: Params, alone: NDArray[np.float32], together: NDArray[np.float32]
+) -> Hop:
     """The hop with a service that answers `alone` to rows in requests of their own and `together` to several in one."""
     bundle = write_small_bundle(tmp_path / "bundle", contract=COLUMNS)
     book = make_book(bundle, outputs(), FP32)
     (tmp_path / "service.py").write_text(TABLE_SERVICE)
-    answers = {"alone": answers_by_row(alone), "together": answers_by_row(together), "version": bundle.version}
+    answers = {
+        "alone": answers_by_row(alone),
+        "together": answers_by_row(together),
+        "version": bundle.version,
+    }
     (tmp_path / "book.json").write_text(json.dumps(book | answers))
-    service = ServiceHop([sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")], {}, tmp_path / "log")
-    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0, scores=SCORES)
+    service = ServiceHop(
+        [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")],
+        {},
+        tmp_path / "log",
+    )
+    judge, before = (
+        comparison(),
+        Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0, scores=SCORES),
+    )
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
-    payloads = (Payload(position, judge.rows.ids[position], content, "application/json") for position, content in enumerate(ROWS))
+    payloads = (
+        Payload(position, judge.rows.ids[position], content, "application/json")
+        for position, content in enumerate(ROWS)
+    )
     return service.run(judge, bundle, [(reference, before)], payloads, params.verify)[0]
 
 
 def answers_by_row(answers: NDArray[np.float32]) -> list[dict[str, Any]]:
     labelled = (dict(zip(LABELS, row.tolist(), strict=True)) for row in answers)
-    return [described({"label": max(row, key=lambda name: row[name]), "probabilities": row}) for row in labelled]
+    return [
+        described({"label": max(row, key=lambda name: row[name]), "probabilities": row})
+        for row in labelled
+    ]
 
 
-def make_book(bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execution, score: float = 0.5) -> dict[str, Any]:
-    execution = {"requested": {"provider": "auto", "variant": "auto"}, "actual": behind.model_dump()}
-    book: dict[str, Any] = {"/readyz": {}, "/model": {"model_version": bundle.version, "execution": execution}}
+def make_book(
+    bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execution, score: float = 0.5
+) -> dict[str, Any]:
+    execution = {
+        "requested": {"provider": "auto", "variant": "auto"},
+        "actual": behind.model_dump(),
+    }
+    book: dict[str, Any] = {
+        "/readyz": {},
+        "/model": {"model_version": bundle.version, "execution": execution},
+    }
     for payload, row in zip(PAYLOADS, answers, strict=True):
         probabilities = dict(zip(LABELS, row.tolist(), strict=True))
-        answer = {"label": LABELS[int(row.argmax())], "probabilities": probabilities, "model_version": bundle.version}
+        answer = {
+            "label": LABELS[int(row.argmax())],
+            "probabilities": probabilities,
+            "model_version": bundle.version,
+        }
         book[hashlib.sha256(payload).hexdigest()] = described(answer, score)
     return book
 
 
-def test_a_service_that_answers_like_its_runtime_agrees(tmp_path: Path, export_params: Params) -> None:
+def test_a_service_that_answers_like_its_runtime_agrees(
+    tmp_path: Path, export_params: Params
+) -> None:
     hop = run_hop(tmp_path, export_params, outputs())
-    assert (hop.status, hop.reference, hop.rows, hop.max_difference) == ("agrees", "onnxruntime/cpu/fp32", len(PAYLOADS), 0.0)
+    assert (hop.status, hop.reference, hop.rows, hop.max_difference) == (
+        "agrees",
+        "onnxruntime/cpu/fp32",
+        len(PAYLOADS),
+        0.0,
+    )
     assert hop.requested.provider == "auto"
     assert hop.actual == FP32.model_copy(update={"backend": "http"})
 
 
-def test_a_service_that_resizes_otherwise_differs_with_the_worst_row(tmp_path: Path, export_params: Params) -> None:
+def test_a_service_that_resizes_otherwise_differs_with_the_worst_row(
+    tmp_path: Path, export_params: Params
+) -> None:
     answers = outputs()
     answers[5] += np.array([1e-3, -1e-3, 0], dtype=np.float32)
     hop = run_hop(tmp_path, export_params, answers)
     assert (hop.name, hop.status, hop.worst_row) == ("http", "differs", comparison().rows.ids[5])
 
 
-def test_a_service_that_answers_another_outlier_score_differs(tmp_path: Path, export_params: Params) -> None:
+def test_a_service_that_answers_another_outlier_score_differs(
+    tmp_path: Path, export_params: Params
+) -> None:
     hop = run_hop(tmp_path, export_params, outputs(), score=0.5001)
     assert hop.status == "differs"
-    assert "the largest difference of an outlier score is 0.0001, expected at most 1e-05" in hop.reason
+    assert (
+        "the largest difference of an outlier score is 0.0001, expected at most 1e-05" in hop.reason
+    )
 
 
 def test_a_service_that_mixes_up_two_callers_differs(tmp_path: Path, export_params: Params) -> None:
@@ -143,25 +203,38 @@ def test_a_service_that_mixes_up_two_callers_differs(tmp_path: Path, export_para
     assert run_hop(tmp_path, export_params, answers).status == "differs"
 
 
-def test_a_service_that_runs_what_no_hop_has_proven_differs(tmp_path: Path, export_params: Params) -> None:
+def test_a_service_that_runs_what_no_hop_has_proven_differs(
+    tmp_path: Path, export_params: Params
+) -> None:
     unproven = FP32.model_copy(update={"provider": "cuda"})
     hop = run_hop(tmp_path, export_params, outputs(), behind=unproven)
     assert hop.status == "differs"
     assert "runs onnxruntime/cuda/fp32, which is none of the executed hops" in hop.reason
 
 
-def test_a_service_that_does_not_start_differs_with_its_last_words(tmp_path: Path, export_params: Params) -> None:
-    hop = run_hop(tmp_path, export_params, outputs(), command=[sys.executable, "-c", "raise SystemExit('no model here')"])
+def test_a_service_that_does_not_start_differs_with_its_last_words(
+    tmp_path: Path, export_params: Params
+) -> None:
+    hop = run_hop(
+        tmp_path,
+        export_params,
+        outputs(),
+        command=[sys.executable, "-c", "raise SystemExit('no model here')"],
+    )
     assert hop.status == "differs"
     assert "no model here" in hop.reason
 
 
-def test_rows_that_are_answered_alike_alone_and_together_agree(tmp_path: Path, export_params: Params) -> None:
+def test_rows_that_are_answered_alike_alone_and_together_agree(
+    tmp_path: Path, export_params: Params
+) -> None:
     hop = run_table_hop(tmp_path, export_params, outputs(), outputs())
     assert (hop.status, hop.rows, hop.max_difference) == ("agrees", len(ROWS), 0.0)
 
 
-def test_rows_that_are_mixed_up_only_in_one_request_differ_and_it_says_so(tmp_path: Path, export_params: Params) -> None:
+def test_rows_that_are_mixed_up_only_in_one_request_differ_and_it_says_so(
+    tmp_path: Path, export_params: Params
+) -> None:
     mixed = outputs()
     mixed[[4, 5]] = mixed[[5, 4]]
     hop = run_table_hop(tmp_path, export_params, outputs(), mixed)
@@ -174,7 +247,9 @@ def test_rows_that_are_wrong_only_alone_differ(tmp_path: Path, export_params: Pa
     assert (hop.status, hop.reason.startswith("several")) == ("differs", False)
 
 
-def test_of_both_forms_the_one_that_is_further_off_is_certified(tmp_path: Path, export_params: Params) -> None:
+def test_of_both_forms_the_one_that_is_further_off_is_certified(
+    tmp_path: Path, export_params: Params
+) -> None:
     off = outputs()
     off[3] += np.array([1e-7, -1e-7, 0], dtype=np.float32)
     for number, (alone, together) in enumerate(((off, outputs()), (outputs(), off))):

@@ -37,7 +37,11 @@ http.server.HTTPServer((host, port), Handler).serve_forever()
 def command(tmp_path: Path, before: str = "", status: int = 200) -> list[str]:
     """A service of ours: `before` runs first, `/readyz` answers `status`, everything else its process id and environment."""
     script = tmp_path / "service.py"
-    script.write_text(SERVICE.replace("BEFORE", before).replace("STATUS_BODY", "b'warming up'").replace("STATUS", str(status)))
+    script.write_text(
+        SERVICE.replace("BEFORE", before)
+        .replace("STATUS_BODY", "b'warming up'")
+        .replace("STATUS", str(status))
+    )
     return [sys.executable, str(script)]
 
 
@@ -57,7 +61,9 @@ def test_a_service_is_up_inside_the_block_and_gone_after_it(tmp_path: Path) -> N
     assert (tmp_path / "log").read_text() == "log line\n"
 
 
-def test_only_the_given_settings_reach_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_given_settings_reach_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLIPWAY_FOREIGN", "from the caller's shell")
     with running_service(command(tmp_path), {"SLIPWAY_MINE": "mine"}, tmp_path / "log") as url:
         assert plain_http.get(f"{url}/").text.split()[1:] == ["mine", "None"]
@@ -66,15 +72,25 @@ def test_only_the_given_settings_reach_the_service(tmp_path: Path, monkeypatch: 
 def test_a_service_that_ends_at_once_is_refused_with_its_last_words(tmp_path: Path) -> None:
     dying = command(tmp_path, before="sys.exit('no such model')")
     with (
-        pytest.raises(UnavailableError, match=r"exit code 1 before it was ready(.|\n)*no such model"),
+        pytest.raises(
+            UnavailableError, match=r"exit code 1 before it was ready(.|\n)*no such model"
+        ),
         running_service(dying, {}, tmp_path / "log"),
     ):
         pass
 
 
 def test_a_service_that_never_gets_ready_is_refused_with_its_reason(tmp_path: Path) -> None:
-    waiting = running_service(command(tmp_path, status=503), {}, tmp_path / "log", ready_deadline_s=2.0)
-    with pytest.raises(UnavailableError, match=r"not ready within 2 s; /readyz said: 503 warming up(.|\n)*log line"), waiting:
+    waiting = running_service(
+        command(tmp_path, status=503), {}, tmp_path / "log", ready_deadline_s=2.0
+    )
+    with (
+        pytest.raises(
+            UnavailableError,
+            match=r"not ready within 2 s; /readyz said: 503 warming up(.|\n)*log line",
+        ),
+        waiting,
+    ):
         pass
 
 
@@ -91,7 +107,9 @@ def test_a_service_is_stopped_when_the_block_raises(tmp_path: Path) -> None:
     assert not is_running(pids[0])
 
 
-def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_process, "STOP_DEADLINE_S", 0.5)
     deaf = command(tmp_path, before="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     with running_service(deaf, {}, tmp_path / "log") as url:
@@ -104,8 +122,20 @@ def test_a_process_whose_parent_died_before_it_was_tethered_ends_at_once(root: P
     gone, zombie = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     gone.wait()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it ended, and stays in the table
-    for parent, code in ((gone.pid, -signal.SIGTERM), (zombie.pid, -signal.SIGTERM), (os.getpid(), 7)):
-        command = [sys.executable, "-m", "slipway.system.parent_death", str(parent), sys.executable, "-c", "raise SystemExit(7)"]
+    for parent, code in (
+        (gone.pid, -signal.SIGTERM),
+        (zombie.pid, -signal.SIGTERM),
+        (os.getpid(), 7),
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "slipway.system.parent_death",
+            str(parent),
+            sys.executable,
+            "-c",
+            "raise SystemExit(7)",
+        ]
         assert subprocess.run(command, cwd=root, check=False).returncode == code
     zombie.wait()
 
@@ -121,7 +151,12 @@ def test_a_killed_parent_takes_its_service_along(tmp_path: Path, root: Path) -> 
             print(plain_http.get(url + "/pid").text.split()[0], flush=True)
             time.sleep(60)
     """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(parent_code)], stdout=subprocess.PIPE, cwd=root, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(parent_code)],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        text=True,
+    )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert is_running(pid)

@@ -30,7 +30,13 @@ GPU_HOP = not_executed("tensorrt/fp16", EXECUTION, "no GPU")
 
 
 def agreeing(name: str) -> Hop:
-    update = {"status": "agrees", "rows": 10, "max_difference": 0.0, "latency_ms": 1.0, "reference": "torch"}
+    update = {
+        "status": "agrees",
+        "rows": 10,
+        "max_difference": 0.0,
+        "latency_ms": 1.0,
+        "reference": "torch",
+    }
     return failed(name, EXECUTION, "").model_copy(update=update)
 
 
@@ -61,17 +67,24 @@ def test_without_a_required_hop_nothing_is_certified(tmp_path: Path, name: str) 
 
 def test_one_differing_hop_refuses_and_the_error_names_it_and_its_worst_row(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
-    bad = failed("onnxruntime/cpu/int8", EXECUTION, "too far away", "torch").model_copy(update={"worst_row": "row5"})
+    bad = failed("onnxruntime/cpu/int8", EXECUTION, "too far away", "torch").model_copy(
+        update={"worst_row": "row5"}
+    )
     certificate = make_certificate(bundle, [*all_hops(), bad], {}, [], draft=False)
     assert certificate.status == "refused"
-    with pytest.raises(ParityError, match=r"hop onnxruntime/cpu/int8 differs from torch: too far away. Worst row: row5"):
+    with pytest.raises(
+        ParityError,
+        match=r"hop onnxruntime/cpu/int8 differs from torch: too far away. Worst row: row5",
+    ):
         raise_if_refused(certificate, tmp_path)
     with pytest.raises(CertificateError, match="onnxruntime/cpu/int8"):
         check_certificate(certificate, bundle, accept_draft=True)
 
 
 def uncertified(name: str, execution: Execution) -> Hop:
-    return failed(name, execution, "0.3 accuracy points lost", "torch").model_copy(update={"status": "uncertified", "actual": execution})
+    return failed(name, execution, "0.3 accuracy points lost", "torch").model_copy(
+        update={"status": "uncertified", "actual": execution}
+    )
 
 
 def test_a_variant_that_nothing_serves_here_does_not_refuse_the_others(tmp_path: Path) -> None:
@@ -112,7 +125,9 @@ def test_the_error_of_a_variant_with_a_budget_names_its_key_and_the_ways_out(
     int8 = EXECUTION.model_copy(update={"variant": "int8"})
     bad = failed("onnxruntime/cpu/int8", int8, "too much lost", "torch")
     bad = bad.model_copy(update={"allowed": bounds})
-    certificate = make_certificate(write_small_bundle(tmp_path), [*all_hops(), bad], {}, [], draft=False)
+    certificate = make_certificate(
+        write_small_bundle(tmp_path), [*all_hops(), bad], {}, [], draft=False
+    )
     ways = r"Take 'int8' out of export.variants, raise verify.max_metric_loss.int8, or test with"
     with pytest.raises(ParityError, match=ways):
         raise_if_refused(certificate, tmp_path)
@@ -120,10 +135,17 @@ def test_the_error_of_a_variant_with_a_budget_names_its_key_and_the_ways_out(
 
 def test_a_file_that_changed_since_the_bundle_was_made_is_named(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
-    lineage = bundle.manifest.lineage.model_copy(update={"digests": {"checkpoint/model.json": "a" * 64, "packed": "b" * 64}})
-    made = LoadedBundle(bundle.root, bundle.manifest.model_copy(update={"lineage": lineage}), bundle.digest)
+    lineage = bundle.manifest.lineage.model_copy(
+        update={"digests": {"checkpoint/model.json": "a" * 64, "packed": "b" * 64}}
+    )
+    made = LoadedBundle(
+        bundle.root, bundle.manifest.model_copy(update={"lineage": lineage}), bundle.digest
+    )
     refuse_changed({"checkpoint/model.json": "a" * 64, "another": "c" * 64}, made)
-    with pytest.raises(IntegrityError, match=rf"^checkpoint/model.json changed since bundle {made.version} was made from it"):
+    with pytest.raises(
+        IntegrityError,
+        match=rf"^checkpoint/model.json changed since bundle {made.version} was made from it",
+    ):
         refuse_changed({"checkpoint/model.json": "c" * 64, "packed": "b" * 64}, made)
 
 
@@ -144,23 +166,41 @@ def test_a_draft_is_taken_only_by_who_accepts_drafts(tmp_path: Path) -> None:
 
 
 def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
-    one, other = write_small_bundle(tmp_path / "one", b"1"), write_small_bundle(tmp_path / "other", b"2")
+    one, other = (
+        write_small_bundle(tmp_path / "one", b"1"),
+        write_small_bundle(tmp_path / "other", b"2"),
+    )
     with pytest.raises(CertificateError, match="the certificate is for bundle"):
-        check_certificate(make_certificate(one, all_hops(), {}, [], draft=False), other, accept_draft=False)
+        check_certificate(
+            make_certificate(one, all_hops(), {}, [], draft=False), other, accept_draft=False
+        )
 
 
 def test_the_summary_has_a_number_for_each_executed_hop_and_nothing_empty(tmp_path: Path) -> None:
-    certificate = make_certificate(write_small_bundle(tmp_path), [*all_hops(), GPU_HOP], {}, [], draft=False)
+    certificate = make_certificate(
+        write_small_bundle(tmp_path), [*all_hops(), GPU_HOP], {}, [], draft=False
+    )
     summary = summarise(certificate)
     assert summary["certified"] == 1
     hops = {hop.pop("name"): hop for hop in summary["hops"]}
-    assert hops["http"] == {"agrees": 1, "rows": 10, "flipped": 0, "max_difference": 0.0, "latency_ms": 1.0}
+    assert hops["http"] == {
+        "agrees": 1,
+        "rows": 10,
+        "flipped": 0,
+        "max_difference": 0.0,
+        "latency_ms": 1.0,
+    }
     assert "tensorrt/fp16" not in hops
 
 
 def test_the_table_names_every_hop_and_why_one_did_not_run() -> None:
     table = hop_table([*all_hops(), GPU_HOP], "image_classification")
-    assert [line.split()[0] for line in table.splitlines()[1:5]] == ["torch", "onnxruntime/cpu/fp32", "http", "tensorrt/fp16"]
+    assert [line.split()[0] for line in table.splitlines()[1:5]] == [
+        "torch",
+        "onnxruntime/cpu/fp32",
+        "http",
+        "tensorrt/fp16",
+    ]
     assert table.splitlines()[5] == "tensorrt/fp16: no GPU"
 
 
@@ -168,4 +208,6 @@ def test_digests_are_of_every_file(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     digests = digest_everything(bundle, [tmp_path / "bundle.json"])
     assert digests[(tmp_path / "bundle.json").as_posix()] == bundle.digest
-    assert digests[(tmp_path / "model_fp16.onnx").as_posix()] == bundle.manifest.models["fp16"].sha256
+    assert (
+        digests[(tmp_path / "model_fp16.onnx").as_posix()] == bundle.manifest.models["fp16"].sha256
+    )

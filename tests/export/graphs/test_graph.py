@@ -20,7 +20,15 @@ from tests.export.conftest import Project
 
 pytestmark = pytest.mark.process
 
-CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CONTRACT = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=8,
+    channels=3,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10**6,
+)
 PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b", "c"])
 VALUE = OutputContract(kind="value", labels=[])
 
@@ -65,7 +73,9 @@ def pictures(num_rows: int = 20) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
 
 
-def tiny(num_outputs: int = 3, mean: float = 127.0, temperature: float | None = 2.0) -> CalibratedNetwork:
+def tiny(
+    num_outputs: int = 3, mean: float = 127.0, temperature: float | None = 2.0
+) -> CalibratedNetwork:
     """Calibrated on what the network makes of the pictures with its right mean."""
     network = TinyNetwork(num_outputs)
     whole = calibrated(network, pictures(), temperature)
@@ -79,7 +89,9 @@ def graph() -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 32])
-def test_torch_and_the_exported_graph_agree_at_every_batch_size(classifier: Project, regressor: Project, size: int) -> None:
+def test_torch_and_the_exported_graph_agree_at_every_batch_size(
+    classifier: Project, regressor: Project, size: int
+) -> None:
     for project in (classifier, regressor):
         bundle = project.bundle()
         difference = prove_parity(
@@ -100,12 +112,22 @@ def test_a_graph_with_another_normalisation_is_refused_with_the_batch_size(graph
 
 def test_a_network_that_answers_nan_is_refused(graph: bytes) -> None:
     with pytest.raises(ParityError, match="differ by nan"):
-        prove_parity(tiny(mean=float("nan")), graph, pictures(), batch_sizes=[2], max_difference=1e-5)
+        prove_parity(
+            tiny(mean=float("nan")), graph, pictures(), batch_sizes=[2], max_difference=1e-5
+        )
 
 
 def test_a_network_that_is_not_one_graph_is_refused() -> None:
-    with pytest.raises(BundleError, match="torch cannot export this network for batches of 1 to 16"):
-        export_graph(calibrated(BranchingNetwork(), pictures()), CONTRACT, PROBABILITIES, opset=18, max_batch_size=16)
+    with pytest.raises(
+        BundleError, match="torch cannot export this network for batches of 1 to 16"
+    ):
+        export_graph(
+            calibrated(BranchingNetwork(), pictures()),
+            CONTRACT,
+            PROBABILITIES,
+            opset=18,
+            max_batch_size=16,
+        )
 
 
 def test_a_network_that_exports_but_fails_on_a_batch_is_refused_with_its_size() -> None:
@@ -115,22 +137,36 @@ def test_a_network_that_exports_but_fails_on_a_batch_is_refused_with_its_size() 
         prove_parity(network, graph, pictures(), batch_sizes=[2, 7], max_difference=1e-5)
 
 
-@pytest.mark.parametrize(("max_batch_size", "output"), [(1, PROBABILITIES), (2, PROBABILITIES), (2, VALUE)])
+@pytest.mark.parametrize(
+    ("max_batch_size", "output"), [(1, PROBABILITIES), (2, PROBABILITIES), (2, VALUE)]
+)
 def test_the_smallest_largest_batches_export(max_batch_size: int, output: OutputContract) -> None:
-    network = tiny(num_outputs=max(len(output.labels), 1), temperature=2.0 if output.labels else None)
+    network = tiny(
+        num_outputs=max(len(output.labels), 1), temperature=2.0 if output.labels else None
+    )
     graph = export_graph(network, CONTRACT, output, opset=18, max_batch_size=max_batch_size)
     check_graph(graph, CONTRACT, output)
     prove_parity(network, graph, pictures(), batch_sizes=[1, max_batch_size], max_difference=1e-5)
 
 
 def test_the_cast_comes_first_and_softmax_last(graph: bytes) -> None:
-    operations = [node.op_type for node in onnx.load_model_from_string(graph).graph.node if node.op_type != "Constant"]
+    operations = [
+        node.op_type
+        for node in onnx.load_model_from_string(graph).graph.node
+        if node.op_type != "Constant"
+    ]
     assert operations[0] == "Cast"
-    assert [node.op_type for node in onnx.load_model_from_string(graph).graph.node if "probabilities" in node.output] == ["Softmax"]
+    assert [
+        node.op_type
+        for node in onnx.load_model_from_string(graph).graph.node
+        if "probabilities" in node.output
+    ] == ["Softmax"]
     assert operations.count("Cast") == 1
 
 
-def test_an_export_has_the_same_bytes_again_and_nothing_of_this_machine(graph: bytes, root: Path) -> None:
+def test_an_export_has_the_same_bytes_again_and_nothing_of_this_machine(
+    graph: bytes, root: Path
+) -> None:
     assert export_graph(tiny(), CONTRACT, PROBABILITIES, opset=18, max_batch_size=33) == graph
     assert str(root).encode() not in graph
     assert b"test_graph.py" not in graph
@@ -138,9 +174,16 @@ def test_an_export_has_the_same_bytes_again_and_nothing_of_this_machine(graph: b
 
 def test_a_graph_says_what_it_is(graph: bytes) -> None:
     described = describe_graph(
-        graph, variant="fp32", task="image_classification", contract=CONTRACT, output=PROBABILITIES, weights_sha256="ab"
+        graph,
+        variant="fp32",
+        task="image_classification",
+        contract=CONTRACT,
+        output=PROBABILITIES,
+        weights_sha256="ab",
     )
-    facts = {entry.key: entry.value for entry in onnx.load_model_from_string(described).metadata_props}
+    facts = {
+        entry.key: entry.value for entry in onnx.load_model_from_string(described).metadata_props
+    }
     assert facts["labels"] == '["a", "b", "c"]'
     assert facts["weights_sha256"] == "ab"
     assert ImageContract.model_validate_json(facts["input"]) == CONTRACT

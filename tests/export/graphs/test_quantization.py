@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from slipway.export.graphs.int8_search import search
-from slipway.export.graphs.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, why_not_dynamic
+from slipway.export.graphs.quantization import (
+    CPU,
+    TENSORRT,
+    StaticQuantizer,
+    dynamic_graph,
+    why_not_dynamic,
+)
 from slipway.reports.pages.leaderboard_page import loss_of
 from slipway.runtimes import runtime
 from slipway.runtimes.runtime import open_onnx
@@ -22,8 +28,12 @@ ROWS = GENERATOR.normal(size=(80, WIDTH)).astype(np.float32)
 
 def mlp(largest_dead_weight: float = 1.0) -> bytes:
     """Two layers, Gemm and MatMul; the first never answers in one column, which the second has the largest weights for."""
-    generator = np.random.default_rng(1)  # of its own: the weights must not depend on the tests before
-    inner, outer = ((generator.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in range(2))
+    generator = np.random.default_rng(
+        1
+    )  # of its own: the weights must not depend on the tests before
+    inner, outer = (
+        (generator.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in range(2)
+    )
     inner[:, 0] = 0
     outer[0] = largest_dead_weight
     nodes = [
@@ -31,7 +41,11 @@ def mlp(largest_dead_weight: float = 1.0) -> bytes:
         helper.make_node("Relu", ["hidden"], ["positive"], name="relu"),
         helper.make_node("MatMul", ["positive", "outer"], ["value"], name="second"),
     ]
-    weights: dict[str, NDArray[np.float32]] = {"inner": inner, "outer": outer, "bias": np.zeros(WIDTH, np.float32)}
+    weights: dict[str, NDArray[np.float32]] = {
+        "inner": inner,
+        "outer": outer,
+        "bias": np.zeros(WIDTH, np.float32),
+    }
     return graph(nodes, weights, ["N", WIDTH])
 
 
@@ -51,7 +65,9 @@ def residual_block() -> bytes:
         helper.make_node("Conv", ["row", "kernel"], ["maps"], name="first", pads=[1, 1, 1, 1]),
         helper.make_node("Add", ["maps", "row"], ["sum"], name="sum"),
         helper.make_node("Relu", ["sum"], ["positive"], name="relu"),
-        helper.make_node("Conv", ["positive", "kernel"], ["last"], name="second", pads=[1, 1, 1, 1]),
+        helper.make_node(
+            "Conv", ["positive", "kernel"], ["last"], name="second", pads=[1, 1, 1, 1]
+        ),
         helper.make_node("Relu", ["last"], ["after"], name="after the layers"),
         helper.make_node("Flatten", ["after"], ["value"]),
     ]
@@ -59,10 +75,17 @@ def residual_block() -> bytes:
     return graph(nodes, {"kernel": kernel}, ["N", 4, 6, 6])
 
 
-def graph(nodes: list[onnx.NodeProto], weights: dict[str, NDArray[np.float32]], shape: list[Any]) -> bytes:
+def graph(
+    nodes: list[onnx.NodeProto], weights: dict[str, NDArray[np.float32]], shape: list[Any]
+) -> bytes:
     taken = helper.make_tensor_value_info("row", TensorProto.FLOAT, shape)
-    given = [helper.make_tensor_value_info(*value) for value in (("value", 1, ["N", None]), ("outlier_score", 1, ["N"]))]
-    score = [helper.make_node("ReduceMax", ["row", "axes"], ["outlier_score"], name="score", keepdims=0)]
+    given = [
+        helper.make_tensor_value_info(*value)
+        for value in (("value", 1, ["N", None]), ("outlier_score", 1, ["N"]))
+    ]
+    score = [
+        helper.make_node("ReduceMax", ["row", "axes"], ["outlier_score"], name="score", keepdims=0)
+    ]
     constants = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     constants.append(numpy_helper.from_array(np.arange(1, len(shape)), "axes"))
     whole = helper.make_graph(nodes + score, "small", [taken], given, constants)
@@ -72,7 +95,11 @@ def graph(nodes: list[onnx.NodeProto], weights: dict[str, NDArray[np.float32]], 
 
 
 def answers(model: bytes, rows: NDArray[np.float32] = ROWS) -> NDArray[np.float32]:
-    return open_onnx(model, variant="int8", precision="int8", provider="cpu", num_threads=1).run(rows).outputs
+    return (
+        open_onnx(model, variant="int8", precision="int8", provider="cpu", num_threads=1)
+        .run(rows)
+        .outputs
+    )
 
 
 def operations(model: bytes) -> list[str]:
@@ -85,7 +112,9 @@ def off(model: bytes, reference: bytes) -> float:
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.02), (7, 0.04)])  # half the steps
-def test_a_dynamic_graph_answers_each_row_whatever_is_beside_it(tmp_path: Path, bits: int, most: float) -> None:
+def test_a_dynamic_graph_answers_each_row_whatever_is_beside_it(
+    tmp_path: Path, bits: int, most: float
+) -> None:
     fp32 = mlp()
     model = dynamic_graph(fp32, tmp_path, bits)
     onnx.checker.check_model(model, full_check=True)
@@ -96,11 +125,15 @@ def test_a_dynamic_graph_answers_each_row_whatever_is_beside_it(tmp_path: Path, 
     assert np.isfinite(answers(model, np.zeros((1, WIDTH), np.float32))).all()
 
 
-def test_the_dynamic_graph_of_onnxruntime_itself_lets_a_row_depend_on_its_neighbours(tmp_path: Path) -> None:
+def test_the_dynamic_graph_of_onnxruntime_itself_lets_a_row_depend_on_its_neighbours(
+    tmp_path: Path,
+) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
     (tmp_path / "fp32.onnx").write_bytes(mlp())
-    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "plain.onnx", op_types_to_quantize=["MatMul", "Gemm"])
+    quantize_dynamic(
+        tmp_path / "fp32.onnx", tmp_path / "plain.onnx", op_types_to_quantize=["MatMul", "Gemm"]
+    )
     plain = (tmp_path / "plain.onnx").read_bytes()
     stranger = np.concatenate([ROWS[:1], 1000 * ROWS[1:2]])
     assert not np.allclose(answers(plain, stranger)[0], answers(plain, ROWS[:1])[0], atol=0.01)
@@ -111,9 +144,15 @@ def test_a_graph_that_names_the_shapes_of_its_weights_is_quantized(tmp_path: Pat
     weight = GENERATOR.normal(size=(2, WIDTH)).astype(np.float32)
     gemm = helper.make_node("Gemm", ["row", "weight"], ["value"], name="head", transB=1)
     model = onnx.load_model_from_string(graph([gemm], {"weight": weight}, ["N", WIDTH]))
-    model.graph.value_info.append(helper.make_tensor_value_info("weight", TensorProto.FLOAT, [2, WIDTH]))
+    model.graph.value_info.append(
+        helper.make_tensor_value_info("weight", TensorProto.FLOAT, [2, WIDTH])
+    )
     fp32 = model.SerializeToString()
-    exact = open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1).run(ROWS).outputs
+    exact = (
+        open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+        .run(ROWS)
+        .outputs
+    )
     assert np.abs(answers(dynamic_graph(fp32, tmp_path)) - exact).max() < 0.05 * np.abs(exact).max()
 
 
@@ -125,37 +164,64 @@ def test_a_convolutional_network_has_nothing_to_gain_from_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT])
-def test_each_calibrator_makes_a_graph_that_answers_as_fp32_does(tmp_path: Path, scheme: Any) -> None:
+def test_each_calibrator_makes_a_graph_that_answers_as_fp32_does(
+    tmp_path: Path, scheme: Any
+) -> None:
     fp32 = mlp()
     quantizer = StaticQuantizer(fp32, ROWS, tmp_path, scheme)
-    graphs = {calibrator: quantizer.graph(calibrator) for calibrator in ("minmax", "percentile", "entropy")}
+    graphs = {
+        calibrator: quantizer.graph(calibrator)
+        for calibrator in ("minmax", "percentile", "entropy")
+    }
     assert all(off(model, fp32) < 0.1 for model in graphs.values())
     assert len(set(graphs.values())) > 1
-    assert quantizer.graph("minmax") == graphs["minmax"], "ranges that were measured before are the same"
+    assert quantizer.graph("minmax") == graphs["minmax"], (
+        "ranges that were measured before are the same"
+    )
 
 
 def test_a_layer_that_is_to_stay_in_fp32_does(tmp_path: Path) -> None:
     quantizer = StaticQuantizer(mlp(), ROWS, tmp_path, CPU)
     assert quantizer.layers == ["first", "second"]
-    whole, partly = (operations(quantizer.graph(in_fp32=layers)).count("DequantizeLinear") for layers in ([], ["first"]))
+    whole, partly = (
+        operations(quantizer.graph(in_fp32=layers)).count("DequantizeLinear")
+        for layers in ([], ["first"])
+    )
     assert operations(quantizer.graph(only="second")).count("DequantizeLinear") == partly < whole
 
 
-def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stays_in_fp32(tmp_path: Path) -> None:
+def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stays_in_fp32(
+    tmp_path: Path,
+) -> None:
     rows = np.random.default_rng(2).normal(size=(80, 4, 6, 6)).astype(np.float32)
     fp32 = residual_block()
 
-    def rectifiers(model: bytes) -> list[str]:  # that are left: in int8 the range of the codes does their work
-        return [node.name for node in onnx.load_model_from_string(model).graph.node if node.op_type == "Relu"]
+    def rectifiers(
+        model: bytes,
+    ) -> list[str]:  # that are left: in int8 the range of the codes does their work
+        return [
+            node.name
+            for node in onnx.load_model_from_string(model).graph.node
+            if node.op_type == "Relu"
+        ]
 
     both = ["relu", "after the layers"]
-    for scheme, in_fp32, expected in ((CPU, [], both[1:]), (CPU, ["second"], both), (TENSORRT, [], both)):
+    for scheme, in_fp32, expected in (
+        (CPU, [], both[1:]),
+        (CPU, ["second"], both),
+        (TENSORRT, [], both),
+    ):
         (tmp_path / f"{scheme.is_symmetric}{in_fp32}").mkdir()
-        quantizer = StaticQuantizer(fp32, rows, tmp_path / f"{scheme.is_symmetric}{in_fp32}", scheme)
+        quantizer = StaticQuantizer(
+            fp32, rows, tmp_path / f"{scheme.is_symmetric}{in_fp32}", scheme
+        )
         assert rectifiers(quantizer.graph(in_fp32=in_fp32)) == expected
     runner = open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
     exact = runner.run(rows).outputs
-    assert np.abs(answers(StaticQuantizer(fp32, rows, tmp_path, CPU).graph(), rows) - exact).max() < 0.05 * exact.max()
+    assert (
+        np.abs(answers(StaticQuantizer(fp32, rows, tmp_path, CPU).graph(), rows) - exact).max()
+        < 0.05 * exact.max()
+    )
 
 
 def test_sums_of_tokens_stay_in_fp32_though_a_convolution_made_the_tokens(tmp_path: Path) -> None:
@@ -171,7 +237,9 @@ def test_sums_of_tokens_stay_in_fp32_though_a_convolution_made_the_tokens(tmp_pa
         helper.make_node("Flatten", ["last"], ["value"]),
     ]
     shapes = {"kernel": (8, 4, 3, 3), "places": (4, 8), "inner": (8, 8), "outer": (8, 2)}
-    weights: dict[str, NDArray[Any]] = {name: GENERATOR.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    weights: dict[str, NDArray[Any]] = {
+        name: GENERATOR.normal(size=shape).astype(np.float32) for name, shape in shapes.items()
+    }
     weights["shape"] = np.array([0, 8, 4])
     rows = GENERATOR.normal(size=(80, 4, 6, 6)).astype(np.float32)
     quantizer = StaticQuantizer(graph(nodes, weights, ["N", 4, 6, 6]), rows, tmp_path, CPU)
@@ -179,35 +247,61 @@ def test_sums_of_tokens_stay_in_fp32_though_a_convolution_made_the_tokens(tmp_pa
     assert quantizer._joints == []
 
 
-def test_layers_that_share_a_weight_are_loaded_where_int8_is_taken_as_uint8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_share_a_weight_are_loaded_where_int8_is_taken_as_uint8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = np.random.default_rng(2).normal(size=(80, 4, 6, 6)).astype(np.float32)
     monkeypatch.setattr(runtime, "weight_bits", lambda: 7)  # as on x86 without VNNI
-    exact = open_onnx(residual_block(), variant="fp32", precision="fp32", provider="cpu", num_threads=1).run(rows).outputs
+    exact = (
+        open_onnx(residual_block(), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+        .run(rows)
+        .outputs
+    )
     for scheme in (CPU, TENSORRT):
         (tmp_path / str(scheme.is_symmetric)).mkdir()
-        found = answers(StaticQuantizer(residual_block(), rows, tmp_path / str(scheme.is_symmetric), scheme).graph(), rows)
+        found = answers(
+            StaticQuantizer(
+                residual_block(), rows, tmp_path / str(scheme.is_symmetric), scheme
+            ).graph(),
+            rows,
+        )
         assert np.abs(found - exact).max() < 0.05 * exact.max()
 
 
 def test_the_first_way_within_the_budget_is_taken(tmp_path: Path) -> None:
     fp32 = mlp()
-    model, attempts = search(StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: off(model, fp32), 0.1)
+    model, attempts = search(
+        StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: off(model, fp32), 0.1
+    )
     assert [attempt.calibrator for attempt in attempts] == ["minmax"]
     assert off(model, fp32) == attempts[0].metric_loss
 
 
 @pytest.mark.parametrize("bits", [7, 8])
-def test_beyond_the_budget_other_ranges_and_then_the_most_sensitive_layer_are_tried(tmp_path: Path, bits: int) -> None:
+def test_beyond_the_budget_other_ranges_and_then_the_most_sensitive_layer_are_tried(
+    tmp_path: Path, bits: int
+) -> None:
     budget = 0.1  # over networks the first three lose 0.5 to 0.9, the fourth 0.02 to 0.04
-    fp32 = mlp(largest_dead_weight=60.0)  # takes the whole range of each column: the others become zero
+    fp32 = mlp(
+        largest_dead_weight=60.0
+    )  # takes the whole range of each column: the others become zero
     quantizer = StaticQuantizer(fp32, ROWS, tmp_path, CPU, bits)
     model, attempts = search(quantizer, fp32, ROWS, lambda model: off(model, fp32), budget)
     assert [attempt.calibrator for attempt in attempts[:3]] == ["minmax", "percentile", "entropy"]
     assert attempts[3].in_fp32 == ["second"]
-    assert off(model, fp32) == loss_of(attempts[3]) <= budget < min(loss_of(attempt) for attempt in attempts[:3])
+    assert (
+        off(model, fp32)
+        == loss_of(attempts[3])
+        <= budget
+        < min(loss_of(attempt) for attempt in attempts[:3])
+    )
 
 
 def test_without_time_one_way_is_tried_and_taken_whatever_it_loses(tmp_path: Path) -> None:
     fp32 = mlp()
-    _, attempts = search(StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: 1.0, 0.0, limit_s=0.0)
-    assert [(attempt.calibrator, attempt.in_fp32, attempt.metric_loss) for attempt in attempts] == [("minmax", [], 1.0)]
+    _, attempts = search(
+        StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: 1.0, 0.0, limit_s=0.0
+    )
+    assert [(attempt.calibrator, attempt.in_fp32, attempt.metric_loss) for attempt in attempts] == [
+        ("minmax", [], 1.0)
+    ]

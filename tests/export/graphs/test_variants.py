@@ -11,7 +11,14 @@ from slipway.artifacts.uncertainty import Answers
 from slipway.data.store.packed import PackedManifest, PackedSplit, write_split
 from slipway.export.graphs.graph import torch_answers
 from slipway.export.graphs.half_precision import LAYERS, score_branch
-from slipway.export.graphs.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
+from slipway.export.graphs.variants import (
+    PRECISION,
+    calibration_rows,
+    fp16_graph,
+    largest_activations,
+    refuse_broken,
+    run_in_batches,
+)
 from slipway.inputs.images import ImageContract, image_array
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import ParityError
@@ -20,7 +27,15 @@ from tests.packed_rows import packed_rows, packed_split
 
 PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b"])
 VALUE = OutputContract(kind="value", labels=[])
-PIXEL = ImageContract(kind="images", transform=None, size_px=1, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+PIXEL = ImageContract(
+    kind="images",
+    transform=None,
+    size_px=1,
+    channels=1,
+    fit="stretch",
+    interpolation="bilinear",
+    max_pixels=10**6,
+)
 
 
 def answers(outputs: NDArray[np.float32]) -> Answers:
@@ -51,7 +66,9 @@ def scaled_graph(weight: float) -> bytes:
             onnx.numpy_helper.from_array(np.array([1, 2], dtype=np.int64), "axes"),
         ],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10
+    )
     return bytes(model.SerializeToString())
 
 
@@ -59,13 +76,19 @@ def pixels(value: int) -> NDArray[np.uint8]:
     return np.full((3, 4, 4, 1), value, dtype=np.uint8)
 
 
-def store(folder: Path, splits: dict[str, PackedSplit], contract: ImageContract = PIXEL) -> tuple[Path, PackedManifest]:
+def store(
+    folder: Path, splits: dict[str, PackedSplit], contract: ImageContract = PIXEL
+) -> tuple[Path, PackedManifest]:
     """A packed store on disk."""
     written = {}
     for name, split_ in splits.items():
         (folder / name).mkdir(parents=True)
         np.save(folder / name / "inputs.npy", split_.inputs[:])
-        written[name] = write_split(folder / name, packed_rows(split_.ids, split_.sources, split_.targets), split_.inputs.shape[1:])
+        written[name] = write_split(
+            folder / name,
+            packed_rows(split_.ids, split_.sources, split_.targets),
+            split_.inputs.shape[1:],
+        )
     manifest = PackedManifest(
         format_version=2,
         task="image_classification",
@@ -86,8 +109,13 @@ def chosen(store_: tuple[Path, PackedManifest], seed: int = 7, num_rows: int = 2
 def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order(tmp_path: Path) -> None:
     whole = split(100)
     order = np.random.default_rng(0).permutation(100)
-    shuffled = packed_split(whole.inputs[order], whole.targets[order], [whole.ids[row] for row in order], whole.sources)
-    in_order, out_of_order = store(tmp_path / "whole", {"train": whole}), store(tmp_path / "shuffled", {"train": shuffled})
+    shuffled = packed_split(
+        whole.inputs[order], whole.targets[order], [whole.ids[row] for row in order], whole.sources
+    )
+    in_order, out_of_order = (
+        store(tmp_path / "whole", {"train": whole}),
+        store(tmp_path / "shuffled", {"train": shuffled}),
+    )
     assert len(chosen(in_order)) == 20
     assert chosen(out_of_order) == chosen(in_order)
     assert chosen(in_order, seed=8) != chosen(in_order)
@@ -96,13 +124,17 @@ def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order(tmp_path
 def test_calibration_rows_are_training_rows_whatever_else_is_in_the_store(tmp_path: Path) -> None:
     first, second, third = np.split(np.arange(90), 3)
     parts = {
-        name: packed_split(split(90).inputs[rows], np.zeros(30), [split(90).ids[row] for row in rows], [""] * 30)
+        name: packed_split(
+            split(90).inputs[rows], np.zeros(30), [split(90).ids[row] for row in rows], [""] * 30
+        )
         for name, rows in (("val", first), ("train", second), ("test", third))
     }
     assert chosen(store(tmp_path, parts), num_rows=1000) == set(second.tolist())
 
 
-def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size(tmp_path: Path) -> None:
+def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size(
+    tmp_path: Path,
+) -> None:
     large = np.zeros((2, 4, 4, 3), dtype=np.uint8)
     large[:, :, 2:] = 200
     contract = PIXEL.model_copy(update={"size_px": 2, "channels": 3})
@@ -125,7 +157,9 @@ def test_the_largest_activation_of_every_tensor_is_found() -> None:
 
 def test_a_layer_that_overflows_fp16_is_refused_by_name() -> None:
     fp16_graph(scaled_graph(256.0), pixels(255))  # 65280 still fits
-    with pytest.raises(ParityError, match=r"fp16 holds numbers up to 65504, but large reaches 6\.55e\+04"):
+    with pytest.raises(
+        ParityError, match=r"fp16 holds numbers up to 65504, but large reaches 6\.55e\+04"
+    ):
         fp16_graph(scaled_graph(257.0), pixels(255))
 
 
@@ -144,7 +178,9 @@ RIGHT = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], dtype=np.float32)
 
 def test_a_sound_variant_passes_with_its_difference() -> None:
     found = RIGHT + np.array([0.01, -0.01], dtype=np.float32)
-    assert refuse_broken("int8", answers(found), answers(RIGHT), PROBABILITIES) == pytest.approx(0.01, rel=1e-3)
+    assert refuse_broken("int8", answers(found), answers(RIGHT), PROBABILITIES) == pytest.approx(
+        0.01, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +206,9 @@ def test_a_broken_regressor_is_refused() -> None:
 @pytest.mark.process
 def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier: Project) -> None:
     bundle, images = classifier.bundle(), classifier.split("test").inputs
-    assert {*bundle.manifest.models, *bundle.manifest.left_out} == {name for name in PRECISION if not name.startswith("pruned")}
+    assert {*bundle.manifest.models, *bundle.manifest.left_out} == {
+        name for name in PRECISION if not name.startswith("pruned")
+    }
     assert list(bundle.manifest.left_out) == ["int8_dynamic"], "a convolutional network"
     assert set(bundle.manifest.choice["cpu"].figures) == set(bundle.manifest.models)
     targets = classifier.split("test").targets
@@ -181,19 +219,34 @@ def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier:
         assert facts["variant"] == variant
         assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
         assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-        runner = open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
+        runner = open_onnx(
+            graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1
+        )
         assert (run_in_batches(runner, images, 16).outputs.argmax(axis=1) == targets).mean() > 0.95
 
 
 @pytest.mark.process
 def test_precision_is_in_the_graph(classifier: Project) -> None:
     bundle = classifier.bundle()
-    graphs = {variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph for variant in bundle.manifest.models}
-    kinds = {variant: {tensor.data_type for tensor in graph.initializer} for variant, graph in graphs.items()}
+    graphs = {
+        variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph
+        for variant in bundle.manifest.models
+    }
+    kinds = {
+        variant: {tensor.data_type for tensor in graph.initializer}
+        for variant, graph in graphs.items()
+    }
     tensor = onnx.TensorProto
     alone = score_branch(graphs["fp16"])
-    layers = {name for node in graphs["fp16"].node if node.op_type in LAYERS and node.output[0] not in alone for name in node.input}
-    assert {weight.data_type for weight in graphs["fp16"].initializer if weight.name in layers} == {tensor.FLOAT16}
+    layers = {
+        name
+        for node in graphs["fp16"].node
+        if node.op_type in LAYERS and node.output[0] not in alone
+        for name in node.input
+    }
+    assert {weight.data_type for weight in graphs["fp16"].initializer if weight.name in layers} == {
+        tensor.FLOAT16
+    }
     assert {tensor.INT8, tensor.UINT8, tensor.INT32} <= kinds["int8"]
     assert tensor.INT8 in kinds["int8_tensorrt"]
     assert not {tensor.UINT8, tensor.INT32} & kinds["int8_tensorrt"]  # TensorRT takes neither
@@ -205,14 +258,28 @@ def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Proj
     expected = torch_answers(classifier.calibrated(), images[:]).scores
     for variant in bundle.manifest.models:
         graph = onnx.load_model_from_string(bundle.model_bytes(variant)).graph
-        alone, kinds = score_branch(graph), {weight.name: weight.data_type for weight in graph.initializer}
+        alone, kinds = (
+            score_branch(graph),
+            {weight.name: weight.data_type for weight in graph.initializer},
+        )
         branch = [node for node in graph.node if node.output[0] in alone]
         assert {node.op_type for node in branch if node.op_type in LAYERS}
-        floats = {kinds[name] for node in branch for name in node.input if name in kinds} - {onnx.TensorProto.INT64}
+        floats = {kinds[name] for node in branch for name in node.input if name in kinds} - {
+            onnx.TensorProto.INT64
+        }
         assert floats == {onnx.TensorProto.FLOAT}, variant
-        runner = open_onnx(bundle.model_bytes(variant), variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
+        runner = open_onnx(
+            bundle.model_bytes(variant),
+            variant=variant,
+            precision=PRECISION[variant],
+            provider="cpu",
+            num_threads=1,
+        )
         found = run_in_batches(runner, images, 16).scores
-        assert np.abs(found - expected).mean() < {"fp32": 1e-5, "fp16": 0.01}.get(variant, 0.25) * expected.mean(), variant
+        assert (
+            np.abs(found - expected).mean()
+            < {"fp32": 1e-5, "fp16": 0.01}.get(variant, 0.25) * expected.mean()
+        ), variant
         assert np.corrcoef(found, expected)[0, 1] > 0.8, variant
 
 
@@ -220,5 +287,9 @@ def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Proj
 def test_export_leaves_nothing_but_the_bundle(classifier: Project, regressor: Project) -> None:
     for project in (classifier, regressor):
         found = project.bundle()
-        assert {"bundle.json", "canary.npz", *(f"model_{variant}.onnx" for variant in found.manifest.models)} <= set(found.file_names)
+        assert {
+            "bundle.json",
+            "canary.npz",
+            *(f"model_{variant}.onnx" for variant in found.manifest.models),
+        } <= set(found.file_names)
         assert {path.name for path in Path(project.bundle_root).iterdir()} == set(found.file_names)

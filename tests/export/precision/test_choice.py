@@ -16,7 +16,11 @@ def ratio(value: float) -> Ratio:
 
 
 def figures(
-    loss: float = 0.0, throughput: float = 2.0, latency: float = 1.5, num_bytes: int = 25, batch_dependence: float = 0.0
+    loss: float = 0.0,
+    throughput: float = 2.0,
+    latency: float = 1.5,
+    num_bytes: int = 25,
+    batch_dependence: float = 0.0,
 ) -> Figures:
     return Figures(
         metric=metric(0.98 - loss),
@@ -54,7 +58,11 @@ def test_the_fastest_within_the_budget_is_chosen() -> None:
 
 
 def test_the_smallest_within_the_budget_is_chosen_where_that_is_asked_for() -> None:
-    chosen, told = verdicts("smallest", int8=figures(throughput=3.0, num_bytes=30), int8_dynamic=figures(throughput=1.0, num_bytes=25))
+    chosen, told = verdicts(
+        "smallest",
+        int8=figures(throughput=3.0, num_bytes=30),
+        int8_dynamic=figures(throughput=1.0, num_bytes=25),
+    )
     assert (chosen, told["int8"]) == ("int8_dynamic", "not smaller than int8_dynamic: 30 B, 25 B")
 
 
@@ -68,7 +76,9 @@ def test_the_smallest_within_the_budget_is_chosen_where_that_is_asked_for() -> N
         (figures(batch_dependence=0.02), "an answer depends on the rows beside it, by up to 0.02"),
     ],
 )
-def test_a_variant_that_must_not_be_chosen_is_not_and_the_reason_is_written(prefer: str, planted: Figures, verdict: str) -> None:
+def test_a_variant_that_must_not_be_chosen_is_not_and_the_reason_is_written(
+    prefer: str, planted: Figures, verdict: str
+) -> None:
     assert verdicts(prefer, int8=planted) == ("fp32", {"fp32": "chosen", "int8": verdict})
     assert verdicts(prefer, int8=figures())[0] == "int8"
 
@@ -76,8 +86,13 @@ def test_a_variant_that_must_not_be_chosen_is_not_and_the_reason_is_written(pref
 def test_a_variant_that_is_not_shown_to_be_faster_is_no_faster() -> None:
     chosen, told = verdicts(int8=figures(throughput=1.05))
     assert chosen == "fp32"
-    assert told["int8"] == "not shown to be faster than fp32: 1.05 times (0.95 to 1.16) its rows a second"
-    assert verdicts("smallest", int8=figures(throughput=1.05))[0] == "int8", "nor is it shown to be slower"
+    assert (
+        told["int8"]
+        == "not shown to be faster than fp32: 1.05 times (0.95 to 1.16) its rows a second"
+    )
+    assert verdicts("smallest", int8=figures(throughput=1.05))[0] == "int8", (
+        "nor is it shown to be slower"
+    )
 
 
 def test_a_variant_for_another_provider_is_measured_and_not_chosen() -> None:
@@ -99,7 +114,9 @@ def test_the_reason_of_fp32_is_what_speaks_against_the_others() -> None:
 
 def test_the_reason_of_a_choice_has_the_goal_and_the_figures() -> None:
     goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
-    reason = choose({"fp32": FP32, "int8": figures()}, MEANT_FOR, goal, "table_regression", "cpu", {}).reason
+    reason = choose(
+        {"fp32": FP32, "int8": figures()}, MEANT_FOR, goal, "table_regression", "cpu", {}
+    ).reason
     assert reason == (
         "Asked for: lose at most 0.50 %, then the fastest. int8 loses 0.00 %, answers 2.00 times (1.80 to 2.20) the rows of fp32 in a "
         "second and one row 1.50 times (1.35 to 1.65) as fast, in 25 B instead of 100 B."

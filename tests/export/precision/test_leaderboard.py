@@ -41,26 +41,50 @@ class PlantedRunner:
 
     actual = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 
-    def __init__(self, num_wrong: int = 0, delay_s: float = 0.0002, per_neighbour: float = 0.0, delay_per_row_s: float = 0.0) -> None:
-        self._num_wrong, self._delay_s, self._per_neighbour, self._delay_per_row_s = num_wrong, delay_s, per_neighbour, delay_per_row_s
+    def __init__(
+        self,
+        num_wrong: int = 0,
+        delay_s: float = 0.0002,
+        per_neighbour: float = 0.0,
+        delay_per_row_s: float = 0.0,
+    ) -> None:
+        self._num_wrong, self._delay_s, self._per_neighbour, self._delay_per_row_s = (
+            num_wrong,
+            delay_s,
+            per_neighbour,
+            delay_per_row_s,
+        )
 
     def run(self, batch: NDArray[Any]) -> Answers:
         CLOCK.sleep(self._delay_s + len(batch) * self._delay_per_row_s)
         rows = batch[:, 0].astype(int)
         classes = (rows + (rows < self._num_wrong)) % NUM_CLASSES
         share = 0.7 + self._per_neighbour * (len(batch) - 1)
-        answers = np.full((len(batch), NUM_CLASSES), (1 - share) / (NUM_CLASSES - 1), dtype=np.float32)
+        answers = np.full(
+            (len(batch), NUM_CLASSES), (1 - share) / (NUM_CLASSES - 1), dtype=np.float32
+        )
         answers[np.arange(len(batch)), classes] = share
         return Answers(answers, np.ones(len(batch), dtype=np.float32))
 
 
 def contest() -> Contest:
     inputs = np.arange(NUM_ROWS, dtype=np.float32)[:, None]
-    return Contest("table_classification", OUTPUT, packed_split(inputs, TARGETS, IDS, IDS), RESAMPLING, largest_batch=8)
+    return Contest(
+        "table_classification",
+        OUTPUT,
+        packed_split(inputs, TARGETS, IDS, IDS),
+        RESAMPLING,
+        largest_batch=8,
+    )
 
 
 def measured(int8: PlantedRunner, fp32: PlantedRunner | None = None) -> dict[str, Line]:
-    return measure_provider("cpu", {"fp32": fp32 or PlantedRunner(), "int8": int8}, contest(), Effort(limit_s=0.2, memory=False))
+    return measure_provider(
+        "cpu",
+        {"fp32": fp32 or PlantedRunner(), "int8": int8},
+        contest(),
+        Effort(limit_s=0.2, memory=False),
+    )
 
 
 def verdict(lines: dict[str, Line]) -> tuple[str, str]:
@@ -88,14 +112,25 @@ def test_a_planted_lossy_variant_is_over_the_budget_and_its_flipped_rows_are_nam
     assert figures.metric.value == 0.95
     assert figures.metric_loss.value == pytest.approx(0.05)
     assert figures.metric_loss.low <= 0.05 <= figures.metric_loss.high
-    assert verdict(measured(PlantedRunner(num_wrong=1), fp32=PlantedRunner(delay_s=0.02)))[0] == "int8"
+    assert (
+        verdict(measured(PlantedRunner(num_wrong=1), fp32=PlantedRunner(delay_s=0.02)))[0] == "int8"
+    )
 
 
 def test_outliers_are_counted_by_the_variants_own_thresholds() -> None:
-    strict = CALIBRATION.model_copy(update={"outlier": CALIBRATION.outlier.model_copy(update={"threshold": 1.5})})
-    rivals = replace(contest(), calibrations={"fp32": CALIBRATION, "int8": strict})  # every planted score is 1
+    strict = CALIBRATION.model_copy(
+        update={"outlier": CALIBRATION.outlier.model_copy(update={"threshold": 1.5})}
+    )
+    rivals = replace(
+        contest(), calibrations={"fp32": CALIBRATION, "int8": strict}
+    )  # every planted score is 1
     runners = {"fp32": PlantedRunner(), "int8": PlantedRunner()}
-    figures = {name: line.figures for name, line in measure_provider("cpu", runners, rivals, Effort(limit_s=0.2, memory=False)).items()}
+    figures = {
+        name: line.figures
+        for name, line in measure_provider(
+            "cpu", runners, rivals, Effort(limit_s=0.2, memory=False)
+        ).items()
+    }
     shares = {name: found.outliers.value for name, found in figures.items() if found.outliers}
     assert shares == {"fp32": 1.0, "int8": 0.0}
     assert figures["int8"].score_rank is None  # all equal
@@ -120,13 +155,25 @@ class PlantedValues:
         return Answers(values.astype(np.float32), np.ones(len(batch), dtype=np.float32))
 
 
-@pytest.mark.parametrize(("per_neighbour", "depends"), [(0.02, False), (0.2, True)])  # float32 has a number every 0.016 there
-def test_of_large_numbers_rounding_is_no_dependence_on_the_rows_beside(per_neighbour: float, depends: bool) -> None:
+@pytest.mark.parametrize(
+    ("per_neighbour", "depends"), [(0.02, False), (0.2, True)]
+)  # float32 has a number every 0.016 there
+def test_of_large_numbers_rounding_is_no_dependence_on_the_rows_beside(
+    per_neighbour: float, depends: bool
+) -> None:
     inputs = np.arange(NUM_ROWS, dtype=np.float32)[:, None]
     rows = packed_split(inputs, 200_000 + inputs[:, 0], IDS, IDS)
-    values = Contest("table_regression", OutputContract(kind="value", labels=[]), rows, RESAMPLING, largest_batch=8)
+    values = Contest(
+        "table_regression",
+        OutputContract(kind="value", labels=[]),
+        rows,
+        RESAMPLING,
+        largest_batch=8,
+    )
     runners = {"fp32": PlantedValues(), "int8": PlantedValues(per_neighbour)}
-    found = measure_provider("cpu", runners, values, Effort(limit_s=0.2, memory=False))["int8"].figures
+    found = measure_provider("cpu", runners, values, Effort(limit_s=0.2, memory=False))[
+        "int8"
+    ].figures
     assert (found.batch_dependence > MOST_BATCH_DEPENDENCE) == depends
 
 
@@ -156,7 +203,9 @@ def test_all_models_are_timed_in_the_same_rounds_at_the_same_batch_sizes() -> No
 
 
 def test_a_slow_model_gets_few_batch_sizes_and_no_p99_and_still_an_interval() -> None:
-    timings = measure_in_turns({"fp32": PlantedRunner(delay_per_row_s=0.005)}, contest().validation.inputs, 8, 0.0, 0.95)
+    timings = measure_in_turns(
+        {"fp32": PlantedRunner(delay_per_row_s=0.005)}, contest().validation.inputs, 8, 0.0, 0.95
+    )
     assert list(timings.blocks["fp32"]) == [1]
     assert timings.p99_ms("fp32") is None
     assert timings.latency("fp32", "fp32", 0.95) == Ratio(value=1, low=1, high=1)
@@ -164,7 +213,9 @@ def test_a_slow_model_gets_few_batch_sizes_and_no_p99_and_still_an_interval() ->
 
 def test_the_bounds_of_a_median_are_the_order_statistics_that_enclose_it() -> None:
     ratios = [float(number) for number in range(1, 12)]
-    assert median_ratio(ratios, 0.95) == Ratio(value=6, low=2, high=10)  # 98.8 %; from the third to the ninth it would be 93.5 %
+    assert median_ratio(ratios, 0.95) == Ratio(
+        value=6, low=2, high=10
+    )  # 98.8 %; from the third to the ninth it would be 93.5 %
     assert median_ratio(ratios, 0.999) == Ratio(value=6, low=1, high=11)
 
 

@@ -16,34 +16,56 @@ from tests.export.conftest import RESAMPLING, Project
 def asked(project: Project, outlier_share: float) -> Calibration:
     """The project's calibration, with a share for which its few validation rows are enough."""
     found = project.calibration()
-    return found.model_copy(update={"outlier": found.outlier.model_copy(update={"share": outlier_share})})
+    return found.model_copy(
+        update={"outlier": found.outlier.model_copy(update={"share": outlier_share})}
+    )
 
 
 def test_of_the_fp32_graph_the_thresholds_are_the_networks(classifier: Project) -> None:
     bundle, calibration = classifier.bundle(), classifier.calibration()
-    found = own_thresholds(bundle.model_bytes("fp32"), calibration, classifier.task, classifier.split("val"), RESAMPLING.seed)
+    found = own_thresholds(
+        bundle.model_bytes("fp32"),
+        calibration,
+        classifier.task,
+        classifier.split("val"),
+        RESAMPLING.seed,
+    )
     assert found.conformal.threshold == pytest.approx(calibration.conformal.threshold, abs=1e-5)
-    assert (found.conformal.rows, found.outlier.rows) == (calibration.conformal.rows, calibration.outlier.rows)
+    assert (found.conformal.rows, found.outlier.rows) == (
+        calibration.conformal.rows,
+        calibration.outlier.rows,
+    )
     assert found.temperature == calibration.temperature
 
 
 @pytest.mark.parametrize("variant", ["int8", "int8_tensorrt"])
-def test_no_more_rows_than_promised_are_outliers_of_an_int8_graph(classifier: Project, variant: str) -> None:
+def test_no_more_rows_than_promised_are_outliers_of_an_int8_graph(
+    classifier: Project, variant: str
+) -> None:
     graph, val, share = classifier.bundle().model_bytes(variant), classifier.split("val"), 0.2
     found = own_thresholds(graph, asked(classifier, share), classifier.task, val, RESAMPLING.seed)
     held_out = val.inputs[np.flatnonzero(~fitting_half(val.keys, RESAMPLING.seed))]
-    answers = run_in_batches(open_onnx(graph, variant=variant, precision="int8", provider="cpu", num_threads=1), held_out, 32)
+    answers = run_in_batches(
+        open_onnx(graph, variant=variant, precision="int8", provider="cpu", num_threads=1),
+        held_out,
+        32,
+    )
     assert 0 < found.is_outlier(answers.scores).mean() <= share
 
 
-def test_in_a_bundle_int8_has_its_own_and_the_others_the_networks(classifier: Project, regressor: Project) -> None:
+def test_in_a_bundle_int8_has_its_own_and_the_others_the_networks(
+    classifier: Project, regressor: Project
+) -> None:
     for project in (classifier, regressor):
         models, shared = project.bundle().manifest.models, project.calibration()
         assert models["fp32"].calibration is models["fp16"].calibration is None
         for variant in ("int8", "int8_tensorrt"):
             own = models[variant].calibration
             assert own is not None
-            assert (own.temperature, own.outlier.statistics_sha256) == (shared.temperature, shared.outlier.statistics_sha256)
+            assert (own.temperature, own.outlier.statistics_sha256) == (
+                shared.temperature,
+                shared.outlier.statistics_sha256,
+            )
             assert own.conformal.threshold != shared.conformal.threshold
 
 
@@ -51,26 +73,46 @@ def test_without_a_row_that_nothing_was_fitted_on_nothing_is_promised(classifier
     calibration, val = classifier.calibration(), classifier.split("val")
     fitted = np.flatnonzero(fitting_half(val.keys, RESAMPLING.seed))
     few = select([val], fitted, classifier.bundle().manifest.input.shape)
-    assert own_thresholds(classifier.bundle().model_bytes("int8"), calibration, classifier.task, few, RESAMPLING.seed) == calibration
+    assert (
+        own_thresholds(
+            classifier.bundle().model_bytes("int8"),
+            calibration,
+            classifier.task,
+            few,
+            RESAMPLING.seed,
+        )
+        == calibration
+    )
 
 
-def test_a_bundle_has_the_coverage_that_each_calibration_had_on_the_test_rows(classifier: Project, regressor: Project) -> None:
+def test_a_bundle_has_the_coverage_that_each_calibration_had_on_the_test_rows(
+    classifier: Project, regressor: Project
+) -> None:
     for project in (classifier, regressor):
         test, of_classes = project.split("test"), project is classifier
         bundle = project.bundle()
         graph, own = bundle.model_bytes("int8"), bundle.manifest.models["int8"].calibration
         assert own is not None
         found = own_coverage(graph, own, project.task, test, RESAMPLING)
-        answers = run_in_batches(open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=1), test.inputs, 32)
+        answers = run_in_batches(
+            open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=1),
+            test.inputs,
+            32,
+        )
         held = own.holds_truth(answers.outputs, test.targets, of_classes=of_classes)
         assert found is not None
         assert held is not None
         assert (found.value, found.rows) == (held.mean(), len(test))
 
 
-def test_a_variant_of_other_thresholds_never_has_the_measured_coverage_of_the_network(classifier: Project) -> None:
+def test_a_variant_of_other_thresholds_never_has_the_measured_coverage_of_the_network(
+    classifier: Project,
+) -> None:
     network = Metric(value=0.8, low=0.72, high=0.86, confidence=0.95, rows=138)
     manifest = classifier.bundle().manifest.model_copy(update={"coverage": network})
     assert manifest.coverage_of("fp32") == manifest.coverage_of("fp16") == network
     int8 = manifest.models["int8"].model_copy(update={"coverage": None})
-    assert manifest.model_copy(update={"models": manifest.models | {"int8": int8}}).coverage_of("int8") is None
+    assert (
+        manifest.model_copy(update={"models": manifest.models | {"int8": int8}}).coverage_of("int8")
+        is None
+    )

@@ -22,8 +22,12 @@ def worth(too_sure: float = 1.0, calibration: Calibration = CALIBRATION) -> Wort
     """Rows of a calibrated network, which before was `too_sure` times as sure."""
     generator = np.random.default_rng(0)
     logits, classes = simulated(generator, NUM_ROWS)
-    answers = Answers(softmax(logits).astype(np.float32), generator.random(NUM_ROWS).astype(np.float32))
-    return Worth(calibration, classes, answers, softmax(logits * too_sure).astype(np.float32), RESAMPLING)
+    answers = Answers(
+        softmax(logits).astype(np.float32), generator.random(NUM_ROWS).astype(np.float32)
+    )
+    return Worth(
+        calibration, classes, answers, softmax(logits * too_sure).astype(np.float32), RESAMPLING
+    )
 
 
 def numbers(half: float | None = 1.0) -> Worth:
@@ -36,16 +40,27 @@ def test_a_calibrated_network_has_nearly_no_error_and_one_that_is_too_sure_has()
     metrics = worth(too_sure=4).metrics
     assert metrics["calibration_error"].value < 0.03
     assert metrics["calibration_error_before"].value > 0.15
-    assert metrics["calibration_error"].low <= metrics["calibration_error"].value <= metrics["calibration_error"].high
+    assert (
+        metrics["calibration_error"].low
+        <= metrics["calibration_error"].value
+        <= metrics["calibration_error"].high
+    )
     assert metrics["log_loss_before"].value > worth().metrics["log_loss_before"].value + 0.3
 
 
 def test_coverage_and_set_size_are_counted_by_hand() -> None:
     found = worth()
-    sets = found.answers.outputs >= np.minimum(np.float32(0.25), found.answers.outputs.max(axis=1, keepdims=True))
+    sets = found.answers.outputs >= np.minimum(
+        np.float32(0.25), found.answers.outputs.max(axis=1, keepdims=True)
+    )
     assert found.metrics["set_size"].value == sets.sum() / NUM_ROWS
-    assert found.metrics["coverage"].value == sets[np.arange(NUM_ROWS), found.targets.astype(int)].mean()
-    assert found.metrics["outliers"].value == pytest.approx(0.25, abs=0.03)  # scores are uniform, the threshold is 0.75
+    assert (
+        found.metrics["coverage"].value
+        == sets[np.arange(NUM_ROWS), found.targets.astype(int)].mean()
+    )
+    assert found.metrics["outliers"].value == pytest.approx(
+        0.25, abs=0.03
+    )  # scores are uniform, the threshold is 0.75
 
 
 def test_every_label_covers_everything() -> None:
@@ -71,7 +86,9 @@ def test_confidence_meets_accuracy_in_every_bin_and_where_it_is_too_high_it_does
 
 @pytest.mark.parametrize("found", [worth(), numbers()])
 def test_answering_the_least_doubtful_rows_alone_errs_less(found: Worth) -> None:
-    doubt: NDArray[np.floating] = found.answers.scores if found.before is None else -found.answers.outputs.max(axis=1)
+    doubt: NDArray[np.floating] = (
+        found.answers.scores if found.before is None else -found.answers.outputs.max(axis=1)
+    )
     share, risk = found.risk_curve(doubt)
     assert share[-1] == 1.0
     assert risk[-1] == pytest.approx(found.losses.mean())
@@ -83,7 +100,9 @@ def test_the_section_says_what_was_fitted_and_where_the_rows_were_too_few() -> N
     text = calibration_section(numbers()).body
     assert "An interval is the value +/- 1" in text
     assert "Reliability" not in text
-    few = CALIBRATION.model_copy(update={"conformal": CALIBRATION.conformal.model_copy(update={"rows": 5, "threshold": 0.0})})
+    few = CALIBRATION.model_copy(
+        update={"conformal": CALIBRATION.conformal.model_copy(update={"rows": 5, "threshold": 0.0})}
+    )
     assert "So few rows say nothing" in calibration_section(worth(calibration=few)).body
     assert "There are no intervals" in calibration_section(numbers(None)).body
 

@@ -28,15 +28,23 @@ def labels_with(wrong: NDArray[np.bool_]) -> RowAnswers:
 
 
 def released(
-    outputs: NDArray[np.float32], refused: NDArray[np.bool_] | None = None, known: NDArray[np.bool_] | None = None
+    outputs: NDArray[np.float32],
+    refused: NDArray[np.bool_] | None = None,
+    known: NDArray[np.bool_] | None = None,
 ) -> ReleasedAnswers:
     refused = np.zeros(len(outputs), bool) if refused is None else refused
-    return ReleasedAnswers("artifacts/released", "0123456789ab", "cpu", outputs, refused, known, "it says so")
+    return ReleasedAnswers(
+        "artifacts/released", "0123456789ab", "cpu", outputs, refused, known, "it says so"
+    )
 
 
 def test_a_worse_network_misses_the_gate_with_loss_interval_p_and_rows() -> None:
     """The released model is wrong on 10 rows, the new one on these and 30 others."""
-    found = compare(labels_with(wrong_rows(*range(40))), released(probabilities(wrong_rows(*range(10)))), RESAMPLING)
+    found = compare(
+        labels_with(wrong_rows(*range(40))),
+        released(probabilities(wrong_rows(*range(10)))),
+        RESAMPLING,
+    )
     assert found.loss.value == pytest.approx(30 / 400)
     assert found.difference.difference == pytest.approx(-30 / 400)
     assert 0 < found.loss.low < 30 / 400 < found.loss.high
@@ -44,19 +52,34 @@ def test_a_worse_network_misses_the_gate_with_loss_interval_p_and_rows() -> None
     assert found.p_value == pytest.approx(2 * 0.5**30)  # McNemar: all 30 rows fell to one side
     gate = released_gate(found, 0.01)
     assert gate.outcome == "missed"
-    for text in ("accuracy lost", "0.075", "400 rows", "at most 0.01", "released model 0123456789ab", "p = 1.86e-09"):
+    for text in (
+        "accuracy lost",
+        "0.075",
+        "400 rows",
+        "at most 0.01",
+        "released model 0123456789ab",
+        "p = 1.86e-09",
+    ):
         assert text in gate.text, text
 
 
 def test_a_loss_of_exactly_the_budget_passes() -> None:
-    found = compare(labels_with(wrong_rows(*range(12))), released(probabilities(wrong_rows(*range(8)))), RESAMPLING)
+    found = compare(
+        labels_with(wrong_rows(*range(12))),
+        released(probabilities(wrong_rows(*range(8)))),
+        RESAMPLING,
+    )
     assert released_gate(found, 0.01).outcome == "passed"
     assert released_gate(found, 0.0099).outcome == "missed"
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 20), (40, 10)])
 def test_an_equal_and_a_better_network_pass_even_without_a_budget(before: int, after: int) -> None:
-    found = compare(labels_with(wrong_rows(*range(after))), released(probabilities(wrong_rows(*range(before)))), RESAMPLING)
+    found = compare(
+        labels_with(wrong_rows(*range(after))),
+        released(probabilities(wrong_rows(*range(before)))),
+        RESAMPLING,
+    )
     assert found.loss.value == pytest.approx((after - before) / 400)
     assert released_gate(found, 0.0).outcome == "passed"
     assert (found.p_value == 1) is (before == after)
@@ -65,7 +88,9 @@ def test_an_equal_and_a_better_network_pass_even_without_a_budget(before: int, a
 def test_the_interval_is_of_the_difference_not_of_the_two() -> None:
     """30 % of the rows are hard for both; they differ on two rows alone."""
     wrong = np.arange(NUM_ROWS) % 10 < 3
-    found = compare(labels_with(wrong), released(probabilities(wrong ^ wrong_rows(5, 15))), RESAMPLING)
+    found = compare(
+        labels_with(wrong), released(probabilities(wrong ^ wrong_rows(5, 15))), RESAMPLING
+    )
     assert found.loss.high - found.loss.low < 0.02
 
 
@@ -73,7 +98,9 @@ def test_the_interval_is_of_the_difference_not_of_the_two() -> None:
 def test_numbers_are_compared_by_the_growth_of_the_rmse(factor: float, passes: bool) -> None:
     targets = np.random.default_rng(0).normal(100, 10, NUM_ROWS)
     errors = np.random.default_rng(1).normal(0, 2, NUM_ROWS)
-    answers = RowAnswers("table_regression", targets, (targets + factor * errors)[:, None].astype(np.float32))
+    answers = RowAnswers(
+        "table_regression", targets, (targets + factor * errors)[:, None].astype(np.float32)
+    )
     found = compare(answers, released((targets + errors)[:, None].astype(np.float32)), RESAMPLING)
     assert found.loss.value == pytest.approx(factor - 1, abs=1e-4)
     assert (released_gate(found, 0.05).outcome == "passed") is passes
@@ -96,7 +123,9 @@ def test_rows_that_the_released_model_refuses_or_knows_are_left_out_of_both() ->
     known, refused = wrong_rows(*range(100)), wrong_rows(*range(90, 110))
     before = probabilities(np.arange(NUM_ROWS) >= 350)
     before[refused] = np.nan
-    found = compare(labels_with(wrong_rows(*range(100))), released(before, refused, known), RESAMPLING)
+    found = compare(
+        labels_with(wrong_rows(*range(100))), released(before, refused, known), RESAMPLING
+    )
     assert (found.refused, found.known, found.loss.rows) == (20, 100, 290)
     assert found.difference.before == pytest.approx(240 / 290)
     assert found.difference.after == 1
@@ -110,4 +139,8 @@ def test_where_nobody_knows_what_it_learned_from_that_is_written_down() -> None:
 
 def test_fewer_than_two_rows_in_common_are_refused() -> None:
     with pytest.raises(DataError, match="1 of 400 test rows can be compared"):
-        compare(labels_with(wrong_rows(1)), released(probabilities(wrong_rows(1)), refused=~wrong_rows(7)), RESAMPLING)
+        compare(
+            labels_with(wrong_rows(1)),
+            released(probabilities(wrong_rows(1)), refused=~wrong_rows(7)),
+            RESAMPLING,
+        )

@@ -15,8 +15,21 @@ from slipway.data.store.packed import PackedManifest, read_manifest
 from slipway.data.tables.raw_columns import RawCells
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.gates import apply_slice_gates
-from slipway.reports.evaluation.slice_scores import RowAnswers, SliceScores, adjusted_p_values, score_slices
-from slipway.reports.evaluation.slices import Dimension, brightness, built_in_dimensions, by_category, by_date, by_number, of_column
+from slipway.reports.evaluation.slice_scores import (
+    RowAnswers,
+    SliceScores,
+    adjusted_p_values,
+    score_slices,
+)
+from slipway.reports.evaluation.slices import (
+    Dimension,
+    brightness,
+    built_in_dimensions,
+    by_category,
+    by_date,
+    by_number,
+    of_column,
+)
 from slipway.system.contract import Task
 from slipway.system.errors import IntegrityError
 from tests.packed_rows import packed_split
@@ -46,18 +59,31 @@ def answers_with(wrong: NDArray[np.bool_], num_classes: int = 3) -> RowAnswers:
 
 def three_dimensions(generator: np.random.Generator, num_rows: int = NUM_ROWS) -> list[Dimension]:
     colours = by_category("colour", generator.choice(["red", "green", "blue"], num_rows).tolist())
-    return [colours, by_number("age", generator.normal(40, 12, num_rows)), by_number("width", generator.integers(1, 4, num_rows))]
+    return [
+        colours,
+        by_number("age", generator.normal(40, 12, num_rows)),
+        by_number("width", generator.integers(1, 4, num_rows)),
+    ]
 
 
 # how rows are cut
 
 
 def test_categories_are_slices_and_a_missing_one_is_one_too() -> None:
-    assert members(by_category("colour", ["red", "", "blue", "red"])) == {"blue": 1, "missing": 1, "red": 2}
+    assert members(by_category("colour", ["red", "", "blue", "red"])) == {
+        "blue": 1,
+        "missing": 1,
+        "red": 2,
+    }
 
 
 def test_few_distinct_numbers_are_slices_as_they_are() -> None:
-    assert members(by_number("rooms", [3, 1, np.nan, 3, 2.5])) == {"1": 1, "2.5": 1, "3": 2, "missing": 1}
+    assert members(by_number("rooms", [3, 1, np.nan, 3, 2.5])) == {
+        "1": 1,
+        "2.5": 1,
+        "3": 2,
+        "missing": 1,
+    }
 
 
 def test_numbers_are_cut_at_round_quartiles_and_the_names_say_which_rows_are_inside() -> None:
@@ -106,16 +132,37 @@ def test_dates_of_one_day_are_cut_by_minutes() -> None:
 
 def test_a_column_is_cut_by_its_kind() -> None:
     flags = np.array([0.0, 1.0, np.nan, 1.0])
-    assert members(of_column(RawCells("garden", "boolean", flags))) == {"false": 1, "missing": 1, "true": 2}
-    assert members(of_column(RawCells("day", "date", np.array([0.0, 9.0, 9.0])))) == {"before 1970-01-10": 1, "from 1970-01-10": 2}
-    assert members(of_column(RawCells("place", "category", np.array(["a", "", "a"], object)))) == {"a": 2, "missing": 1}
+    assert members(of_column(RawCells("garden", "boolean", flags))) == {
+        "false": 1,
+        "missing": 1,
+        "true": 2,
+    }
+    assert members(of_column(RawCells("day", "date", np.array([0.0, 9.0, 9.0])))) == {
+        "before 1970-01-10": 1,
+        "from 1970-01-10": 2,
+    }
+    assert members(of_column(RawCells("place", "category", np.array(["a", "", "a"], object)))) == {
+        "a": 2,
+        "missing": 1,
+    }
 
 
-def test_images_are_cut_by_class_size_aspect_brightness_group_and_flag(packed_manifest: PackedManifest) -> None:
+def test_images_are_cut_by_class_size_aspect_brightness_group_and_flag(
+    packed_manifest: PackedManifest,
+) -> None:
     pixels = images(21)
-    test = packed_split(pixels, targets("image_classification"), [f"{row:032x}" for row in range(21)], ["x"] * 21)
+    test = packed_split(
+        pixels, targets("image_classification"), [f"{row:032x}" for row in range(21)], ["x"] * 21
+    )
     found = built_in_dimensions(test, packed_manifest, split_rows("image_classification"))
-    assert [dimension.name for dimension in found] == ["class", "size", "aspect", "brightness", "group", "flag"]
+    assert [dimension.name for dimension in found] == [
+        "class",
+        "size",
+        "aspect",
+        "brightness",
+        "group",
+        "flag",
+    ]
     assert found[0].values == CLASSES
     assert members(found[1]) == {"64 px": 11, "128 px": 10}
     assert found[1].codes.tolist() == [row % 2 for row in range(21)]
@@ -129,9 +176,19 @@ def test_what_does_not_vary_is_no_slice(packed_manifest: PackedManifest) -> None
     rows = split_rows("image_classification")
     for name, value in (("width", 8), ("group", None), ("flags", [])):
         field = SPLIT_ROWS.field(name)
-        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array([value] * 21, field.type))
-    test = packed_split(images(21), targets("image_classification"), [f"{row:032x}" for row in range(21)], ["x"] * 21)
-    assert [dimension.name for dimension in built_in_dimensions(test, packed_manifest, rows)] == ["class", "brightness"]
+        rows = rows.set_column(
+            rows.schema.get_field_index(name), field, pa.array([value] * 21, field.type)
+        )
+    test = packed_split(
+        images(21),
+        targets("image_classification"),
+        [f"{row:032x}" for row in range(21)],
+        ["x"] * 21,
+    )
+    assert [dimension.name for dimension in built_in_dimensions(test, packed_manifest, rows)] == [
+        "class",
+        "brightness",
+    ]
 
 
 def test_a_test_row_that_was_never_split_is_refused(packed_manifest: PackedManifest) -> None:
@@ -162,7 +219,9 @@ def test_a_planted_weak_slice_of_numbers_is_the_worst() -> None:
     is_old = dimensions[1].codes == 3
     values = generator.normal(0, 1, NUM_ROWS)
     outputs = (values + generator.normal(0, np.where(is_old, 2.0, 0.5)))[:, None].astype(np.float32)
-    scores = score_slices(dimensions, RowAnswers("image_regression", values, outputs), 20, RESAMPLING)
+    scores = score_slices(
+        dimensions, RowAnswers("image_regression", values, outputs), 20, RESAMPLING
+    )
     assert scores.metric == "rmse"
     assert [score.title for score in scores.worse] == [f"age {dimensions[1].values[3]}"]
     assert scores.worse[0] is scores.judged[0]
@@ -175,7 +234,11 @@ def test_where_all_slices_are_alike_none_is_named_in_95_percent_of_evaluations(k
         slices, sizes = np.zeros((3, 200), np.int64), (3, 4, 5)
         for place, (size, start) in enumerate(zip(sizes, (0, 3, 7), strict=True)):
             slices[place] = start + generator.integers(size, size=200)
-        losses = (generator.random(200) < 0.1).astype(float) if kind == "labels" else generator.exponential(1, 200) ** 2
+        losses = (
+            (generator.random(200) < 0.1).astype(float)
+            if kind == "labels"
+            else generator.exponential(1, 200) ** 2
+        )
         p_values = adjusted_p_values(losses, slices, sum(sizes), Resampling(seed, 100, 0.95))
         num_named += bool((p_values <= 0.05).any())
     assert num_named <= 200 * 0.05 + 6  # 6: two standard deviations of a binomial draw
@@ -187,7 +250,12 @@ def test_without_the_correction_more_would_be_named() -> None:
     for seed in range(20):
         slices = generator.integers(12, size=(1, 120))
         losses = generator.exponential(1, 120)
-        alone = [adjusted_p_values(losses, np.where(slices == code, 0, 1), 1, Resampling(seed, 60, 0.95))[0] for code in range(12)]
+        alone = [
+            adjusted_p_values(
+                losses, np.where(slices == code, 0, 1), 1, Resampling(seed, 60, 0.95)
+            )[0]
+            for code in range(12)
+        ]
         num_named += min(alone) <= 0.05
     assert num_named > 20 * 0.2
 
@@ -206,13 +274,22 @@ def test_the_order_of_dimensions_does_not_change_the_p_values() -> None:
     generator = np.random.default_rng(3)
     dimensions = three_dimensions(generator)
     answers = answers_with(generator.random(NUM_ROWS) < 0.1)
-    found, turned = (score_slices(order, answers, 20, RESAMPLING) for order in (dimensions, dimensions[::-1]))
-    assert {score.title: score.p_value for score in found.judged} == {score.title: score.p_value for score in turned.judged}
+    found, turned = (
+        score_slices(order, answers, 20, RESAMPLING) for order in (dimensions, dimensions[::-1])
+    )
+    assert {score.title: score.p_value for score in found.judged} == {
+        score.title: score.p_value for score in turned.judged
+    }
 
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_where_every_row_is_alike_no_slice_is_worse(wrong: bool) -> None:
-    scores = score_slices(three_dimensions(np.random.default_rng(0)), answers_with(np.full(NUM_ROWS, wrong)), 20, RESAMPLING)
+    scores = score_slices(
+        three_dimensions(np.random.default_rng(0)),
+        answers_with(np.full(NUM_ROWS, wrong)),
+        20,
+        RESAMPLING,
+    )
     assert {score.p_value for score in scores.judged} == {1.0}
 
 
@@ -223,12 +300,16 @@ def small_and_large() -> SliceScores:
     colours = by_category("colour", ["red"] * 5 + ["blue"] * 20 + ["green"] * 35)
     wrong = np.zeros(60, bool)
     wrong[:10] = True  # all red ones, and 5 blue ones
-    return score_slices([colours, by_category("kind", ["a"] * 60)], answers_with(wrong), 20, RESAMPLING)
+    return score_slices(
+        [colours, by_category("kind", ["a"] * 60)], answers_with(wrong), 20, RESAMPLING
+    )
 
 
 def test_a_slice_of_few_rows_is_named_and_never_judged() -> None:
     scores = small_and_large()
-    assert [(small.by, small.value, small.rows) for small in scores.too_small] == [("colour", "red", 5)]
+    assert [(small.by, small.value, small.rows) for small in scores.too_small] == [
+        ("colour", "red", 5)
+    ]
     assert {score.value: score.metric.rows for score in scores.judged} == {"blue": 20, "green": 35}
     assert scores.constant == ["kind"]
 

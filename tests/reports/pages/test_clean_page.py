@@ -9,7 +9,14 @@ import pytest
 from PIL import Image
 
 from slipway.data.images.report import image_report
-from slipway.data.rules.report import CleanReport, Clusters, ColumnSummary, Example, RuleCount, target_summary
+from slipway.data.rules.report import (
+    CleanReport,
+    Clusters,
+    ColumnSummary,
+    Example,
+    RuleCount,
+    target_summary,
+)
 from slipway.data.sources.sources import read_samples
 from slipway.reports.pages.clean_page import MAX_PICTURES, clean_page, shown_sources
 from slipway.reports.pages.clean_pictures import pictures_of
@@ -18,7 +25,10 @@ from tests.project_params import clean_params
 
 
 def rule(count: int, severity: Any = "error") -> RuleCount:
-    examples = [Example(source=f"cat/{index}.png", detail=f"detail {index} <b>") for index in range(min(count, 20))]
+    examples = [
+        Example(source=f"cat/{index}.png", detail=f"detail {index} <b>")
+        for index in range(min(count, 20))
+    ]
     return RuleCount(count=count, severity=severity, meaning="a meaning", examples=examples)
 
 
@@ -71,33 +81,51 @@ def test_a_table_is_drawn_without_pictures() -> None:
 
 def test_only_so_many_pictures_of_a_rule_are_asked_for() -> None:
     clusters = Clusters(count=1, rows=2, largest=2, examples=[["dog/1.png", "dog/2.png"]])
-    assert shown_sources(report(clusters=clusters)) == [*(f"cat/{index}.png" for index in range(MAX_PICTURES)), "dog/1.png", "dog/2.png"]
+    assert shown_sources(report(clusters=clusters)) == [
+        *(f"cat/{index}.png" for index in range(MAX_PICTURES)),
+        "dog/1.png",
+        "dog/2.png",
+    ]
 
 
 @pytest.mark.parametrize(("choice", "shown"), [("flag", True), ("refuse", False), ("off", False)])
 def test_clusters_are_shown_where_they_are_kept(tmp_path: Path, choice: str, shown: bool) -> None:
-    smooth = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(
-        (64, 64), Image.Resampling.BICUBIC
-    )
+    smooth = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    ).resize((64, 64), Image.Resampling.BICUBIC)
     copy = encode(smooth.resize((80, 80), Image.Resampling.BICUBIC))
-    data = data_params(write_folder(tmp_path / "images", {"cat": [encode(smooth), copy], "dog": [picture(1, 40)]}))
+    data = data_params(
+        write_folder(tmp_path / "images", {"cat": [encode(smooth), copy], "dog": [picture(1, 40)]})
+    )
     params = clean_params(rules={"near_duplicate": choice})
-    found = image_report(cleaned_by(partial(read_samples, data, read_files=False), params, data.task), params, data)
+    found = image_report(
+        cleaned_by(partial(read_samples, data, read_files=False), params, data.task), params, data
+    )
     assert (found.clusters is not None) == shown
     assert ("2 kept rows are in one cluster." in clean_page(found, {})) == shown
 
 
 def test_the_page_says_what_it_leaves_out_and_where_it_is() -> None:
     text = clean_page(report(refused={"truncated": rule(60), "empty": rule(MAX_PICTURES)}), {})
-    assert f"These are {MAX_PICTURES} of 60; all are in data/clean/quarantine.parquet, column rule." in text
-    assert f"These are {MAX_PICTURES} of 12; all are in data/clean/rows.parquet, column flags." in text
+    assert (
+        f"These are {MAX_PICTURES} of 60; all are in data/clean/quarantine.parquet, column rule."
+        in text
+    )
+    assert (
+        f"These are {MAX_PICTURES} of 12; all are in data/clean/rows.parquet, column flags." in text
+    )
     assert text.count("These are") == 2
 
 
 def test_the_pictures_are_those_of_the_samples(tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "images", {"cat": [picture(0, 40), picture(1, 40)[:-300]], "dog": [picture(0, 40), picture(2, 40)]})
+    root = write_folder(
+        tmp_path / "images",
+        {"cat": [picture(0, 40), picture(1, 40)[:-300]], "dog": [picture(0, 40), picture(2, 40)]},
+    )
     data, params = data_params(root), clean_params(rules={"conflicting_label": "flag"})
-    found = image_report(cleaned_by(partial(read_samples, data, read_files=False), params, data.task), params, data)
+    found = image_report(
+        cleaned_by(partial(read_samples, data, read_files=False), params, data.task), params, data
+    )
     pictures = pictures_of(found, data, 10_000)
     assert found.refused["truncated"].count == 1
     assert "cat/1.png" not in pictures  # nothing to show of it but its name

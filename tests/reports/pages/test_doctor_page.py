@@ -15,14 +15,24 @@ def _spread(median: float) -> dict[str, float]:
 def _account(data_ms: float) -> dict[str, Any]:
     times = dict(zip(PARTS, (data_ms, 0.5, 20.0, 40.0, 0.0, 6.0, 1.0), strict=True))
     parts = {part: _spread(value) for part, value in times.items()}
-    return {"rounds": 5, "step_ms": _spread(sum(times.values())), "parts_ms": parts, "rows_per_second": 480.0, "queued_share": 0.0}
+    return {
+        "rounds": 5,
+        "step_ms": _spread(sum(times.values())),
+        "parts_ms": parts,
+        "rows_per_second": 480.0,
+        "queued_share": 0.0,
+    }
 
 
 REPORT: dict[str, Any] = {
     "machine": "2 cores (x86_64), no GPU",
     "runs_as": "single, 32-true, 1 on cpu",
     "account": _account(180.0),
-    "bottleneck": {"name": "reading", "share": 0.7273, "text": "73% of a step is spent waiting for its batch"},
+    "bottleneck": {
+        "name": "reading",
+        "share": 0.7273,
+        "text": "73% of a step is spent waiting for its batch",
+    },
     "loader": {
         "batch_ms": {"0": 180.0, "1": 181.0, "2": 90.5, "4": 45.2},
         "processor_ms": 2.0,
@@ -34,7 +44,14 @@ REPORT: dict[str, Any] = {
         "handover_ms": 0.4,
     },
     "raw": {
-        "times": {"rows": 64, "read_ms": 0.2, "decode_ms": 1.5, "transform_ms": 20.1, "resize_ms": 0.3, "processor_ms": 2.0},
+        "times": {
+            "rows": 64,
+            "read_ms": 0.2,
+            "decode_ms": 1.5,
+            "transform_ms": 20.1,
+            "resize_ms": 0.3,
+            "processor_ms": 2.0,
+        },
         "note": "",
         "num_images": 5000,
         "num_workers": 2,
@@ -43,8 +60,22 @@ REPORT: dict[str, Any] = {
         "better_seconds": 13.5,
     },
     "trials": [
-        {"name": "compile true", "changes": {}, "ratio": _spread(0.9), "note": "", "learns_otherwise": False, "expected_gain": 1.03},
-        {"name": "a <b>", "changes": {}, "ratio": None, "note": "ended:\n  no", "learns_otherwise": False, "expected_gain": None},
+        {
+            "name": "compile true",
+            "changes": {},
+            "ratio": _spread(0.9),
+            "note": "",
+            "learns_otherwise": False,
+            "expected_gain": 1.03,
+        },
+        {
+            "name": "a <b>",
+            "changes": {},
+            "ratio": None,
+            "note": "ended:\n  no",
+            "learns_otherwise": False,
+            "expected_gain": None,
+        },
     ],
     "proposal": {
         "changes": {"train.num_workers": 4, "train.compile": True},
@@ -59,7 +90,13 @@ REPORT: dict[str, Any] = {
 
 def test_the_text_has_what_counts() -> None:
     text = doctor_text(REPORT)
-    for words in ("waiting for the batch", "bottleneck reading", "train.num_workers: 4", "train.compile: true", "your transform"):
+    for words in (
+        "waiting for the batch",
+        "bottleneck reading",
+        "train.num_workers: 4",
+        "train.compile: true",
+        "your transform",
+    ):
         assert words in text
     assert "expected 3.67 times as fast, measured 3.50 (3.15 to 4.20)" in text
     assert "precompute.num_workers: 8 would make it 13.5 s" in text
@@ -72,8 +109,14 @@ def test_without_a_proposal_both_say_so() -> None:
 
 
 def test_what_could_not_be_measured_is_named() -> None:
-    unmeasured = {**REPORT["raw"], "times": None, "note": "not measured: data/split/rows.parquet is missing."}
-    assert "precompute was not measured: data/split/rows.parquet is missing." in doctor_text({**REPORT, "raw": unmeasured})
+    unmeasured = {
+        **REPORT["raw"],
+        "times": None,
+        "note": "not measured: data/split/rows.parquet is missing.",
+    }
+    assert "precompute was not measured: data/split/rows.parquet is missing." in doctor_text(
+        {**REPORT, "raw": unmeasured}
+    )
 
 
 def test_the_page_escapes_and_loads_nothing() -> None:

@@ -4,7 +4,13 @@ from typing import Any
 import pytest
 
 from slipway.artifacts.bundle import Choice, Figures, Metric
-from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, Line, leaderboard_page, leaderboard_text
+from slipway.reports.pages.leaderboard_page import (
+    Attempt,
+    Leaderboard,
+    Line,
+    leaderboard_page,
+    leaderboard_text,
+)
 
 
 def figures(loss: float, throughput: float, verdict: str, p99_ms: float | None = 2.5) -> Figures:
@@ -26,10 +32,22 @@ def board() -> Leaderboard:
         "fp16": figures(0.0, 0.4, "not meant for <cpu>", None),
     }
     choice = Choice(
-        variant="int8", max_metric_loss=0.005, prefer="fastest", reason="It is <fast>.", figures=found, hardware={"cpu": "A & B"}
+        variant="int8",
+        max_metric_loss=0.005,
+        prefer="fastest",
+        reason="It is <fast>.",
+        figures=found,
+        hardware={"cpu": "A & B"},
     )
     lines = [
-        Line(variant=name, provider="cpu", is_meant_for=name != "fp16", flipped=["a"], rows_per_second={1: 900.0, 64: 4321.0}, figures=line)
+        Line(
+            variant=name,
+            provider="cpu",
+            is_meant_for=name != "fp16",
+            flipped=["a"],
+            rows_per_second={1: 900.0, 64: 4321.0},
+            figures=line,
+        )
         for name, line in found.items()
     ]
     attempts = [
@@ -63,8 +81,13 @@ def test_the_text_has_what_was_asked_for_and_what_came_out(board: Leaderboard) -
     assert "cpu: int8 is chosen. It is <fast>." in text
     assert "cuda: not measured, no driver" in text
     assert "int8_dynamic: left out, it reaches 4 %" in text
-    assert "int8: 2 ways of quantising were tried; with entropy ranges and conv_1 in fp32 it loses least, 0.0040" in text
-    assert re.search(r"^fp16 .* 1\.23 +4,320", text, re.MULTILINE), "a p99 of too few calls is left empty"
+    assert (
+        "int8: 2 ways of quantising were tried; with entropy ranges and conv_1 in fp32 it loses least, 0.0040"
+        in text
+    )
+    assert re.search(r"^fp16 .* 1\.23 +4,320", text, re.MULTILINE), (
+        "a p99 of too few calls is left empty"
+    )
 
 
 def test_a_gain_too_small_to_be_shown_is_no_loss_of_minus_nothing(board: Leaderboard) -> None:
@@ -82,8 +105,18 @@ def test_a_variant_that_loses_the_order_of_outlier_scores_is_named(board: Leader
     share = {"value": 0.992, "low": 0.972, "high": 0.998, "confidence": 0.95, "rows": 260}
 
     def with_rank(rank: float | None) -> Leaderboard:
-        found = board.lines[1].figures.model_copy(update={"score_rank": rank, "outliers": Metric.model_validate(share)})
-        return board.model_copy(update={"lines": [board.lines[0], board.lines[1].model_copy(update={"figures": found}), board.lines[2]]})
+        found = board.lines[1].figures.model_copy(
+            update={"score_rank": rank, "outliers": Metric.model_validate(share)}
+        )
+        return board.model_copy(
+            update={
+                "lines": [
+                    board.lines[0],
+                    board.lines[1].model_copy(update={"figures": found}),
+                    board.lines[2],
+                ]
+            }
+        )
 
     told = "cpu: int8 hardly keeps the order of fp32's outlier scores (correlation 0.27)"
     assert told in leaderboard_text(with_rank(0.27))

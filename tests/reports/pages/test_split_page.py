@@ -18,7 +18,10 @@ def written(rows: list[dict[str, Any]], params: SplitParams) -> str:
 
 
 def test_a_clean_split_says_that_nothing_is_shared() -> None:
-    page = written([row(seed, ("a", "<script>")[seed % 2]) for seed in range(400)], split_params(assignment="exact", folds=5))
+    page = written(
+        [row(seed, ("a", "<script>")[seed % 2]) for seed in range(400)],
+        split_params(assignment="exact", folds=5),
+    )
     assert "Nothing is shared" in page
     assert "exact shares in each class" in page
     assert "Folds of the rows that are not for testing" in page
@@ -28,7 +31,10 @@ def test_a_clean_split_says_that_nothing_is_shared() -> None:
 
 
 def test_leaks_of_the_users_own_split_are_named() -> None:
-    rows = [{**row(seed, "ab"[seed % 2]), "given_split": ("train", "val", "test")[seed // 2 % 3]} for seed in range(60)]
+    rows = [
+        {**row(seed, "ab"[seed % 2]), "given_split": ("train", "val", "test")[seed // 2 % 3]}
+        for seed in range(60)
+    ]
     rows[0]["group"] = rows[4]["group"] = "patient 7"
     page = written(rows, split_params(on_leak="report"))
     assert "One row of val and test leaks" in page
@@ -36,7 +42,13 @@ def test_leaks_of_the_users_own_split_are_named() -> None:
 
 
 def test_a_split_in_time_shows_its_order_and_what_was_purged() -> None:
-    rows = [{**row(seed, None, float(seed), group=f"g{seed if seed != 190 else 0}"), "time": float(seed)} for seed in range(200)]
+    rows = [
+        {
+            **row(seed, None, float(seed), group=f"g{seed if seed != 190 else 0}"),
+            "time": float(seed),
+        }
+        for seed in range(200)
+    ]
     page = written(rows, split_params())
     assert "Time order" in page
     assert "1 rows were left out" in page

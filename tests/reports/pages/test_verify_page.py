@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import Allowed, Certificate, Execution, Hop
 from slipway.artifacts.input_contract import InputContract
-from slipway.export.certification.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, headline, not_executed
+from slipway.export.certification.comparison import (
+    BatchAnswers,
+    Comparison,
+    Measurement,
+    TestRows,
+    Tolerance,
+    headline,
+    not_executed,
+)
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.log_bars import LogBar, log_bars
 from slipway.reports.pages.verify_page import Answered, _outliers, verify_page
@@ -26,7 +34,12 @@ AUTO = Execution(backend="http", provider="auto", precision="auto", variant="aut
 
 
 def make_page(
-    task: Task, contract: InputContract, inputs: NDArray[Any], *, num_flipped: int = 20, breaks: bool = False
+    task: Task,
+    contract: InputContract,
+    inputs: NDArray[Any],
+    *,
+    num_flipped: int = 20,
+    breaks: bool = False,
 ) -> tuple[str, list[Hop]]:
     """Torch, fp32 with a rounding error, int8 with `num_flipped` labels turned, an engine that is not there, and HTTP.
 
@@ -44,7 +57,9 @@ def make_page(
     turned[:num_flipped] = turned[:num_flipped, ::-1]
     targets = right.argmax(axis=1).astype(np.float64) if classes else raw[:, 0]
     names = [f"id{row}" for row in range(NUM_ROWS)]
-    rows = TestRows(task, classes, names, [f"{EVIL}{row}" for row in range(NUM_ROWS)], inputs, targets)
+    rows = TestRows(
+        task, classes, names, [f"{EVIL}{row}" for row in range(NUM_ROWS)], inputs, targets
+    )
     judge = Comparison(rows, Resampling(0, 50, 0.95))
     torch = measurement(TORCH, right)
     first = judge.first("torch", TORCH, torch)
@@ -52,14 +67,20 @@ def make_page(
     int8 = measurement(INT8, turned if classes else right)
     hops = [
         first,
-        judge.against("onnxruntime/cpu/fp32", CPU, fp32, (first, torch), Tolerance(max_difference=1e-5)),
-        judge.against("onnxruntime/cpu/int8", INT8, int8, (first, torch), Tolerance(max_metric_loss=1.0)),
+        judge.against(
+            "onnxruntime/cpu/fp32", CPU, fp32, (first, torch), Tolerance(max_difference=1e-5)
+        ),
+        judge.against(
+            "onnxruntime/cpu/int8", INT8, int8, (first, torch), Tolerance(max_metric_loss=1.0)
+        ),
         not_executed(f"tensorrt/{EVIL}", INT8, f"no GPU {EVIL}"),
     ]
     answers = {"torch": right, "onnxruntime/cpu/fp32": near, "onnxruntime/cpu/int8": int8.outputs}
     if not breaks:
         http = measurement(CPU.model_copy(update={"backend": "http"}), near)
-        hops.append(judge.against("http", AUTO, http, (hops[1], fp32), Tolerance(max_difference=1e-5)))
+        hops.append(
+            judge.against("http", AUTO, http, (hops[1], fp32), Tolerance(max_difference=1e-5))
+        )
         answers["http"] = near
     certificate = Certificate(
         format_version=3,
@@ -78,23 +99,42 @@ def make_page(
     return verify_page(certificate, shown, contract), hops
 
 
-def measurement(actual: Execution, outputs: NDArray[np.float32], *smaller: BatchAnswers) -> Measurement:
-    return Measurement(actual, outputs, latency_ms=0.5, rows_per_second=1000.0, batches=(*smaller, BatchAnswers(32, outputs)))
+def measurement(
+    actual: Execution, outputs: NDArray[np.float32], *smaller: BatchAnswers
+) -> Measurement:
+    return Measurement(
+        actual,
+        outputs,
+        latency_ms=0.5,
+        rows_per_second=1000.0,
+        batches=(*smaller, BatchAnswers(32, outputs)),
+    )
 
 
 def pictures() -> NDArray[np.uint8]:
-    return np.random.default_rng(1).integers(0, 256, size=(NUM_ROWS, *CONTRACT.shape), dtype=np.uint8)
+    return np.random.default_rng(1).integers(
+        0, 256, size=(NUM_ROWS, *CONTRACT.shape), dtype=np.uint8
+    )
 
 
 def encoded_rows() -> NDArray[np.float32]:
-    return np.tile(np.array([0.5] * 4 + [0] * (COLUMNS.shape[0] - 6) + [1, 2], dtype=np.float32), (NUM_ROWS, 1))
+    return np.tile(
+        np.array([0.5] * 4 + [0] * (COLUMNS.shape[0] - 6) + [1, 2], dtype=np.float32), (NUM_ROWS, 1)
+    )
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-@pytest.mark.parametrize("task", ["image_classification", "image_regression", "table_classification"])
+@pytest.mark.parametrize(
+    "task", ["image_classification", "image_regression", "table_classification"]
+)
 def test_the_page_is_whole_escaped_and_loads_nothing(task: Task, breaks: bool) -> None:
     is_table = task.startswith("table")
-    document, hops = make_page(task, COLUMNS if is_table else CONTRACT, encoded_rows() if is_table else pictures(), breaks=breaks)
+    document, hops = make_page(
+        task,
+        COLUMNS if is_table else CONTRACT,
+        encoded_rows() if is_table else pictures(),
+        breaks=breaks,
+    )
     assert not FOREIGN.search(document)
     assert faults(document) == []
     for hop in hops:
@@ -109,9 +149,14 @@ def test_flipped_rows_are_shown_with_both_answers_and_all_are_counted() -> None:
     int8 = next(hop for hop in hops if hop.name.endswith("int8"))
     num_flipped = len(int8.flipped)
     assert num_flipped > 12
-    assert f"{num_flipped} of {NUM_ROWS} rows: {num_flipped} had the right label with torch, 0 have it here, 0 neither way." in document
+    assert (
+        f"{num_flipped} of {NUM_ROWS} rows: {num_flipped} had the right label with torch, 0 have it here, 0 neither way."
+        in document
+    )
     assert "12 are shown, the certificate has every id." in document
-    assert document.count("<figure>") == 12 + 2  # and the worst row of fp32 and of int8; HTTP answers as fp32
+    assert (
+        document.count("<figure>") == 12 + 2
+    )  # and the worst row of fp32 and of int8; HTTP answers as fp32
     assert "ape → cow" in document
     assert "Labels that flip: onnxruntime/cpu/int8" in document
 
@@ -132,8 +177,15 @@ def test_outliers_are_shown_with_what_is_allowed() -> None:
     document, hops = make_page("image_classification", CONTRACT, pictures())
     assert "<h2>Outliers</h2>" not in document  # nothing counted them
     share = Metric(value=0.61, low=0.512, high=0.7, confidence=0.95, rows=NUM_ROWS)
-    allowed = Allowed(max_difference=None, max_score_difference=None, max_metric_loss=0.1, max_outliers=0.162)
-    section = _outliers([hops[0], hops[1].model_copy(update={"outliers": share, "allowed": allowed, "score_rank": 0.27})])
+    allowed = Allowed(
+        max_difference=None, max_score_difference=None, max_metric_loss=0.1, max_outliers=0.162
+    )
+    section = _outliers(
+        [
+            hops[0],
+            hops[1].model_copy(update={"outliers": share, "allowed": allowed, "score_rank": 0.27}),
+        ]
+    )
     for text in ("61.0%", "51.2% to 70.0%", "16.2%", "0.2700"):
         assert f">{text}</td>" in section[0].body
 
@@ -145,7 +197,15 @@ def test_batch_sizes_that_were_cut_short_are_told() -> None:
 
 
 def test_bars_lie_between_the_powers_of_ten_of_their_scale() -> None:
-    bars = log_bars([LogBar("a", 1e-7, "1e-07", limit=1e-5), LogBar("b", 1e-3, "0.001", is_bad=True), LogBar("c", 0.0, "0")], "x", "Mark.")
+    bars = log_bars(
+        [
+            LogBar("a", 1e-7, "1e-07", limit=1e-5),
+            LogBar("b", 1e-3, "0.001", is_bad=True),
+            LogBar("c", 0.0, "0"),
+        ],
+        "x",
+        "Mark.",
+    )
     assert "from 1e-08 to 0.0100" in bars
     assert '<i style="width:16.7%">' in bars
     assert '<i class="bad" style="width:83.3%">' in bars

@@ -19,7 +19,10 @@ def contract(**facts: Any) -> ColumnContract:
         "std": 1.0,
         "fill": 0.0,
     }
-    return ColumnContract(kind="columns", columns=[Column.model_validate(usual | {"name": "c", "quantiles": []} | facts)])
+    return ColumnContract(
+        kind="columns",
+        columns=[Column.model_validate(usual | {"name": "c", "quantiles": []} | facts)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,9 @@ def contract(**facts: Any) -> ColumnContract:
         (1.7976931348623157e308, {}, 1.79769e308),
     ],
 )
-def test_the_example_has_few_digits_and_stays_within_the_bounds(fill: float, bounds: dict[str, float], shown: float) -> None:
+def test_the_example_has_few_digits_and_stays_within_the_bounds(
+    fill: float, bounds: dict[str, float], shown: float
+) -> None:
     wanted = contract(kind="number", fill=fill, **bounds)
     assert example_row(wanted) == {"c": shown}
     assert read_row(example_row(wanted), wanted)

@@ -20,11 +20,25 @@ from serving.endpoints.listing import all_routes
 from serving.http.responses import ERRORS, Response
 from serving.http.routes import READING, Operation, Request, Route, always
 from serving.worker import Inference
-from tests.serving.bundles import LABELS, ROW, certify, log_of_mean, picture, row_classifier, row_sum, write_bundle
+from tests.serving.bundles import (
+    LABELS,
+    ROW,
+    certify,
+    log_of_mean,
+    picture,
+    row_classifier,
+    row_sum,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run
 
-GRAPHS = {"images": None, "values of images": log_of_mean, "rows": row_classifier, "values of rows": row_sum}
+GRAPHS = {
+    "images": None,
+    "values of images": log_of_mean,
+    "rows": row_classifier,
+    "values of rows": row_sum,
+}
 
 
 @pytest.fixture(params=GRAPHS)
@@ -59,10 +73,17 @@ def undescribed(document: dict[str, Any]) -> list[str]:
     ]
 
 
-def test_every_route_is_described_in_words_and_nothing_else_is(make_settings: MakeSettings, asked: dict[str, Any]) -> None:
+def test_every_route_is_described_in_words_and_nothing_else_is(
+    make_settings: MakeSettings, asked: dict[str, Any]
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         document = (await client.get("/docs.json")).json()
-        described = {(path, method) for path, item in document["paths"].items() for method in item if method != "parameters"}
+        described = {
+            (path, method)
+            for path, item in document["paths"].items()
+            for method in item
+            if method != "parameters"
+        }
         assert described == {
             (path.replace("/*/", "/{name}/").replace("/*", "/{below}"), method.lower())
             for path, route in all_routes(inference).items()
@@ -79,7 +100,10 @@ async def nothing(request: Request) -> Response:
 
 
 def test_a_route_without_words_would_be_noticed() -> None:
-    routes = {"/new/*": Route(("PUT",), nothing, "operator"), "/old": Route(READING, nothing, "open", always(Operation("What was.")))}
+    routes = {
+        "/new/*": Route(("PUT",), nothing, "operator"),
+        "/old": Route(READING, nothing, "open", always(Operation("What was."))),
+    }
     document = openapi(routes, None, None, has_keys=True)
     assert undescribed(document) == ["put /new/{below}"]
     assert document["paths"]["/new/{below}"]["parameters"][0]["name"] == "below"
@@ -88,7 +112,9 @@ def test_a_route_without_words_would_be_noticed() -> None:
 def test_every_place_in_a_path_is_a_parameter_of_it(make_settings: MakeSettings) -> None:
     paths = openapi(all_routes(Inference(make_settings())), None, None, has_keys=False)["paths"]
     places = {path: re.findall(r"\{(\w+)\}", path) for path in paths}
-    assert {path: [one["name"] for one in item.get("parameters", [])] for path, item in paths.items()} == places
+    assert {
+        path: [one["name"] for one in item.get("parameters", [])] for path, item in paths.items()
+    } == places
     assert places["/v2/models/slipway/versions/{name}/infer"] == ["name"]
     assert "requestBody" in paths["/v2/models/slipway/versions/{name}/infer"]["post"]
     assert "requestBody" not in paths["/v2/{below}"]["post"]
@@ -108,15 +134,24 @@ def test_the_document_is_whole(make_settings: MakeSettings, asked: dict[str, Any
         assert set(references) <= set(places)
         for item in document["paths"].values():
             for method, operation in item.items():
-                for status, answer in operation["responses"].items() if method != "parameters" else ():
+                for status, answer in (
+                    operation["responses"].items() if method != "parameters" else ()
+                ):
                     if status != "200":
-                        assert {str(ERRORS[code]) for code in answer["description"].split(", ")} == {status}
+                        assert {
+                            str(ERRORS[code]) for code in answer["description"].split(", ")
+                        } == {status}
 
     run(make_settings(), work)
 
 
-def test_a_validator_of_openapi_takes_it(make_settings: MakeSettings, asked: dict[str, Any]) -> None:
-    validator = pytest.importorskip("openapi_spec_validator", reason="openapi-spec-validator is not installed; it is no dependency")
+def test_a_validator_of_openapi_takes_it(
+    make_settings: MakeSettings, asked: dict[str, Any]
+) -> None:
+    validator = pytest.importorskip(
+        "openapi_spec_validator",
+        reason="openapi-spec-validator is not installed; it is no dependency",
+    )
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         validator.validate((await client.get("/docs.json")).json())
@@ -128,14 +163,32 @@ def faults(content: Any, schema: dict[str, Any]) -> list[str]:
     """What of `content` its schema does not allow; of the keywords that serving/api_docs/schemas.py uses."""
     if "oneOf" in schema:
         found = [faults(content, choice) for choice in schema["oneOf"]]
-        return [] if found.count([]) == 1 else [f"fits {found.count([])} of {len(found)} choices: {found}"]
+        return (
+            []
+            if found.count([]) == 1
+            else [f"fits {found.count([])} of {len(found)} choices: {found}"]
+        )
     if content is None and schema.get("nullable"):
         return []
-    types: dict[str, Any] = {"object": dict, "array": list, "string": str, "number": (int, float), "boolean": bool}
-    if not isinstance(content, types[schema["type"]]) or (isinstance(content, bool) and schema["type"] == "number"):
+    types: dict[str, Any] = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "number": (int, float),
+        "boolean": bool,
+    }
+    if not isinstance(content, types[schema["type"]]) or (
+        isinstance(content, bool) and schema["type"] == "number"
+    ):
         return [f"{content!r} is no {schema['type']}"]
-    wrong = [f"{content!r} is none of the enumeration"] if content not in schema.get("enum", [content]) else []
-    if schema["type"] == "number" and not schema.get("minimum", content) <= content <= schema.get("maximum", content):
+    wrong = (
+        [f"{content!r} is none of the enumeration"]
+        if content not in schema.get("enum", [content])
+        else []
+    )
+    if schema["type"] == "number" and not schema.get("minimum", content) <= content <= schema.get(
+        "maximum", content
+    ):
         wrong.append(f"{content} is out of bounds")
     if schema["type"] == "array":
         wrong += [fault for value in content for fault in faults(value, schema["items"])]
@@ -143,14 +196,23 @@ def faults(content: Any, schema: dict[str, Any]) -> list[str]:
             wrong.append(f"{len(content)} items")
     if schema["type"] == "object":
         properties = schema.get("properties", {})
-        wrong += [f"{name} is missing" for name in schema.get("required", []) if name not in content]
-        wrong += [fault for name, value in content.items() if name in properties for fault in faults(value, properties[name])]
+        wrong += [
+            f"{name} is missing" for name in schema.get("required", []) if name not in content
+        ]
+        wrong += [
+            fault
+            for name, value in content.items()
+            if name in properties
+            for fault in faults(value, properties[name])
+        ]
         if schema.get("additionalProperties") is False:
             wrong += [f"{name} is unknown" for name in content if name not in properties]
     return wrong
 
 
-def test_real_requests_and_answers_fit_their_schemas(make_settings: MakeSettings, asked: dict[str, Any]) -> None:
+def test_real_requests_and_answers_fit_their_schemas(
+    make_settings: MakeSettings, asked: dict[str, Any]
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         described = (await client.get("/docs.json")).json()["paths"]["/predict"]["post"]
         schema = described["responses"]["200"]["content"]["application/json"]["schema"]
@@ -162,7 +224,12 @@ def test_real_requests_and_answers_fit_their_schemas(make_settings: MakeSettings
         if "json" in asked:
             taken = described["requestBody"]["content"]["application/json"]["schema"]
             several = await client.post("/predict", json={"rows": [ROW, ROW]})
-            assert faults(several.json(), schema) == faults(ROW, taken) == faults({"rows": [ROW]}, taken) == []
+            assert (
+                faults(several.json(), schema)
+                == faults(ROW, taken)
+                == faults({"rows": [ROW]}, taken)
+                == []
+            )
             assert faults(ROW | {"age": "old"}, taken) != []
             assert faults(ROW | {"height": 1}, taken) != []
 
@@ -175,7 +242,9 @@ def test_errors_have_the_shape_that_is_described(make_settings: MakeSettings) ->
         described = document["paths"]["/predict"]["post"]["responses"]
         for content, code in ((b"", "empty"), (b"text", "undecodable")):
             answer = await client.post(
-                "/predict", content=content, headers={"content-type": "image/png", "content-length": str(len(content))}
+                "/predict",
+                content=content,
+                headers={"content-type": "image/png", "content-length": str(len(content))},
             )
             assert faults(answer.json(), document["components"]["schemas"]["Error"]) == []
             assert code in described[str(answer.status_code)]["description"]
@@ -183,20 +252,26 @@ def test_errors_have_the_shape_that_is_described(make_settings: MakeSettings) ->
     run(make_settings(), work)
 
 
-def test_where_there_are_keys_the_description_says_who_needs_one(make_settings: MakeSettings, certified: Path) -> None:
+def test_where_there_are_keys_the_description_says_who_needs_one(
+    make_settings: MakeSettings, certified: Path
+) -> None:
     inference = Inference(make_settings())
     routes = all_routes(inference)
     with_keys, without = (openapi(routes, None, None, has_keys) for has_keys in (True, False))
     for path, item in with_keys["paths"].items():
         for method, operation in item.items():
             if method != "parameters":
-                is_open = routes[path.replace("{below}", "*").replace("{name}", "*")].access == "open"
+                is_open = (
+                    routes[path.replace("{below}", "*").replace("{name}", "*")].access == "open"
+                )
                 assert (operation["security"] == []) is is_open
                 assert ("401" in operation["responses"]) is not is_open
                 assert without["paths"][path][method]["security"] == []
 
 
-def test_the_description_is_of_the_model_of_the_moment_and_made_once(make_settings: MakeSettings) -> None:
+def test_the_description_is_of_the_model_of_the_moment_and_made_once(
+    make_settings: MakeSettings,
+) -> None:
     settings = make_settings()
     asked = cast(Request, None)
     model = SimpleNamespace(bundle=SimpleNamespace(manifest=None), version="")
@@ -216,18 +291,29 @@ def test_the_description_is_of_the_model_of_the_moment_and_made_once(make_settin
 
 
 def test_before_a_model_is_ready_the_schemas_say_less() -> None:
-    assert list(payload_content(None)) == ["image/*", "application/octet-stream", "multipart/form-data"]
+    assert list(payload_content(None)) == [
+        "image/*",
+        "application/octet-stream",
+        "multipart/form-data",
+    ]
     one, several = prediction_content(None)["application/json"]["oneOf"]
-    assert (one["required"], several["required"]) == (["model_version", "request_id"], ["predictions", "model_version", "request_id"])
+    assert (one["required"], several["required"]) == (
+        ["model_version", "request_id"],
+        ["predictions", "model_version", "request_id"],
+    )
 
 
-def test_the_page_shows_every_operation_with_a_command_and_nothing_foreign(make_settings: MakeSettings, asked: dict[str, Any]) -> None:
+def test_the_page_shows_every_operation_with_a_command_and_nothing_foreign(
+    make_settings: MakeSettings, asked: dict[str, Any]
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         document = (await client.get("/docs.json")).json()
         answer = await client.get("/docs", headers={"host": "127.0.0.1:3999"})
         page = unescape(answer.text)
         for path, item in document["paths"].items():
-            assert all(f"{method.upper()} {path}" in page for method in item if method != "parameters")
+            assert all(
+                f"{method.upper()} {path}" in page for method in item if method != "parameters"
+            )
             assert f"http://127.0.0.1:3999{path}" in page
         assert "<script" not in answer.text
         assert not re.search(r'(src|href)="(https?:)?//', answer.text)
@@ -242,8 +328,14 @@ def test_the_page_shows_every_operation_with_a_command_and_nothing_foreign(make_
 
 def test_the_page_escapes_what_a_bundle_says() -> None:
     label = "<script>alert(1)</script>"
-    operation = Operation(f"What {label} is.", answers={"application/json": {"type": "string", "enum": [label, *LABELS]}}, example=label)
-    document = openapi({"/x": Route(("POST",), nothing, "caller", always(operation))}, None, label, has_keys=True)
+    operation = Operation(
+        f"What {label} is.",
+        answers={"application/json": {"type": "string", "enum": [label, *LABELS]}},
+        example=label,
+    )
+    document = openapi(
+        {"/x": Route(("POST",), nothing, "caller", always(operation))}, None, label, has_keys=True
+    )
     page = render_docs(document, "localhost").decode()
     assert label not in page
     assert page.count("&lt;script&gt;") >= 3
@@ -253,7 +345,13 @@ def test_the_page_escapes_what_a_bundle_says() -> None:
 def test_the_page_of_the_second_port_sends_callers_to_the_main_one() -> None:
     words = always(Operation("What is said."))
     document = openapi(
-        {"/ask": Route(READING, nothing, "caller", words), "/run": Route(READING, nothing, "operator", words)}, None, None, False
+        {
+            "/ask": Route(READING, nothing, "caller", words),
+            "/run": Route(READING, nothing, "operator", words),
+        },
+        None,
+        None,
+        False,
     )
     page = render_docs(document, "127.0.0.1:3001", "HOST:PORT").decode()
     assert "curl http://HOST:PORT/ask" in page

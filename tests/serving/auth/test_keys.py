@@ -67,7 +67,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_file_has_names_roles_rates_and_comments(path: Path) -> None:
-    path.write_text(f"# ours\n\nalice:caller:{DIGEST}\nops:operator:{digest_of(b'other').hex()}:0.5 # until May\n")
+    path.write_text(
+        f"# ours\n\nalice:caller:{DIGEST}\nops:operator:{digest_of(b'other').hex()}:0.5 # until May\n"
+    )
     assert read_keys(path) == (
         Key("alice", "caller", digest_of(b"a key"), None),
         Key("ops", "operator", digest_of(b"other"), 0.5),
@@ -92,7 +94,9 @@ def test_a_file_has_names_roles_rates_and_comments(path: Path) -> None:
         (f"alice:caller:{DIGEST}\nbob:caller:{DIGEST}", "line 2: the same key"),
     ],
 )
-def test_a_wrong_line_is_named_by_its_number_and_never_repeated(path: Path, line: str, reason: str) -> None:
+def test_a_wrong_line_is_named_by_its_number_and_never_repeated(
+    path: Path, line: str, reason: str
+) -> None:
     path.write_text(line + "\n")
     with pytest.raises(KeysError, match=reason) as error:
         read_keys(path)
@@ -114,7 +118,10 @@ def test_what_is_no_file_of_keys_is_refused(path: Path, content: bytes) -> None:
 
 
 def test_more_keys_than_a_request_should_be_compared_with_are_refused(path: Path) -> None:
-    lines = [format_line(Key("n", "caller", digest_of(str(number).encode()), None)) for number in range(1001)]
+    lines = [
+        format_line(Key("n", "caller", digest_of(str(number).encode()), None))
+        for number in range(1001)
+    ]
     path.write_text("".join(lines[:1000]))
     assert len(read_keys(path)) == 1000
     path.write_text("".join(lines))
@@ -126,7 +133,14 @@ def test_a_made_key_is_found_by_its_name_and_no_other_is(path: Path) -> None:
     first, second = add_key(path, "alice", "caller", None), add_key(path, "bob", "operator", 2.0)
     ring = Ring(path)
     assert (ring.name_of(first), ring.name_of(second)) == ("alice", "bob")
-    for wrong in ("", first[:-1], first + "x", first.upper(), digest_of(first.encode()).hex(), make_key()):
+    for wrong in (
+        "",
+        first[:-1],
+        first + "x",
+        first.upper(),
+        digest_of(first.encode()).hex(),
+        make_key(),
+    ):
         assert ring.name_of(wrong) is None
 
 
@@ -145,7 +159,9 @@ def test_a_key_is_added_on_a_line_of_its_own(path: Path) -> None:
     assert [key.name for key in read_keys(path)] == ["alice", "bob"]
 
 
-def test_no_key_is_added_to_a_file_that_would_not_be_taken_or_by_a_line_that_would_not(path: Path) -> None:
+def test_no_key_is_added_to_a_file_that_would_not_be_taken_or_by_a_line_that_would_not(
+    path: Path,
+) -> None:
     with pytest.raises(KeysError, match="a name has"):
         add_key(path, "al ice", "caller", None)
     with pytest.raises(KeysError, match="the rate is"):
@@ -157,7 +173,9 @@ def test_no_key_is_added_to_a_file_that_would_not_be_taken_or_by_a_line_that_wou
     assert path.read_text() == "something else\n"
 
 
-def test_the_command_prints_the_key_alone_and_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_key_alone_and_once(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ops", "--role", "operator", "--rate", "5", "--file", str(path)]) == 0
     output, remarks = capsys.readouterr()
     assert Ring(path).name_of(output.strip()) == "ops"
@@ -191,7 +209,9 @@ def test_a_changed_file_is_read_within_a_second_and_what_was_taken_away_is_gone(
     assert (ring.name_of(old), ring.name_of(new)) == (None, "alice")
 
 
-def test_a_file_in_the_place_of_another_is_read_though_its_time_and_size_are_the_same(path: Path, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_another_is_read_though_its_time_and_size_are_the_same(
+    path: Path, tmp_path: Path
+) -> None:
     old = add_key(path, "alice", "caller", None)
     ring = Ring(path)
     new = add_key(tmp_path / "new", "alice", "caller", None)
@@ -271,7 +291,9 @@ def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
     run(make_settings(keys=path), work)
 
 
-def test_a_worker_that_starts_without_its_file_lets_nobody_in_until_it_is_there(path: Path, tmp_path: Path) -> None:
+def test_a_worker_that_starts_without_its_file_lets_nobody_in_until_it_is_there(
+    path: Path, tmp_path: Path
+) -> None:
     ring = Ring(path)
     key = add_key(tmp_path / "later", "alice", "caller", None)
     assert (ring.name_of(key), ring.num_faults) == (None, 1)
@@ -286,7 +308,9 @@ def test_a_bucket_lets_through_its_rate_and_says_when_there_is_more() -> None:
     assert bucket.take(0.0) == pytest.approx(0.25)
     assert bucket.take(0.2) == pytest.approx(0.05)
     assert bucket.take(0.25) == 0.0
-    taken = sum(bucket.take(1 + step / 100) == 0.0 for step in range(1000))  # ten seconds of a hundred a second
+    taken = sum(
+        bucket.take(1 + step / 100) == 0.0 for step in range(1000)
+    )  # ten seconds of a hundred a second
     assert taken == pytest.approx(40, abs=4)
 
 
@@ -304,8 +328,15 @@ def taken_at_once(ring: Ring, key: str) -> int:
 
 
 def test_each_key_has_its_own_rate_shared_among_the_workers(path: Path) -> None:
-    slow, fast, free = (add_key(path, name, "caller", rate) for name, rate in (("slow", 4), ("fast", 20), ("free", None)))
-    assert [taken_at_once(Ring(path, num_workers=2), key) for key in (slow, fast, free)] == [2, 10, 100]
+    slow, fast, free = (
+        add_key(path, name, "caller", rate)
+        for name, rate in (("slow", 4), ("fast", 20), ("free", None))
+    )
+    assert [taken_at_once(Ring(path, num_workers=2), key) for key in (slow, fast, free)] == [
+        2,
+        10,
+        100,
+    ]
 
 
 def test_what_a_key_has_used_up_stays_used_up_when_the_file_changes(path: Path) -> None:

@@ -13,7 +13,9 @@ def test_a_sane_id_of_the_caller_is_kept(given: bytes) -> None:
     assert request_id_of({b"x-request-id": given}) == given.decode()
 
 
-@pytest.mark.parametrize("given", [b"", b"a b", b"a\r\nb", b"a\n", b"x" * 65, "\u00e4".encode(), b"../x"])
+@pytest.mark.parametrize(
+    "given", [b"", b"a b", b"a\r\nb", b"a\n", b"x" * 65, "\u00e4".encode(), b"../x"]
+)
 def test_any_other_is_replaced(given: bytes) -> None:
     assert re.fullmatch("[0-9a-f]{16}", request_id_of({b"x-request-id": given}))
 

@@ -14,7 +14,9 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
 from tests.serving.test_open_inference import pixels_in_json
 
-ROUTES = dict.fromkeys(["/", "/a", "/a/b", "/a/b/*/c", "/a/*", "/d/*/e"], Route(READING, None, "open"))
+ROUTES = dict.fromkeys(
+    ["/", "/a", "/a/b", "/a/b/*/c", "/a/*", "/d/*/e"], Route(READING, None, "open")
+)
 COUNTED = {
     name: re.findall(r'route=~"([^"]+)"', recorded()[name])
     for name in ("instance:slipway_predict:total", "instance:slipway_predict_bad:total")
@@ -44,27 +46,45 @@ COUNTED = {
         ("", None),
     ],
 )
-def test_a_path_leads_to_itself_to_one_with_any_name_or_to_what_lies_below(path: str, route: str | None) -> None:
+def test_a_path_leads_to_itself_to_one_with_any_name_or_to_what_lies_below(
+    path: str, route: str | None
+) -> None:
     assert find_route(ROUTES, path) == route
 
 
 def predictions(inference: Inference, code: str) -> float:
     """Requests that the objectives count, by their rule's own words."""
     ((pattern,), _) = COUNTED.values()
-    counted = re.findall(r'^slipway_requests_total\{code="(\d+)",route="([^"]+)"\} (\S+)$', inference.exposition().decode(), re.MULTILINE)
-    return sum(float(number) for found, route, number in counted if found == code and re.fullmatch(pattern, route))
+    counted = re.findall(
+        r'^slipway_requests_total\{code="(\d+)",route="([^"]+)"\} (\S+)$',
+        inference.exposition().decode(),
+        re.MULTILINE,
+    )
+    return sum(
+        float(number)
+        for found, route, number in counted
+        if found == code and re.fullmatch(pattern, route)
+    )
 
 
-def test_both_rules_count_the_same_routes_and_each_of_them_takes_nothing_but_what_is_to_be_predicted(make_settings: MakeSettings) -> None:
+def test_both_rules_count_the_same_routes_and_each_of_them_takes_nothing_but_what_is_to_be_predicted(
+    make_settings: MakeSettings,
+) -> None:
     first, second = COUNTED.values()
     assert first == second
     routes = all_routes(Inference(make_settings()))
     counted = {path for path in routes if re.fullmatch(first[0], path)}
-    assert counted == {"/predict", "/v2/models/slipway/infer", "/v2/models/slipway/versions/*/infer"}
+    assert counted == {
+        "/predict",
+        "/v2/models/slipway/infer",
+        "/v2/models/slipway/versions/*/infer",
+    }
     assert {routes[path].methods for path in counted} == {("POST",)}
 
 
-def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_else_is(make_settings: MakeSettings) -> None:
+def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_else_is(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         version = inference.require_model().version
         asked = 0
@@ -82,8 +102,18 @@ def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_els
             f"{metadata}/ready",
         ):
             assert (await client.get(path)).status_code == 200
-        assert predictions(inference, "200") == metric(inference, "slipway_predict_seconds_count") == asked
-        assert metric(inference, 'slipway_requests_total{code="200",route="/v2/models/slipway/versions/*/infer"}') == 3
+        assert (
+            predictions(inference, "200")
+            == metric(inference, "slipway_predict_seconds_count")
+            == asked
+        )
+        assert (
+            metric(
+                inference,
+                'slipway_requests_total{code="200",route="/v2/models/slipway/versions/*/infer"}',
+            )
+            == 3
+        )
         assert metric(inference, 'slipway_requests_total{code="200",route="/v2/*"}') == 2
 
     run(make_settings(), work)
@@ -92,8 +122,20 @@ def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_els
 @pytest.mark.parametrize(
     ("method", "path", "status", "code", "route"),
     [
-        ("POST", "/v2/models/slipway/versions/7/infer", 404, "unknown_model", "/v2/models/slipway/versions/*/infer"),
-        ("GET", "/v2/models/slipway/versions/7/infer", 405, "method_not_allowed", "/v2/models/slipway/versions/*/infer"),
+        (
+            "POST",
+            "/v2/models/slipway/versions/7/infer",
+            404,
+            "unknown_model",
+            "/v2/models/slipway/versions/*/infer",
+        ),
+        (
+            "GET",
+            "/v2/models/slipway/versions/7/infer",
+            405,
+            "method_not_allowed",
+            "/v2/models/slipway/versions/*/infer",
+        ),
         ("POST", "/v2/models/other/infer", 404, "unknown_model", "/v2/*"),
         ("POST", "/v2/models/other/versions/7/infer", 404, "unknown_model", "/v2/*"),
         ("POST", "/v2/models/slipway/versions/{version}/ready", 405, "method_not_allowed", "/v2/*"),
@@ -104,19 +146,30 @@ def test_what_is_not_there_is_refused_under_a_route_of_its_kind(
     make_settings: MakeSettings, method: str, path: str, status: int, code: str, route: str
 ) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        answer = await client.request(method, path.format(version=inference.require_model().version))
+        answer = await client.request(
+            method, path.format(version=inference.require_model().version)
+        )
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert metric(inference, f'slipway_requests_total{{code="{status}",route="{route}"}}') == 1
 
     run(make_settings(), work)
 
 
-def test_predictions_fail_while_there_is_no_model_and_probes_do_not_count(certified: Path, make_settings: MakeSettings) -> None:
+def test_predictions_fail_while_there_is_no_model_and_probes_do_not_count(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     (certified / "certificate.json").unlink()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert (await client.post("/v2/models/slipway/versions/7/infer", json=pixels_in_json())).status_code == 503
-        for path in ("/v2/health/ready", "/v2/models/slipway/ready", "/v2/models/slipway", "/v2/models/slipway/versions/7/ready"):
+        assert (
+            await client.post("/v2/models/slipway/versions/7/infer", json=pixels_in_json())
+        ).status_code == 503
+        for path in (
+            "/v2/health/ready",
+            "/v2/models/slipway/ready",
+            "/v2/models/slipway",
+            "/v2/models/slipway/versions/7/ready",
+        ):
             assert (await client.get(path)).status_code == 503
         assert predictions(inference, "503") == 1
 

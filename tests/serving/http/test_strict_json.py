@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from serving.http.responses import Refusal
 from serving.http.strict_json import MAX_DEPTH, MAX_DIGITS, _blocks, may_exceed, parse
 
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(10**17), 10**17), st.floats(allow_nan=False, allow_infinity=False), st.text())
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**17), 10**17),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+)
 ROWS = st.dictionaries(st.text(), SCALARS, max_size=5)
 
 
@@ -104,7 +110,9 @@ def test_the_neighbours_of_what_is_refused_are_read(body: bytes, content: Any) -
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ROWS, max_size=6))
-def test_values_are_counted_before_they_are_made_and_never_too_few(rows: list[dict[str, Any]]) -> None:
+def test_values_are_counted_before_they_are_made_and_never_too_few(
+    rows: list[dict[str, Any]],
+) -> None:
     body = json.dumps({"rows": rows}).encode()
     num_values = sum(map(len, rows)) + len(rows)
     assert may_exceed(body, num_values - 1)
@@ -112,7 +120,21 @@ def test_values_are_counted_before_they_are_made_and_never_too_few(rows: list[di
 
 
 HEADS = [b"", b'"', b'{"', b'{"a":"']
-UNITS = [b'"', b'\\"', b"\\", b'"\\', b'"a', b"[]", b'""', b'"\\""', b"\\\\", b'\\"\\\\"', b"1,", b'"a":1,', b"{}"]
+UNITS = [
+    b'"',
+    b'\\"',
+    b"\\",
+    b'"\\',
+    b'"a',
+    b"[]",
+    b'""',
+    b'"\\""',
+    b"\\\\",
+    b'\\"\\\\"',
+    b"1,",
+    b'"a":1,',
+    b"{}",
+]
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -124,7 +146,9 @@ def test_counting_takes_one_pass_over_whatever_is_sent(head: bytes, unit: bytes)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("unit", [*UNITS, b'"a,b", 1,', b"x" * 700 + b"[]", b'"' + b"x" * 3000 + b'",'])
+@pytest.mark.parametrize(
+    "unit", [*UNITS, b'"a,b", 1,', b"x" * 700 + b"[]", b'"' + b"x" * 3000 + b'",']
+)
 @pytest.mark.parametrize("head", HEADS)
 def test_a_long_text_is_counted_as_a_short_one_is(head: bytes, unit: bytes) -> None:
     """A text of more than one block against the sum that the rule gives when its strings are taken out at once."""
@@ -137,7 +161,9 @@ def test_a_long_text_is_counted_as_a_short_one_is(head: bytes, unit: bytes) -> N
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("content", [b"[[1], ", b'["' + b"x" * 2_000_000 + b'", ', b" " * 2_000_000])
+@pytest.mark.parametrize(
+    "content", [b"[[1], ", b'["' + b"x" * 2_000_000 + b'", ', b" " * 2_000_000]
+)
 def test_a_long_text_costs_no_second_copy_of_itself(content: bytes) -> None:
     body = content + b'"y", ' * 400_000
     tracemalloc.start()
@@ -147,7 +173,10 @@ def test_a_long_text_costs_no_second_copy_of_itself(content: bytes) -> None:
     assert most < 1_000_000 < len(body)
 
 
-@pytest.mark.parametrize("unit", [b"x", b"\\n", b"a\\n", b"\\u1234", b'","', b"x" * 900 + b'", "', b"x" * 9000 + b'",  "'])
+@pytest.mark.parametrize(
+    "unit",
+    [b"x", b"\\n", b"a\\n", b"\\u1234", b'","', b"x" * 900 + b'", "', b"x" * 9000 + b'",  "'],
+)
 def test_no_piece_of_a_long_text_is_long(unit: bytes) -> None:
     """While one is looked at no other thread has the interpreter."""
     body = b'["' + unit * (4_000_000 // len(unit)) + b'"]'

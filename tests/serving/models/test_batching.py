@@ -43,7 +43,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 
 
-async def submit_while_busy(batcher: MicroBatcher[int], model: Recorder, requests: list[list[int]]) -> list[Submission[int]]:
+async def submit_while_busy(
+    batcher: MicroBatcher[int], model: Recorder, requests: list[list[int]]
+) -> list[Submission[int]]:
     """Occupy the model with row 0, queue the others behind it; the gate is still shut."""
     model.gate.clear()
     submissions = [batcher.submit(rows(0))]
@@ -77,7 +79,9 @@ def test_requests_that_queue_while_a_batch_runs_go_together_in_order() -> None:
     run(work())
 
 
-def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_larger_one_on_a_thread() -> None:
+def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_larger_one_on_a_thread() -> (
+    None
+):
     async def work() -> None:
         threads: list[tuple[int, int]] = []
 
@@ -86,8 +90,18 @@ def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_
             return [2 * value for value in batch[:, 0].tolist()]
 
         batcher = MicroBatcher(answer, 8, quick_rows=4)
-        assert await asyncio.gather(*(answers(batcher, value) for value in (1, 2, 3))) == [[2], [4], [6]]
-        assert await asyncio.gather(*(answers(batcher, value) for value in (4, 5, 6, 7, 8))) == [[8], [10], [12], [14], [16]]
+        assert await asyncio.gather(*(answers(batcher, value) for value in (1, 2, 3))) == [
+            [2],
+            [4],
+            [6],
+        ]
+        assert await asyncio.gather(*(answers(batcher, value) for value in (4, 5, 6, 7, 8))) == [
+            [8],
+            [10],
+            [12],
+            [14],
+            [16],
+        ]
         here = threading.get_ident()
         assert threads[0] == (3, here)
         assert threads[1][0] == 5
@@ -97,7 +111,9 @@ def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_
     run(work())
 
 
-def test_a_quick_batch_waits_as_long_as_each_turn_of_the_event_loop_brings_another_request() -> None:
+def test_a_quick_batch_waits_as_long_as_each_turn_of_the_event_loop_brings_another_request() -> (
+    None
+):
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8, quick_rows=8)
@@ -137,7 +153,9 @@ def test_between_two_quick_batches_others_have_their_turn() -> None:
     run(work())
 
 
-def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_is_its_own() -> None:
+def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_is_its_own() -> (
+    None
+):
     model, read = Recorder(), []
 
     def reading(value: int) -> NDArray[np.uint8]:
@@ -148,7 +166,10 @@ def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_
 
     async def work() -> None:
         batcher = MicroBatcher(model.run, 3, quick_rows=3)
-        submissions = [batcher.submit_unread(lambda value=value: reading(value), 2) for value in (1, 7, 2, 8, 3)]  # type: ignore[misc]
+        submissions = [
+            batcher.submit_unread(lambda value=value: reading(value), 2)  # type: ignore[misc]
+            for value in (1, 7, 2, 8, 3)
+        ]
         assert not read
         assert batcher.num_waiting == 10
         submissions[4].answer.cancel()
@@ -189,7 +210,9 @@ def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(
 def test_a_quick_batch_that_fails_is_told_to_its_requests_and_the_next_one_runs() -> None:
     async def work() -> None:
         batcher = MicroBatcher(Recorder().run, 2, quick_rows=2)
-        found = await asyncio.gather(*(answers(batcher, value) for value in (1, 255, 3)), return_exceptions=True)
+        found = await asyncio.gather(
+            *(answers(batcher, value) for value in (1, 255, 3)), return_exceptions=True
+        )
         assert [str(one) for one in found] == ["planted", "planted", "[6]"]
         await batcher.close()
 
@@ -214,7 +237,9 @@ def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> Non
 def test_a_batch_is_noted_with_its_size_and_its_share_of_the_largest() -> None:
     async def work() -> None:
         noted: list[tuple[int, float]] = []
-        batcher = MicroBatcher(Recorder().run, 4, lambda num_rows, fill, seconds: noted.append((num_rows, fill)))
+        batcher = MicroBatcher(
+            Recorder().run, 4, lambda num_rows, fill, seconds: noted.append((num_rows, fill))
+        )
         await answers(batcher, 1, 2, 3, 4, 5)
         assert noted == [(4, 1.0), (1, 0.25)]
         await batcher.close()
@@ -237,7 +262,9 @@ def test_a_lone_request_does_not_wait_for_company() -> None:
     run(work())
 
 
-def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = FakeClock()
     monkeypatch.setattr(batching, "perf_counter", clock.perf_counter)
 
@@ -344,7 +371,9 @@ def test_next_power_of_two(count: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize(("most", "size"), [(16, 8), (6, 6)])
-def test_padding_goes_up_to_a_power_of_two_or_the_largest_batch_and_changes_no_answer(most: int, size: int) -> None:
+def test_padding_goes_up_to_a_power_of_two_or_the_largest_batch_and_changes_no_answer(
+    most: int, size: int
+) -> None:
     sizes = []
 
     def twice(batch: NDArray[np.uint8]) -> Answers:
@@ -365,8 +394,14 @@ def test_the_newest_that_wait_can_be_sent_out_of_the_queue_again() -> None:
         submissions = [batcher.submit(np.full((2, 1), number)) for number in range(5)]
         await asyncio.sleep(0)  # the first is with the model
         batcher.shed(3, lambda num_rows: OverflowError(f"{num_rows} rows sent out"))
-        done = await asyncio.gather(*(submission.answer for submission in submissions), return_exceptions=True)
-        assert [str(one) if isinstance(one, OverflowError) else None for one in done] == [None, None, *["2 rows sent out"] * 3]
+        done = await asyncio.gather(
+            *(submission.answer for submission in submissions), return_exceptions=True
+        )
+        assert [str(one) if isinstance(one, OverflowError) else None for one in done] == [
+            None,
+            None,
+            *["2 rows sent out"] * 3,
+        ]
         await batcher.close()
 
     run(work())

@@ -90,14 +90,18 @@ def test_a_model_whose_rows_are_still_read_for_nobody_ends_at_once(
     asyncio.run(main())
 
 
-def test_an_overload_sheds_the_queue_of_a_canary_too(tmp_path: Path, make_settings: MakeSettings, gate: Gate) -> None:
+def test_an_overload_sheds_the_queue_of_a_canary_too(
+    tmp_path: Path, make_settings: MakeSettings, gate: Gate
+) -> None:
     """What may stay is divided as what waits is."""
 
     async def main() -> None:
         inference = Inference(make_settings(max_batch_size=1))
         await inference.swap(load_model(inference.settings))
         canary = inference.make_live(load_model(inference.settings), "candidate")
-        inference.canary = Canary(canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt"))
+        inference.canary = Canary(
+            canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt")
+        )
         assert inference._live
         queues = []
         for live, num_waiting in ((inference._live, 9), (canary, 3)):
@@ -106,7 +110,12 @@ def test_an_overload_sheds_the_queue_of_a_canary_too(tmp_path: Path, make_settin
             running = live.batcher.submit(np.zeros((1, *CONTRACT.shape), np.uint8))
             while not running.num_taken:
                 await asyncio.sleep(0.001)
-            queues.append([live.batcher.submit(np.zeros((1, *CONTRACT.shape), np.uint8)) for _ in range(num_waiting)])
+            queues.append(
+                [
+                    live.batcher.submit(np.zeros((1, *CONTRACT.shape), np.uint8))
+                    for _ in range(num_waiting)
+                ]
+            )
         inference._shed(4)
         kept = [[not submission.answer.done() for submission in queue] for queue in queues]
         assert kept == [[True] * 3 + [False] * 6, [True] + [False] * 2]

@@ -13,14 +13,26 @@ from serving.models.model import InvalidAnswerError, example_inputs, load_model
 from serving.models.selection import select
 from slipway.artifacts.bundle import Choice, LoadedBundle, describe_model, load_bundle
 from slipway.artifacts.certificate import Execution, read_certificate
-from slipway.artifacts.engine_manifest import Passport, Profile, read_passport, read_plan, write_engine
+from slipway.artifacts.engine_manifest import (
+    Passport,
+    Profile,
+    read_passport,
+    read_plan,
+    write_engine,
+)
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import TransformContract
 from slipway.inputs.user_function import code_digest, load
 from slipway.runtimes import runtime
 from slipway.runtimes.runtime import Runner
 from slipway.system import files
-from slipway.system.errors import BundleError, CertificateError, IntegrityError, SlipwayError, UnavailableError
+from slipway.system.errors import (
+    BundleError,
+    CertificateError,
+    IntegrityError,
+    SlipwayError,
+    UnavailableError,
+)
 from tests.export.small_bundle import MACHINE
 from tests.serving.bundles import (
     COLUMNS,
@@ -51,7 +63,10 @@ def bundle_with_variants(root: Path) -> LoadedBundle:
     for path in variants.values():
         path.write_bytes(model.read_bytes())
     models = {variant: describe_model(path, "fp32", ["cpu"]) for variant, path in variants.items()}
-    models = {variant: entry.model_copy(update={"precision": variant}) for variant, entry in models.items()}
+    models = {
+        variant: entry.model_copy(update={"precision": variant})
+        for variant, entry in models.items()
+    }
     assert plain.manifest.models
     return write_bundle(root, models=models)
 
@@ -93,15 +108,39 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
         (newer_format, BundleError, "format version 6"),
         (older_format, BundleError, "format version 4, this Slipway reads version 5"),
-        (lambda root: (root / "certificate.json").unlink(), CertificateError, "nothing proves this bundle"),
-        (lambda root: (root / "certificate.json").write_text("[]"), CertificateError, "format version"),
+        (
+            lambda root: (root / "certificate.json").unlink(),
+            CertificateError,
+            "nothing proves this bundle",
+        ),
+        (
+            lambda root: (root / "certificate.json").write_text("[]"),
+            CertificateError,
+            "format version",
+        ),
         (other_bundle, CertificateError, "the certificate is for bundle"),
-        (lambda root: certify(root / "certificate.json", load_bundle(root / "bundle"), status="refused"), CertificateError, "'refused'"),
-        (lambda root: certify(root / "certificate.json", load_bundle(root / "bundle"), status="draft"), CertificateError, "'draft'"),
+        (
+            lambda root: certify(
+                root / "certificate.json", load_bundle(root / "bundle"), status="refused"
+            ),
+            CertificateError,
+            "'refused'",
+        ),
+        (
+            lambda root: certify(
+                root / "certificate.json", load_bundle(root / "bundle"), status="draft"
+            ),
+            CertificateError,
+            "'draft'",
+        ),
     ],
 )
 def test_what_cannot_be_trusted_is_not_served(
-    certified: Path, make_settings: MakeSettings, spoil: Callable[[Path], None], error: type[SlipwayError], reason: str
+    certified: Path,
+    make_settings: MakeSettings,
+    spoil: Callable[[Path], None],
+    error: type[SlipwayError],
+    reason: str,
 ) -> None:
     assert load_model(make_settings())
     spoil(certified)
@@ -126,25 +165,38 @@ def test_a_bundle_whose_function_is_not_the_certified_one_is_not_served(
         load_model(make_settings())
 
 
-def test_a_draft_is_served_only_where_it_is_accepted(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_draft_is_served_only_where_it_is_accepted(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", load_bundle(certified / "bundle"), status="draft")
     assert load_model(make_settings(accept_draft="true"))
 
 
-def test_a_batch_size_above_the_bundles_is_refused_and_at_it_is_taken(make_settings: MakeSettings) -> None:
+def test_a_batch_size_above_the_bundles_is_refused_and_at_it_is_taken(
+    make_settings: MakeSettings,
+) -> None:
     assert load_model(make_settings(max_batch_size=16)).max_batch_size == 16
-    with pytest.raises(BundleError, match="SLIPWAY_MAX_BATCH_SIZE is 17, the bundle takes at most 16"):
+    with pytest.raises(
+        BundleError, match="SLIPWAY_MAX_BATCH_SIZE is 17, the bundle takes at most 16"
+    ):
         load_model(make_settings(max_batch_size=17))
 
 
-def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
-    for contract in (CONTRACT.model_copy(update={"size_px": 9}), CONTRACT.model_copy(update={"channels": 1})):
+def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(
+    certified: Path, make_settings: MakeSettings
+) -> None:
+    for contract in (
+        CONTRACT.model_copy(update={"size_px": 9}),
+        CONTRACT.model_copy(update={"channels": 1}),
+    ):
         certify(certified / "certificate.json", write_bundle(certified / "bundle", input=contract))
         with pytest.raises(BundleError, match="does not take"):
             load_model(make_settings())
 
 
-def test_a_tables_bundle_is_loaded_and_answers(certified_table: Path, make_settings: MakeSettings) -> None:
+def test_a_tables_bundle_is_loaded_and_answers(
+    certified_table: Path, make_settings: MakeSettings
+) -> None:
     model = load_model(make_settings())
     rows = np.random.default_rng(0).normal(size=(5, *COLUMNS.shape)).astype(np.float32)
     assert np.allclose(model.run(rows).outputs, row_probabilities(rows), atol=1e-6)
@@ -153,27 +205,38 @@ def test_a_tables_bundle_is_loaded_and_answers(certified_table: Path, make_setti
 def test_the_example_inputs_of_a_table_are_rows_that_it_may_have() -> None:
     rows = example_inputs(COLUMNS, 16)
     assert (rows.dtype.name, rows.shape) == ("float32", (16, *COLUMNS.shape))
-    values, indicators, codes = np.split(rows, [len(COLUMNS.numeric), len(COLUMNS.numeric) + len(COLUMNS.indicated)], axis=1)
+    values, indicators, codes = np.split(
+        rows, [len(COLUMNS.numeric), len(COLUMNS.numeric) + len(COLUMNS.indicated)], axis=1
+    )
     assert np.abs(values).max() <= 1
     assert set(indicators.ravel()) == {0, 1}
     assert [set(column) for column in codes.T] == [{1, 2, 3}, {0, 1, 2}]
 
 
-@pytest.mark.parametrize("contract", [[column("age")], [column(str(number)) for number in range(20)]])
+@pytest.mark.parametrize(
+    "contract", [[column("age")], [column(str(number)) for number in range(20)]]
+)
 def test_a_tables_graph_that_contradicts_its_columns_fails_in_warm_up(
     certified: Path, make_settings: MakeSettings, contract: list[Column]
 ) -> None:
     for graph in (row_classifier(), row_sum()):
-        changed = write_bundle(certified / "bundle", graph, input=ColumnContract(kind="columns", columns=contract))
+        changed = write_bundle(
+            certified / "bundle", graph, input=ColumnContract(kind="columns", columns=contract)
+        )
         certify(certified / "certificate.json", changed)
         with pytest.raises(BundleError, match="does not take"):
             load_model(make_settings())
 
 
 @pytest.mark.parametrize("columns", [[], [column("age"), column("age")]])
-def test_columns_that_cannot_be_told_apart_are_not_served(certified: Path, make_settings: MakeSettings, columns: list[Column]) -> None:
+def test_columns_that_cannot_be_told_apart_are_not_served(
+    certified: Path, make_settings: MakeSettings, columns: list[Column]
+) -> None:
     contract = ColumnContract(kind="columns", columns=columns)
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", row_classifier(), input=contract),
+    )
     with pytest.raises(BundleError, match="expected one or more different names"):
         load_model(make_settings())
 
@@ -190,9 +253,17 @@ def test_which_batches_are_quick_is_measured_in_warm_up(
     assert load_model(make_settings()).quick_rows == 0
 
 
-@pytest.mark.parametrize(("quick_with_one", "asked_for", "expected"), [(True, 0, [2, 1]), (False, 0, [2, 1]), (True, 2, [2])])
+@pytest.mark.parametrize(
+    ("quick_with_one", "asked_for", "expected"),
+    [(True, 0, [2, 1]), (False, 0, [2, 1]), (True, 2, [2])],
+)
 def test_a_model_whose_largest_batch_is_quick_has_one_thread(
-    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, quick_with_one: bool, asked_for: int, expected: list[int]
+    certified: Path,
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    quick_with_one: bool,
+    asked_for: int,
+    expected: list[int],
 ) -> None:
     """Waking another takes longer than it saves. Where a batch is quick only with several, or somebody asked for them, they stay."""
     opened: list[int] = []
@@ -215,14 +286,23 @@ def test_a_model_whose_largest_batch_is_quick_has_one_thread(
     assert options.intra_op_num_threads == (1 if quick_with_one and not asked_for else 2)
 
 
-def test_fewer_labels_than_outputs_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
-    output = load_bundle(certified / "bundle").manifest.output.model_copy(update={"labels": LABELS[:2]})
+def test_fewer_labels_than_outputs_fail_in_warm_up(
+    certified: Path, make_settings: MakeSettings
+) -> None:
+    output = load_bundle(certified / "bundle").manifest.output.model_copy(
+        update={"labels": LABELS[:2]}
+    )
     certify(certified / "certificate.json", write_bundle(certified / "bundle", output=output))
-    with pytest.raises(InvalidAnswerError, match=r"answered \(1, 3\) and scores \(1,\), its bundle says \(1, 2\) and \(1,\)"):
+    with pytest.raises(
+        InvalidAnswerError,
+        match=r"answered \(1, 3\) and scores \(1,\), its bundle says \(1, 2\) and \(1,\)",
+    ):
         load_model(make_settings())
 
 
-def test_outputs_that_are_no_probabilities_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
+def test_outputs_that_are_no_probabilities_fail_in_warm_up(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     graph = classifier()
     graph.graph.node[-1].CopyFrom(log_of_mean().graph.node[-1])
     graph.graph.node[-1].input[0] = "logits"
@@ -232,11 +312,18 @@ def test_outputs_that_are_no_probabilities_fail_in_warm_up(certified: Path, make
         load_model(make_settings())
 
 
-def test_an_answer_that_is_not_finite_is_no_answer(certified: Path, make_settings: MakeSettings) -> None:
+def test_an_answer_that_is_not_finite_is_no_answer(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
     model = load_model(make_settings())
     value, score = np.array([1.5], dtype=np.float32), np.float32(0.5)
-    assert model.answer(value, score) == {"value": 1.5, "interval": [1.25, 1.75], "outlier_score": 0.5, "is_outlier": False}
+    assert model.answer(value, score) == {
+        "value": 1.5,
+        "interval": [1.25, 1.75],
+        "outlier_score": 0.5,
+        "is_outlier": False,
+    }
     for broken in (np.nan, np.inf, -np.inf):
         with pytest.raises(InvalidAnswerError):
             model.answer(np.array([broken], dtype=np.float32), score)
@@ -251,10 +338,17 @@ def choose(root: Path, variant: str, provider: str = "cpu") -> LoadedBundle:
         "hardware": {},
     }  # fmt: skip
     models = bundle_with_variants(root).manifest.models
-    return write_bundle(root, models=models, choice={provider: Choice.model_validate(content)}, left_out={"int8_dynamic": "no products"})
+    return write_bundle(
+        root,
+        models=models,
+        choice={provider: Choice.model_validate(content)},
+        left_out={"int8_dynamic": "no products"},
+    )
 
 
-def test_auto_serves_what_export_chose_and_the_card_says_why(certified: Path, make_settings: MakeSettings) -> None:
+def test_auto_serves_what_export_chose_and_the_card_says_why(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     hops = [hop(variant="fp32"), hop(variant="int8")]
     certify(certified / "certificate.json", choose(certified / "bundle", "int8"), hops)
     model = load_model(make_settings(provider="cpu"))
@@ -265,7 +359,9 @@ def test_auto_serves_what_export_chose_and_the_card_says_why(certified: Path, ma
     assert (named.actual.variant, named.why) == ("fp32", "asked for by name")
 
 
-@pytest.mark.parametrize(("variant", "num_inside", "is_outlier"), [("int8", 3, False), ("fp32", 1, True)])
+@pytest.mark.parametrize(
+    ("variant", "num_inside", "is_outlier"), [("int8", 3, False), ("fp32", 1, True)]
+)
 def test_a_variant_with_a_calibration_of_its_own_answers_by_it(
     certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_outlier: bool
 ) -> None:
@@ -283,7 +379,9 @@ def test_a_variant_with_a_calibration_of_its_own_answers_by_it(
     model = load_model(make_settings(provider="cpu", variant=variant))
     answer = model.answer(np.array([0.8, 0.15, 0.05], dtype=np.float32), np.float32(2.0))
     assert (len(answer["prediction_set"]), answer["is_outlier"]) == (num_inside, is_outlier)
-    assert model.card()["calibration"] == (own if variant == "int8" else plain.calibration).model_dump(mode="json")
+    assert model.card()["calibration"] == (
+        own if variant == "int8" else plain.calibration
+    ).model_dump(mode="json")
 
 
 @pytest.mark.parametrize("status", ["differs", "not_executed"])
@@ -298,7 +396,9 @@ def test_a_choice_that_is_not_certified_is_passed_over_for_fp32_with_the_reason(
     assert selection.why == "export chose int8 for cpu, which was passed over"
 
 
-def test_a_choice_holds_for_its_own_provider_alone(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_choice_holds_for_its_own_provider_alone(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     hops = [hop(variant="fp32"), hop(variant="int8")]
     certify(certified / "certificate.json", choose(certified / "bundle", "int8", "cuda"), hops)
     selection = load_model(make_settings(provider="cpu")).selection
@@ -313,23 +413,41 @@ def test_a_choice_survives_reading_and_one_of_an_unknown_variant_is_refused(tmp_
         choose(tmp_path, "int4")
 
 
-def test_a_variant_that_was_left_out_is_refused_with_that_reason(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_variant_that_was_left_out_is_refused_with_that_reason(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", choose(certified / "bundle", "fp32"))
     with pytest.raises(UnavailableError, match="it was left out: no products"):
         load_model(make_settings(provider="cpu", variant="int8_dynamic"))
 
 
-def test_auto_takes_fp32_on_the_cpu_and_says_what_it_passed_over(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "why_unavailable", lambda provider: None if provider == "cpu" else "no such device")
+def test_auto_takes_fp32_on_the_cpu_and_says_what_it_passed_over(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        runtime, "why_unavailable", lambda provider: None if provider == "cpu" else "no such device"
+    )
     selection = load_model(make_settings()).selection
     assert (selection.actual.provider, selection.actual.variant) == ("cpu", "fp32")
-    assert [reason.split(":")[0] for reason in selection.passed_over] == ["tensorrt/any", "cuda/fp16", "cuda/fp32"]
+    assert [reason.split(":")[0] for reason in selection.passed_over] == [
+        "tensorrt/any",
+        "cuda/fp16",
+        "cuda/fp32",
+    ]
 
 
 def test_what_is_asked_for_by_name_is_done(certified: Path, make_settings: MakeSettings) -> None:
-    certify(certified / "certificate.json", bundle_with_variants(certified / "bundle"), [hop(variant="fp32"), hop(variant="int8")])
+    certify(
+        certified / "certificate.json",
+        bundle_with_variants(certified / "bundle"),
+        [hop(variant="fp32"), hop(variant="int8")],
+    )
     selection = load_model(make_settings(provider="cpu", variant="int8")).selection
-    assert (selection.actual.variant, selection.actual.precision, selection.passed_over) == ("int8", "int8", [])
+    assert (selection.actual.variant, selection.actual.precision, selection.passed_over) == (
+        "int8",
+        "int8",
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -339,23 +457,40 @@ def test_what_is_asked_for_by_name_is_done(certified: Path, make_settings: MakeS
         ({"provider": "tensorrt"}, "tensorrt/any: .* holds no engine"),
         ({"variant": "int8_tensorrt"}, "the bundle has no such variant, it has fp16, fp32, int8"),
         ({"variant": "fp16"}, "the certificate has no executed hop for onnxruntime/cpu/fp16"),
-        ({"provider": "cpu", "variant": "int8"}, "the certificate says that onnxruntime/cpu/int8 differs: planted"),
+        (
+            {"provider": "cpu", "variant": "int8"},
+            "the certificate says that onnxruntime/cpu/int8 differs: planted",
+        ),
     ],
 )
 def test_what_is_asked_for_by_name_is_refused_and_never_replaced(
-    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
+    certified: Path,
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    reason: str,
 ) -> None:
-    monkeypatch.setattr(runtime, "why_unavailable", lambda provider: None if provider == "cpu" else "no such device")
-    hops = [hop(variant="fp32"), hop(variant="int8", status="differs"), hop(variant="fp16", status="not_executed")]
+    monkeypatch.setattr(
+        runtime, "why_unavailable", lambda provider: None if provider == "cpu" else "no such device"
+    )
+    hops = [
+        hop(variant="fp32"),
+        hop(variant="int8", status="differs"),
+        hop(variant="fp16", status="not_executed"),
+    ]
     certify(certified / "certificate.json", bundle_with_variants(certified / "bundle"), hops)
     assert load_model(make_settings(provider="cpu")).selection.actual.variant == "fp32"
     with pytest.raises(UnavailableError, match=reason):
         load_model(make_settings(**variables))
 
 
-def test_the_certificate_must_speak_of_the_provider_that_runs(certified: Path, make_settings: MakeSettings) -> None:
+def test_the_certificate_must_speak_of_the_provider_that_runs(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     bundle = load_bundle(certified / "bundle")
-    certificate = read_certificate(certify(certified / "certificate.json", bundle, [hop(provider="cuda")]))
+    certificate = read_certificate(
+        certify(certified / "certificate.json", bundle, [hop(provider="cuda")])
+    )
     with pytest.raises(UnavailableError, match="no executed hop for onnxruntime/cpu/fp32"):
         select(make_settings(), bundle, certificate)
 
@@ -390,12 +525,25 @@ class CertifiedEngine:
         write_engine(self.root / "engine", plan, passport)
 
     def certify(self, engine_digest: str | None) -> None:
-        engine_hop = hop().model_copy(update={"name": "tensorrt/fp32", "requested": ENGINE_FP32, "actual": ENGINE_FP32})
-        certify(self.root / "certificate.json", self.bundle, [hop(), engine_hop], engine_digest=engine_digest)
+        engine_hop = hop().model_copy(
+            update={"name": "tensorrt/fp32", "requested": ENGINE_FP32, "actual": ENGINE_FP32}
+        )
+        certify(
+            self.root / "certificate.json",
+            self.bundle,
+            [hop(), engine_hop],
+            engine_digest=engine_digest,
+        )
 
     def _open(self, root: Path, bundle: LoadedBundle, certified: str | None = None) -> Runner:
         read_plan(root, read_passport(root, certified))
-        runner = runtime.open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+        runner = runtime.open_onnx(
+            bundle.model_bytes("fp32"),
+            variant="fp32",
+            precision="fp32",
+            provider="cpu",
+            num_threads=1,
+        )
         runner.actual = ENGINE_FP32
         return runner
 
@@ -405,7 +553,9 @@ def engine(certified: Path, monkeypatch: pytest.MonkeyPatch) -> CertifiedEngine:
     return CertifiedEngine(certified, monkeypatch)
 
 
-def test_the_certified_engine_is_served(engine: CertifiedEngine, make_settings: MakeSettings) -> None:
+def test_the_certified_engine_is_served(
+    engine: CertifiedEngine, make_settings: MakeSettings
+) -> None:
     assert load_model(make_settings()).selection.actual == ENGINE_FP32
 
 
@@ -426,7 +576,9 @@ def test_an_engine_with_a_flipped_bit_is_refused_and_never_passed_over(
         load_model(make_settings())
 
 
-def test_an_engine_that_the_certificate_never_saw_is_not_served(engine: CertifiedEngine, make_settings: MakeSettings) -> None:
+def test_an_engine_that_the_certificate_never_saw_is_not_served(
+    engine: CertifiedEngine, make_settings: MakeSettings
+) -> None:
     engine.certify(None)
     with pytest.raises(UnavailableError, match="the certificate was made without the engine"):
         load_model(make_settings(provider="tensorrt"))

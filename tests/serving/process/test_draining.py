@@ -13,7 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.load_test.load import REFUSED, Answer, Callers, by_status, closed_loop, http_request, run
+from serving.load_test.load import (
+    REFUSED,
+    Answer,
+    Callers,
+    by_status,
+    closed_loop,
+    http_request,
+    run,
+)
 from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import free_port, running
@@ -35,12 +43,17 @@ def test_after_sigterm_it_is_not_ready_at_once_and_answers_until_the_drain_is_ov
 ) -> None:
     with running(folder, drain_s=2.5, workers=num_workers) as server:
         server.wait()
-        with httpx.Client(base_url=server.url) as before, httpx.Client(base_url=server.url) as at_once:
+        with (
+            httpx.Client(base_url=server.url) as before,
+            httpx.Client(base_url=server.url) as at_once,
+        ):
             assert before.get("/readyz").status_code == at_once.get("/livez").status_code == 200
             told = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             while at_once.get("/readyz").status_code == 200:
-                assert not is_nightly or time.monotonic() - told < 0.5  # 0.1 s on a machine that does nothing else
+                assert (
+                    not is_nightly or time.monotonic() - told < 0.5
+                )  # 0.1 s on a machine that does nothing else
             for _ in range(10):  # new connections, to each of the workers
                 ready = plain_http.get(server.url + "/readyz")
                 assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
@@ -51,12 +64,16 @@ def test_after_sigterm_it_is_not_ready_at_once_and_answers_until_the_drain_is_ov
             assert (kept.status_code, kept.headers["connection"]) == (200, "close")
             assert plain_http.get(server.url + "/livez").status_code == 200
             assert "slipway_ready 0.0" in plain_http.get(server.url + "/metrics").text
-        assert not is_nightly or time.monotonic() - told < 2.5, "the machine is too slow to see it drain"
+        assert not is_nightly or time.monotonic() - told < 2.5, (
+            "the machine is too slow to see it drain"
+        )
         assert server.process.wait(20) == 0
         assert time.monotonic() - told > 2.5
 
 
-def test_without_a_drain_it_ends_at_once_and_the_next_server_can_take_its_port(folder: Path) -> None:
+def test_without_a_drain_it_ends_at_once_and_the_next_server_can_take_its_port(
+    folder: Path,
+) -> None:
     """The twin: what the drain is for."""
     with running(folder, drain_s=0, workers=2) as server:
         server.wait()
@@ -106,7 +123,9 @@ def test_a_sigterm_at_any_moment_of_the_start_ends_it(folder: Path, pause: float
         assert server.process.wait(20) in (0, -signal.SIGTERM)
 
 
-def test_requests_in_flight_are_answered_and_the_port_is_closed_before_the_end(tmp_path: Path) -> None:
+def test_requests_in_flight_are_answered_and_the_port_is_closed_before_the_end(
+    tmp_path: Path,
+) -> None:
     """Between the close of the port and the end of the process, new callers are refused: nobody is left to hang."""
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(24)))
     with running(tmp_path, drain_s=1, max_wait_s=60, num_threads=1, request_timeout_s=60) as server:
@@ -164,7 +183,9 @@ class Following:
             callers.close()
 
 
-def rolling_restart(root: Path, num_requests: int, num_callers: int = 8, pause: float = 0.02, **settings: Any) -> Following:
+def rolling_restart(
+    root: Path, num_requests: int, num_callers: int = 8, pause: float = 0.02, **settings: Any
+) -> Following:
     """Two replicas behind a client that follows their readiness; each in its turn is ended and started anew, until so many were sent."""
     ports, stacks = [free_port(), free_port()], [ExitStack(), ExitStack()]
 
@@ -184,7 +205,10 @@ def rolling_restart(root: Path, num_requests: int, num_callers: int = 8, pause: 
         numbers = iter(range(1 << 62))
         tasks = [asyncio.create_task(client.watch())]
         await asyncio.sleep(0.3)
-        tasks += [asyncio.create_task(client.send(lambda: next(numbers), pause)) for _ in range(num_callers)]
+        tasks += [
+            asyncio.create_task(client.send(lambda: next(numbers), pause))
+            for _ in range(num_callers)
+        ]
         restarted = 0
         while restarted < 2 or len(client.answers) < num_requests:
             stack = stacks[restarted % 2]
@@ -205,7 +229,9 @@ def rolling_restart(root: Path, num_requests: int, num_callers: int = 8, pause: 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("num_requests", [500, 3000])
-def test_a_rolling_restart_of_two_replicas_under_load_fails_nobody(tmp_path: Path, num_requests: int) -> None:
+def test_a_rolling_restart_of_two_replicas_under_load_fails_nobody(
+    tmp_path: Path, num_requests: int
+) -> None:
     client = rolling_restart(tmp_path, num_requests, drain_s=1, workers=1)
     assert by_status(client.answers) == {200: len(client.answers)}
     assert client.num_unserved == 0
@@ -223,7 +249,19 @@ def test_the_control_of_the_server_is_reached_by_nobody_else(folder: Path) -> No
     """BentoML's process manager takes commands on a TCP port: anybody on the machine could start programs as its user."""
     with running(folder) as server:
         server.wait()
-        sockets = {os.readlink(path) for path in Path(f"/proc/{server.process.pid}/fd").iterdir() if path.is_symlink()}
-        listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
-        own = {int(fields[1].partition(":")[2], 16) for fields in listening if f"socket:[{fields[9]}]" in sockets}
+        sockets = {
+            os.readlink(path)
+            for path in Path(f"/proc/{server.process.pid}/fd").iterdir()
+            if path.is_symlink()
+        }
+        listening = [
+            line.split()
+            for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+            if line.split()[3] == "0A"
+        ]
+        own = {
+            int(fields[1].partition(":")[2], 16)
+            for fields in listening
+            if f"socket:[{fields[9]}]" in sockets
+        }
         assert own == {httpx.URL(server.url).port}

@@ -28,7 +28,9 @@ assert gc.collect() == 1
 
 
 def test_what_is_there_is_walked_over_no_more_and_new_cycles_are_found(root: Path) -> None:
-    subprocess.run([sys.executable, "-c", CODE], check=True, cwd=root)  # in a process of its own: it is for good
+    subprocess.run(
+        [sys.executable, "-c", CODE], check=True, cwd=root
+    )  # in a process of its own: it is for good
 
 
 TURNS = """
@@ -74,7 +76,9 @@ def test_short_turns_are_the_interpreters_own_setting() -> None:
         sys.setswitchinterval(before)
 
 
-def test_it_is_settled_once_when_the_model_is_there_and_takes_no_request_yet(make_settings: MakeSettings) -> None:
+def test_it_is_settled_once_when_the_model_is_there_and_takes_no_request_yet(
+    make_settings: MakeSettings,
+) -> None:
     seen: list[ServedModel | None] = []
 
     async def main() -> None:

@@ -21,7 +21,14 @@ from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from slipway.traffic.request_log import KeptFolder, KeptRequest, digest_inputs, find_kept, read_kept
-from tests.serving.bundles import CLASS_FIELDS, COLUMNS, CONTRACT, picture, row_probabilities, table_row
+from tests.serving.bundles import (
+    CLASS_FIELDS,
+    COLUMNS,
+    CONTRACT,
+    picture,
+    row_probabilities,
+    table_row,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, run
 from tests.traffic.test_request_log import EXECUTION
@@ -41,7 +48,9 @@ async def wait_for(inference: Inference, name: str, count: int) -> None:
     assert outcome(inference, name) == count
 
 
-def test_nothing_is_kept_unless_it_is_asked_for(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_nothing_is_kept_unless_it_is_asked_for(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
     before = set(tmp_path.rglob("*"))
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -50,10 +59,14 @@ def test_nothing_is_kept_unless_it_is_asked_for(make_settings: MakeSettings, tmp
         assert [outcome(inference, name) for name in logger.OUTCOMES] == [0, 0, 0]
 
     run(make_settings(keep_directory="", watch=False), work)
-    assert {path for path in tmp_path.rglob("*") if tmp_path / "state" not in (path, *path.parents)} == before  # a rollout's is there
+    assert {
+        path for path in tmp_path.rglob("*") if tmp_path / "state" not in (path, *path.parents)
+    } == before  # a rollout's is there
 
 
-def test_a_bound_without_a_directory_is_said_once(make_settings: MakeSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bound_without_a_directory_is_said_once(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whoever set it believes that something is kept."""
     logger.open_keeper(make_settings(), lambda _outcome, _count: None)
     assert not caplog.records
@@ -63,18 +76,38 @@ def test_a_bound_without_a_directory_is_said_once(make_settings: MakeSettings, c
     ]
 
 
-def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
     payload = picture(3, (20, 12))
     answers: list[Any] = []
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        answers.append((await client.post("/predict", files={"image": ("x.png", payload)}, headers={"x-request-id": "mine"})).json())
-        error_of(await client.post("/predict", content=b"no image", headers=PNG | {"x-request-id": "refused"}))
+        answers.append(
+            (
+                await client.post(
+                    "/predict",
+                    files={"image": ("x.png", payload)},
+                    headers={"x-request-id": "mine"},
+                )
+            ).json()
+        )
+        error_of(
+            await client.post(
+                "/predict", content=b"no image", headers=PNG | {"x-request-id": "refused"}
+            )
+        )
 
-    run(make_settings(keep_directory=tmp_path / "kept"), work)  # what waits is written when the service ends
+    run(
+        make_settings(keep_directory=tmp_path / "kept"), work
+    )  # what waits is written when the service ends
     (found,) = read_kept(tmp_path / "kept")
     assert isinstance(found, KeptRequest)
-    assert (found.request_id, found.payload, found.content_type) == ("mine", payload, "application/octet-stream")
+    assert (found.request_id, found.payload, found.content_type) == (
+        "mine",
+        payload,
+        "application/octet-stream",
+    )
     assert found.inputs_sha256 == digest_inputs(array_from_bytes(payload, CONTRACT)[None])
     assert found.answers == [{name: answers[0][name] for name in CLASS_FIELDS}]
     assert found.outputs["outlier_score"].tolist() == [answers[0]["outlier_score"]]
@@ -83,7 +116,9 @@ def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(make_se
     assert abs(found.time.timestamp() - time.time()) < 60
 
 
-def test_rows_of_a_table_are_kept_with_an_answer_for_each(certified_table: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_rows_of_a_table_are_kept_with_an_answer_for_each(
+    certified_table: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
     rows = [table_row(number) for number in range(7)]
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
@@ -105,7 +140,9 @@ def test_the_sample_is_a_pure_function_of_the_id_and_has_its_share() -> None:
         drawn = [is_sampled(name, share) for name in ids]
         assert abs(sum(drawn) - share * len(ids)) <= 4 * (share * (1 - share) * len(ids)) ** 0.5
         assert drawn == [is_sampled(name, share) for name in ids]
-    assert all(is_sampled(name, 0.5) for name in ids if is_sampled(name, 0.2))  # a larger share has the smaller one in it
+    assert all(
+        is_sampled(name, 0.5) for name in ids if is_sampled(name, 0.2)
+    )  # a larger share has the smaller one in it
 
 
 def test_a_sampled_share_is_what_is_on_disk(make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -116,7 +153,11 @@ def test_a_sampled_share_is_what_is_on_disk(make_settings: MakeSettings, tmp_pat
             await client.post("/predict", content=picture(), headers=PNG | {"x-request-id": name})
 
     run(make_settings(keep_directory=tmp_path / "kept", keep_share=0.3), work)
-    found = [request.request_id for request in read_kept(tmp_path / "kept") if isinstance(request, KeptRequest)]
+    found = [
+        request.request_id
+        for request in read_kept(tmp_path / "kept")
+        if isinstance(request, KeptRequest)
+    ]
     assert found == [name for name in ids if is_sampled(name, 0.3)]
     assert 30 < len(found) < 90
 
@@ -127,10 +168,16 @@ def test_what_a_replay_sends_is_not_kept_again(make_settings: MakeSettings, tmp_
             await client.post("/predict", content=picture(), headers=PNG | {"x-request-id": name})
 
     run(make_settings(keep_directory=tmp_path / "kept"), work)
-    assert [request.request_id for request in read_kept(tmp_path / "kept") if isinstance(request, KeptRequest)] == ["other"]
+    assert [
+        request.request_id
+        for request in read_kept(tmp_path / "kept")
+        if isinstance(request, KeptRequest)
+    ] == ["other"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("planted"), OSError(28, "No space left on device"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("planted"), OSError(28, "No space left on device"), MemoryError()]
+)
 def test_a_thread_that_raises_costs_no_request_and_is_counted(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -143,7 +190,9 @@ def test_a_thread_that_raises_costs_no_request_and_is_counted(
         with monkeypatch.context() as patched:
             patched.setattr(KeptFolder, "append", refuse)
             for _ in range(10):
-                assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
+                assert (
+                    await client.post("/predict", content=picture(), headers=PNG)
+                ).status_code == 200
             await wait_for(inference, "failed", 10)
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
         await wait_for(inference, "kept", 1)  # and the thread goes on
@@ -153,7 +202,9 @@ def test_a_thread_that_raises_costs_no_request_and_is_counted(
 
 # Keeping looks at the digest, at this name and at how the model ran.
 BUNDLE = LoadedBundle(Path("bundle"), cast(Bundle, SimpleNamespace(output_name="value")), "ab" * 32)
-MODEL = cast(ServedModel, SimpleNamespace(bundle=BUNDLE, selection=SimpleNamespace(actual=EXECUTION)))
+MODEL = cast(
+    ServedModel, SimpleNamespace(bundle=BUNDLE, selection=SimpleNamespace(actual=EXECUTION))
+)
 
 
 def answered(number: int, num_bytes: int = 100) -> Answered:
@@ -179,7 +230,9 @@ class HangingFolder(KeptFolder):
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_WAITING", 5), ("MAX_WAITING_BYTES", 5 * 116)])
-def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+def test_a_full_queue_drops_and_counts_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
     monkeypatch.setattr(logger, limit, value)
     counts = dict.fromkeys(logger.OUTCOMES, 0)
 
@@ -202,8 +255,14 @@ def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypat
 
 def test_a_request_that_no_segment_can_hold_is_dropped(tmp_path: Path) -> None:
     counts: list[tuple[str, int]] = []
-    keeper = Keeper(KeptFolder(tmp_path, 1 << 20, 1), 1.0, lambda outcome, number: counts.append((outcome, number)))
+    keeper = Keeper(
+        KeptFolder(tmp_path, 1 << 20, 1),
+        1.0,
+        lambda outcome, number: counts.append((outcome, number)),
+    )
     keeper.offer([answered(1, 100_000), answered(2, 1000)], 0.0)
     keeper.close()
     assert sorted(counts) == [("dropped", 1), ("kept", 1)]
-    assert [request.request_id for request in read_kept(tmp_path) if isinstance(request, KeptRequest)] == ["id-2"]
+    assert [
+        request.request_id for request in read_kept(tmp_path) if isinstance(request, KeptRequest)
+    ] == ["id-2"]

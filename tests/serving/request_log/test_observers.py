@@ -9,7 +9,15 @@ from typing import cast
 import numpy as np
 
 from serving.models.model import AnsweredRow, ServedModel
-from serving.request_log.observers import Answered, Noted, Observers, id_of, inputs_of, model_of, rows_of
+from serving.request_log.observers import (
+    Answered,
+    Noted,
+    Observers,
+    id_of,
+    inputs_of,
+    model_of,
+    rows_of,
+)
 from serving.requests.payload import Payload
 
 MODELS = [cast(ServedModel, SimpleNamespace(name=name)) for name in ("one", "other")]

@@ -28,7 +28,9 @@ def decoding_threads(monkeypatch: pytest.MonkeyPatch, payload: bytes) -> set[str
 
     monkeypatch.setattr(decoding, "array_from_bytes", noting)
     decoder = ImageDecoder(CONTRACT)
-    assert np.array_equal(asyncio.run(decoder.decode(payload)).inputs[0], array_from_bytes(payload, CONTRACT))
+    assert np.array_equal(
+        asyncio.run(decoder.decode(payload)).inputs[0], array_from_bytes(payload, CONTRACT)
+    )
     decoder.close()
     return seen
 
@@ -42,7 +44,9 @@ def test_many_bytes_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPat
     assert decoding_threads(monkeypatch, payload) == {"slipway-decode"}
 
 
-def test_many_pixels_in_few_bytes_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pixels_in_few_bytes_are_decoded_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = io.BytesIO()
     Image.new("RGB", (INLINE_PIXELS, 2)).save(stream, "WEBP", lossless=True)
     assert len(stream.getvalue()) < INLINE_BYTES
@@ -51,7 +55,10 @@ def test_many_pixels_in_few_bytes_are_decoded_off_the_event_loop(monkeypatch: py
 
 def test_a_png_is_small_up_to_the_limit_of_pixels_and_not_above() -> None:
     """The size is read from the header, without Pillow."""
-    at_the_limit, above = picture(1, (INLINE_PIXELS // 96, 96)), picture(1, (INLINE_PIXELS // 96 + 1, 96))
+    at_the_limit, above = (
+        picture(1, (INLINE_PIXELS // 96, 96)),
+        picture(1, (INLINE_PIXELS // 96 + 1, 96)),
+    )
     assert [decoding._is_small(image[:33]) for image in (at_the_limit, above)] == [True, False]
 
 
@@ -61,12 +68,16 @@ def test_several_images_are_decoded_together_and_each_is_itself() -> None:
     decoded = asyncio.run(decoder.decode(*payloads))
     decoder.close()
     assert decoded.is_list
-    assert np.array_equal(decoded.inputs, np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads]))
+    assert np.array_equal(
+        decoded.inputs, np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads])
+    )
 
 
 def test_the_first_bad_image_of_several_is_named_whichever_is_found_first() -> None:
     decoder = ImageDecoder(CONTRACT)
-    refusal = refusal_or(lambda: asyncio.run(decoder.decode(picture(), b"", b"no image", picture())))
+    refusal = refusal_or(
+        lambda: asyncio.run(decoder.decode(picture(), b"", b"no image", picture()))
+    )
     decoder.close()
     assert (refusal.code, refusal.field) == ("empty", "image[1]")
     assert refusal.message.startswith("image[1]: ")
@@ -81,7 +92,11 @@ PIECES = [b"--b", b"--b--", b"\r\n", b'Content-Disposition: form-data; name="ima
 def test_bytes_are_an_image_or_a_refusal_whatever_they_are(head: bytes, tail: bytes) -> None:
     decoder = ImageDecoder(CONTRACT)
     answer = refusal_or(lambda: asyncio.run(decoder.decode(head + tail)))
-    assert answer.field == "image" if isinstance(answer, Refusal) else answer.inputs.shape == (1, *CONTRACT.shape)
+    assert (
+        answer.field == "image"
+        if isinstance(answer, Refusal)
+        else answer.inputs.shape == (1, *CONTRACT.shape)
+    )
     decoder.close()
 
 
@@ -89,7 +104,9 @@ def test_bytes_are_an_image_or_a_refusal_whatever_they_are(head: bytes, tail: by
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from(PIECES)), max_size=14))
 def test_a_form_is_files_or_a_refusal_whatever_it_is(pieces: list[bytes]) -> None:
     answer = refusal_or(lambda: read_form([b"".join(pieces)]))
-    assert answer.status in (400, 413, 422) if isinstance(answer, Refusal) else 1 <= len(answer) <= 2
+    assert (
+        answer.status in (400, 413, 422) if isinstance(answer, Refusal) else 1 <= len(answer) <= 2
+    )
     in_pieces = refusal_or(lambda: read_form(pieces))
     if isinstance(answer, Refusal):
         assert isinstance(in_pieces, Refusal), "where the network cuts a form decides nothing"

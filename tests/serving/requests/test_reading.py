@@ -19,8 +19,18 @@ def free() -> None:
 
 
 def part(name: str = "image", content: bytes = b"pixels", filename: str | None = "x.png") -> bytes:
-    disposition = f'form-data; name="{name}"' + (f'; filename="{filename}"' if filename is not None else "")
-    return b"--" + BOUNDARY + b"\r\nContent-Disposition: " + disposition.encode() + b"\r\n\r\n" + content + b"\r\n"
+    disposition = f'form-data; name="{name}"' + (
+        f'; filename="{filename}"' if filename is not None else ""
+    )
+    return (
+        b"--"
+        + BOUNDARY
+        + b"\r\nContent-Disposition: "
+        + disposition.encode()
+        + b"\r\n\r\n"
+        + content
+        + b"\r\n"
+    )
 
 
 def form(*parts: bytes) -> bytes:
@@ -31,11 +41,23 @@ def request(headers: dict[bytes, bytes], receive: Any, body: bytes | None = None
     return Request("abc.1", "POST", "/predict", b"", headers, receive, 0.0, body=body)
 
 
-def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared: bool = True, max_bytes: int = 1000) -> tuple[bytes, ...]:
+def read(
+    body: bytes | Iterable[bytes],
+    content_type: bytes = FORM,
+    *,
+    declared: bool = True,
+    max_bytes: int = 1000,
+) -> tuple[bytes, ...]:
     chunks = [body] if isinstance(body, bytes) else list(body)
-    messages: list[dict[str, Any]] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks
+    ]
     messages[-1]["more_body"] = False
-    length = {b"content-length": str(sum(map(len, chunks))).encode()} if declared else {b"transfer-encoding": b"chunked"}
+    length = (
+        {b"content-length": str(sum(map(len, chunks))).encode()}
+        if declared
+        else {b"transfer-encoding": b"chunked"}
+    )
 
     async def receive() -> dict[str, Any]:
         return messages.pop(0)
@@ -50,13 +72,19 @@ def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared:
         results: list[tuple[bytes, ...] | Refusal] = []
         for one in (whole, request(headers, receive)):
             try:
-                results.append((await receive_payload(one, max_bytes, MAX_ITEMS, "images", free))().items)
+                results.append(
+                    (await receive_payload(one, max_bytes, MAX_ITEMS, "images", free))().items
+                )
             except Refusal as refusal:
                 results.append(refusal)
         first, second = results
         if isinstance(second, Refusal):
             assert isinstance(first, Refusal)
-            assert (first.code, first.field, first.message) == (second.code, second.field, second.message)
+            assert (first.code, first.field, first.message) == (
+                second.code,
+                second.field,
+                second.message,
+            )
             raise second
         assert first == second
         return second
@@ -70,7 +98,10 @@ def refused(*arguments: Any, **options: Any) -> Refusal:
     return refusal.value
 
 
-@pytest.mark.parametrize("content_type", [b"image/png", b"image/jpeg; charset=binary", b"application/octet-stream", b"IMAGE/PNG"])
+@pytest.mark.parametrize(
+    "content_type",
+    [b"image/png", b"image/jpeg; charset=binary", b"application/octet-stream", b"IMAGE/PNG"],
+)
 def test_a_raw_body_is_the_image(content_type: bytes) -> None:
     assert read(b"pixels", content_type) == (b"pixels",)
 
@@ -93,7 +124,15 @@ def test_a_chunked_body_is_put_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "content_type", [b"", b"text/plain", b"application/json", b"application/x-www-form-urlencoded", b"imagex/png", b"\xff"]
+    "content_type",
+    [
+        b"",
+        b"text/plain",
+        b"application/json",
+        b"application/x-www-form-urlencoded",
+        b"imagex/png",
+        b"\xff",
+    ],
 )
 def test_other_content_types_are_refused(content_type: bytes) -> None:
     assert refused(b"pixels", content_type).code == "unsupported_media_type"
@@ -122,13 +161,26 @@ def test_a_chunked_body_is_refused_when_it_passes_the_limit_and_not_read_further
         ({b"content-length": b"ten"}, "malformed_body"),
     ],
 )
-def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(headers: dict[bytes, bytes], code: str) -> None:
+def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(
+    headers: dict[bytes, bytes], code: str
+) -> None:
     async def never() -> dict[str, Any]:
         raise AssertionError("the body was read")
 
     with pytest.raises(Refusal) as refusal:
-        asyncio.run(receive_payload(request({b"content-type": b"image/png"} | headers, never), 10, MAX_ITEMS, "images", free))
-    assert (refusal.value.code, refusal.value.field) == (code, "content-length" if code != "body_too_large" else None)
+        asyncio.run(
+            receive_payload(
+                request({b"content-type": b"image/png"} | headers, never),
+                10,
+                MAX_ITEMS,
+                "images",
+                free,
+            )
+        )
+    assert (refusal.value.code, refusal.value.field) == (
+        code,
+        "content-length" if code != "body_too_large" else None,
+    )
 
 
 def test_a_caller_that_hangs_up_is_not_a_request() -> None:
@@ -137,7 +189,13 @@ def test_a_caller_that_hangs_up_is_not_a_request() -> None:
 
     with pytest.raises(ClientGoneError):
         asyncio.run(
-            receive_payload(request({b"content-type": b"image/png", b"content-length": b"10"}, gone), 10, MAX_ITEMS, "images", free)
+            receive_payload(
+                request({b"content-type": b"image/png", b"content-length": b"10"}, gone),
+                10,
+                MAX_ITEMS,
+                "images",
+                free,
+            )
         )
 
 
@@ -159,13 +217,20 @@ def test_a_caller_that_hangs_up_is_not_a_request() -> None:
         (b"--limit\r\nContent-Disposition: " + b"x" * 100_000, "malformed_body", None),
     ],
 )
-def test_a_form_with_anything_else_is_refused_naming_the_field(body: bytes, code: str, field: str | None) -> None:
+def test_a_form_with_anything_else_is_refused_naming_the_field(
+    body: bytes, code: str, field: str | None
+) -> None:
     refusal = refused(body, max_bytes=1_000_000)
     assert (refusal.code, refusal.field) == (code, field)
 
 
 @pytest.mark.parametrize(
-    "content_type", [b"multipart/form-data", b"multipart/form-data; boundary=", b"multipart/form-data; boundary=" + b"x" * 500]
+    "content_type",
+    [
+        b"multipart/form-data",
+        b"multipart/form-data; boundary=",
+        b"multipart/form-data; boundary=" + b"x" * 500,
+    ],
 )
 def test_a_form_without_a_usable_boundary_is_refused(content_type: bytes) -> None:
     assert refused(form(part()), content_type).code == "malformed_body"
@@ -176,18 +241,36 @@ def read_as(kind: Literal["images", "columns"], content_type: bytes) -> Payload:
         return {"type": "http.request", "body": b"{}"}
 
     return asyncio.run(
-        receive_payload(request({b"content-type": content_type, b"content-length": b"2"}, receive), 10, MAX_ITEMS, kind, free)
+        receive_payload(
+            request({b"content-type": content_type, b"content-length": b"2"}, receive),
+            10,
+            MAX_ITEMS,
+            kind,
+            free,
+        )
     )()
 
 
-@pytest.mark.parametrize("content_type", [b"application/json", b"APPLICATION/JSON", b"application/json; charset=UTF-8"])
+@pytest.mark.parametrize(
+    "content_type", [b"application/json", b"APPLICATION/JSON", b"application/json; charset=UTF-8"]
+)
 def test_json_is_read_for_a_table_and_refused_for_images(content_type: bytes) -> None:
     assert read_as("columns", content_type) == Payload("columns", (b"{}",))
     with pytest.raises(Refusal, match="takes images, not JSON"):
         read_as("images", content_type)
 
 
-@pytest.mark.parametrize("content_type", [b"image/png", b"multipart/form-data", b"application/octet-stream", b"text/plain", b"", b"\xff"])
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        b"image/png",
+        b"multipart/form-data",
+        b"application/octet-stream",
+        b"text/plain",
+        b"",
+        b"\xff",
+    ],
+)
 def test_other_content_types_are_refused_for_a_table(content_type: bytes) -> None:
     with pytest.raises(Refusal, match="application/json") as refusal:
         read_as("columns", content_type)

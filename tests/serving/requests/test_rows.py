@@ -19,10 +19,14 @@ from tests.serving.bundles import COLUMNS, ROW, column, table_row
 MAX_ROWS = 50
 
 
-def decode(body: bytes | Any, contract: ColumnContract = COLUMNS, max_rows: int = MAX_ROWS) -> Decoded:
+def decode(
+    body: bytes | Any, contract: ColumnContract = COLUMNS, max_rows: int = MAX_ROWS
+) -> Decoded:
     decoder = RowDecoder(contract, max_rows)
     try:
-        return asyncio.run(decoder.decode(body if isinstance(body, bytes) else json.dumps(body).encode()))
+        return asyncio.run(
+            decoder.decode(body if isinstance(body, bytes) else json.dumps(body).encode())
+        )
     finally:
         decoder.close()
 
@@ -73,7 +77,9 @@ def test_several_rows_keep_their_order_and_are_each_what_they_are_alone() -> Non
         ({"a\x00b": 1}, "unknown_column", "a\x00b"),
     ],
 )
-def test_a_bad_cell_is_refused_under_its_rule_and_its_place(change: dict[str, Any], code: str, field: str) -> None:
+def test_a_bad_cell_is_refused_under_its_rule_and_its_place(
+    change: dict[str, Any], code: str, field: str
+) -> None:
     alone, among = refused(ROW | change), refused({"rows": [ROW, ROW | change, ROW]})
     assert (alone.code, alone.field) == (code, field)
     assert (among.code, among.field) == (code, f"rows[1].{field}")
@@ -82,7 +88,15 @@ def test_a_bad_cell_is_refused_under_its_rule_and_its_place(change: dict[str, An
 
 
 @pytest.mark.parametrize(
-    "change", [{"age": 120}, {"age": 0}, {"income": None}, {"city": "Atlantis"}, {"city": ""}, {"since": "2021-03-04T05:06:07+02:00"}]
+    "change",
+    [
+        {"age": 120},
+        {"age": 0},
+        {"income": None},
+        {"city": "Atlantis"},
+        {"city": ""},
+        {"since": "2021-03-04T05:06:07+02:00"},
+    ],
 )
 def test_the_neighbours_of_what_is_refused_are_taken(change: dict[str, Any]) -> None:
     assert decode(ROW | change).inputs.shape == (1, *COLUMNS.shape)
@@ -90,7 +104,10 @@ def test_the_neighbours_of_what_is_refused_are_taken(change: dict[str, Any]) -> 
 
 def test_a_column_that_is_left_out_is_missing() -> None:
     without = {name: value for name, value in ROW.items() if name not in ("income", "city")}
-    assert decode(without).inputs.tobytes() == decode(ROW | {"income": None, "city": None}).inputs.tobytes()
+    assert (
+        decode(without).inputs.tobytes()
+        == decode(ROW | {"income": None, "city": None}).inputs.tobytes()
+    )
     assert refused({"age": 1}).code == "missing_value"
 
 
@@ -112,7 +129,16 @@ def test_a_number_that_came_as_text_is_called_text(column: str, text: str, is_to
 
 
 def test_all_bad_cells_are_counted_and_the_first_ones_named() -> None:
-    refusal = refused({"rows": [ROW, ROW | {"age": -1, "colour": "mauve"}, ROW | {"extra": 1, "member": 0}, ROW | {"age": "x"}]})
+    refusal = refused(
+        {
+            "rows": [
+                ROW,
+                ROW | {"age": -1, "colour": "mauve"},
+                ROW | {"extra": 1, "member": 0},
+                ROW | {"age": "x"},
+            ]
+        }
+    )
     assert (refusal.code, refusal.field) == ("out_of_range", "rows[1].age")
     named = "4 more: rows[1].colour (unknown_category), rows[2].extra (unknown_column), rows[2].member (type_violation), ..."
     assert refusal.message.endswith(named)
@@ -162,7 +188,9 @@ def test_rows_at_the_limit_are_taken_and_one_more_is_refused() -> None:
     assert "SLIPWAY_MAX_ROWS" in refusal.message
 
 
-def test_a_body_of_a_million_values_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_of_a_million_values_is_refused_before_any_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     parsed: list[bytes] = []
 
     def noting(body: bytes) -> Any:
@@ -180,11 +208,16 @@ def test_a_body_of_a_million_values_is_refused_before_any_is_made(monkeypatch: p
 def test_a_column_called_rows_is_a_column() -> None:
     contract = ColumnContract(kind="columns", columns=[column("rows")])
     assert not decode({"rows": 3}, contract).is_list
-    assert decode({"rows": [{"rows": 3}]}, contract).inputs.tobytes() == decode({"rows": 3}, contract).inputs.tobytes()
+    assert (
+        decode({"rows": [{"rows": 3}]}, contract).inputs.tobytes()
+        == decode({"rows": 3}, contract).inputs.tobytes()
+    )
 
 
 @pytest.mark.parametrize(("num_rows", "thread"), [(1, "MainThread"), (50, "slipway-rows")])
-def test_many_rows_are_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, num_rows: int, thread: str) -> None:
+def test_many_rows_are_read_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, thread: str
+) -> None:
     seen: set[str] = set()
 
     def noting(body: bytes) -> Any:

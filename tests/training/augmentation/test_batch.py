@@ -26,8 +26,12 @@ def on_host(images: Pixels, change: Draw, size_px: int) -> Pixels:
 
 
 def on_device(images: Pixels, change: Draw, size_px: int, device: str = "cpu") -> Pixels:
-    changes = device_changes(change, None, np.arange(len(images)), images.shape[1], size_px, images.shape[3])
-    moved: Changes = changes._replace(**{name: value.to(device) for name, value in changes._asdict().items() if value is not None})
+    changes = device_changes(
+        change, None, np.arange(len(images)), images.shape[1], size_px, images.shape[3]
+    )
+    moved: Changes = changes._replace(
+        **{name: value.to(device) for name, value in changes._asdict().items() if value is not None}
+    )
     result: Pixels = augment_batch(torch.from_numpy(images).to(device), moved).cpu().numpy()
     return result
 
@@ -37,7 +41,9 @@ PLAN = plan_from_params(augment_params(**ON), 7)
 
 
 def batch(count: int, size_px: int, channels: int) -> Pixels:
-    return np.random.default_rng(0).integers(0, 256, (count, size_px, size_px, channels), dtype=np.uint8)
+    return np.random.default_rng(0).integers(
+        0, 256, (count, size_px, size_px, channels), dtype=np.uint8
+    )
 
 
 def keys(count: int) -> Any:
@@ -46,7 +52,9 @@ def keys(count: int) -> Any:
 
 def same(count: int, **values: Any) -> Draw:
     """The same change for every image."""
-    return unchanged(count)._replace(**{name: np.array([value] * count) for name, value in values.items()})
+    return unchanged(count)._replace(
+        **{name: np.array([value] * count) for name, value in values.items()}
+    )
 
 
 @BOTH
@@ -60,7 +68,9 @@ def test_the_identity_gives_back_the_same_pixels(apply: Apply, size_px: int, cha
 @BOTH
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("stored_px", [16, 24, 50])
-def test_dtype_and_layout_are_kept_and_the_size_is_the_networks(apply: Apply, stored_px: int, channels: int) -> None:
+def test_dtype_and_layout_are_kept_and_the_size_is_the_networks(
+    apply: Apply, stored_px: int, channels: int
+) -> None:
     result = apply(batch(70, stored_px, channels), draw(PLAN, 0, keys(70)), 16)
     assert result.dtype == np.uint8
     assert result.shape == (70, 16, 16, channels)
@@ -72,7 +82,10 @@ def test_dtype_and_layout_are_kept_and_the_size_is_the_networks(apply: Apply, st
 @pytest.mark.parametrize("stored_px", [16, 23, 40])
 def test_geometry_keeps_a_uniform_image(apply: Apply, stored_px: int, value: int) -> None:
     images = np.full((50, stored_px, stored_px, 3), value, dtype=np.uint8)
-    off = {name: augment_params().model_dump()[name] for name in ("brightness", "contrast", "saturation", "hue", "erasing")}
+    off = {
+        name: augment_params().model_dump()[name]
+        for name in ("brightness", "contrast", "saturation", "hue", "erasing")
+    }
     change = draw(plan_from_params(augment_params(**ON | off), 7), 0, keys(50))
     assert (apply(images, change, 16) == value).all()
 
@@ -82,24 +95,36 @@ def test_flips_are_exact(apply: Apply) -> None:
     images = batch(5, 15, 3)
     assert np.array_equal(apply(images, same(5, horizontal_flip=True), 15), images[:, :, ::-1])
     assert np.array_equal(apply(images, same(5, vertical_flip=True), 15), images[:, ::-1])
-    assert np.array_equal(apply(images, same(5, vertical_flip=True, horizontal_flip=True), 15), images[:, ::-1, ::-1])
+    assert np.array_equal(
+        apply(images, same(5, vertical_flip=True, horizontal_flip=True), 15), images[:, ::-1, ::-1]
+    )
 
 
 @BOTH
 @pytest.mark.parametrize(("x", "y"), [(2, 0), (0, 3), (-1, 2), (-3, -3)])
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_shift_moves_whole_pixels_and_repeats_the_border(apply: Apply, x: int, y: int, flip: bool) -> None:
+def test_a_shift_moves_whole_pixels_and_repeats_the_border(
+    apply: Apply, x: int, y: int, flip: bool
+) -> None:
     images = batch(5, 16, 3)
     expected = images[:, ::-1, ::-1] if flip else images
     expected = expected[:, (np.arange(16) - y).clip(0, 15)][:, :, (np.arange(16) - x).clip(0, 15)]
-    assert np.array_equal(apply(images, same(5, shift_px=[x, y], horizontal_flip=flip, vertical_flip=flip), 16), expected)
+    assert np.array_equal(
+        apply(images, same(5, shift_px=[x, y], horizontal_flip=flip, vertical_flip=flip), 16),
+        expected,
+    )
 
 
 @BOTH
 @pytest.mark.parametrize(("rotation_deg", "quarter_turns"), [(90, 1), (180, 2), (-90, -1)])
-def test_a_quarter_turn_is_exact_and_counter_clockwise(apply: Apply, rotation_deg: int, quarter_turns: int) -> None:
+def test_a_quarter_turn_is_exact_and_counter_clockwise(
+    apply: Apply, rotation_deg: int, quarter_turns: int
+) -> None:
     images = batch(5, 16, 3)
-    assert np.array_equal(apply(images, same(5, rotation_deg=float(rotation_deg)), 16), np.rot90(images, quarter_turns, (1, 2)))
+    assert np.array_equal(
+        apply(images, same(5, rotation_deg=float(rotation_deg)), 16),
+        np.rot90(images, quarter_turns, (1, 2)),
+    )
 
 
 @BOTH
@@ -118,13 +143,17 @@ def test_a_crop_becomes_the_whole_image_and_nothing_beside_it_is_seen(apply: App
     change = same(1, crop=[0.5, 0.25, 0.5, 0.5])
     assert crop_bounds(change, 40).tolist() == [[20, 10, 40, 30]]
     assert (apply(images, change, 32) == 200).all()
-    assert (apply(images, change._replace(rotation_deg=np.array([30.0])), 32) == 200).all()  # its border goes on
+    assert (
+        apply(images, change._replace(rotation_deg=np.array([30.0])), 32) == 200
+    ).all()  # its border goes on
 
 
 @BOTH
 def test_a_crop_in_whole_pixels_is_cut_out(apply: Apply) -> None:
     images = batch(3, 20, 3)
-    assert np.array_equal(apply(images, same(3, crop=[0.1, 0.2, 0.8, 0.8]), 16), images[:, 4:, 2:18])
+    assert np.array_equal(
+        apply(images, same(3, crop=[0.1, 0.2, 0.8, 0.8]), 16), images[:, 4:, 2:18]
+    )
 
 
 @BOTH
@@ -156,12 +185,19 @@ def test_an_image_does_not_depend_on_its_neighbours(apply: Apply) -> None:
     images, everyone = batch(150, 24, 3), keys(150)
     together = apply(images, draw(PLAN, 2, everyone), 16)
     for part in (slice(0, 1), slice(7, 12), slice(100, 150)):
-        assert np.array_equal(apply(images[part], draw(PLAN, 2, everyone[part]), 16), together[part])
+        assert np.array_equal(
+            apply(images[part], draw(PLAN, 2, everyone[part]), 16), together[part]
+        )
 
 
 @pytest.mark.parametrize("stored_px", [64, 80])
-def test_the_number_of_threads_changes_no_pixel(stored_px: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, plans = batch(120, stored_px, 3), [PLAN, plan_from_params(augment_params(horizontal_flip=0.5, crop_padding_px=4), 7)]
+def test_the_number_of_threads_changes_no_pixel(
+    stored_px: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, plans = (
+        batch(120, stored_px, 3),
+        [PLAN, plan_from_params(augment_params(horizontal_flip=0.5, crop_padding_px=4), 7)],
+    )
     results = []
     for num_threads in (1, 2, 3):
         monkeypatch.setattr(host.torch, "get_num_threads", lambda count=num_threads: count)  # type: ignore[attr-defined]
@@ -174,7 +210,12 @@ def smooth(count: int, size_px: int, channels: int) -> Pixels:
     """Pictures without edges, where a sampling point that is a little off shows little."""
     coarse = batch(count, 8, channels)
     return np.stack(
-        [cv2.resize(image, (size_px, size_px), interpolation=cv2.INTER_CUBIC).reshape(size_px, size_px, -1) for image in coarse]
+        [
+            cv2.resize(image, (size_px, size_px), interpolation=cv2.INTER_CUBIC).reshape(
+                size_px, size_px, -1
+            )
+            for image in coarse
+        ]
     )
 
 
@@ -182,7 +223,11 @@ def smooth(count: int, size_px: int, channels: int) -> Pixels:
 @pytest.mark.parametrize(("stored_px", "channels"), [(32, 3), (40, 1), (40, 3), (96, 3)])
 def test_host_and_device_agree_within_grey_levels(name: str, stored_px: int, channels: int) -> None:
     plan = plan_from_params(augment_params(**(ON if name == "everything" else {name: ON[name]})), 7)
-    images, everyone, partners = smooth(40, stored_px, channels), keys(40), np.roll(np.arange(40), 1)
+    images, everyone, partners = (
+        smooth(40, stored_px, channels),
+        keys(40),
+        np.roll(np.arange(40), 1),
+    )
     change, mixing = draw(plan, 0, everyone), draw_mixing(plan, 0, everyone, 32)
     changes = device_changes(change, mixing, partners, stored_px, 32, channels)
     device = augment_batch(torch.from_numpy(images), changes).numpy().astype(int)
@@ -194,14 +239,18 @@ def test_host_and_device_agree_within_grey_levels(name: str, stored_px: int, cha
 def mixed(images: Pixels, mixing: MixDraw, partners: NDArray[np.int64], where: str) -> Pixels:
     if where == "host":
         return mixed_images(images, partners, mixing)
-    changes = device_changes(unchanged(len(images)), mixing, partners, images.shape[1], images.shape[1], images.shape[3])
+    changes = device_changes(
+        unchanged(len(images)), mixing, partners, images.shape[1], images.shape[1], images.shape[3]
+    )
     result: Pixels = augment_batch(torch.from_numpy(images), changes).numpy()
     return result
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_mixup_blends_and_cutmix_cuts(where: str) -> None:
-    images = np.stack([np.full((8, 8, 3), value, dtype=np.uint8) for value in (200, 100, 0)])  # two rows and a partner for them
+    images = np.stack(
+        [np.full((8, 8, 3), value, dtype=np.uint8) for value in (200, 100, 0)]
+    )  # two rows and a partner for them
     mixing = MixDraw(np.array([0.75, 0.875], np.float32), np.array([[0, 0, 0, 0], [4, 0, 8, 2]]))
     result = mixed(images, mixing, np.array([1, 2]), where)
     assert result.shape == (2, 8, 8, 3)
@@ -216,7 +265,12 @@ def test_an_empty_batch_stays_empty(apply: Apply) -> None:
 
 
 @pytest.mark.parametrize(
-    "images", [torch.zeros(2, 8, 8, 3), torch.zeros(3, 8, 8, 3, dtype=torch.uint8), torch.zeros(8, 8, 3, dtype=torch.uint8)]
+    "images",
+    [
+        torch.zeros(2, 8, 8, 3),
+        torch.zeros(3, 8, 8, 3, dtype=torch.uint8),
+        torch.zeros(8, 8, 3, dtype=torch.uint8),
+    ],
 )
 def test_what_is_no_batch_of_pixels_is_refused(images: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected uint8"):

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.data.augmentation.plan import NEUTRAL, AugmentPlan, operations, plan_from_params, without_operations
+from slipway.data.augmentation.plan import (
+    NEUTRAL,
+    AugmentPlan,
+    operations,
+    plan_from_params,
+    without_operations,
+)
 from slipway.data.store.packed import PackedManifest, TargetScale
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
@@ -21,9 +27,17 @@ from tests.project_params import augment_params
 FLIP = plan_from_params(augment_params(horizontal_flip=0.5), seed=7)
 
 
-def sheet(num_images: int, plan: AugmentPlan, channels: int = 1, task: Any = "image_classification") -> Image.Image:
+def sheet(
+    num_images: int, plan: AugmentPlan, channels: int = 1, task: Any = "image_classification"
+) -> Image.Image:
     contract = ImageContract(
-        kind="images", transform=None, size_px=8, channels=3 if channels == 3 else 1, fit="stretch", interpolation="nearest", max_pixels=100
+        kind="images",
+        transform=None,
+        size_px=8,
+        channels=3 if channels == 3 else 1,
+        fit="stretch",
+        interpolation="nearest",
+        max_pixels=100,
     )
     train = packed_split(
         np.stack([pixels(seed, 8, channels) for seed in range(num_images)]),
@@ -35,7 +49,9 @@ def sheet(num_images: int, plan: AugmentPlan, channels: int = 1, task: Any = "im
         format_version=2,
         task=task,
         input=contract,
-        classes=[f"class {index}" for index in range(num_images)] if task == "image_classification" else [],
+        classes=[f"class {index}" for index in range(num_images)]
+        if task == "image_classification"
+        else [],
         mean=[0.5] * channels,
         std=[0.5] * channels,
         target_scale=None if task == "image_classification" else TargetScale(mean=0, std=1),
@@ -52,12 +68,17 @@ def test_the_sheet_has_a_line_for_each_operation() -> None:
     alone = {name: nothing.model_copy(update={name: getattr(everything, name)}) for name in NEUTRAL}
     for plan in alone.values():
         assert sheet(3, plan, 3).height - sheet(3, nothing, 3).height == line
-    assert sheet(3, everything, 3).height == sheet(3, FLIP, 3).height + (len(operations(everything)) - 1) * (line - TITLE_PX)
+    assert sheet(3, everything, 3).height == sheet(3, FLIP, 3).height + (
+        len(operations(everything)) - 1
+    ) * (line - TITLE_PX)
 
 
 @pytest.mark.process
 def test_each_operation_changes_its_line() -> None:
-    pictures = {name: np.asarray(sheet(3, plan_from_params(augment_params(**{name: ON[name]}), seed=7), 3)) for name in ON}
+    pictures = {
+        name: np.asarray(sheet(3, plan_from_params(augment_params(**{name: ON[name]}), seed=7), 3))
+        for name in ON
+    }
     assert len({picture.tobytes() for picture in pictures.values()}) == len(ON)
 
 
@@ -81,7 +102,13 @@ def test_a_table_gets_a_picture_that_says_so() -> None:
         target_scale=TargetScale(mean=0, std=1),
         splits={},
     )
-    picture = Image.open(io.BytesIO(contact_sheet(packed_split(np.zeros((2, 3)), [0, 1], ["00", "01"], ["a", "b"]), FLIP, manifest)))
+    picture = Image.open(
+        io.BytesIO(
+            contact_sheet(
+                packed_split(np.zeros((2, 3)), [0, 1], ["00", "01"], ["a", "b"]), FLIP, manifest
+            )
+        )
+    )
     assert picture.format == "PNG"
     assert np.asarray(picture).min() < 100  # ink
 

@@ -15,7 +15,15 @@ from tests.packed_rows import packed_split
 from tests.project_params import augment_params
 
 PLAN = plan_from_params(
-    augment_params(rotation_deg=20.0, scale=[0.8, 1.2], crop_padding_px=2, horizontal_flip=0.5, vertical_flip=0.5, brightness=0.2), seed=7
+    augment_params(
+        rotation_deg=20.0,
+        scale=[0.8, 1.2],
+        crop_padding_px=2,
+        horizontal_flip=0.5,
+        vertical_flip=0.5,
+        brightness=0.2,
+    ),
+    seed=7,
 )
 IDS = [files.sha256_bytes(str(seed).encode())[:32] for seed in range(10)]
 TRAIN = packed_split(
@@ -25,13 +33,25 @@ TRAIN = packed_split(
     sources=[str(seed) for seed in range(10)],
 )
 MANIFEST = PackedManifest(
-    format_version=2, task="image_classification", input=CONTRACT, classes=["a", "b"], mean=[0.5], std=[0.5], target_scale=None, splits={}
+    format_version=2,
+    task="image_classification",
+    input=CONTRACT,
+    classes=["a", "b"],
+    mean=[0.5],
+    std=[0.5],
+    target_scale=None,
+    splits={},
 )
 
 
 def write(root: Path, size_px: int = CONTRACT.size_px) -> PackedSplit:
     with files.new_directory(root) as folder:
-        write_plan(folder, PLAN.model_copy(update={"offline": write_copies(TRAIN, PLAN, 3, size_px, folder / "train")}))
+        write_plan(
+            folder,
+            PLAN.model_copy(
+                update={"offline": write_copies(TRAIN, PLAN, 3, size_px, folder / "train")}
+            ),
+        )
     plan, copies = open_augmented(root, MANIFEST)
     assert plan.offline is not None
     assert copies is not None
@@ -56,7 +76,9 @@ def test_no_two_copies_are_alike(tmp_path: Path) -> None:
 def test_copies_are_the_same_every_time(tmp_path: Path) -> None:
     write(tmp_path / "a")
     write(tmp_path / "b")
-    assert (tmp_path / "a" / "plan.json").read_bytes() == (tmp_path / "b" / "plan.json").read_bytes()
+    assert (tmp_path / "a" / "plan.json").read_bytes() == (
+        tmp_path / "b" / "plan.json"
+    ).read_bytes()
 
 
 def test_copies_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:

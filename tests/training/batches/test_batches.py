@@ -32,7 +32,9 @@ def _training(
     batch_size: int = 24,
     changes: ImageChanges | None = None,
 ) -> TrainingBatches:
-    return TrainingBatches(splits, cut_step(batch_size, world_size, limit), rank, seed=3, changes=changes, classes=True)
+    return TrainingBatches(
+        splits, cut_step(batch_size, world_size, limit), rank, seed=3, changes=changes, classes=True
+    )
 
 
 def _changes(plan: Any = EVERYTHING, size_px: int = 8, on_device: bool = False) -> ImageChanges:
@@ -54,7 +56,9 @@ def _step_rows(world_size: int, limit: int, epoch: int, step: int) -> set[int]:
 @pytest.mark.parametrize("limit", [3, 6, 24])
 def test_a_step_has_the_same_rows_however_it_is_cut(world_size: int, limit: int) -> None:
     for step in range(4):
-        assert _step_rows(world_size, limit, epoch=5, step=step) == _step_rows(1, 24, epoch=5, step=step)
+        assert _step_rows(world_size, limit, epoch=5, step=step) == _step_rows(
+            1, 24, epoch=5, step=step
+        )
 
 
 def test_another_epoch_has_another_order() -> None:
@@ -76,25 +80,43 @@ def test_offline_copies_are_rows_like_others() -> None:
     assert np.array_equal(batch.inputs.numpy(), both[batch.rows.numpy()])
 
 
-def _step(world_size: int, limit: int, *, on_device: bool = False, size_px: int = 8) -> dict[int, tuple[Any, ...]]:
+def _step(
+    world_size: int, limit: int, *, on_device: bool = False, size_px: int = 8
+) -> dict[int, tuple[Any, ...]]:
     """By row of one step: its pixels, its partner's target and its own share."""
     shape, found = cut_step(24, world_size, limit), dict[int, tuple[Any, ...]]()
     for rank in range(world_size):
-        batches = _training(world_size, rank, limit, changes=_changes(size_px=size_px, on_device=on_device))
+        batches = _training(
+            world_size, rank, limit, changes=_changes(size_px=size_px, on_device=on_device)
+        )
         for index in range(2 * shape.num_accumulated, 3 * shape.num_accumulated):
             batch = batches[5, index]
-            inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+            inputs = (
+                batch.inputs
+                if batch.changes is None
+                else augment_batch(batch.inputs, batch.changes)
+            )
             assert inputs.shape == (len(batch.rows), size_px, size_px, 1)
             assert inputs.dtype == torch.uint8
             assert batch.mixing is not None
-            parts = (batch.rows.tolist(), inputs.numpy(), batch.mixing.targets.tolist(), batch.mixing.own_shares.tolist())
-            found |= {row: (image.tobytes(), target, share) for row, image, target, share in zip(*parts, strict=True)}
+            parts = (
+                batch.rows.tolist(),
+                inputs.numpy(),
+                batch.mixing.targets.tolist(),
+                batch.mixing.own_shares.tolist(),
+            )
+            found |= {
+                row: (image.tobytes(), target, share)
+                for row, image, target, share in zip(*parts, strict=True)
+            }
     return found
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize(("world_size", "limit"), [(2, 24), (1, 6), (4, 3)])
-def test_mixed_images_are_the_same_however_a_step_is_cut(world_size: int, limit: int, on_device: bool) -> None:
+def test_mixed_images_are_the_same_however_a_step_is_cut(
+    world_size: int, limit: int, on_device: bool
+) -> None:
     whole = _step(1, 24, on_device=on_device)
     assert _step(world_size, limit, on_device=on_device) == whole
     shares = [share for _, _, share in whole.values()]
@@ -109,7 +131,11 @@ def test_a_row_is_mixed_with_another_row_of_its_step() -> None:
         shift
         for shift in range(1, 24)
         if torch.equal(batch.mixing.targets, plain.targets.roll(-shift))
-        and np.abs(batch.inputs.numpy() - _blended(plain.inputs.numpy(), batch.mixing.own_shares.numpy(), shift)).max() <= 1
+        and np.abs(
+            batch.inputs.numpy()
+            - _blended(plain.inputs.numpy(), batch.mixing.own_shares.numpy(), shift)
+        ).max()
+        <= 1
     ]
     assert len(further) == 1
 
@@ -121,14 +147,23 @@ def _blended(images: Any, shares: Any, shift: int) -> Any:
 
 def test_images_stored_larger_come_in_the_networks_size_with_or_without_augmentation() -> None:
     nothing = plan_from_params(augment_params(), seed=3)
-    for plan, on_device in ((nothing, False), (nothing, True), (EVERYTHING, False), (EVERYTHING, True)):
+    for plan, on_device in (
+        (nothing, False),
+        (nothing, True),
+        (EVERYTHING, False),
+        (EVERYTHING, True),
+    ):
         batch = _training(changes=_changes(plan, size_px=6, on_device=on_device))[0, 0]
-        inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+        inputs = (
+            batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+        )
         assert inputs.shape == (24, 6, 6, 1)
 
 
 def test_without_anything_to_do_the_stored_pixels_are_handed_over() -> None:
-    batch = _training(changes=_changes(plan_from_params(augment_params(), seed=3), on_device=True))[0, 0]
+    batch = _training(changes=_changes(plan_from_params(augment_params(), seed=3), on_device=True))[
+        0, 0
+    ]
     assert batch.changes is None
     assert batch.mixing is None
     assert torch.equal(batch.inputs, _training()[0, 0].inputs)
@@ -168,16 +203,22 @@ def test_workers_change_nothing() -> None:
         assert torch.equal(alone.inputs, shared.inputs)
         assert alone.mixing is not None
         assert shared.mixing is not None
-        assert all(torch.equal(one, two) for one, two in zip(alone.mixing, shared.mixing, strict=True))
+        assert all(
+            torch.equal(one, two) for one, two in zip(alone.mixing, shared.mixing, strict=True)
+        )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_validation_counts_every_row_once_and_deals_equally(world_size: int, batch_size: int) -> None:
+def test_validation_counts_every_row_once_and_deals_equally(
+    world_size: int, batch_size: int
+) -> None:
     counted: list[int] = []
     lengths = set()
     for rank in range(world_size):
-        loader = validation_loader(ValidationBatches(SPLIT, batch_size, world_size, rank, classes=True), 0)
+        loader = validation_loader(
+            ValidationBatches(SPLIT, batch_size, world_size, rank, classes=True), 0
+        )
         lengths.add(len(loader))
         for batch in loader:
             counted += batch.rows[batch.counted].tolist()

@@ -30,7 +30,9 @@ def test_rows_are_counted_through_the_splits_and_keep_the_order_asked_for() -> N
     assert chosen.inputs.shape == (5, *SHAPE)
 
 
-@pytest.mark.parametrize("asked", [3, slice(1, 4), slice(None), np.array([4, 0]), np.array([], np.int64)])
+@pytest.mark.parametrize(
+    "asked", [3, slice(1, 4), slice(None), np.array([4, 0]), np.array([], np.int64)]
+)
 def test_inputs_are_read_as_an_array_is(asked: object) -> None:
     expected = np.concatenate([TRAIN.inputs[:], VAL.inputs[:]])[ROWS]
     assert np.array_equal(select([TRAIN, VAL], ROWS, SHAPE).inputs[asked], expected[asked])

@@ -16,10 +16,16 @@ def _failing_with(text: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "text", ["[enforce fail at inline_container.cc:672] . unexpected pos 4288 vs 4180", "PytorchStreamWriter failed writing file"]
+    "text",
+    [
+        "[enforce fail at inline_container.cc:672] . unexpected pos 4288 vs 4180",
+        "PytorchStreamWriter failed writing file",
+    ],
 )
 def test_a_save_that_the_disk_has_no_room_for_says_so(text: str) -> None:
-    with pytest.raises(TrainingError, match="save/state could not be written, most likely because the disk is full"):
+    with pytest.raises(
+        TrainingError, match="save/state could not be written, most likely because the disk is full"
+    ):
         write_trainer_state(_failing_with(text), Path("save"))
 
 

@@ -13,7 +13,9 @@ from slipway.training.distributed.strategies import Machine, place
 def _take(project: Path, seed: int = 7, **train: Any) -> Fingerprint:
     params = load_params(project / "params.yaml").train.model_copy(update=train)
     placement = place(params, Machine(num_gpus=0, has_bfloat16=True, launch=None))
-    return take_fingerprint(seed, params, placement, project / "data/packed", project / "data/augmented", project)
+    return take_fingerprint(
+        seed, params, placement, project / "data/packed", project / "data/augmented", project
+    )
 
 
 def test_nothing_changed_is_the_same_training(project: Path) -> None:
@@ -25,16 +27,26 @@ def test_another_seed_is_another_training_and_is_named(project: Path) -> None:
     assert _take(project).digest != _take(project, seed=8).digest
 
 
-@pytest.mark.parametrize("train", [{"learning_rate": 0.5}, {"batch_size": 16}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize(
+    "train", [{"learning_rate": 0.5}, {"batch_size": 16}, {"precision": "bf16-mixed"}]
+)
 def test_a_changed_parameter_is_another_training(project: Path, train: dict[str, Any]) -> None:
     assert _take(project, **train).digest != _take(project).digest
 
 
 @pytest.mark.parametrize(
     "train",
-    [{"devices": 2}, {"strategy": "ddp"}, {"num_workers": 3}, {"max_batch_per_device": 8}, {"checkpoint_every_minutes": None}],
+    [
+        {"devices": 2},
+        {"strategy": "ddp"},
+        {"num_workers": 3},
+        {"max_batch_per_device": 8},
+        {"checkpoint_every_minutes": None},
+    ],
 )
-def test_how_a_training_is_cut_over_processes_is_not_what_it_is(project: Path, train: dict[str, Any]) -> None:
+def test_how_a_training_is_cut_over_processes_is_not_what_it_is(
+    project: Path, train: dict[str, Any]
+) -> None:
     assert _take(project, **train).digest == _take(project).digest
 
 
@@ -45,7 +57,11 @@ def test_another_kind_of_device_is_another_training(project: Path) -> None:
     digests = set()
     for num_gpus in (0, 1):
         placement = place(params, Machine(num_gpus=num_gpus, has_bfloat16=True, launch=None))
-        digests.add(take_fingerprint(7, params, placement, project / "data/packed", project / "data/augmented", project).digest)
+        digests.add(
+            take_fingerprint(
+                7, params, placement, project / "data/packed", project / "data/augmented", project
+            ).digest
+        )
     assert len(digests) == 2
 
 
@@ -54,11 +70,15 @@ def _own_code(project: Path) -> None:
     files.write_text(project / "stages/train.py", "from slipway.training import run\n")
 
 
-@pytest.mark.parametrize("name", ["data/packed/manifest.json", "data/augmented/plan.json", "stages/train.py"])
+@pytest.mark.parametrize(
+    "name", ["data/packed/manifest.json", "data/augmented/plan.json", "stages/train.py"]
+)
 def test_a_changed_file_is_another_training_and_is_named(project: Path, name: str) -> None:
     _own_code(project)
     before = _take(project)
-    files.write_text(project / name, (project / name).read_text() + ("x = 1" if name.endswith(".py") else " "))
+    files.write_text(
+        project / name, (project / name).read_text() + ("x = 1" if name.endswith(".py") else " ")
+    )
     after = _take(project)
     assert after.digest != before.digest
     (difference,) = before.differences(after)
@@ -68,7 +88,9 @@ def test_a_changed_file_is_another_training_and_is_named(project: Path, name: st
 def test_a_changed_comment_is_the_same_training(project: Path) -> None:
     _own_code(project)
     before = _take(project)
-    files.write_text(project / "stages/train.py", (project / "stages/train.py").read_text() + "# why\n")
+    files.write_text(
+        project / "stages/train.py", (project / "stages/train.py").read_text() + "# why\n"
+    )
     assert _take(project).digest == before.digest
 
 
@@ -81,7 +103,9 @@ def test_a_stale_code_yaml_does_not_pass_for_the_code(project: Path) -> None:
 
 
 def test_the_fingerprint_covers_all_code_that_train_reaches(project: Path) -> None:
-    assert {"stages/train.py", "slipway/training/module.py", "slipway/system/cores.py"} <= set(_take(project).code)
+    assert {"stages/train.py", "slipway/training/module.py", "slipway/system/cores.py"} <= set(
+        _take(project).code
+    )
 
 
 def test_a_project_without_the_code_of_train_is_refused(project: Path) -> None:

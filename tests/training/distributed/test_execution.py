@@ -18,8 +18,13 @@ from tests.training.conftest import spec, write_project
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
 SINGLE = Placement("single", "32-true", "cpu", 1, 1, "none", None, ())
-ZERO_2, ZERO_3 = (Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, "none", None, ()) for stage in (2, 3))
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+ZERO_2, ZERO_3 = (
+    Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, "none", None, ())
+    for stage in (2, 3)
+)
+NEEDS_COMPILER = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="there is no C++ compiler here"
+)
 
 
 def _params(**changes: Any) -> TrainParams:
@@ -34,7 +39,9 @@ def _params(**changes: Any) -> TrainParams:
         ({"compile": True}, ZERO_3, "image_classification", "come and go"),
     ],
 )
-def test_what_cannot_be_had_is_refused(changes: dict[str, Any], placement: Placement, task: Any, text: str) -> None:
+def test_what_cannot_be_had_is_refused(
+    changes: dict[str, Any], placement: Placement, task: Any, text: str
+) -> None:
     with pytest.raises(ParamsError, match=text):
         check_execution(_params(**changes), placement, task)
 
@@ -44,8 +51,13 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CXX", "")
     from torch._inductor import config, cpp_builder
 
-    cpp_builder.get_cpp_compiler.cache_clear() if hasattr(cpp_builder.get_cpp_compiler, "cache_clear") else None
-    with config.patch("cpp.cxx", ("no-such-compiler",)), pytest.raises(UnavailableError, match="no C\\+\\+ compiler"):
+    cpp_builder.get_cpp_compiler.cache_clear() if hasattr(
+        cpp_builder.get_cpp_compiler, "cache_clear"
+    ) else None
+    with (
+        config.patch("cpp.cxx", ("no-such-compiler",)),
+        pytest.raises(UnavailableError, match="no C\\+\\+ compiler"),
+    ):
         check_execution(_params(compile=True), SINGLE, "image_classification")
     check_execution(_params(compile=False), SINGLE, "image_classification")
 
@@ -54,7 +66,9 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     ("channels_last", "placement", "expected"),
     [("auto", SINGLE, True), (True, SINGLE, True), (False, SINGLE, False), ("auto", ZERO_2, False)],
 )
-def test_the_layout_is_what_was_asked_for(channels_last: Any, placement: Placement, expected: bool) -> None:
+def test_the_layout_is_what_was_asked_for(
+    channels_last: Any, placement: Placement, expected: bool
+) -> None:
     network = build_network(spec())
     arrange(network, _params(channels_last=channels_last), placement, "image_classification")
     weight = network.get_parameter("backbone.stages.0.conv1.weight")
@@ -71,15 +85,23 @@ def test_compiling_changes_no_name_of_a_weight() -> None:
 @NEEDS_COMPILER
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    whole, killed, plain = (write_project(tmp_path / name, compile=name != "plain") for name in ("whole", "killed", "plain"))
+def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
+    whole, killed, plain = (
+        write_project(tmp_path / name, compile=name != "plain")
+        for name in ("whole", "killed", "plain")
+    )
     done = run_training(whole)
     assert done.returncode == 0, done.stderr
     kill_after(killed, "epoch 2/4")
     assert "resumed   after epoch" in run_training(killed).stdout
     assert weights_digest(killed) == weights_digest(whole)
     assert run_training(plain).returncode == 0
-    names = [set(safetensors.torch.load_file(project / "artifacts/checkpoint/weights.safetensors")) for project in (whole, plain)]
+    names = [
+        set(safetensors.torch.load_file(project / "artifacts/checkpoint/weights.safetensors"))
+        for project in (whole, plain)
+    ]
     assert names[0] == names[1]
 
 
@@ -87,5 +109,7 @@ def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninter
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_2"])
 def test_two_processes_train_compiled(tmp_path: Path, strategy: str) -> None:
-    done = run_training(write_project(tmp_path, compile=True, devices=2, strategy=strategy, epochs=2))
+    done = run_training(
+        write_project(tmp_path, compile=True, devices=2, strategy=strategy, epochs=2)
+    )
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,15 @@ from tests.training.real_runs import environment
 
 MODULE = "tests.training.failing_training"
 LIGHTNING = [sys.executable, "-u", "-m", MODULE]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", MODULE]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc_per_node=2",
+    "-m",
+    MODULE,
+]
 WORKER = "DataLoader worker (pid 71) is killed by signal: "
 
 
@@ -32,7 +40,9 @@ def _marked(project: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cwd").readlink() == project and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                if (entry / "cwd").readlink() == project and (
+                    entry / "stat"
+                ).read_text().rpartition(")")[2].split()[0] != "Z":
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -42,7 +52,14 @@ def _marked(project: Path) -> list[int]:
 def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, str]:
     """Exit code, seconds from the fault to the end of the last process over those from the start to the fault, and all that was said."""
     started_at, variables = time.monotonic(), {**environment(), "FAIL": fault}
-    with subprocess.Popen(command, cwd=project, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=project,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         said, failed_at = "", 0.0
         for line in process.stdout:
@@ -58,7 +75,9 @@ def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, st
 
 @pytest.fixture(name="project")
 def _project(tmp_path: Path) -> Iterator[Path]:
-    project = test_table_runs.write_project(tmp_path / "project", devices=2, strategy="ddp", epochs=200)
+    project = test_table_runs.write_project(
+        tmp_path / "project", devices=2, strategy="ddp", epochs=200
+    )
     yield project
     for process in _marked(project):
         os.kill(process, 9)
@@ -66,16 +85,31 @@ def _project(tmp_path: Path) -> Iterator[Path]:
 
 CAUSES = [
     ("1:kill", r"error: rank 1 \(process \d+\) was ended by SIGKILL\. .*All others were ended\.$"),
-    ("1:segfault", r"error: rank 1 \(process \d+\) was ended by SIGSEGV\. All others were ended\.$"),
-    ("1:exit", r"error: rank 1 \(process \d+\) ended with exit code 7, for the reason above\. All others were ended\.$"),
-    ("0:kill", r"error: rank 0 \(process \d+\) is gone without a word, so it was killed\. All others end\.$"),
+    (
+        "1:segfault",
+        r"error: rank 1 \(process \d+\) was ended by SIGSEGV\. All others were ended\.$",
+    ),
+    (
+        "1:exit",
+        r"error: rank 1 \(process \d+\) ended with exit code 7, for the reason above\. All others were ended\.$",
+    ),
+    (
+        "0:kill",
+        r"error: rank 0 \(process \d+\) is gone without a word, so it was killed\. All others end\.$",
+    ),
     ("0:error", r"ZeroDivisionError: a fault of its own\n(\[rank0\]: )?\(rank 0 of 2\)$"),
     (
         "1:error",
         r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1, for the reason above.*$",
     ),
-    ("0:memory", r"error: rank 0 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower train.max_batch_per_device .*$"),
-    ("1:memory", r"error: rank 1 ran out of memory: CUDA out of memory.*\n\nerror: rank 1 .* exit code 1, for the reason above.*$"),
+    (
+        "0:memory",
+        r"error: rank 0 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower train.max_batch_per_device .*$",
+    ),
+    (
+        "1:memory",
+        r"error: rank 1 ran out of memory: CUDA out of memory.*\n\nerror: rank 1 .* exit code 1, for the reason above.*$",
+    ),
     ("0:host memory", r"error: rank 0 ran out of memory: .*$"),
     (
         "1:disk",
@@ -87,9 +121,14 @@ CAUSES = [
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("fault", "told"),
-    [pytest.param(fault, told, marks=[] if fault == "0:kill" else pytest.mark.nightly) for fault, told in CAUSES],
+    [
+        pytest.param(fault, told, marks=[] if fault == "0:kill" else pytest.mark.nightly)
+        for fault, told in CAUSES
+    ],
 )
-def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(project: Path, fault: str, told: str, is_nightly: bool) -> None:
+def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(
+    project: Path, fault: str, told: str, is_nightly: bool
+) -> None:
     code, share, said = _fail(project, LIGHTNING, fault)
     assert code == (-9 if fault == "0:kill" else 1)
     assert not is_nightly or share < 1, said  # to start takes some 8 seconds on a quiet machine
@@ -107,7 +146,9 @@ def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(proje
         ("1:memory", "error: rank 1 ran out of memory: "),
     ],
 )
-def test_torchrun_ends_all_and_its_report_names_the_rank(project: Path, fault: str, told: str) -> None:
+def test_torchrun_ends_all_and_its_report_names_the_rank(
+    project: Path, fault: str, told: str
+) -> None:
     code, share, said = _fail(project, TORCHRUN, fault)
     assert code == 1
     assert share < 1, said
@@ -129,22 +170,50 @@ def test_a_rank_that_hangs_is_not_mistaken_for_one_that_failed(project: Path) ->
 
 def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
     assert callable(subprocess_script._launch_process_observer)  # type: ignore[attr-defined]
-    assert "_launch_process_observer" in subprocess_script._SubprocessScriptLauncher.launch.__code__.co_names
+    assert (
+        "_launch_process_observer"
+        in subprocess_script._SubprocessScriptLauncher.launch.__code__.co_names
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "rank 3 ran out of memory: CUDA out of memory. Tried. Lower train.max_batch"),
-        (MemoryError(), "rank 3 ran out of memory: MemoryError"),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), "rank 3 ran out of memory"),
-        (RuntimeError(WORKER + "Killed. "), r"a loader process of rank 3 \(71\) was ended by a signal \(Killed\).*lower train.num_workers"),
-        (RuntimeError(WORKER + "Bus error. It is possible"), r"\(71\) ended by a bus error: a file that is mapped .* or /dev/shm is full"),
-        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), r"of rank 3 \(7, 8\) ended without a word"),
-        (RuntimeError("unable to write to file </torch_7>: No space left on device (28)"), "no shared memory .* Enlarge /dev/shm"),
-        (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:9"), "rank 3 lost another process of the training"),
         (
-            IntegrityError("Caught IntegrityError in DataLoader worker process 1.\nTrace\nx.IntegrityError: a is b\n"),
+            torch.OutOfMemoryError("CUDA out of memory. Tried"),
+            "rank 3 ran out of memory: CUDA out of memory. Tried. Lower train.max_batch",
+        ),
+        (MemoryError(), "rank 3 ran out of memory: MemoryError"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+            ),
+            "rank 3 ran out of memory",
+        ),
+        (
+            RuntimeError(WORKER + "Killed. "),
+            r"a loader process of rank 3 \(71\) was ended by a signal \(Killed\).*lower train.num_workers",
+        ),
+        (
+            RuntimeError(WORKER + "Bus error. It is possible"),
+            r"\(71\) ended by a bus error: a file that is mapped .* or /dev/shm is full",
+        ),
+        (
+            RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"),
+            r"of rank 3 \(7, 8\) ended without a word",
+        ),
+        (
+            RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
+            "no shared memory .* Enlarge /dev/shm",
+        ),
+        (
+            RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:9"),
+            "rank 3 lost another process of the training",
+        ),
+        (
+            IntegrityError(
+                "Caught IntegrityError in DataLoader worker process 1.\nTrace\nx.IntegrityError: a is b\n"
+            ),
             "loader process 1: a is b",
         ),
     ],
@@ -157,7 +226,12 @@ def test_a_fault_from_outside_is_explained(error: Exception, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("shapes differ"), RuntimeError("mat1 and mat2 shapes cannot be multiplied"), OSError(9, "bad")]
+    "error",
+    [
+        ValueError("shapes differ"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        OSError(9, "bad"),
+    ],
 )
 def test_a_fault_of_ours_stays_what_it_is(error: Exception) -> None:
     assert explained(error, "rank 3") is error
@@ -185,10 +259,14 @@ mapped[np.arange(len(mapped))].sum()
 
 @pytest.mark.process
 @pytest.mark.parametrize(("explanation", "code"), [("explained", 1), ("", -7)])
-def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(tmp_path: Path, explanation: str, code: int) -> None:
+def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(
+    tmp_path: Path, explanation: str, code: int
+) -> None:
     path = tmp_path / "inputs.npy"
     np.save(path, np.zeros((4096, 64), dtype=np.uint8))
-    ended = subprocess.run([sys.executable, "-c", TRUNCATED, str(path), explanation], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(path), explanation], capture_output=True, text=True
+    )
     assert ended.returncode == code, ended.stderr
     assert ended.stderr.count("error: a file that is mapped into memory was cut off") == (code == 1)
 
@@ -197,13 +275,27 @@ def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(tmp_path: P
 def test_a_killed_loader_process_is_one_message(tmp_path: Path) -> None:
     project = test_table_runs.write_project(tmp_path / "project", num_workers=2, epochs=200)
     variables = {**environment(), "FAIL": "9:kill"}
-    with subprocess.Popen(LIGHTNING, cwd=project, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        LIGHTNING,
+        cwd=project,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         assert any("epoch   1" in line for line in process.stdout)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        loaders = [child for child in children if "failing_training" in Path(f"/proc/{child}/cmdline").read_text()]
+        loaders = [
+            child
+            for child in children
+            if "failing_training" in Path(f"/proc/{child}/cmdline").read_text()
+        ]
         os.kill(int(loaders[0]), 9)
         said = process.stdout.read()
     assert process.returncode == 1
-    assert f"error: a loader process of the training ({loaders[0]}) was ended by a signal (Killed)" in said
+    assert (
+        f"error: a loader process of the training ({loaders[0]}) was ended by a signal (Killed)"
+        in said
+    )
     assert "Traceback" not in said

@@ -7,7 +7,13 @@ import sys
 import pytest
 
 from slipway.system.errors import UnavailableError
-from slipway.training.distributed.launchers import RELAUNCH, LaunchedEnvironment, cluster_environment, find_launch, relaunch
+from slipway.training.distributed.launchers import (
+    RELAUNCH,
+    LaunchedEnvironment,
+    cluster_environment,
+    find_launch,
+    relaunch,
+)
 from tests import warm_starts
 from tests.conftest import ROOT
 
@@ -58,8 +64,17 @@ def test_each_launcher_is_understood(launcher: str) -> None:
     launch = find_launch(ENVIRONMENTS[launcher])
     assert launch is not None
     assert launch.launcher == launcher
-    assert (launch.rank, launch.local_rank, launch.num_local, launch.num_nodes, launch.world_size) == (3, 1, 2, 2, 4)
-    assert (launch.main_address, launch.main_port) == ("node1", 16234 if launcher == "Slurm" else 29500)
+    assert (
+        launch.rank,
+        launch.local_rank,
+        launch.num_local,
+        launch.num_nodes,
+        launch.world_size,
+    ) == (3, 1, 2, 2, 4)
+    assert (launch.main_address, launch.main_port) == (
+        "node1",
+        16234 if launcher == "Slurm" else 29500,
+    )
 
 
 @pytest.mark.parametrize("launcher", ENVIRONMENTS)
@@ -67,7 +82,12 @@ def test_lightning_is_told_what_the_launcher_said(launcher: str) -> None:
     told = cluster_environment(find_launch(ENVIRONMENTS[launcher]))
     assert isinstance(told, LaunchedEnvironment)
     assert told.creates_processes_externally
-    assert (told.world_size(), told.global_rank(), told.local_rank(), told.node_rank()) == (4, 3, 1, 1)
+    assert (told.world_size(), told.global_rank(), told.local_rank(), told.node_rank()) == (
+        4,
+        3,
+        1,
+        1,
+    )
     told.set_world_size(1)
     told.set_global_rank(0)
     assert (told.world_size(), told.global_rank()) == (4, 3)
@@ -84,9 +104,18 @@ def test_lightning_is_told_what_the_launcher_said(launcher: str) -> None:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "4000",
         },  # Lightning's own child
-        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},  # an sbatch script
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "4",
+            "SLURM_PROCID": "0",
+            "SLURM_LOCALID": "0",
+        },  # an sbatch script
         ENVIRONMENTS["Slurm"]
-        | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},  # srun --pty bash
+        | {
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_NUM_NODES": "1",
+            "SLURM_STEP_TASKS_PER_NODE": "1",
+        },  # srun --pty bash
         ENVIRONMENTS["mpirun"] | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
     ],
 )
@@ -106,12 +135,22 @@ def test_the_inner_launcher_counts(inner: str) -> None:
     ("environment", "text"),
     [
         (
-            ENVIRONMENTS["Slurm"] | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"},
+            ENVIRONMENTS["Slurm"]
+            | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"},
             "started 3 processes as 2,1 on 2 nodes",
         ),
-        (ENVIRONMENTS["Slurm"] | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "as 3,1 on 2 nodes, expected equally many"),
-        (ENVIRONMENTS["torchrun"] | {"WORLD_SIZE": "5"}, "torchrun started 5 processes, 2 of them on this node"),
-        ({k: v for k, v in ENVIRONMENTS["mpirun"].items() if k != "MASTER_ADDR"}, "mpirun does not say on which node rank 0 runs"),
+        (
+            ENVIRONMENTS["Slurm"] | {"SLURM_STEP_TASKS_PER_NODE": "3,1"},
+            "as 3,1 on 2 nodes, expected equally many",
+        ),
+        (
+            ENVIRONMENTS["torchrun"] | {"WORLD_SIZE": "5"},
+            "torchrun started 5 processes, 2 of them on this node",
+        ),
+        (
+            {k: v for k, v in ENVIRONMENTS["mpirun"].items() if k != "MASTER_ADDR"},
+            "mpirun does not say on which node rank 0 runs",
+        ),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "not Open MPI's"),
     ],
 )
@@ -127,7 +166,10 @@ def test_two_runs_of_mpirun_on_one_machine_meet_at_different_ports() -> None:
         "OMPI_COMM_WORLD_RANK": "0",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     }
-    launches = [find_launch(one_node | {"PMIX_NAMESPACE": name}) for name in ("2847932417", "2847932418", "2847932418")]
+    launches = [
+        find_launch(one_node | {"PMIX_NAMESPACE": name})
+        for name in ("2847932417", "2847932418", "2847932418")
+    ]
     ports = [launch.main_port for launch in launches if launch]
     assert ports[0] != ports[1] == ports[2]
     assert all(launch and launch.main_address == "127.0.0.1" for launch in launches)
@@ -141,14 +183,19 @@ def test_torchrun_without_its_four_arguments_says_which_it_takes() -> None:
 
 def _run(*environments: dict[str, str]) -> str:
     """What a process says that calls `relaunch` in each of them, one after the other."""
-    done = warm_starts.run(["tests.training.relaunched", json.dumps(environments)], ROOT, {}, timeout=60)
+    done = warm_starts.run(
+        ["tests.training.relaunched", json.dumps(environments)], ROOT, {}, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.process
 def test_a_launcher_that_is_named_takes_the_place_of_the_process() -> None:
-    assert _run({"TRAIN_LAUNCHER": "echo one 'two three'"}) == f"one two three {sys.executable} -u -m stages.train\n"
+    assert (
+        _run({"TRAIN_LAUNCHER": "echo one 'two three'"})
+        == f"one two three {sys.executable} -u -m stages.train\n"
+    )
 
 
 @pytest.mark.process
@@ -158,7 +205,9 @@ def test_what_a_launcher_started_and_what_names_none_goes_on() -> None:
 
 
 @pytest.mark.parametrize("command", ["no-such-launcher -n 2", "srun 'unclosed"])
-def test_a_launcher_that_cannot_be_started_is_refused(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_a_launcher_that_cannot_be_started_is_refused(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     monkeypatch.setenv(RELAUNCH, command)
     with pytest.raises(UnavailableError, match=f"TRAIN_LAUNCHER is .*{command.split()[0]}"):
         relaunch("stages.train")

@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from slipway.training.distributed.processes import ended_together, is_first_process, was_started_by_another
+from slipway.training.distributed.processes import (
+    ended_together,
+    is_first_process,
+    was_started_by_another,
+)
 from slipway.training.distributed.stopping import Stopped
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
 SLURM = {
     "SLURM_JOB_ID": "7",
     "SLURM_STEP_ID": "0",
@@ -28,7 +38,9 @@ print(child.pid, flush=True)
 sys.stdin.read()
 """
 WAIT = "import time; print('ready', flush=True); time.sleep(60)"
-WAIT_FOR_PARENT = f"from slipway.training.distributed.processes import end_with_parent; end_with_parent(); {WAIT}"
+WAIT_FOR_PARENT = (
+    f"from slipway.training.distributed.processes import end_with_parent; end_with_parent(); {WAIT}"
+)
 
 
 def _is_running(process: int) -> bool:
@@ -51,7 +63,9 @@ def _ends_within(process: int, seconds: float) -> bool:
 
 def _child_of_a_killed_parent(code: str) -> int:
     command = [sys.executable, "-c", PARENT, code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
@@ -71,7 +85,11 @@ def test_a_process_that_does_not_watch_its_parent_stays() -> None:
 
 
 def _fail_with(children: list[Any]) -> None:
-    trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)))
+    trainer: Any = SimpleNamespace(
+        global_rank=0,
+        world_size=1,
+        strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)),
+    )
     with ended_together(trainer):
         raise ValueError("rank 0 failed")
 
@@ -87,14 +105,20 @@ def test_started_ranks_end_when_the_first_one_fails() -> None:
 def test_started_ranks_that_stop_with_the_first_one_end_by_themselves() -> None:
     slow = "import sys, time; time.sleep(1); sys.exit(143)"
     with subprocess.Popen([sys.executable, "-c", slow]) as child:
-        trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
+        trainer: Any = SimpleNamespace(
+            global_rank=0,
+            world_size=1,
+            strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])),
+        )
         with pytest.raises(Stopped), ended_together(trainer):
             raise Stopped(15)
         assert child.returncode == 143
 
 
 def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
-    trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=None))
+    trainer: Any = SimpleNamespace(
+        global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=None)
+    )
     with pytest.raises(ValueError, match="its own"), ended_together(trainer):
         raise ValueError("its own")
 

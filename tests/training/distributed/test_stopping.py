@@ -23,7 +23,9 @@ def saves(project: Path) -> list[str]:
 def fake_scontrol(folder: Path, exit_code: int = 0) -> None:
     """A command of that name that writes down its arguments."""
     folder.mkdir()
-    (folder / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\necho "no such job" >&2\nexit {exit_code}\n')
+    (folder / "scontrol").write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/asked\necho "no such job" >&2\nexit {exit_code}\n'
+    )
     (folder / "scontrol").chmod(0o755)
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 
@@ -37,18 +39,26 @@ def stop_for_requeue(number: int, scontrol: Path, exit_code: int, array: bool) -
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
-def test_a_signal_stops_after_the_next_step_with_a_save(tmp_path: Path, name: str, code: int) -> None:
+def test_a_signal_stops_after_the_next_step_with_a_save(
+    tmp_path: Path, name: str, code: int
+) -> None:
     project = write_project(tmp_path, **EVERY_STEP)
     ended, output = run_forked(project, stop_after_save, 2, name)
     assert ended == code, output
-    assert f"stopped   by {name} after epoch 0 and 3 steps of the next, all saved; run the same command again to go on" in output
+    assert (
+        f"stopped   by {name} after epoch 0 and 3 steps of the next, all saved; run the same command again to go on"
+        in output
+    )
     assert "Traceback" not in output
     assert saves(project) == ["step-00000002", "step-00000003"]
 
 
-def test_a_training_stopped_in_a_step_and_in_a_validation_ends_with_equal_bits(tmp_path: Path) -> None:
+def test_a_training_stopped_in_a_step_and_in_a_validation_ends_with_equal_bits(
+    tmp_path: Path,
+) -> None:
     whole, stopped = (
-        write_project(tmp_path / name, epochs=2, num_workers=workers, ema_decay=0.9) for name, workers in (("whole", 0), ("stopped", 2))
+        write_project(tmp_path / name, epochs=2, num_workers=workers, ema_decay=0.9)
+        for name, workers in (("whole", 0), ("stopped", 2))
     )
     assert run_forked(whole)[0] == 0
     assert run_forked(stopped, stop_in_validation, 1)[0] == 143
@@ -58,11 +68,18 @@ def test_a_training_stopped_in_a_step_and_in_a_validation_ends_with_equal_bits(t
     assert "resumed   after epoch 0 and 4 steps of the next" in output
     assert run_forked(stopped)[0] == 0
     assert weights_digest(stopped) == weights_digest(whole)
-    assert (stopped / "metrics/train.json").read_text() == (whole / "metrics/train.json").read_text()
+    assert (stopped / "metrics/train.json").read_text() == (
+        whole / "metrics/train.json"
+    ).read_text()
 
 
-@pytest.mark.parametrize(("exit_code", "array", "said"), [(0, False, "requeue 123 done"), (1, True, "requeue 120_3 failed: no such job")])
-def test_sigusr1_puts_a_slurm_job_back_into_the_queue(tmp_path: Path, exit_code: int, array: bool, said: str) -> None:
+@pytest.mark.parametrize(
+    ("exit_code", "array", "said"),
+    [(0, False, "requeue 123 done"), (1, True, "requeue 120_3 failed: no such job")],
+)
+def test_sigusr1_puts_a_slurm_job_back_into_the_queue(
+    tmp_path: Path, exit_code: int, array: bool, said: str
+) -> None:
     project = write_project(tmp_path / "project", **EVERY_STEP)
     ended, output = run_forked(project, stop_for_requeue, 1, tmp_path / "bin", exit_code, array)
     assert ended == 138, output
@@ -88,8 +105,17 @@ def stop_twice() -> None:
     stop_after_save(1, "SIGTERM")
 
 
-@pytest.mark.parametrize("to", [pytest.param("first", marks=pytest.mark.nightly), "other", pytest.param("all", marks=pytest.mark.nightly)])
-def test_whichever_process_of_two_gets_the_signal_both_save_and_end(tmp_path: Path, to: str) -> None:
+@pytest.mark.parametrize(
+    "to",
+    [
+        pytest.param("first", marks=pytest.mark.nightly),
+        "other",
+        pytest.param("all", marks=pytest.mark.nightly),
+    ],
+)
+def test_whichever_process_of_two_gets_the_signal_both_save_and_end(
+    tmp_path: Path, to: str
+) -> None:
     project = write_project(tmp_path, epochs=1000, devices=2, num_workers=1)
     with start_training(project) as process:
         assert process.stdout is not None
@@ -98,7 +124,9 @@ def test_whichever_process_of_two_gets_the_signal_both_save_and_end(tmp_path: Pa
             os.killpg(process.pid, signal.SIGTERM)
         else:
             os.kill(process.pid if to == "first" else _other_rank(process.pid), signal.SIGTERM)
-        output = process.stdout.read()  # ends when the other rank, which holds the pipe too, has ended
+        output = (
+            process.stdout.read()
+        )  # ends when the other rank, which holds the pipe too, has ended
     assert process.returncode == 143
     assert "stopped   by SIGTERM" in output
     assert saves(project)

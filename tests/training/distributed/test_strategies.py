@@ -14,12 +14,21 @@ from tests.training.conftest import ROOT
 NO_GPU = Machine(num_gpus=0, has_bfloat16=True, launch=None)
 TWO_GPUS = Machine(num_gpus=2, has_bfloat16=True, launch=None)
 OLD_GPU = Machine(num_gpus=1, has_bfloat16=False, launch=None)
-TORCHRUN = Machine(num_gpus=0, has_bfloat16=True, launch=Launch("torchrun", 0, 0, 2, 1, "127.0.0.1", 15000))
+TORCHRUN = Machine(
+    num_gpus=0, has_bfloat16=True, launch=Launch("torchrun", 0, 0, 2, 1, "127.0.0.1", 15000)
+)
 SLURM = Machine(num_gpus=0, has_bfloat16=True, launch=Launch("Slurm", 5, 1, 2, 3, "node1", 15000))
 
 
 def _params(**changes: Any) -> TrainParams:
-    auto = {"strategy": "auto", "precision": "auto", "accelerator": "auto", "offload": "none", "devices": "auto", "num_nodes": 1}
+    auto = {
+        "strategy": "auto",
+        "precision": "auto",
+        "accelerator": "auto",
+        "offload": "none",
+        "devices": "auto",
+        "num_nodes": 1,
+    }
     return load_params(ROOT / "params.yaml").train.model_copy(update={**auto, **changes})
 
 
@@ -33,12 +42,23 @@ def _params(**changes: Any) -> TrainParams:
         (TWO_GPUS, {}, ("deepspeed_stage_2", "16-mixed", "gpu", 2)),
         (TWO_GPUS, {"accelerator": "cpu"}, ("single", "32-true", "cpu", 1)),
         (TWO_GPUS, {"strategy": "single"}, ("single", "16-mixed", "gpu", 1)),
-        (NO_GPU, {"strategy": "deepspeed_stage_3", "precision": "16-mixed", "devices": 2}, ("deepspeed_stage_3", "16-mixed", "cpu", 2)),
+        (
+            NO_GPU,
+            {"strategy": "deepspeed_stage_3", "precision": "16-mixed", "devices": 2},
+            ("deepspeed_stage_3", "16-mixed", "cpu", 2),
+        ),
     ],
 )
-def test_auto_becomes(machine: Machine, changes: dict[str, Any], expected: tuple[str, str, str, int]) -> None:
+def test_auto_becomes(
+    machine: Machine, changes: dict[str, Any], expected: tuple[str, str, str, int]
+) -> None:
     placement = place(_params(**changes), machine)
-    assert (placement.strategy, placement.precision, placement.accelerator, placement.world_size) == expected
+    assert (
+        placement.strategy,
+        placement.precision,
+        placement.accelerator,
+        placement.world_size,
+    ) == expected
 
 
 def test_auto_says_why() -> None:
@@ -56,39 +76,75 @@ def test_what_is_named_needs_no_reason() -> None:
         (NO_GPU, {"accelerator": "gpu"}, UnavailableError, "finds no GPU"),
         (TWO_GPUS, {"devices": 3}, UnavailableError, "3 GPUs .* there are 2"),
         (NO_GPU, {"strategy": "single", "devices": 2}, ParamsError, "'single'.* make 2 processes"),
-        (NO_GPU, {"precision": "16-mixed"}, UnavailableError, "'16-mixed', which strategy 'single' cannot"),
-        (NO_GPU, {"precision": "16-mixed", "strategy": "ddp"}, UnavailableError, "'16-mixed', which strategy 'ddp' cannot"),
+        (
+            NO_GPU,
+            {"precision": "16-mixed"},
+            UnavailableError,
+            "'16-mixed', which strategy 'single' cannot",
+        ),
+        (
+            NO_GPU,
+            {"precision": "16-mixed", "strategy": "ddp"},
+            UnavailableError,
+            "'16-mixed', which strategy 'ddp' cannot",
+        ),
         (OLD_GPU, {"precision": "bf16-mixed"}, UnavailableError, "does not compute in bfloat16"),
-        (TORCHRUN, {"devices": 3}, ParamsError, "train.devices is 3, but torchrun started 2 processes on this node"),
-        (TORCHRUN, {"num_nodes": 2}, ParamsError, "train.num_nodes is 2, but torchrun started processes on 1 node\\."),
+        (
+            TORCHRUN,
+            {"devices": 3},
+            ParamsError,
+            "train.devices is 3, but torchrun started 2 processes on this node",
+        ),
+        (
+            TORCHRUN,
+            {"num_nodes": 2},
+            ParamsError,
+            "train.num_nodes is 2, but torchrun started processes on 1 node\\.",
+        ),
         (SLURM, {}, ParamsError, "train.num_nodes is 1, but Slurm started processes on 3 nodes"),
-        (NO_GPU, {"num_nodes": 2, "devices": 1}, ParamsError, "train.num_nodes is 2, but this process was started alone"),
+        (
+            NO_GPU,
+            {"num_nodes": 2, "devices": 1},
+            ParamsError,
+            "train.num_nodes is 2, but this process was started alone",
+        ),
     ],
 )
-def test_what_cannot_be_had_is_refused(machine: Machine, changes: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_what_cannot_be_had_is_refused(
+    machine: Machine, changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         place(_params(**changes), machine)
 
 
 def test_a_difference_between_requested_and_actual_ends_the_run() -> None:
-    expected = place(_params(strategy="deepspeed_stage_2", precision="16-mixed", devices=2), NO_GPU).expected
+    expected = place(
+        _params(strategy="deepspeed_stage_2", precision="16-mixed", devices=2), NO_GPU
+    ).expected
     with pytest.raises(TrainingError, match="precision: requested 16-mixed, actual bf16-mixed"):
         check_actual(expected, expected.model_copy(update={"precision": "bf16-mixed"}))
     check_actual(expected, expected)
 
 
 def test_offload_that_did_not_happen_ends_the_run() -> None:
-    expected = place(_params(strategy="deepspeed_stage_2", offload="optimizer", devices=2), NO_GPU).expected
+    expected = place(
+        _params(strategy="deepspeed_stage_2", offload="optimizer", devices=2), NO_GPU
+    ).expected
     with pytest.raises(TrainingError, match="offload: requested optimizer, actual none"):
         check_actual(expected, expected.model_copy(update={"offload": "none"}))
 
 
-@pytest.mark.parametrize("method", ["setup_environment", "setup_distributed", "_init_deepspeed_distributed", "set_world_ranks"])
+@pytest.mark.parametrize(
+    "method",
+    ["setup_environment", "setup_distributed", "_init_deepspeed_distributed", "set_world_ranks"],
+)
 def test_lightning_still_has_what_the_portable_strategy_overrides(method: str) -> None:
     assert callable(getattr(DeepSpeedStrategy, method))
 
 
 def test_lightning_still_refuses_the_cpu_where_we_step_in() -> None:
     assert "CUDAAccelerator" in inspect.getsource(DeepSpeedStrategy.setup_environment)
-    assert "_validate_device_index_selection" in inspect.getsource(DeepSpeedStrategy.setup_distributed)
+    assert "_validate_device_index_selection" in inspect.getsource(
+        DeepSpeedStrategy.setup_distributed
+    )
     assert issubclass(DeepSpeedStrategy, DDPStrategy)

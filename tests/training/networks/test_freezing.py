@@ -14,14 +14,22 @@ from tests.project_params import PROJECT
 from tests.training.conftest import CONTRACT, spec
 
 SETTINGS = PROJECT.train.model_copy(
-    update={"freeze_epochs": 2, "unfreeze_epochs": 2, "warmup_epochs": 0.0, "schedule": "constant", "epochs": 10}
+    update={
+        "freeze_epochs": 2,
+        "unfreeze_epochs": 2,
+        "warmup_epochs": 0.0,
+        "schedule": "constant",
+        "epochs": 10,
+    }
 )
 NETWORK = "timm/resnet10t"
 
 
 def _network(name: str = NETWORK, **arguments: Any) -> Network:
     torch.manual_seed(0)
-    return build_network(spec(name=name, arguments=arguments, input=CONTRACT.model_copy(update={"size_px": 32})))
+    return build_network(
+        spec(name=name, arguments=arguments, input=CONTRACT.model_copy(update={"size_px": 32}))
+    )
 
 
 def _stages(names: list[str]) -> set[str]:
@@ -30,9 +38,17 @@ def _stages(names: list[str]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("freeze", "unfreeze", "expected"),
-    [(0, 0, [0, 0, 0, 0]), (2, 0, [4, 4, 0, 0]), (1, 2, [4, 3, 1, 0, 0]), (1, 4, [4, 3, 2, 1, 0, 0]), (4, 0, [4, 4, 4, 4])],
+    [
+        (0, 0, [0, 0, 0, 0]),
+        (2, 0, [4, 4, 0, 0]),
+        (1, 2, [4, 3, 1, 0, 0]),
+        (1, 4, [4, 3, 2, 1, 0, 0]),
+        (4, 0, [4, 4, 4, 4]),
+    ],
 )
-def test_parts_join_from_the_last_to_the_first(freeze: int, unfreeze: int, expected: list[int]) -> None:
+def test_parts_join_from_the_last_to_the_first(
+    freeze: int, unfreeze: int, expected: list[int]
+) -> None:
     params = SETTINGS.model_copy(update={"freeze_epochs": freeze, "unfreeze_epochs": unfreeze})
     assert [num_frozen(epoch, 5, params) for epoch in range(len(expected))] == expected
 
@@ -40,8 +56,17 @@ def test_parts_join_from_the_last_to_the_first(freeze: int, unfreeze: int, expec
 def test_a_network_is_divided_into_its_stages_and_its_head() -> None:
     network = _network()
     parts = parts_of(network)
-    assert [_stages(part) for part in parts] == [{"conv1", "bn1"}, {"layer1"}, {"layer2"}, {"layer3"}, {"layer4"}, {"fc"}]
-    assert sorted(name for part in parts for name in part) == sorted(name for name, _ in network.named_parameters())
+    assert [_stages(part) for part in parts] == [
+        {"conv1", "bn1"},
+        {"layer1"},
+        {"layer2"},
+        {"layer3"},
+        {"layer4"},
+        {"fc"},
+    ]
+    assert sorted(name for part in parts for name in part) == sorted(
+        name for name, _ in network.named_parameters()
+    )
 
 
 def test_a_network_whose_parts_nobody_knows_is_refused() -> None:
@@ -52,7 +77,10 @@ def test_a_network_whose_parts_nobody_knows_is_refused() -> None:
 @pytest.mark.process
 def test_what_is_frozen_neither_learns_nor_gathers_statistics_and_what_is_freed_does() -> None:
     network = _network()
-    freezing, images = Freezing(network, SETTINGS), torch.randint(0, 256, (8, 32, 32, 1), dtype=torch.uint8)
+    freezing, images = (
+        Freezing(network, SETTINGS),
+        torch.randint(0, 256, (8, 32, 32, 1), dtype=torch.uint8),
+    )
     schedule: Any = optimizer_and_schedule(network, SETTINGS, steps_per_epoch=3)
     changed = []
     for epoch in range(5):
@@ -64,7 +92,15 @@ def test_what_is_frozen_neither_learns_nor_gathers_statistics_and_what_is_freed_
             network(images).square().sum().backward()
             schedule["optimizer"].step()
             schedule["lr_scheduler"]["scheduler"].step()
-        changed.append(_stages([name for name, value in network.state_dict().items() if not torch.equal(value, before[name])]))
+        changed.append(
+            _stages(
+                [
+                    name
+                    for name, value in network.state_dict().items()
+                    if not torch.equal(value, before[name])
+                ]
+            )
+        )
     assert changed[0] == changed[1] == {"fc"}
     assert changed[2] == {"fc", "layer4"}
     assert changed[3] == {"fc", "layer4", "layer3", "layer2"}
@@ -79,7 +115,9 @@ def test_an_epoch_that_is_resumed_finds_everything_as_it_was() -> None:
     Freezing(resumed, SETTINGS).apply(2)
     for one, other in zip(through.modules(), resumed.modules(), strict=True):
         assert not isinstance(one, nn.BatchNorm2d) or one.training == other.training
-    assert [value.requires_grad for value in through.parameters()] == [value.requires_grad for value in resumed.parameters()]
+    assert [value.requires_grad for value in through.parameters()] == [
+        value.requires_grad for value in resumed.parameters()
+    ]
 
 
 def test_the_parts_of_a_vision_transformer_are_its_blocks() -> None:

@@ -11,7 +11,9 @@ from tests.training.conftest import ARGUMENTS, spec
 
 
 def _images(num_rows: int = 3) -> torch.Tensor:
-    return torch.randint(0, 256, (num_rows, 8, 8, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0, 256, (num_rows, 8, 8, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def test_classes_get_one_logit_each() -> None:
@@ -21,7 +23,9 @@ def test_classes_get_one_logit_each() -> None:
 def test_a_numeric_target_is_answered_in_its_own_unit() -> None:
     scale = TargetScale(mean=100.0, std=5.0)
     torch.manual_seed(1)
-    plain = build_network(spec(task="image_regression", classes=[], target_scale=TargetScale(mean=0.0, std=1.0))).eval()
+    plain = build_network(
+        spec(task="image_regression", classes=[], target_scale=TargetScale(mean=0.0, std=1.0))
+    ).eval()
     torch.manual_seed(1)
     scaled = build_network(spec(task="image_regression", classes=[], target_scale=scale)).eval()
     assert torch.allclose(scaled(_images()), plain(_images()) * 5 + 100)
@@ -37,7 +41,11 @@ def test_pixels_are_normalised_by_the_spec() -> None:
 
 def test_the_cast_is_the_first_operation_of_the_graph() -> None:
     program = torch.export.export(build_network(spec()).eval(), (_images(),))
-    first = next(node for node in program.graph.nodes if node.op == "call_function" and "assert" not in str(node.target))
+    first = next(
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and "assert" not in str(node.target)
+    )
     assert first.args[0].name == "images"
     assert "_to_copy" in str(first.target) or "aten.to" in str(first.target)
     assert first.meta["val"].dtype == torch.float32
@@ -73,7 +81,17 @@ def test_a_missing_checkpoint_names_the_stage_that_writes_it(tmp_path: Path) -> 
 
 def test_an_unknown_argument_gets_a_did_you_mean_and_every_mistake_is_named() -> None:
     with pytest.raises(ParamsError, match="did you mean 'width'") as error:
-        build_network(spec(arguments={"widht": 16, "blocks": [1], "dropout": 2.0, "stochastic_depth": 0.0, "normalisation": "batch"}))
+        build_network(
+            spec(
+                arguments={
+                    "widht": 16,
+                    "blocks": [1],
+                    "dropout": 2.0,
+                    "stochastic_depth": 0.0,
+                    "normalisation": "batch",
+                }
+            )
+        )
     assert "dropout: found 2.0" in str(error.value)
 
 
@@ -93,4 +111,7 @@ def test_a_network_that_cannot_be_built_is_refused(changes: dict[str, object], t
 
 
 def test_a_timm_network_takes_our_channels_and_classes() -> None:
-    assert build_network(spec(name="timm/resnet10t", arguments={})).eval()(_images()).shape == (3, 2)
+    assert build_network(spec(name="timm/resnet10t", arguments={})).eval()(_images()).shape == (
+        3,
+        2,
+    )

@@ -12,7 +12,11 @@ import torch
 from slipway.config.sections import TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.networks.networks import Network, build_network
-from slipway.training.networks.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
+from slipway.training.networks.pretrained import (
+    load_pretrained,
+    pretrained_file,
+    pretrained_normalisation,
+)
 from tests.project_params import PROJECT
 from tests.training.conftest import CONTRACT, spec
 
@@ -23,7 +27,16 @@ def _network(channels: int, **changes: Any) -> Network:
     torch.manual_seed(1)
     contract = CONTRACT.model_copy(update={"size_px": 32, "channels": channels})
     return build_network(
-        spec(**{"name": f"timm/{NAME}", "arguments": {}, "input": contract, "mean": [0.5] * channels, "std": [0.2] * channels, **changes})
+        spec(
+            **{
+                "name": f"timm/{NAME}",
+                "arguments": {},
+                "input": contract,
+                "mean": [0.5] * channels,
+                "std": [0.2] * channels,
+                **changes,
+            }
+        )
     )
 
 
@@ -33,7 +46,9 @@ def _weights(num_classes: int = 10) -> dict[str, torch.Tensor]:
 
 
 def _params(**changes: Any) -> TrainParams:
-    return PROJECT.train.model_copy(update={"network": f"timm/{NAME}", "network_arguments": {}, **changes})
+    return PROJECT.train.model_copy(
+        update={"network": f"timm/{NAME}", "network_arguments": {}, **changes}
+    )
 
 
 def _file(folder: Path, weights: dict[str, torch.Tensor], suffix: str = ".safetensors") -> Path:
@@ -47,25 +62,39 @@ def _file(folder: Path, weights: dict[str, torch.Tensor], suffix: str = ".safete
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("num_classes", [10, 2, 1000])
-def test_everything_but_the_head_is_taken_over(tmp_path: Path, suffix: str, num_classes: int) -> None:
+def test_everything_but_the_head_is_taken_over(
+    tmp_path: Path, suffix: str, num_classes: int
+) -> None:
     weights, network = _weights(num_classes), _network(3)
     head = network.backbone.state_dict()["fc.weight"].clone()
     load_pretrained(network, _file(tmp_path, weights, suffix))
     state = network.backbone.state_dict()
-    assert all(torch.equal(state[name], value) for name, value in weights.items() if not name.startswith("fc."))
+    assert all(
+        torch.equal(state[name], value)
+        for name, value in weights.items()
+        if not name.startswith("fc.")
+    )
     assert torch.equal(state["fc.weight"], head)
 
 
 def test_a_file_without_a_head_fits(tmp_path: Path) -> None:
     weights, network = _weights(), _network(3)
-    load_pretrained(network, _file(tmp_path, {name: value for name, value in weights.items() if not name.startswith("fc.")}))
+    load_pretrained(
+        network,
+        _file(
+            tmp_path, {name: value for name, value in weights.items() if not name.startswith("fc.")}
+        ),
+    )
     assert torch.equal(network.backbone.state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
 
 
 def test_of_grey_images_the_first_layer_sums_over_the_colours(tmp_path: Path) -> None:
     weights, network = _weights(), _network(1)
     load_pretrained(network, _file(tmp_path, weights))
-    assert torch.allclose(network.backbone.state_dict()["conv1.0.weight"], weights["conv1.0.weight"].sum(dim=1, keepdim=True))
+    assert torch.allclose(
+        network.backbone.state_dict()["conv1.0.weight"],
+        weights["conv1.0.weight"].sum(dim=1, keepdim=True),
+    )
 
 
 def test_weights_that_are_missing_foreign_or_of_another_shape_are_named(tmp_path: Path) -> None:
@@ -75,7 +104,9 @@ def test_weights_that_are_missing_foreign_or_of_another_shape_are_named(tmp_path
     weights["layer1.0.conv1.weight"] = torch.zeros(1, 2)
     with pytest.raises(ParamsError) as error:
         load_pretrained(_network(3), _file(tmp_path, weights))
-    assert all(name in str(error.value) for name in ("bn1.weight", "alien", "layer1.0.conv1.weight"))
+    assert all(
+        name in str(error.value) for name in ("bn1.weight", "alien", "layer1.0.conv1.weight")
+    )
 
 
 def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path: Path) -> None:
@@ -106,12 +137,17 @@ def test_a_file_that_is_not_there_is_refused() -> None:
     assert pretrained_file(_params()) is None
 
 
-def test_without_a_network_the_hub_says_how_to_use_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_network_the_hub_says_how_to_use_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UnavailableError, match=r"could not be fetched .*copy it here and name it: train.pretrained: weights/"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"could not be fetched .*copy it here and name it: train.pretrained: weights/",
+    ):
         pretrained_file(_params(pretrained="hub"))
 
 

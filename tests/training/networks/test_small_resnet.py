@@ -11,7 +11,11 @@ ARGUMENTS = {"width": 16, "blocks": [1, 3], "dropout": 0.0, "normalisation": "gr
 
 def _network(stochastic_depth: float) -> SmallResnet:
     torch.manual_seed(0)
-    network = SmallResnet(SmallResnetArguments.model_validate({**ARGUMENTS, "stochastic_depth": stochastic_depth}), 1, 2)
+    network = SmallResnet(
+        SmallResnetArguments.model_validate({**ARGUMENTS, "stochastic_depth": stochastic_depth}),
+        1,
+        2,
+    )
     for name, parameter in network.named_parameters():
         if name.endswith("norm2.weight"):
             torch.nn.init.ones_(parameter)  # a block begins as the identity, skipped or not
@@ -19,12 +23,18 @@ def _network(stochastic_depth: float) -> SmallResnet:
 
 
 def test_later_blocks_are_skipped_more_often() -> None:
-    probabilities = [float(skip.drop_prob) for skip in _network(0.4).modules() if isinstance(skip, DropPath)]
+    probabilities = [
+        float(skip.drop_prob) for skip in _network(0.4).modules() if isinstance(skip, DropPath)
+    ]
     assert torch.allclose(torch.tensor(probabilities), torch.tensor([0.1, 0.2, 0.3, 0.4]))
 
 
 def test_blocks_are_skipped_in_training_alone_each_row_by_itself() -> None:
-    images, network, plain = torch.randn(1, 1, 8, 8).expand(64, -1, -1, -1), _network(0.5), _network(0.0)
+    images, network, plain = (
+        torch.randn(1, 1, 8, 8).expand(64, -1, -1, -1),
+        _network(0.5),
+        _network(0.0),
+    )
     assert len(torch.unique(network(images)[:, 0])) > 2
     assert len(torch.unique(plain(images)[:, 0].round(decimals=4))) == 1
     assert torch.equal(network.eval()(images), plain.eval()(images))

@@ -15,7 +15,13 @@ from slipway.data.store.packed import TargetScale
 from slipway.inputs.columns import ColumnContract, encode
 from slipway.system.errors import ParamsError
 from slipway.training.module import TrainingModule
-from slipway.training.networks.networks import NetworkSpec, TableNetwork, build_network, load_network, save_checkpoint
+from slipway.training.networks.networks import (
+    NetworkSpec,
+    TableNetwork,
+    build_network,
+    load_network,
+    save_checkpoint,
+)
 from slipway.training.networks.tabm import RowEncoding
 from slipway.training.recipe.optimizers import decays
 from slipway.training.recipe.precision import fit_into_half
@@ -23,7 +29,14 @@ from tests.model_cards import model_card
 from tests.packed_tables import CLASSES, fit_contract, table
 from tests.training.conftest import ROOT
 
-ARGUMENTS = {"num_submodels": 4, "num_blocks": 2, "width": 16, "dropout": 0.0, "embedding_size": 5, "num_bins": 48}
+ARGUMENTS = {
+    "num_submodels": 4,
+    "num_blocks": 2,
+    "width": 16,
+    "dropout": 0.0,
+    "embedding_size": 5,
+    "num_bins": 48,
+}
 COLUMNS, VALUES = table(300)
 CONTRACT = fit_contract(COLUMNS)
 ROWS = torch.from_numpy(encode(COLUMNS, CONTRACT))
@@ -44,14 +57,21 @@ def spec(**changes: Any) -> NetworkSpec:
 
 
 def regression(**changes: Any) -> NetworkSpec:
-    return spec(task="table_regression", classes=[], target_scale=TargetScale(mean=100.0, std=5.0), **changes)
+    return spec(
+        task="table_regression",
+        classes=[],
+        target_scale=TargetScale(mean=100.0, std=5.0),
+        **changes,
+    )
 
 
 def built(wanted: NetworkSpec, seed: int = 0) -> TableNetwork:
     torch.manual_seed(seed)
     network = build_network(wanted)
     assert isinstance(network, TableNetwork)
-    for parameter in network.parameters():  # the pieces start at 0, and scales at 1: nothing may depend on that
+    for (
+        parameter
+    ) in network.parameters():  # the pieces start at 0, and scales at 1: nothing may depend on that
         torch.nn.init.normal_(parameter, std=0.3)
     return network.eval()
 
@@ -67,12 +87,16 @@ def test_probabilities_are_the_mean_of_the_submodels_probabilities() -> None:
     network = built(spec())
     alone = network.train()(ROWS).softmax(dim=2).mean(dim=1)
     assert torch.allclose(network.eval()(ROWS).softmax(dim=1), alone, atol=1e-6)
-    assert not torch.allclose(network.train()(ROWS).mean(dim=1).softmax(dim=1), alone, atol=1e-3)  # which is another thing
+    assert not torch.allclose(
+        network.train()(ROWS).mean(dim=1).softmax(dim=1), alone, atol=1e-3
+    )  # which is another thing
 
 
 def test_a_value_is_answered_in_the_targets_unit() -> None:
     scaled = built(regression())
-    plain = built(spec(task="table_regression", classes=[], target_scale=TargetScale(mean=0.0, std=1.0)))
+    plain = built(
+        spec(task="table_regression", classes=[], target_scale=TargetScale(mean=0.0, std=1.0))
+    )
     assert torch.allclose(scaled(ROWS), plain(ROWS) * 5 + 100, rtol=1e-5)
 
 
@@ -87,10 +111,14 @@ def test_every_column_of_the_contract_moves_the_answer() -> None:
 
 def test_numbers_indicators_and_codes_are_read_where_the_contract_puts_them() -> None:
     encoding = RowEncoding(CONTRACT, 48)
-    row = torch.tensor([[0.1, 0.2, 0.3, 0.7, 1.0, 2.0]])  # size, age, tail, garden; age is missing; the code of place
+    row = torch.tensor(
+        [[0.1, 0.2, 0.3, 0.7, 1.0, 2.0]]
+    )  # size, age, tail, garden; age is missing; the code of place
     values, _, others = encoding(row)
     assert torch.allclose(values, torch.tensor([[0.1, 0.2, 0.3]]))
-    assert torch.allclose(others, torch.tensor([[0.7, 1.0, 0.0, 0.0, 1.0, 0.0]]))  # garden, the indicator, codes 0 to 3
+    assert torch.allclose(
+        others, torch.tensor([[0.7, 1.0, 0.0, 0.0, 1.0, 0.0]])
+    )  # garden, the indicator, codes 0 to 3
 
 
 def test_code_0_has_a_slot_where_values_were_missing_and_none_elsewhere() -> None:
@@ -116,7 +144,10 @@ def test_beyond_the_training_rows_a_number_counts_as_the_edge_of_their_range() -
 
 def test_the_embedding_is_that_of_its_authors() -> None:
     with warnings.catch_warnings(action="ignore"):
-        edges = [torch.tensor(np.unique(((np.array(c.quantiles) - c.mean) / c.std).astype(np.float32))) for c in CONTRACT.columns[:3]]
+        edges = [
+            torch.tensor(np.unique(((np.array(c.quantiles) - c.mean) / c.std).astype(np.float32)))
+            for c in CONTRACT.columns[:3]
+        ]
         theirs = PiecewiseLinearEmbeddings(edges, 5, activation=False, version="B")
     network = built(spec())
     linear, pieces = network.backbone.linear, network.backbone.pieces
@@ -126,7 +157,9 @@ def test_the_embedding_is_that_of_its_authors() -> None:
     theirs.linear.weight.data = pieces.data.clone()
     values, places, _ = network.encoding(ROWS)
     ours = linear(values) + (places.transpose(0, 1) @ pieces).transpose(0, 1)
-    assert torch.allclose(ours, theirs(values), atol=1e-3)  # theirs is weight * x + bias, which cancels in narrow bins
+    assert torch.allclose(
+        ours, theirs(values), atol=1e-3
+    )  # theirs is weight * x + bias, which cancels in narrow bins
 
 
 def test_fewer_bins_are_taken_from_the_same_quantiles() -> None:
@@ -181,15 +214,34 @@ def test_the_loss_of_a_row_is_the_mean_of_its_submodels_losses() -> None:
     params = load_params(ROOT / "params.yaml").train.model_copy(update={"label_smoothing": 0.1})
     module = TrainingModule(build_network(spec()), params, seed=3, steps_per_epoch=5, ids=[])
     answers, targets = torch.randn(6, 4, 2), torch.tensor([0, 1, 1, 0, 1, 0])
-    expected = sum(F.cross_entropy(answers[:, k], targets, label_smoothing=0.1, reduction="none") for k in range(4)) / 4
+    expected = (
+        sum(
+            F.cross_entropy(answers[:, k], targets, label_smoothing=0.1, reduction="none")
+            for k in range(4)
+        )
+        / 4
+    )
     assert torch.allclose(module._losses(answers, targets), torch.as_tensor(expected))
     values = TrainingModule(build_network(regression()), params, seed=3, steps_per_epoch=5, ids=[])
-    assert torch.allclose(values._losses(torch.tensor([[[110.0], [90.0]]]), torch.tensor([100.0])), torch.tensor([4.0]))
+    assert torch.allclose(
+        values._losses(torch.tensor([[[110.0], [90.0]]]), torch.tensor([100.0])),
+        torch.tensor([4.0]),
+    )
 
 
 def test_every_wrong_argument_is_named() -> None:
     with pytest.raises(ParamsError, match=r"train\.network_arguments of tabm") as error:
-        build_network(spec(arguments={"num_submodel": 4, "num_blocks": 0, "width": 16, "dropout": 0.0, "embedding_size": 5}))
+        build_network(
+            spec(
+                arguments={
+                    "num_submodel": 4,
+                    "num_blocks": 0,
+                    "width": 16,
+                    "dropout": 0.0,
+                    "embedding_size": 5,
+                }
+            )
+        )
     for text in ("did you mean 'num_submodels'", "num_blocks: found 0", "num_bins: missing"):
         assert text in str(error.value)
 

@@ -19,7 +19,12 @@ from slipway.config.sections import PruneParams
 from slipway.inputs.images import ImageContract
 from slipway.system import files
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
-from slipway.training.networks.networks import Network, build_network, read_model_card, save_checkpoint
+from slipway.training.networks.networks import (
+    Network,
+    build_network,
+    read_model_card,
+    save_checkpoint,
+)
 from slipway.training.pruning.channels import find_chains, prune_channels, width_left
 from slipway.training.pruning.magnitude import KeepZeros, smallest_masked
 from slipway.training.pruning.result import load_pruned, network_of, read_pruned, save_pruned
@@ -45,7 +50,13 @@ def drawn(seed: int = 3, **changes: Any) -> Network:
 
 
 def images(num_rows: int = 5, size_px: int = 8) -> Tensor:
-    return torch.randint(0, 256, (num_rows, size_px, size_px, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0,
+        256,
+        (num_rows, size_px, size_px, 1),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(1),
+    )
 
 
 def write_pruned_project(root: Path) -> Path:
@@ -63,7 +74,9 @@ def _project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pruned(project: Path, wanted: PruneParams) -> Pruning:
     params = load_params(project / "params.yaml")
-    paths = PrunePaths(project / "artifacts/checkpoint", project / "data/packed", project / "data/augmented")
+    paths = PrunePaths(
+        project / "artifacts/checkpoint", project / "data/packed", project / "data/augmented"
+    )
     return prune(params.seed, params.train, wanted, params.evaluate, paths)
 
 
@@ -86,7 +99,9 @@ def test_channels_between_two_layers_are_found_and_those_of_a_shortcut_are_not()
         pytest.param("test_efficientnet", 32, marks=pytest.mark.nightly),
     ],
 )
-def test_a_network_of_timm_without_its_silent_channels_answers_as_before(name: str, size_px: int) -> None:
+def test_a_network_of_timm_without_its_silent_channels_answers_as_before(
+    name: str, size_px: int
+) -> None:
     contract = CONTRACT.model_copy(update={"size_px": size_px})
     removes_silent_channels(drawn(name=f"timm/{name}", arguments={}, input=contract), contract)
 
@@ -112,20 +127,27 @@ def removes_silent_channels(network: Network, contract: ImageContract) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "share", "left"), [(32, 0.5, 16), (32, 0.55, 16), (32, 0.9, 8), (32, 0.05, 32), (20, 0.1, 20), (6, 0.5, 6)]
+    ("width", "share", "left"),
+    [(32, 0.5, 16), (32, 0.55, 16), (32, 0.9, 8), (32, 0.05, 32), (20, 0.1, 20), (6, 0.5, 6)],
 )
-def test_widths_are_whole_blocks_of_channels_and_no_more_than_asked_for_goes(width: int, share: float, left: int) -> None:
+def test_widths_are_whole_blocks_of_channels_and_no_more_than_asked_for_goes(
+    width: int, share: float, left: int
+) -> None:
     assert width_left(width, share) == left
 
 
 def test_groups_of_channels_are_left_alone() -> None:
     network = drawn(arguments=ARGUMENTS | {"normalisation": "group"})
-    with pytest.raises(ParamsError, match="no layer of 'small_resnet' is read by one other layer alone"):
+    with pytest.raises(
+        ParamsError, match="no layer of 'small_resnet' is read by one other layer alone"
+    ):
         prune_channels(network, 0.5)
 
 
 def test_a_share_that_takes_nothing_out_is_refused() -> None:
-    with pytest.raises(ParamsError, match=r"prune\.share is 0\.1, which takes no channel out of 'small_resnet'"):
+    with pytest.raises(
+        ParamsError, match=r"prune\.share is 0\.1, which takes no channel out of 'small_resnet'"
+    ):
         prune_channels(drawn(), 0.1)
 
 
@@ -143,18 +165,27 @@ def test_the_smallest_weights_of_all_layers_are_masked() -> None:
 class _Watcher(pl.Callback):
     """The masked weights at the end of each batch."""
 
-    def __init__(self, network: nn.Module, masks: dict[str, Tensor], keeper: KeepZeros | None) -> None:
+    def __init__(
+        self, network: nn.Module, masks: dict[str, Tensor], keeper: KeepZeros | None
+    ) -> None:
         self._weights, self._masks, self._keeper = dict(network.named_parameters()), masks, keeper
         self.largest: list[float] = []
 
     def on_train_batch_end(self, *_: Any) -> None:
         if self._keeper:
             self._keeper.apply()
-        self.largest.append(max(float(self._weights[name].detach()[~mask].abs().max()) for name, mask in self._masks.items()))
+        self.largest.append(
+            max(
+                float(self._weights[name].detach()[~mask].abs().max())
+                for name, mask in self._masks.items()
+            )
+        )
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_zeros_stay_zero_through_every_step(project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+def test_zeros_stay_zero_through_every_step(
+    project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
     """The twin, without what keeps them: they learn."""
     watchers: list[_Watcher] = []
 
@@ -174,7 +205,11 @@ def test_zeros_stay_zero_through_every_step(project: Path, monkeypatch: pytest.M
 
 def test_magnitude_keeps_the_shapes_and_what_it_gains_is_the_compressed_size(project: Path) -> None:
     found = pruned(project, MAGNITUDE)
-    assert (found.card.kind, found.card.widths, found.num_parameters) == ("magnitude", {}, found.card.num_parameters)
+    assert (found.card.kind, found.card.widths, found.num_parameters) == (
+        "magnitude",
+        {},
+        found.card.num_parameters,
+    )
     assert found.bytes["before"] == found.bytes["after"]
     assert found.bytes["after_compressed"] < 0.5 * found.bytes["before_compressed"]
     assert "parameters are zero, 75.0% was asked for" in found.text()
@@ -198,7 +233,9 @@ def test_the_fine_tune_learns(structured: Pruning) -> None:
     assert structured.metric.after > structured.metric.before
 
 
-def test_what_was_written_is_read_and_answers_as_it_was_calibrated(structured: Pruning, project: Path, tmp_path: Path) -> None:
+def test_what_was_written_is_read_and_answers_as_it_was_calibrated(
+    structured: Pruning, project: Path, tmp_path: Path
+) -> None:
     save_pruned(tmp_path / "pruned", structured.card, structured.weights, structured.fitted.score)
     digest = read_model_card(project / "artifacts/checkpoint").weights_sha256
     card = read_pruned(tmp_path / "pruned", digest)
@@ -206,7 +243,9 @@ def test_what_was_written_is_read_and_answers_as_it_was_calibrated(structured: P
     network = load_pruned(tmp_path / "pruned", structured.card)
     logits = network_of(structured.card.network, structured.weights)(images())
     assert isinstance(card.calibration, Calibration)
-    assert torch.equal(network(images())[0], torch.softmax(logits / card.calibration.temperature, dim=1))
+    assert torch.equal(
+        network(images())[0], torch.softmax(logits / card.calibration.temperature, dim=1)
+    )
     with pytest.raises(SchemaError, match="the checkpoint has 000000000000"):
         read_pruned(tmp_path / "pruned", "0" * 64)
     path = tmp_path / "pruned/weights.safetensors"
@@ -219,8 +258,14 @@ def test_what_was_written_is_read_and_answers_as_it_was_calibrated(structured: P
 def test_weights_of_no_network_are_refused(structured: Pruning, change: str) -> None:
     weights, name = dict(structured.weights), f"{CUT[0]}.conv1.weight"
     value = weights.pop(name)
-    weights |= {"missing": {}, "unknown": {f"{CUT[0]}.conv9.weight": value}, "narrow": {name: value[:-1]}}[change]
-    with pytest.raises(SchemaError, match="the pruned weights do not fit the network 'small_resnet'"):
+    weights |= {
+        "missing": {},
+        "unknown": {f"{CUT[0]}.conv9.weight": value},
+        "narrow": {name: value[:-1]},
+    }[change]
+    with pytest.raises(
+        SchemaError, match="the pruned weights do not fit the network 'small_resnet'"
+    ):
         network_of(structured.card.network, weights)
 
 
@@ -236,7 +281,9 @@ def start_stage(project: Path) -> warm_starts.Process:
 
 
 @pytest.mark.process
-def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_bytes(structured: Pruning, tmp_path: Path) -> None:
+def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_bytes(
+    structured: Pruning, tmp_path: Path
+) -> None:
     project = write_pruned_project(tmp_path)
     set_prune(project, STRUCTURED, "pruned")
     with start_stage(project) as process:
@@ -248,15 +295,26 @@ def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_byt
         assert process.stdout is not None
         process.stdout.read()
     assert process.returncode == 0
-    assert json.loads((project / "artifacts/pruned/model.json").read_bytes()) == structured.card.model_dump(mode="json")
-    assert files.sha256_file(project / "artifacts/pruned/weights.safetensors") == structured.card.weights_sha256
+    assert json.loads(
+        (project / "artifacts/pruned/model.json").read_bytes()
+    ) == structured.card.model_dump(mode="json")
+    assert (
+        files.sha256_file(project / "artifacts/pruned/weights.safetensors")
+        == structured.card.weights_sha256
+    )
     assert json.loads((project / "reports/prune.json").read_bytes()) == structured.report()
 
 
 def test_where_it_is_not_asked_for_no_torch_is_loaded_and_the_result_says_so(project: Path) -> None:
     program = "import sys, runpy; runpy.run_module('stages.prune', run_name='__main__'); sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "no pruned network was asked for: prune.kind is none\n"
     assert [path.name for path in (project / "artifacts/pruned").iterdir()] == ["model.json"]

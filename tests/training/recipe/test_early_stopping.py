@@ -21,7 +21,9 @@ def _history(*losses: float) -> list[dict[str, float]]:
         ((2.0, 3.0, 1.0), False),
     ],
 )
-def test_it_stops_when_the_lowest_loss_is_so_many_epochs_old(losses: tuple[float, ...], stops: bool) -> None:
+def test_it_stops_when_the_lowest_loss_is_so_many_epochs_old(
+    losses: tuple[float, ...], stops: bool
+) -> None:
     assert stops_early(_history(*losses), 2) is stops
 
 

@@ -31,12 +31,19 @@ def _weights(asked: Literal["balanced"] | dict[str, float]) -> Tensor:
 
 
 def test_errors_of_a_number_count_in_its_standard_deviations() -> None:
-    assert _of_a_number()(torch.tensor([[11.0], [14.0]]), torch.tensor([10.0, 10.0])).tolist() == [0.25, 4.0]
+    assert _of_a_number()(torch.tensor([[11.0], [14.0]]), torch.tensor([10.0, 10.0])).tolist() == [
+        0.25,
+        4.0,
+    ]
 
 
 def test_huber_is_half_of_the_square_up_to_delta_and_linear_beyond() -> None:
-    losses = _of_a_number(loss="huber", huber_delta=0.5)(torch.tensor([[10.5], [11.0], [14.0], [18.0]]), torch.full((4,), 10.0))
-    assert losses.tolist() == pytest.approx([0.5 * 0.25**2, 0.5 * 0.5**2, 0.5 * (2 - 0.25), 0.5 * (4 - 0.25)])
+    losses = _of_a_number(loss="huber", huber_delta=0.5)(
+        torch.tensor([[10.5], [11.0], [14.0], [18.0]]), torch.full((4,), 10.0)
+    )
+    assert losses.tolist() == pytest.approx(
+        [0.5 * 0.25**2, 0.5 * 0.5**2, 0.5 * (2 - 0.25), 0.5 * (4 - 0.25)]
+    )
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
@@ -63,9 +70,17 @@ def test_a_mapping_that_is_not_of_the_classes_is_refused_with_every_name() -> No
 
 def test_a_row_of_a_class_costs_what_its_class_counts() -> None:
     answers, targets = torch.randn(8, 2), torch.from_numpy(TARGETS).long()
-    network, params = build_network(spec()), PROJECT.train.model_copy(update={"label_smoothing": 0.0})
-    plain, weighted = RowLosses(network, params), RowLosses(network, params, class_weights("balanced", ["a", "b"], TARGETS))
-    assert torch.allclose(weighted(answers, targets) / plain(answers, targets), torch.tensor([8 / 12] * 6 + [2.0] * 2))
+    network, params = (
+        build_network(spec()),
+        PROJECT.train.model_copy(update={"label_smoothing": 0.0}),
+    )
+    plain, weighted = (
+        RowLosses(network, params),
+        RowLosses(network, params, class_weights("balanced", ["a", "b"], TARGETS)),
+    )
+    assert torch.allclose(
+        weighted(answers, targets) / plain(answers, targets), torch.tensor([8 / 12] * 6 + [2.0] * 2)
+    )
 
 
 def _size(network: nn.Module) -> float:
@@ -75,7 +90,11 @@ def _size(network: nn.Module) -> float:
 def test_the_penalty_leaves_norms_and_biases_and_what_is_frozen_alone() -> None:
     network = build_network(spec())
     weights = [parameter for parameter in network.parameters() if parameter.ndim > 1]
-    assert _size(network) == pytest.approx(0.5 * sum(float(weight.detach().abs().sum()) for weight in weights), rel=1e-5)
+    assert _size(network) == pytest.approx(
+        0.5 * sum(float(weight.detach().abs().sum()) for weight in weights), rel=1e-5
+    )
     weights[0].requires_grad_(False)
-    assert _size(network) == pytest.approx(0.5 * sum(float(weight.detach().abs().sum()) for weight in weights[1:]), rel=1e-5)
+    assert _size(network) == pytest.approx(
+        0.5 * sum(float(weight.detach().abs().sum()) for weight in weights[1:]), rel=1e-5
+    )
     assert l1_penalty(network, 0.0) == 0.0

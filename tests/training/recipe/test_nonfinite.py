@@ -15,7 +15,13 @@ from slipway.config.params import load_params
 from slipway.data.store import packed
 from slipway.system import files
 from slipway.system.errors import TrainingError
-from slipway.training.batches.batches import TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.training.batches.batches import (
+    TrainingBatches,
+    ValidationBatches,
+    cut_step,
+    training_loader,
+    validation_loader,
+)
 from slipway.training.module import TrainingModule, _derived_seed
 from slipway.training.networks.networks import build_network
 from slipway.training.telemetry.progress import silence_chatter
@@ -39,28 +45,46 @@ class _Watch(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         after = _lasting(pl_module)
-        self.changed.append(after.keys() != self._before.keys() or any(not torch.equal(after[key], self._before[key]) for key in after))
+        self.changed.append(
+            after.keys() != self._before.keys()
+            or any(not torch.equal(after[key], self._before[key]) for key in after)
+        )
 
 
 def _lasting(module: TrainingModule) -> dict[str, torch.Tensor]:
     states = module.trainer.optimizers[0].state.values()
-    moments = {f"{index} {name}": value for index, state in enumerate(states) for name, value in state.items()}
-    return {name: value.clone() for name, value in {**module.network.state_dict(), **moments}.items()}
+    moments = {
+        f"{index} {name}": value
+        for index, state in enumerate(states)
+        for name, value in state.items()
+    }
+    return {
+        name: value.clone() for name, value in {**module.network.state_dict(), **moments}.items()
+    }
 
 
 def _module(split: packed.PackedSplit = SPLIT, **changes: Any) -> TrainingModule:
-    params = load_params(ROOT / "params.yaml").train.model_copy(update={"not_finite": "skip", "label_smoothing": 0.0, **changes})
+    params = load_params(ROOT / "params.yaml").train.model_copy(
+        update={"not_finite": "skip", "label_smoothing": 0.0, **changes}
+    )
     torch.manual_seed(0)
-    return TrainingModule(build_network(spec()), params, seed=3, steps_per_epoch=EPOCH, ids=split.ids)
+    return TrainingModule(
+        build_network(spec()), params, seed=3, steps_per_epoch=EPOCH, ids=split.ids
+    )
 
 
 def _fit(
-    module: TrainingModule, split: packed.PackedSplit = SPLIT, accumulated: int = 1, **arguments: Any
+    module: TrainingModule,
+    split: packed.PackedSplit = SPLIT,
+    accumulated: int = 1,
+    **arguments: Any,
 ) -> tuple[list[bool], pl.Trainer]:
     """Train an epoch of three steps; for each batch whether it changed something."""
     silence_chatter()
     watch = _Watch()
-    batches = TrainingBatches([split], cut_step(8, 1, 8 // accumulated), 0, seed=3, changes=None, classes=True)
+    batches = TrainingBatches(
+        [split], cut_step(8, 1, 8 // accumulated), 0, seed=3, changes=None, classes=True
+    )
     quiet: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
@@ -71,25 +95,37 @@ def _fit(
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, accumulate_grad_batches=accumulated, callbacks=[watch], log_every_n_steps=1, **quiet, **arguments
     )  # fmt: skip
-    trainer.fit(module, training_loader(batches, 0), validation_loader(ValidationBatches(SPLIT, 8, 1, 0, classes=True), 0))
+    trainer.fit(
+        module,
+        training_loader(batches, 0),
+        validation_loader(ValidationBatches(SPLIT, 8, 1, 0, classes=True), 0),
+    )
     return watch.changed, trainer
 
 
 def _spoiled(step: int, weight: float = np.nan) -> packed.PackedSplit:
     """The split in which one row of a step has a weight that is no number; the step is counted from 0."""
-    first = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)[0, step].rows[0]
+    first = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)[
+        0, step
+    ].rows[0]
     weights = SPLIT.weights.copy()
     weights[int(first)] = weight
-    return packed.PackedSplit(SPLIT.inputs, SPLIT.targets, SPLIT.ids, SPLIT.sources, weights, SPLIT.leaked)
+    return packed.PackedSplit(
+        SPLIT.inputs, SPLIT.targets, SPLIT.ids, SPLIT.sources, weights, SPLIT.leaked
+    )
 
 
 def _guilty(split: packed.PackedSplit) -> str:
     return split.ids[int(np.flatnonzero(~np.isfinite(split.weights))[0])]
 
 
-def _with_bad_gradient(module: TrainingModule, steps: set[int], value: float = np.nan) -> TrainingModule:
+def _with_bad_gradient(
+    module: TrainingModule, steps: set[int], value: float = np.nan
+) -> TrainingModule:
     parameter = next(module.network.parameters())
-    parameter.register_hook(lambda gradient: gradient * value if module.global_step in steps else gradient)  # type: ignore[no-untyped-call]
+    parameter.register_hook(
+        lambda gradient: gradient * value if module.global_step in steps else gradient
+    )  # type: ignore[no-untyped-call]
     return module
 
 
@@ -114,7 +150,9 @@ def test_a_step_of_finite_losses_whose_gradient_is_not_finite_changes_nothing() 
 def test_an_infinite_loss_whose_gradient_is_finite_changes_nothing() -> None:
     module = _module()
     plain = module.guard.watched_mean
-    module.guard.watched_mean = lambda losses, batch: plain(losses + (torch.inf if module.global_step == 1 else 0.0), batch)  # type: ignore[method-assign]
+    module.guard.watched_mean = lambda losses, batch: plain(  # type: ignore[method-assign]
+        losses + (torch.inf if module.global_step == 1 else 0.0), batch
+    )
     assert _fit(module)[0] == [True, False, True]
 
 
@@ -124,7 +162,9 @@ def test_one_bad_batch_takes_the_batches_accumulated_with_it_along() -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def _state_around_step(split: packed.PackedSplit, accumulated: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def _state_around_step(
+    split: packed.PackedSplit, accumulated: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The lasting state before and after the second step."""
     module, states = _module(split), {}
     plain_start, plain_end = module.guard.start_batch, module.guard.after_step
@@ -154,20 +194,27 @@ def test_stop_names_the_step_and_the_guilty_row_and_has_changed_nothing() -> Non
     split = _spoiled(1)
     module = _module(split, not_finite="stop")
     with pytest.raises(
-        TrainingError, match=rf"loss is not finite in step 2 \(epoch 1\) for 1 of 8 rows, with the ids {_guilty(split)}\. No"
+        TrainingError,
+        match=rf"loss is not finite in step 2 \(epoch 1\) for 1 of 8 rows, with the ids {_guilty(split)}\. No",
     ):
         _fit(module, split)
 
 
 def test_stop_names_all_rows_of_a_batch_whose_gradient_alone_is_bad() -> None:
-    with pytest.raises(TrainingError, match=r"gradient is not finite in step 3 .*their ids are") as raised:
+    with pytest.raises(
+        TrainingError, match=r"gradient is not finite in step 3 .*their ids are"
+    ) as raised:
         _fit(_with_bad_gradient(_module(not_finite="stop"), {2}))
-    rows = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)[0, 2].rows.tolist()
+    rows = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)[
+        0, 2
+    ].rows.tolist()
     assert all(SPLIT.ids[row] in str(raised.value) for row in rows)
 
 
 def test_skipping_ends_at_its_limit() -> None:
-    with pytest.raises(TrainingError, match=r"in step 2 .* skipped step 2 of the run, train.max_skipped_steps is 1"):
+    with pytest.raises(
+        TrainingError, match=r"in step 2 .* skipped step 2 of the run, train.max_skipped_steps is 1"
+    ):
         _fit(_with_bad_gradient(_module(max_skipped_steps=1), {0, 1}))
     module = _with_bad_gradient(_module(max_skipped_steps=2), {0, 1})
     _fit(module)
@@ -199,12 +246,16 @@ def test_the_guard_changes_no_bit_of_a_clean_run() -> None:
         loss = plain._losses(plain.network(batch.inputs), batch.targets).mean()
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_([value for group in optimizer.param_groups for value in group["params"]], 0.05)
+        torch.nn.utils.clip_grad_norm_(
+            [value for group in optimizer.param_groups for value in group["params"]], 0.05
+        )
         optimizer.step()
         schedule.step()
     assert all(
         torch.equal(value, found)
-        for value, found in zip(plain.network.state_dict().values(), module.network.state_dict().values(), strict=True)
+        for value, found in zip(
+            plain.network.state_dict().values(), module.network.state_dict().values(), strict=True
+        )
     )
 
 
@@ -225,7 +276,9 @@ def test_an_overflow_lowers_the_loss_scale_and_is_no_fault() -> None:
 
 def test_an_overflow_at_the_lowest_loss_scale_stops_with_the_reason() -> None:
     module = _with_bad_gradient(_module(), {0, 1, 2}, np.inf)
-    with pytest.raises(TrainingError, match=r"overflows float16 in step 3 .* it is at 1\. No weight"):
+    with pytest.raises(
+        TrainingError, match=r"overflows float16 in step 3 .* it is at 1\. No weight"
+    ):
         _fit(module, plugins=[_half(4.0)])
 
 
@@ -239,13 +292,18 @@ def test_a_loss_that_is_not_finite_is_a_fault_with_float16_too_and_costs_no_loss
 
 def _spoil_table(project: Path, row: int = 7) -> str:
     """Put a NaN into one training row of a packed table, as a faulty transformation would; the id of the row."""
-    path, manifest = project / "data/packed/train/inputs.npy", json.loads((project / "data/packed/manifest.json").read_bytes())
+    path, manifest = (
+        project / "data/packed/train/inputs.npy",
+        json.loads((project / "data/packed/manifest.json").read_bytes()),
+    )
     inputs = np.load(path)
     inputs[row, 0] = np.nan
     np.save(path, inputs)
     manifest["splits"]["train"]["files"]["inputs.npy"] = files.sha256_file(path)
     files.write_json(project / "data/packed/manifest.json", manifest)
-    return packed.open_split(project / "data/packed", packed.read_manifest(project / "data/packed"), "train").ids[row]
+    return packed.open_split(
+        project / "data/packed", packed.read_manifest(project / "data/packed"), "train"
+    ).ids[row]
 
 
 def _changes(output: str) -> dict[int, set[str]]:
@@ -285,16 +343,29 @@ def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
     guilty = _spoil_table(project)
     done = run_training(project, WATCHED)
     assert done.returncode == 0, done.stderr
-    named = re.findall(r"skipped   the loss is not finite in step (\d+) \(epoch (\d)\) for 1 of 64 rows, with the ids (\w+)\.", done.stdout)
-    assert [(epoch, row) for _, epoch, row in named] in ([("1", guilty)], [("2", guilty)], [("1", guilty), ("2", guilty)])
+    named = re.findall(
+        r"skipped   the loss is not finite in step (\d+) \(epoch (\d)\) for 1 of 64 rows, with the ids (\w+)\.",
+        done.stdout,
+    )
+    assert [(epoch, row) for _, epoch, row in named] in (
+        [("1", guilty)],
+        [("2", guilty)],
+        [("1", guilty), ("2", guilty)],
+    )
     skipped = {int(step) for step, _, _ in named}
     changes = _changes(done.stdout)
     assert {step for step in changes if changes[step] == {"nothing"}} >= skipped
-    assert len([step for step in changes if changes[step] == {"something"}]) >= 6  # of 12; the others may be overflows of float16
+    assert (
+        len([step for step in changes if changes[step] == {"something"}]) >= 6
+    )  # of 12; the others may be overflows of float16
     if precision != "16-mixed":
-        assert {step for step in changes if changes[step] == {"something"}} == set(range(1, 13)) - skipped
+        assert {step for step in changes if changes[step] == {"something"}} == set(
+            range(1, 13)
+        ) - skipped
     assert json.loads((project / "metrics/train.json").read_text())["skipped_steps"] == len(named)
-    assert json.loads((project / "artifacts/checkpoint/model.json").read_text())["metrics"]["skipped_steps"] <= len(named)
+    assert json.loads((project / "artifacts/checkpoint/model.json").read_text())["metrics"][
+        "skipped_steps"
+    ] <= len(named)
 
 
 @pytest.mark.process
@@ -311,11 +382,16 @@ def test_a_gradient_of_one_rank_that_is_not_finite_stops_all_with_one_message(
     tmp_path: Path, strategy: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BAD_GRADIENT", "5:1")
-    project = test_table_runs.write_project(tmp_path / "project", devices=2, strategy=strategy, precision=precision)
+    project = test_table_runs.write_project(
+        tmp_path / "project", devices=2, strategy=strategy, precision=precision
+    )
     done = run_training(project, WATCHED)
     assert done.returncode == 1
     assert done.stderr.count("error: ") == 1
-    assert "error: the gradient is not finite in step 5 (epoch 1), while the loss of each of its 64 rows is; their ids are " in done.stderr
+    assert (
+        "error: the gradient is not finite in step 5 (epoch 1), while the loss of each of its 64 rows is; their ids are "
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
     assert not (project / "artifacts").exists()
 
@@ -332,9 +408,13 @@ def test_a_gradient_of_one_rank_that_is_not_finite_stops_all_with_one_message(
         ),
     ],
 )
-def test_a_resumed_run_counts_on_and_ends_with_the_same_weights(tmp_path: Path, placed: dict[str, Any]) -> None:
+def test_a_resumed_run_counts_on_and_ends_with_the_same_weights(
+    tmp_path: Path, placed: dict[str, Any]
+) -> None:
     settings = {"not_finite": "skip", "epochs": 5, "checkpoint_every_epochs": 1, **placed}
-    whole, killed = (test_table_runs.write_project(tmp_path / name, **settings) for name in ("whole", "killed"))
+    whole, killed = (
+        test_table_runs.write_project(tmp_path / name, **settings) for name in ("whole", "killed")
+    )
     for project in (whole, killed):
         _spoil_table(project)
     assert run_training(whole).returncode == 0
@@ -342,5 +422,8 @@ def test_a_resumed_run_counts_on_and_ends_with_the_same_weights(tmp_path: Path, 
     done = run_training(killed)
     assert "resumed   after epoch" in done.stdout
     assert weights_digest(killed) == weights_digest(whole)
-    found = [json.loads((project / "metrics/train.json").read_text())["skipped_steps"] for project in (whole, killed)]
+    found = [
+        json.loads((project / "metrics/train.json").read_text())["skipped_steps"]
+        for project in (whole, killed)
+    ]
     assert found[0] == found[1] > 2

@@ -19,7 +19,9 @@ def _shares(num_steps: int, steps_per_epoch: int, **changes: Any) -> list[float]
 
 def _optimizer(**changes: Any) -> torch.optim.Optimizer:
     torch.manual_seed(0)
-    found = optimizer_and_schedule(build_network(spec()), PROJECT.train.model_copy(update=changes), 5)["optimizer"]
+    found = optimizer_and_schedule(
+        build_network(spec()), PROJECT.train.model_copy(update=changes), 5
+    )["optimizer"]
     assert isinstance(found, torch.optim.Optimizer)
     return found
 
@@ -34,39 +36,66 @@ def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
 
 @pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
 def test_without_warm_up_it_starts_at_its_peak(schedule: str) -> None:
-    assert _shares(1, 10, warmup_epochs=0.0, epochs=1, schedule=schedule, step_epochs=1, step_factor=0.5) == [1.0]
+    assert _shares(
+        1, 10, warmup_epochs=0.0, epochs=1, schedule=schedule, step_epochs=1, step_factor=0.5
+    ) == [1.0]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "one_cycle", "step", "constant"])
 def test_past_the_end_it_stays_as_it_is_there(schedule: str) -> None:
-    shares = _shares(500, 4, warmup_epochs=1.0, epochs=26, schedule=schedule, step_epochs=5, step_factor=0.5)
+    shares = _shares(
+        500, 4, warmup_epochs=1.0, epochs=26, schedule=schedule, step_epochs=5, step_factor=0.5
+    )
     assert set(shares[104:]) == {shares[103]}
 
 
 def test_one_cycle_is_that_of_torch() -> None:
-    theirs = torch.optim.lr_scheduler.OneCycleLR(_sgd(), max_lr=1.0, total_steps=100, pct_start=0.3, cycle_momentum=False)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        _sgd(), max_lr=1.0, total_steps=100, pct_start=0.3, cycle_momentum=False
+    )
     expected = []
     for _ in range(100):
         expected.append(theirs.get_last_lr()[0])
         theirs.optimizer.step()
         theirs.step()
-    assert _shares(100, 10, warmup_epochs=3.0, epochs=10, schedule="one_cycle") == pytest.approx(expected)
+    assert _shares(100, 10, warmup_epochs=3.0, epochs=10, schedule="one_cycle") == pytest.approx(
+        expected
+    )
 
 
 def test_steps_multiply_the_learning_rate_after_so_many_epochs() -> None:
-    settings = {"warmup_epochs": 0.5, "epochs": 6, "schedule": "step", "step_epochs": 2, "step_factor": 0.1}
+    settings = {
+        "warmup_epochs": 0.5,
+        "epochs": 6,
+        "schedule": "step",
+        "step_epochs": 2,
+        "step_factor": 0.1,
+    }
     assert _shares(12, 2, **settings) == pytest.approx([1.0] * 4 + [0.1] * 4 + [0.01] * 4)
 
 
 def test_constant_stays_where_the_warm_up_ended() -> None:
-    assert _shares(6, 2, warmup_epochs=1.0, epochs=3, schedule="constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert _shares(6, 2, warmup_epochs=1.0, epochs=3, schedule="constant") == [
+        0.5,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_weight_decay_spares_all_norms_and_biases_and_nothing_else() -> None:
     network = build_network(spec())
-    optimizer: Any = optimizer_and_schedule(network, PROJECT.train.model_copy(update={"weight_decay": 0.3}), 5)["optimizer"]
+    optimizer: Any = optimizer_and_schedule(
+        network, PROJECT.train.model_copy(update={"weight_decay": 0.3}), 5
+    )["optimizer"]
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    decay = {names[id(parameter)]: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    decay = {
+        names[id(parameter)]: group["weight_decay"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     norms = (torch.nn.BatchNorm2d, torch.nn.GroupNorm)
     spared = {
         f"{place}.{name}"
@@ -82,7 +111,9 @@ def test_weight_decay_spares_all_norms_and_biases_and_nothing_else() -> None:
 def test_sgd_has_its_momentum(nesterov: bool) -> None:
     optimizer = _optimizer(optimizer="sgd", momentum=0.7, nesterov=nesterov)
     assert isinstance(optimizer, torch.optim.SGD)
-    assert {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups} == {(0.7, nesterov)}
+    assert {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups} == {
+        (0.7, nesterov)
+    }
 
 
 def test_the_other_one_is_adamw() -> None:

@@ -14,7 +14,9 @@ from slipway.training.recipe.weight_average import WeightAverage, averaged_weigh
 
 DECAY = 0.2  # below (1 + n) / (10 + n) from the second step on, so that it has an effect
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),  # of Lightning about torch
+    pytest.mark.filterwarnings(
+        "ignore:.*isinstance.treespec, LeafSpec.*"
+    ),  # of Lightning about torch
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
 ]
@@ -55,7 +57,9 @@ def _rows() -> DataLoader[Tensor]:
     return DataLoader(rows, batch_size=2)
 
 
-def _fit(folder: Path, epochs: int, accumulated: int = 1, resumed: Path | None = None) -> tuple[_Module, WeightAverage, pl.Trainer]:
+def _fit(
+    folder: Path, epochs: int, accumulated: int = 1, resumed: Path | None = None
+) -> tuple[_Module, WeightAverage, pl.Trainer]:
     module = _Module()
     average = WeightAverage(module.network, DECAY)
     trainer = pl.Trainer(
@@ -78,25 +82,36 @@ def _expected(seen: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     average = {name: value.double() for name, value in seen[0].items() if value.is_floating_point()}
     for step, weights in enumerate(seen[1:], start=1):
         decay = min(DECAY, (1 + step) / (10 + step))
-        average = {name: decay * value + (1 - decay) * weights[name].double() for name, value in average.items()}
+        average = {
+            name: decay * value + (1 - decay) * weights[name].double()
+            for name, value in average.items()
+        }
     return average
 
 
-def test_it_is_the_average_after_each_step_of_weights_and_running_statistics(tmp_path: Path) -> None:
+def test_it_is_the_average_after_each_step_of_weights_and_running_statistics(
+    tmp_path: Path,
+) -> None:
     for accumulated, num_steps in ((1, 6), (3, 2)):
         module, average, _ = _fit(tmp_path, 1, accumulated)
         assert len(module.after_steps) == num_steps + 1
         expected = _expected(module.after_steps)
         found = average.state_dict()["values"]
         assert found.keys() == expected.keys()
-        assert all(torch.allclose(found[name].double(), value, atol=1e-6) for name, value in expected.items())
+        assert all(
+            torch.allclose(found[name].double(), value, atol=1e-6)
+            for name, value in expected.items()
+        )
 
 
 def test_the_average_is_validated_and_training_goes_on_with_its_own_weights(tmp_path: Path) -> None:
     module, average, _ = _fit(tmp_path, 1)
     found = average.state_dict()["values"]
     assert all(torch.equal(module.validated[-1][name], value) for name, value in found.items())
-    assert all(torch.equal(value, module.after_steps[-1][name]) for name, value in module.network.state_dict().items())
+    assert all(
+        torch.equal(value, module.after_steps[-1][name])
+        for name, value in module.network.state_dict().items()
+    )
     assert not torch.equal(found["0.weight"], module.after_steps[-1]["0.weight"])
 
 
@@ -112,6 +127,8 @@ def test_a_state_gives_back_its_average_and_one_without_has_none(tmp_path: Path)
     _, average, trainer = _fit(tmp_path, 1)
     trainer.save_checkpoint(tmp_path / "state")
     found = averaged_weights(tmp_path / "state")
-    assert all(torch.equal(found[name], value) for name, value in average.state_dict()["values"].items())
+    assert all(
+        torch.equal(found[name], value) for name, value in average.state_dict()["values"].items()
+    )
     torch.save({"callbacks": {}}, tmp_path / "plain")
     assert averaged_weights(tmp_path / "plain") == {}

@@ -28,7 +28,9 @@ def test_nothing_logged_gives_no_charts(tmp_path: Path) -> None:
     assert read_curves(tmp_path / "live") == {}
 
 
-@pytest.mark.parametrize("text", ["step\taccuracy\n1\t0.5\n", "step\tloss\n1\tmuch\n", "step\tloss\n1\n"])
+@pytest.mark.parametrize(
+    "text", ["step\taccuracy\n1\t0.5\n", "step\tloss\n1\tmuch\n", "step\tloss\n1\n"]
+)
 def test_another_table_is_refused(tmp_path: Path, text: str) -> None:
     write_curve(tmp_path, "train/loss", text)
     with pytest.raises(SchemaError, match=r"loss\.tsv"):

@@ -19,14 +19,26 @@ from tests.training.conftest import write_project
 from tests.training.real_runs import kill_after, run_training
 
 pytestmark = pytest.mark.process
-STEP_TAGS = {f"step/{name}" for name in ("loss", "learning_rate", "gradient_norm", "rows_per_second", "data_wait_share", "memory_bytes")}
+STEP_TAGS = {
+    f"step/{name}"
+    for name in (
+        "loss",
+        "learning_rate",
+        "gradient_norm",
+        "rows_per_second",
+        "data_wait_share",
+        "memory_bytes",
+    )
+}
 EPOCH_TAGS = {"skipped_steps", "train/loss", "val/loss", "val/accuracy", "learning_rate", "epoch"}
 
 
 def board(project: Path) -> EventAccumulator:
     """The events of the one training, as TensorBoard reads them."""
     (folder,) = (project / ".work/tensorboard").iterdir()
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0})
+    events = EventAccumulator(
+        str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0}
+    )
     events.Reload()
     return events
 
@@ -44,7 +56,9 @@ def data_of(project: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingData:
     return open_data(PROJECT_PATHS)
 
 
-def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project = write_project(tmp_path, log_every_steps=2, epochs=2)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
@@ -52,21 +66,30 @@ def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(
     assert set(events.Tags()["scalars"]) == STEP_TAGS | EPOCH_TAGS
     assert steps(events, "step/loss") == [1, 2, 4, 6, 8]
     assert steps(events, "val/loss") == [4, 8]
-    assert values(events, "step/learning_rate")[:2] == pytest.approx([0.0025, 0.005])  # the warm-up of 4 steps to 0.01
+    assert values(events, "step/learning_rate")[:2] == pytest.approx(
+        [0.0025, 0.005]
+    )  # the warm-up of 4 steps to 0.01
     assert all(0 <= share <= 1 for share in values(events, "step/data_wait_share"))
     assert events.Tags()["histograms"] == []
     data = data_of(project, monkeypatch)
     changes = image_changes(data.plan, data.manifest.input, False)
     batch = TrainingBatches(data.train, cut_step(32, 1, 1024), 0, 7, changes, classes=True)[0, 0]
-    expected = (batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)).numpy()
+    expected = (
+        batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+    ).numpy()
     (shown,) = events.Images("first_batch")
     picture = np.asarray(Image.open(io.BytesIO(shown.encoded_image_string)).convert("L"))
-    tiles = picture.reshape(4, 10, 8, 10).transpose(0, 2, 1, 3).reshape(32, 10, 10)  # 32 framed images of 8 px in rows of 8
+    tiles = (
+        picture.reshape(4, 10, 8, 10).transpose(0, 2, 1, 3).reshape(32, 10, 10)
+    )  # 32 framed images of 8 px in rows of 8
     assert np.array_equal(tiles[:, 1:-1, 1:-1], expected[..., 0])
 
 
 def test_after_kills_no_step_is_shown_twice_and_none_is_missing(tmp_path: Path) -> None:
-    whole, killed = write_project(tmp_path / "whole", log_every_steps=1), write_project(tmp_path / "killed", log_every_steps=1)
+    whole, killed = (
+        write_project(tmp_path / "whole", log_every_steps=1),
+        write_project(tmp_path / "killed", log_every_steps=1),
+    )
     assert run_training(whole).returncode == 0
     kill_after(killed, "epoch 2/4")
     kill_after(killed, "epoch 3/4")
@@ -91,9 +114,19 @@ def test_a_board_that_was_removed_gets_the_epochs_before_the_resume_again(tmp_pa
     assert steps(board(project), "val/loss") == [4, 8, 12, 16]
 
 
-@pytest.mark.parametrize(("stage", "precision"), [pytest.param(2, "bf16-mixed", marks=pytest.mark.nightly), (3, "16-mixed")])
-def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(tmp_path: Path, stage: int, precision: str) -> None:
-    settings: dict[str, Any] = {"log_every_steps": 1, "log_histograms_every_epochs": 1, "epochs": 2, "devices": 2}
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [pytest.param(2, "bf16-mixed", marks=pytest.mark.nightly), (3, "16-mixed")],
+)
+def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(
+    tmp_path: Path, stage: int, precision: str
+) -> None:
+    settings: dict[str, Any] = {
+        "log_every_steps": 1,
+        "log_histograms_every_epochs": 1,
+        "epochs": 2,
+        "devices": 2,
+    }
     wide = {
         "width": 64,
         "blocks": [1, 1],
@@ -104,7 +137,12 @@ def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(tmp_path: 
     settings |= {"network_arguments": wide}
     plain, sharded = (
         write_project(tmp_path / "plain", **settings, strategy="ddp"),
-        write_project(tmp_path / "sharded", **settings, strategy=f"deepspeed_stage_{stage}", precision=precision),
+        write_project(
+            tmp_path / "sharded",
+            **settings,
+            strategy=f"deepspeed_stage_{stage}",
+            precision=precision,
+        ),
     )
     for project in (plain, sharded):
         done = run_training(project)
@@ -114,9 +152,14 @@ def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(tmp_path: 
     assert found.Tags()["histograms"] == expected.Tags()["histograms"] != []
     assert steps(found, "step/loss") == steps(expected, "step/loss") == list(range(1, 9))
     # Those before clipping: of the same weights in the first step, in another precision.
-    assert values(found, "step/gradient_norm")[0] == pytest.approx(values(expected, "step/gradient_norm")[0], rel=0.1)
+    assert values(found, "step/gradient_norm")[0] == pytest.approx(
+        values(expected, "step/gradient_norm")[0], rel=0.1
+    )
     for name in found.Tags()["histograms"]:
-        ours, theirs = found.Histograms(name)[0].histogram_value, expected.Histograms(name)[0].histogram_value
+        ours, theirs = (
+            found.Histograms(name)[0].histogram_value,
+            expected.Histograms(name)[0].histogram_value,
+        )
         assert ours.num == theirs.num, name
         if name.startswith("weights/"):
             assert ours.sum_squares == pytest.approx(theirs.sum_squares, rel=0.2, abs=0.05), name
@@ -126,7 +169,9 @@ def test_the_epoch_lines_say_speed_waiting_and_memory(tmp_path: Path) -> None:
     done = run_training(write_project(tmp_path, epochs=2))
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
-    assert all(re.search(r"[\d,]+ rows/s  data wait \d+%  memory [\d.]+ [MG]B$", line) for line in lines)
+    assert all(
+        re.search(r"[\d,]+ rows/s  data wait \d+%  memory [\d.]+ [MG]B$", line) for line in lines
+    )
 
 
 def test_a_refusal_is_in_the_log(tmp_path: Path) -> None:

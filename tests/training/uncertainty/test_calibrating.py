@@ -31,13 +31,22 @@ def pictures(seed: int) -> NDArray[np.uint8]:
     """Grey steps under a little noise."""
     generator = np.random.default_rng(seed)
     level = generator.integers(60, 190, (NUM_ROWS, 1, 1, 1))
-    return np.clip(level + generator.normal(0, 8, (NUM_ROWS, *INPUT.shape)), 0, 255).astype(np.uint8)
+    return np.clip(level + generator.normal(0, 8, (NUM_ROWS, *INPUT.shape)), 0, 255).astype(
+        np.uint8
+    )
 
 
 def split(seed: int, targets: NDArray[np.float64] | None = None) -> PackedSplit:
-    ids = [f"{(seed * NUM_ROWS + row) * 0x9E3779B97F4A7C15 % 2**64:016x}" for row in range(NUM_ROWS)]
+    ids = [
+        f"{(seed * NUM_ROWS + row) * 0x9E3779B97F4A7C15 % 2**64:016x}" for row in range(NUM_ROWS)
+    ]
     generator = np.random.default_rng(seed)
-    return packed_split(pictures(seed), generator.integers(3, size=NUM_ROWS).astype(float) if targets is None else targets, ids, ids)
+    return packed_split(
+        pictures(seed),
+        generator.integers(3, size=NUM_ROWS).astype(float) if targets is None else targets,
+        ids,
+        ids,
+    )
 
 
 @pytest.fixture(name="classifier", scope="module")
@@ -61,19 +70,26 @@ def test_the_halves_depend_on_ids_and_seed_alone() -> None:
     assert (fitting_half(id_keys(ids), SEED + 1) != half).any()
 
 
-def test_the_temperature_is_of_one_half_and_the_thresholds_are_of_the_other(classifier: Network) -> None:
+def test_the_temperature_is_of_one_half_and_the_thresholds_are_of_the_other(
+    classifier: Network,
+) -> None:
     val = split(1)
     half, before = fitting_half(val.keys, SEED), fit(classifier, val).calibration
     other_thresholds = fit(classifier, with_other_targets(val, ~half)).calibration
     assert other_thresholds.temperature == before.temperature
     assert other_thresholds.conformal.threshold != before.conformal.threshold
-    assert fit(classifier, with_other_targets(val, half)).calibration.temperature != before.temperature
+    assert (
+        fit(classifier, with_other_targets(val, half)).calibration.temperature != before.temperature
+    )
     assert before.conformal.rows == before.outlier.rows == int((~half).sum())
 
 
 def test_none_leaves_the_temperature_at_one(classifier: Network) -> None:
     plain = PROJECT.evaluate.model_copy(update={"calibration": "none"})
-    assert Calibrator(classifier, plain, SEED, "cpu").fit(split(0), split(1)).calibration.temperature == 1.0
+    assert (
+        Calibrator(classifier, plain, SEED, "cpu").fit(split(0), split(1)).calibration.temperature
+        == 1.0
+    )
     assert fit(classifier, split(1)).calibration.temperature != 1.0
 
 
@@ -81,7 +97,10 @@ def test_a_number_gets_an_interval_and_no_temperature() -> None:
     trained = network("image_regression")
     val = split(1, np.random.default_rng(1).normal(size=NUM_ROWS))
     fitted = fit(trained, val)
-    found, raw = fitted.calibration, Calibrator(trained, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score)
+    found, raw = (
+        fitted.calibration,
+        Calibrator(trained, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score),
+    )
     assert found.temperature == 1.0
     assert found.conformal.threshold is not None
     held = ~fitting_half(val.keys, SEED)
@@ -95,7 +114,10 @@ def test_torch_answers_what_was_fitted(classifier: Network, tmp_path: Path) -> N
     whole = calibrated(classifier, fitted.calibration, tmp_path / "score.safetensors")
     with torch.inference_mode():
         outputs, scores = whole(torch.from_numpy(val.inputs[:]))
-    expected = fitted.apply(classifier, Calibrator(classifier, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score))
+    expected = fitted.apply(
+        classifier,
+        Calibrator(classifier, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score),
+    )
     assert np.allclose(outputs, expected.outputs, atol=1e-6)
     assert np.allclose(scores, expected.scores, rtol=1e-5)
     assert 0.5 < expected.scores.mean() < 1.5
@@ -126,7 +148,9 @@ def test_strangers_score_above_ordinary_rows(classifier: Network) -> None:
     whole = calibrated_on(classifier, pictures(0))
     ordinary = scores(whole, pictures(2))
     noise = np.random.default_rng(3).integers(0, 256, (NUM_ROWS, *INPUT.shape), dtype=np.uint8)
-    assert (scores(whole, noise)[:, None] > ordinary).mean() > 0.9  # the network is not even trained
+    assert (
+        scores(whole, noise)[:, None] > ordinary
+    ).mean() > 0.9  # the network is not even trained
 
 
 def test_features_without_any_spread_and_features_beyond_all_bounds_have_finite_scores() -> None:
@@ -145,7 +169,9 @@ def test_rounding_of_features_that_hardly_vary_is_not_magnified() -> None:
     widths = 0.3 * 0.5 ** np.arange(64)  # the narrowest are far below float32's steps
     features = (1 + generator.normal(size=(200, 64)) * widths).astype(np.float32)
     score = fit_outlier_score("", features)
-    rounded = features * (1 + generator.choice([-1, 0, 1], features.shape).astype(np.float32) * np.float32(2**-23))
+    rounded = features * (
+        1 + generator.choice([-1, 0, 1], features.shape).astype(np.float32) * np.float32(2**-23)
+    )
     with torch.inference_mode():
         found, again = (score(torch.from_numpy(rows)) for rows in (features, rounded))
     assert (found - again).abs().max() < 1e-5 < found.min()
@@ -180,12 +206,18 @@ def test_the_last_layer_is_the_one_that_is_called_last() -> None:
     answer, features = answer_and_features(module, "head", rows)
     assert (answer.shape, features.shape) == ((4, 2), (4, 5))
     assert torch.equal(module.head(features), answer)
-    assert answer_and_features(module, "body", rows)[1].shape == (4, 1)  # a convolution's places are averaged
+    assert answer_and_features(module, "body", rows)[1].shape == (
+        4,
+        1,
+    )  # a convolution's places are averaged
     assert last_layer(nn.Identity(), rows[:1]) == ""
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("name", "layer"), [("resnet18", "fc"), ("vit_tiny_patch16_224", "head"), ("convnext_atto", "head.fc")])
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("resnet18", "fc"), ("vit_tiny_patch16_224", "head"), ("convnext_atto", "head.fc")],
+)
 def test_networks_of_timm_show_what_their_last_layer_takes(name: str, layer: str) -> None:
     import timm
 

@@ -14,7 +14,12 @@ from slipway.data.splits.audit_folds import audited_rows
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.system.errors import SchemaError, UnavailableError
 from slipway.training.augmentation.offline_copies import copy_id, original_rows, write_copies
-from slipway.training.uncertainty.out_of_fold import FoldPaths, FoldTraining, plan_folds, predict_out_of_fold
+from slipway.training.uncertainty.out_of_fold import (
+    FoldPaths,
+    FoldTraining,
+    plan_folds,
+    predict_out_of_fold,
+)
 from tests.project_params import augment_params
 from tests.training.conftest import write_project
 
@@ -28,8 +33,22 @@ def split_rows(packed: Path) -> pa.Table:
     for name in ("train", "val"):
         split = open_split(packed, manifest, name)
         for sample_id, target in zip(split.ids, split.targets, strict=True):
-            facts = {"source": sample_id, "label": manifest.classes[int(target)], "bytes": 1, "sha256": sample_id}
-            rows.append({"id": sample_id, **facts, "flags": [], "corrections": [], "split": name, "leaked": False})
+            facts = {
+                "source": sample_id,
+                "label": manifest.classes[int(target)],
+                "bytes": 1,
+                "sha256": sample_id,
+            }
+            rows.append(
+                {
+                    "id": sample_id,
+                    **facts,
+                    "flags": [],
+                    "corrections": [],
+                    "split": name,
+                    "leaked": False,
+                }
+            )
     return pa.Table.from_pylist(rows, schema=SPLIT_ROWS)
 
 
@@ -41,7 +60,11 @@ def write_sorted_project(root: Path) -> Path:
         split = open_split(packed, manifest, name)
         order = np.argsort(split.ids)
         np.save(packed / name / "inputs.npy", np.asarray(split.inputs)[order])
-        write_table(packed / name / "rows.parquet", read_table(packed / name / "rows.parquet", PACKED_ROWS).sort_by("id"), PACKED_ROWS)
+        write_table(
+            packed / name / "rows.parquet",
+            read_table(packed / name / "rows.parquet", PACKED_ROWS).sort_by("id"),
+            PACKED_ROWS,
+        )
     write_table(root / "data/split/rows.parquet", split_rows(packed), SPLIT_ROWS)
     train = open_split(packed, manifest, "train")
     plan = plan_from_params(augment_params(rotation_deg=10.0), 7)
@@ -66,35 +89,57 @@ def copied_ids(ids: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("fold", range(AUDIT.folds))
-def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(project: Path, fold: int) -> None:
+def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(
+    project: Path, fold: int
+) -> None:
     training = planned(project)
     held_out, learnt = training.held_out(fold).ids, training.others(fold).ids
-    assert len(held_out) + len(learnt) - len(copied_ids(learnt) & set(learnt)) == len(training.rows())
+    assert len(held_out) + len(learnt) - len(copied_ids(learnt) & set(learnt)) == len(
+        training.rows()
+    )
     assert not set(learnt) & (set(held_out) | copied_ids(held_out))
     assert len(set(learnt) & copied_ids(learnt)) > 100
 
 
-def test_copies_taken_for_those_of_other_rows_would_leak(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_taken_for_those_of_other_rows_would_leak(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The twin: with the copies of the next row in its place a network learns from rows of its fold."""
-    monkeypatch.setattr("slipway.training.uncertainty.out_of_fold.original_rows", lambda *sizes: np.roll(original_rows(*sizes), 1))
+    monkeypatch.setattr(
+        "slipway.training.uncertainty.out_of_fold.original_rows",
+        lambda *sizes: np.roll(original_rows(*sizes), 1),
+    )
     training = planned(project)
     assert set(training.others(0).ids) & copied_ids(training.held_out(0).ids)
 
 
 def test_every_row_is_held_out_once(project: Path) -> None:
     training = planned(project)
-    assert sorted(sample_id for fold in range(AUDIT.folds) for sample_id in training.held_out(fold).ids) == sorted(training.rows().ids)
+    assert sorted(
+        sample_id for fold in range(AUDIT.folds) for sample_id in training.held_out(fold).ids
+    ) == sorted(training.rows().ids)
 
 
 def test_it_runs_in_one_process_whatever_the_training_asks_for(project: Path) -> None:
-    params = load_params(project / "params.yaml").train.model_copy(update={"strategy": "deepspeed_stage_2", "devices": 2})
+    params = load_params(project / "params.yaml").train.model_copy(
+        update={"strategy": "deepspeed_stage_2", "devices": 2}
+    )
     settings = planned(project, params).settings()
-    assert (settings["requested"]["strategy"], settings["actual"]["strategy"]) == ("deepspeed_stage_2", "single")
+    assert (settings["requested"]["strategy"], settings["actual"]["strategy"]) == (
+        "deepspeed_stage_2",
+        "single",
+    )
     assert settings["actual"]["world_size"] == 1
 
 
 def test_processes_of_torchrun_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    started = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     for name, value in {**started, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UnavailableError, match="an audit is one process, but torchrun started 2"):
@@ -111,12 +156,18 @@ def test_a_store_of_other_rows_is_refused(project: Path) -> None:
 def test_other_folds_labels_or_params_are_another_audit(project: Path) -> None:
     params = load_params(project / "params.yaml").train
     assert planned(project).key == planned(project).key
-    assert planned(project, params.model_copy(update={"learning_rate": 0.5})).key != planned(project).key
+    assert (
+        planned(project, params.model_copy(update={"learning_rate": 0.5})).key
+        != planned(project).key
+    )
 
 
 def test_a_finished_fold_is_read_and_not_trained_again(project: Path, tmp_path: Path) -> None:
     training = planned(project)
     for fold in range(AUDIT.folds):
-        np.save(tmp_path / f"fold-{fold}.npy", np.full((len(training.held_out(fold)), 2), fold, np.float32))
+        np.save(
+            tmp_path / f"fold-{fold}.npy",
+            np.full((len(training.held_out(fold)), 2), fold, np.float32),
+        )
     answers = predict_out_of_fold(training, tmp_path)
     assert np.array_equal(answers[:, 0], training.folds.astype(np.float32))
