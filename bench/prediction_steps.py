@@ -1,6 +1,6 @@
 """What is done in Python for one small prediction, and what the watching adds to it: steps of the interpreter, and processor time.
 
-`python -m bench.prediction_steps` has the connections, the front and the model of a worker in one process, without sockets: 32 connections
+`python -m bench.prediction_steps` has the connections, the application and the model of a worker in one process, without sockets: 32 connections
 are given a request each, again when all are answered. Steps are counted by `sys.settrace`, nearly the same number each time with one
 version of Python. Times are those of the event loop's thread, under full load, with the watching and without it in turns of some 20 ms,
 so that both see the same machine; the watching's own thread is told apart. It prints and writes one table.
@@ -26,12 +26,12 @@ from bench.conditions import conditions
 from bench.serving_overhead import http_request
 from bench.serving_speed import NUM_CONNECTIONS, PACKAGES
 from bench.watching_overhead import CASES
-from serving.app import Front
+from serving.app import Application
 from serving.guard.connections import Connection
 from serving.monitoring.watcher import Watcher
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
 from serving.settings import read_settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.system import files
 from tests.serving.server import environment
 
@@ -65,16 +65,16 @@ class Silent(asyncio.Transport):
         """The same."""
 
 
-class Worker:
+class Replayer:
     """One worker's way from the first byte of a request to the last one of its answer."""
 
-    def __init__(self, inference: Inference, request: bytes) -> None:
+    def __init__(self, worker: ModelWorker, request: bytes) -> None:
         async def behind(scope: Scope, receive: Receive, send: Send) -> None:
             raise RuntimeError("nothing here is for BentoML")
 
         config = uvicorn.Config(behind, log_level="critical", access_log=False)
         config.load()
-        front, state = Front(behind, inference), ServerState()
+        application, state = Application(behind, worker), ServerState()
         state.default_headers = [
             (b"date", b"Sun, 22 Nov 2026 20:00:00 GMT"),
             (b"server", b"uvicorn"),
@@ -83,8 +83,8 @@ class Worker:
         self._connections: list[tuple[Connection, Silent]] = []
         for _ in range(NUM_CONNECTIONS):
             connection = Connection(
-                inference,
-                front,
+                worker,
+                application,
                 config=config,
                 server_state=state,
                 app_state={},
@@ -117,29 +117,29 @@ class Times(NamedTuple):
     thread_share: float  # processor time of the watching's thread, of the event loop's
 
 
-async def measure_times(worker: Worker, inference: Inference, watcher: Watcher) -> Times:
+async def measure_times(replayer: Replayer, worker: ModelWorker, watcher: Watcher) -> Times:
     """Turns with and without, in the order on, off, off, on."""
     everyone, clock = (
-        inference.observers.all,
+        worker.observers.all,
         time.pthread_getcpuclockid(cast(int, watcher._thread.ident)),
     )
     us: dict[bool, list[float]] = {True: [], False: []}
     watching_before, all_before = time.clock_gettime(clock), time.thread_time()
     for turn in range(NUM_TURNS):
         is_watched = turn % 4 in (0, 3)
-        inference.observers.all = everyone if is_watched else ()
+        worker.observers.all = everyone if is_watched else ()
         began = time.thread_time()
         for _ in range(ROUNDS_A_TURN):
-            await worker.answer_all()
+            await replayer.answer_all()
         seconds = time.thread_time() - began
         us[is_watched].append(seconds / ROUNDS_A_TURN / NUM_CONNECTIONS * 1e6)
-    inference.observers.all = everyone
+    worker.observers.all = everyone
     return Times(
         us, (time.clock_gettime(clock) - watching_before) / (time.thread_time() - all_before)
     )
 
 
-async def count_steps(worker: Worker) -> Counter[str]:
+async def count_steps(replayer: Replayer) -> Counter[str]:
     """Of a prediction, by function."""
     steps: Counter[str] = Counter()
 
@@ -159,7 +159,7 @@ async def count_steps(worker: Worker) -> Counter[str]:
 
     sys.settrace(trace)
     for _ in range(NUM_COUNTED):
-        await worker.answer_all()
+        await replayer.answer_all()
     sys.settrace(None)
     return steps
 
@@ -197,26 +197,26 @@ async def run(folder: Path) -> str:
     """Everything."""
     case = CASES["small"]
     case.write(folder)
-    inference = Inference(
+    worker = ModelWorker(
         read_settings(environment(folder, state=folder / "state")), settle=put_aside_what_stays
     )
-    inference.start()
-    await inference.loaded()
+    worker.start()
+    await worker.loaded()
     take_short_turns()
-    worker = Worker(inference, http_request("/predict", case.media_type, case.image()))
-    (watcher,) = (one for one in inference.observers.all if isinstance(one, Watcher))
+    replayer = Replayer(worker, http_request("/predict", case.media_type, case.image()))
+    (watcher,) = (one for one in worker.observers.all if isinstance(one, Watcher))
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
-        await worker.answer_all()
-    times = await measure_times(worker, inference, watcher)
+        await replayer.answer_all()
+    times = await measure_times(replayer, worker, watcher)
     watcher._thinning.adapt = lambda num_offered, num_used: None  # type: ignore[method-assign]  # traced, it is slow: nothing would be thinned out
-    everyone, steps = inference.observers.all, {}
+    everyone, steps = worker.observers.all, {}
     for is_watched in (True, False):
-        inference.observers.all = everyone if is_watched else ()
-        await worker.answer_all()
-        steps[is_watched] = await count_steps(worker)
-    inference.observers.all = everyone
-    await inference.stop()
+        worker.observers.all = everyone if is_watched else ()
+        await replayer.answer_all()
+        steps[is_watched] = await count_steps(replayer)
+    worker.observers.all = everyone
+    await worker.stop()
     text = f"# A small prediction in Python\n\n{case.title}, {NUM_CONNECTIONS} connections without sockets\n\n{described(steps, times)}"
     return f"{text}\n\n{NUM_TURNS} turns of {ROUNDS_A_TURN * NUM_CONNECTIONS} predictions. {conditions(*PACKAGES)}\n"
 

@@ -4,12 +4,12 @@ import asyncio
 
 from bench.watching_turns import take_turns
 from serving import service
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 Slipway = service.Slipway  # what `bentoml serve` is told to serve
 
 
-class InTurns(Inference):
+class InTurns(ModelWorker):
     """It watches in turns."""
 
     def start(self) -> None:
@@ -24,4 +24,4 @@ class InTurns(Inference):
         await super().stop()
 
 
-service.Inference = InTurns  # type: ignore[attr-defined]  # a worker makes one when it is first asked for
+service.ModelWorker = InTurns  # type: ignore[attr-defined]  # a worker makes one when it is first asked for

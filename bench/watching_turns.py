@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from serving.monitoring.watcher import Watcher
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.system import files
 
 FILE, ORDER, SECONDS = "BENCH_TURNS", "BENCH_ORDER", "BENCH_TURN_SECONDS"
@@ -29,15 +29,15 @@ class Turn(NamedTuple):
     watching_seconds: float  # the same of the watching's
 
 
-async def take_turns(inference: Inference) -> None:
+async def take_turns(worker: ModelWorker) -> None:
     """Switch the watching on and off until this is cancelled, and write the turns."""
-    await inference.loaded()
-    (watcher,) = (one for one in inference.observers.all if isinstance(one, Watcher))
+    await worker.loaded()
+    (watcher,) = (one for one in worker.observers.all if isinstance(one, Watcher))
     everyone, clock = (
-        inference.observers.all,
+        worker.observers.all,
         time.pthread_getcpuclockid(cast(int, watcher._thread.ident)),
     )
-    answers = inference.monitoring._answers["stable"]
+    answers = worker.metrics._answers["stable"]
 
     def now() -> tuple[float, int, float, float]:
         return time.perf_counter(), answers.total, time.thread_time(), time.clock_gettime(clock)
@@ -45,7 +45,7 @@ async def take_turns(inference: Inference) -> None:
     turns = []
     try:
         for is_watched in cycle(digit == "1" for digit in os.environ[ORDER]):
-            inference.observers.all = everyone if is_watched else ()
+            worker.observers.all = everyone if is_watched else ()
             before = now()
             await asyncio.sleep(float(os.environ[SECONDS]))
             wall, answered, loop, watching = (
@@ -53,5 +53,5 @@ async def take_turns(inference: Inference) -> None:
             )
             turns.append(Turn(is_watched, wall, int(answered), loop, watching))
     finally:
-        inference.observers.all = everyone  # each is closed at the end
+        worker.observers.all = everyone  # each is closed at the end
         files.write_text(Path(os.environ[FILE]), json.dumps(turns))

@@ -28,7 +28,7 @@ from serving.http.responses import (
     send_response,
 )
 from serving.http.routes import Headers, Request, Route, find_route
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -37,31 +37,31 @@ _CLOSE = ("connection", "close")
 Port = Literal["only", "main", "operators"]
 
 
-class Front:
+class Application:
     """An ASGI application in front of BentoML's; where operators have a port of their own, one for each port."""
 
     def __init__(
         self,
         behind: ASGIApp,
-        inference: Inference,
+        worker: ModelWorker,
         gate: Gate | None = None,
         port: Port | None = None,
     ) -> None:
         self._behind = behind
-        self._inference = inference
-        self._gate = gate or Gate(inference.settings, inference.monitoring)
-        port = port or ("main" if inference.settings.admin_port else "only")
-        self._most_drain_s = min(DRAIN_S, inference.settings.request_timeout_s / 4)
-        self._turns = Turns(inference.settings.max_connections, 2 * self._most_drain_s)
+        self._worker = worker
+        self._gate = gate or Gate(worker.settings, worker.metrics)
+        port = port or ("main" if worker.settings.admin_port else "only")
+        self._most_drain_s = min(DRAIN_S, worker.settings.request_timeout_s / 4)
+        self._turns = Turns(worker.settings.max_connections, 2 * self._most_drain_s)
         self._routes = {
             path: route
-            for path, route in all_routes(inference).items()
+            for path, route in all_routes(worker).items()
             if _is_answered_at(port, path, route)
         }
 
-    def for_operators(self) -> "Front":
+    def for_operators(self) -> "Application":
         """The same for the port of operators: one gate counts for both."""
-        return Front(self._behind, self._inference, self._gate, "operators")
+        return Application(self._behind, self._worker, self._gate, "operators")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As an ASGI application: the lifespan goes on to BentoML, which starts and stops the service."""
@@ -102,7 +102,7 @@ class Front:
             ):
                 response = replace(response, headers=(*response.headers, _CLOSE))
         except ClientGoneError:
-            self._inference.monitoring.client_gone()
+            self._worker.metrics.client_gone()
             return None
         except Exception as error:
             logger.exception("request %s failed", request.id)
@@ -113,7 +113,7 @@ class Front:
         # A caller that waits to be asked for its body may send it all the same, or not: nobody could tell it from the next request.
         if incoming and not incoming.is_asked_for and b"expect" in request.headers:
             response = replace(response, headers=(*response.headers, _CLOSE))
-        self._inference.monitoring.answered(label, response.status)
+        self._worker.metrics.answered(label, response.status)
         return response
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,7 +150,7 @@ class Front:
         ):  # the caller has its answer, but to end the connection now would take it away again
             assert isinstance(incoming, Incoming)
             # Twice the limit, so that a body that is too large is read as well, unless it is far too large.
-            await incoming.drain(2 * self._inference.settings.max_body_bytes, self._most_drain_s)
+            await incoming.drain(2 * self._worker.settings.max_body_bytes, self._most_drain_s)
             await send({"type": "http.response.body", "body": b""})
 
     async def _let_in(self, incoming: Incoming | None, request: Request) -> bool:
@@ -158,7 +158,7 @@ class Front:
 
         False: so much is waited for that its connection is to be ended with what has not been read.
         """
-        max_bytes = self._inference.settings.max_body_bytes
+        max_bytes = self._worker.settings.max_body_bytes
         declared = request.headers.get(b"content-length", b"0")
         num_bytes = min(int(declared[:20]) if declared.isdigit() else 0, max_bytes)
         request.body = None  # it is not to be held meanwhile
@@ -193,7 +193,7 @@ class Front:
         return route
 
     def _refuse(self, refusal: Refusal, request: Request) -> Response:
-        self._inference.monitoring.refused(refusal.code)
+        self._worker.metrics.refused(refusal.code)
         return (open_inference_error if request.path.startswith("/v2/") else error_response)(
             refusal, request.id
         )
@@ -203,7 +203,7 @@ class Front:
 
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._inference.monitoring.answered(label, message["status"])
+                self._worker.metrics.answered(label, message["status"])
                 message = {
                     **message,
                     "headers": guarded_headers(list(message["headers"]), request_id),

@@ -1,7 +1,7 @@
 """The BentoML service: `bentoml serve` starts it, `bentoml build` packs it.
 
 BentoML keeps processes, lifecycle, building and the description of the API. HTTP itself is answered by
-the front (serving/app.py), which wraps BentoML's application. Binds to 127.0.0.1 unless told otherwise.
+the application (serving/app.py), which wraps BentoML's application. Binds to 127.0.0.1 unless told otherwise.
 """
 
 import functools
@@ -18,17 +18,17 @@ from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
 from serving.api_docs.api import predict_method, read_columns, summary
-from serving.app import Front
+from serving.app import Application
 from serving.auth.binding import require_safe_start
 from serving.guard.connections import limit_connections
-from serving.metrics.monitoring import open_server_directory, tether_to_server
+from serving.metrics.service_metrics import open_server_directory, tether_to_server
 from serving.process.draining import drain_on_sigterm
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
 from serving.process.operator_port import OperatorPort
 from serving.process.packing import bento_labels
 from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
 from slipway.system.malloc import keep_little_freed_memory
 from slipway.system.telemetry import switch_off_telemetry
@@ -45,9 +45,9 @@ COLUMNS = read_columns(served_bundle(SETTINGS))
 
 
 @functools.cache
-def inference() -> Inference:
+def worker() -> ModelWorker:
     """This process' model; made when a worker starts, not when the module is imported."""
-    return Inference(SETTINGS, settle=put_aside_what_stays)
+    return ModelWorker(SETTINGS, settle=put_aside_what_stays)
 
 
 @functools.cache
@@ -57,17 +57,17 @@ def operator_port() -> OperatorPort:
 
 
 class FrontedService(Service[Any]):  # type: ignore[misc]
-    """A BentoML service whose application has our front around it."""
+    """A BentoML service whose application has our application around it."""
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
         """The application that a worker serves; behind another service (`bentoml.depends`) it is BentoML's own."""
-        application: ASGIApp = super().to_asgi(is_main)
+        bentoml_application: ASGIApp = super().to_asgi(is_main)
         if not is_main:
-            return application
-        front = Front(application, inference())
-        limit_connections(inference(), front)
-        operator_port().serve(inference(), front.for_operators())
-        return front
+            return bentoml_application
+        application = Application(bentoml_application, worker())
+        limit_connections(worker(), application)
+        operator_port().serve(worker(), application.for_operators())
+        return application
 
     @property
     def labels(self) -> dict[str, str]:
@@ -94,7 +94,7 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
     service_class=FrontedService,
     workers=SETTINGS.workers,
     http={"host": "127.0.0.1", "port": 3000},
-    # The front has its own metrics and guards; BentoML's cost a millisecond for each request.
+    # The application has its own metrics and guards; BentoML's cost a millisecond for each request.
     metrics={"enabled": False},
     logging={"access": {"enabled": False}},
     traffic={"timeout": SETTINGS.request_timeout_s},
@@ -128,25 +128,25 @@ class Slipway:
         tether_to_server()
         take_short_turns()
         keep_little_freed_memory()
-        drain_on_sigterm(inference())
+        drain_on_sigterm(worker())
         logging.getLogger("python_multipart").setLevel(
             logging.ERROR
         )  # it warns of every malformed form
-        inference().start()
+        worker().start()
         await operator_port().open()
         if SETTINGS.workers > 1:
             # They share one socket: one that is still loading must not take connections that another could answer.
-            await inference().loaded()
+            await worker().loaded()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def stop(self) -> None:
         """Let the queue run empty."""
-        await inference().stop()
+        await worker().stop()
         await operator_port().close()
 
     async def __is_ready__(self) -> bool:
-        return inference().model is not None and not inference().is_draining
+        return worker().model is not None and not worker().is_draining
 
     predict = predict_method(
-        COLUMNS, lambda payload, request_id: inference().predict(payload, request_id)
+        COLUMNS, lambda payload, request_id: worker().predict(payload, request_id)
     )

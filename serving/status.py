@@ -1,6 +1,6 @@
 """`GET /status`: how the service fares, in one object: what the page at `/` shows.
 
-Each part belongs to what it is about, which hangs a function into `Inference.parts`; what is not there, or is not switched on, is null.
+Each part belongs to what it is about, which hangs a function into `ModelWorker.parts`; what is not there, or is not switched on, is null.
 However many look, the parts are asked at most once a second, beside the event loop.
 """
 
@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from serving.http.server_paths import without_server_paths
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -22,8 +22,8 @@ _KEPT_S = 1.0
 class Status:
     """The last status and its age. `asking` are the routes that count as traffic."""
 
-    def __init__(self, inference: Inference, asking: Collection[str]) -> None:
-        self._inference = inference
+    def __init__(self, worker: ModelWorker, asking: Collection[str]) -> None:
+        self._worker = worker
         self._asking = asking
         self._content: dict[str, Any] = {}
         self._at = -_KEPT_S
@@ -38,7 +38,7 @@ class Status:
             return self._content
 
     def _compose(self) -> dict[str, Any]:
-        model = self._inference.model
+        model = self._worker.model
         about = (
             {"version": model.version, "task": model.bundle.manifest.task}
             if model
@@ -47,16 +47,16 @@ class Status:
         return {
             "model": {
                 "ready": model is not None,
-                "reason": None if model else self._inference.reason,
+                "reason": None if model else self._worker.reason,
             }
             | about,
-            "traffic": self._inference.monitoring.summary(self._asking),
+            "traffic": self._worker.metrics.summary(self._asking),
             **{part: self._part(part) for part in PARTS},
         }
 
     def _part(self, part: str) -> dict[str, Any] | None:
         try:
-            return without_server_paths(self._inference.status_of(part), self._inference.settings)  # type: ignore[no-any-return]
+            return without_server_paths(self._worker.status_of(part), self._worker.settings)  # type: ignore[no-any-return]
         except Exception:  # a part that fails must not take the others with it
             logger.exception("the status of %s cannot be read", part)
             return {"failed": True}

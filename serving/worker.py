@@ -21,9 +21,9 @@ from serving.http.responses import RETRY_AFTER, Refusal
 from serving.http.server_paths import without_server_paths
 from serving.http.worker_thread import OwnThread
 from serving.metrics.gpu_metrics import open_gpu_metrics
-from serving.metrics.monitoring import Monitoring, server_started
 from serving.metrics.process_metrics import ProcessMetrics
 from serving.metrics.sampling import Sampler, Source
+from serving.metrics.service_metrics import ServiceMetrics, server_started
 from serving.models.admission import Admission, Place
 from serving.models.live_model import LiveModel
 from serving.models.model import InvalidAnswerError, ServedModel, finite_answers, load_model
@@ -47,7 +47,7 @@ logger = logging.getLogger(
 LOADING = "the model is being loaded and warmed up"  # why it is not ready at first
 
 
-class Inference:
+class ModelWorker:
     """One worker's model, queue and metrics.
 
     `rebuild_command` is the process that builds an engine for this machine. `settle` is called once, when the first model is loaded
@@ -61,7 +61,7 @@ class Inference:
         settle: Callable[[], object] = lambda: None,
     ) -> None:
         self.settings = settings
-        self.monitoring = Monitoring()
+        self.metrics = ServiceMetrics()
         self.reason = LOADING  # why it is not ready
         self.rebuild = RebuildState("not_asked_for", "the model is being loaded")
         self._rebuild_command = rebuild_command
@@ -74,16 +74,16 @@ class Inference:
         self._admission = Admission(
             settings.max_queue, settings.max_wait_s, num_cores(), self._shed
         )
-        self.monitoring.queue_depth(lambda: self._admission.num_requests)
+        self.metrics.queue_depth(lambda: self._admission.num_requests)
         self._decoded, self._queued, self._inferred = (
-            self.monitoring.stage(stage) for stage in ("decode", "queue", "infer")
+            self.metrics.stage(stage) for stage in ("decode", "queue", "infer")
         )
         self.canary: Canary | None = None  # the candidate that gets a share of the requests
         self.rollout = Follower(self)
         self._explainer = Explainer(settings.request_timeout_s / 2)
         self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
-        self._process = ProcessMetrics(self.monitoring.registry, settings.workers, server_started())
+        self._process = ProcessMetrics(self.metrics.registry, settings.workers, server_started())
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
         self.translating = OwnThread(
@@ -101,29 +101,29 @@ class Inference:
             with contextlib.suppress(OSError):  # what cannot be written there says so itself
                 files.make_private_directory(self.settings.state)
         self._loading = asyncio.create_task(self._load())
-        keeper = open_keeper(self.settings, self.monitoring.kept)
+        keeper = open_keeper(self.settings, self.metrics.kept)
         if keeper:
             self.observers.add(keeper)
         watcher = open_watcher(
-            self.settings, self.monitoring.watching, lambda: self.model, self.rollout.note_wrong
+            self.settings, self.metrics.watching, lambda: self.model, self.rollout.note_wrong
         )
         if watcher:
             self.observers.add(watcher)
             self.feedback = Feedback(
                 self.settings,
                 limits_of(self.settings),
-                self.monitoring.watching,
+                self.metrics.watching,
                 self.rollout.note_wrong,
             )
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
-        gpus = open_gpu_metrics(self.monitoring.registry)
+        gpus = open_gpu_metrics(self.metrics.registry)
         sources: list[Source] = [self._process]
         if gpus:
             self.parts["gpu"] = gpus.status
             sources.append(gpus)
         if self.settings.keys:
-            sources.append(KeyFile(self.settings.keys, self.monitoring.key_file))
-        self._sampler = Sampler(sources, lambda: self.monitoring.watching.error("sampling"))
+            sources.append(KeyFile(self.settings.keys, self.metrics.key_file))
+        self._sampler = Sampler(sources, lambda: self.metrics.watching.error("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -139,7 +139,7 @@ class Inference:
     def drain(self) -> None:
         """Be ready no more, and answer whoever still asks."""
         self.is_draining = True
-        self.monitoring.not_ready()
+        self.metrics.not_ready()
 
     async def stop(self) -> None:
         """Finish what is queued and end the threads and the rebuild."""
@@ -151,7 +151,7 @@ class Inference:
         self.reason = "the service is shutting down"
         await self.rollout.stop()
         live, self._live = self._live, None
-        self.monitoring.model(None)
+        self.metrics.model(None)
         if live:
             await live.retire()
         await self.observers.close()
@@ -160,7 +160,7 @@ class Inference:
         if self._sampler:
             await asyncio.to_thread(self._sampler.close)
         self.translating.close()
-        self.monitoring.close()
+        self.metrics.close()
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
@@ -177,7 +177,7 @@ class Inference:
         model = live.model
         self._admission.max_batch_size = model.max_batch_size
         self.reason = ""
-        self.monitoring.model(model)
+        self.metrics.model(model)
         actual, requested = model.selection.actual, model.selection.requested
         logger.info(
             "ready: model %s runs on %s/%s as %s (requested %s/%s)%s",
@@ -256,7 +256,7 @@ class Inference:
             answers = finite_answers(rows)
         except asyncio.CancelledError:
             if submission is None or not submission.num_taken:
-                self.monitoring.expired()
+                self.metrics.expired()
             raise
         except InvalidAnswerError as error:
             logger.error("request %s: model %s: %s", request_id, model.version, error)
@@ -275,7 +275,7 @@ class Inference:
             self._decoded(submission.read_seconds)
         self._queued(submission.queue_seconds)
         self._inferred(submission.infer_seconds)
-        self.monitoring.answer(live.slot)
+        self.metrics.answer(live.slot)
         if self.observers.all:
             self.observers.note(
                 (request_id, payload, is_list, submission.inputs, model, rows, answers)
@@ -327,7 +327,7 @@ class Inference:
 
     def exposition(self) -> bytes:
         """The metrics."""
-        return self.monitoring.exposition()
+        return self.metrics.exposition()
 
     def _require_live(self) -> LiveModel:
         if self._live is None:
@@ -345,10 +345,10 @@ class Inference:
 
     def _on_batch(self, num_rows: int, fill: float, seconds: float) -> None:
         self._admission.ran(num_rows, seconds)
-        self.monitoring.batch(num_rows, fill)
+        self.metrics.batch(num_rows, fill)
 
     async def _load(self) -> None:
-        self.monitoring.model(None)
+        self.metrics.model(None)
         try:
             settings = await asyncio.to_thread(self.rollout.begin)
             model = await asyncio.to_thread(load_model, settings)

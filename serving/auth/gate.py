@@ -12,7 +12,7 @@ import math
 from serving.auth.keys import Key, KeyRing
 from serving.http.responses import Refusal
 from serving.http.routes import Access, Headers
-from serving.metrics.monitoring import Monitoring
+from serving.metrics.service_metrics import ServiceMetrics
 from serving.settings import Settings
 
 _CHALLENGE = ("www-authenticate", "Bearer")
@@ -23,10 +23,10 @@ HOW = "send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
 class Gate:
     """One worker's; both of its ports ask the same."""
 
-    def __init__(self, settings: Settings, monitoring: Monitoring) -> None:
-        self._monitoring = monitoring
+    def __init__(self, settings: Settings, metrics: ServiceMetrics) -> None:
+        self._metrics = metrics
         self._keys = (
-            KeyRing(settings.keys, settings.workers, monitoring.keys_unreadable)
+            KeyRing(settings.keys, settings.workers, metrics.keys_unreadable)
             if settings.keys
             else None
         )
@@ -46,11 +46,11 @@ class Gate:
     def _admit_key(self, keys: KeyRing, headers: Headers, access: Access) -> str:
         presented = presented_key(headers)
         if presented is None:
-            self._monitoring.key_refused("missing")
+            self._metrics.key_refused("missing")
             raise Refusal("key_missing", f"this needs a key: {HOW}", headers=(_CHALLENGE,))
         key = keys.find(presented)
         if key is None:
-            self._monitoring.key_refused("unknown")
+            self._metrics.key_refused("unknown")
             raise Refusal(
                 "key_unknown",
                 "the service does not know this key, or no longer",
@@ -59,7 +59,7 @@ class Gate:
         self._require_role(key, access)
         seconds = keys.take(key)
         if seconds:
-            self._monitoring.key_refused("rate")
+            self._metrics.key_refused("rate")
             message = f"the key of {key.name} may ask {key.rate:g} times a second, over all workers; try again later"
             raise Refusal(
                 "rate_limited", message, headers=(("retry-after", str(max(1, math.ceil(seconds)))),)
@@ -68,7 +68,7 @@ class Gate:
 
     def _require_role(self, key: Key, access: Access) -> None:
         if access == "operator" and key.role != "operator":
-            self._monitoring.key_refused("role")
+            self._metrics.key_refused("role")
             raise Refusal(
                 "not_allowed",
                 f"this is for operators; the key of {key.name} has the role {key.role}",

@@ -4,7 +4,7 @@ from serving.api_docs.schemas import ANYTHING
 from serving.http.responses import Response, json_response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
 from serving.http.server_paths import without_server_paths
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 # What says why; the rest of the card is the model's own: labels, columns and categories may look like paths.
 _REASONS = (
@@ -24,13 +24,13 @@ _MODEL = Operation(
 )
 
 
-def routes(inference: Inference) -> Routes:
+def routes(worker: ModelWorker) -> Routes:
     """`/model`."""
 
     async def model(request: Request) -> Response:
-        card = inference.card()
+        card = worker.card()
         return json_response(
-            card | {part: without_server_paths(card[part], inference.settings) for part in _REASONS}
+            card | {part: without_server_paths(card[part], worker.settings) for part in _REASONS}
         )
 
     return {"/model": Route(READING, model, "caller", always(_MODEL))}

@@ -7,7 +7,7 @@ from serving.api_docs.openapi import openapi
 from serving.api_docs.schemas import ANYTHING, TEXT
 from serving.http.responses import Response, json_response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 PASSED_ON = ("/schema.json",)  # BentoML answers: what bentoml.SyncHTTPClient asks for
 _SANE_HOST = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")
@@ -20,7 +20,7 @@ _SCHEMA = Operation(
 )
 
 
-def routes(inference: Inference, others: Routes) -> Routes:
+def routes(worker: ModelWorker, others: Routes) -> Routes:
     """`/docs`, `/docs.json` and `/schema.json`, which describe themselves and all `others`."""
 
     described: dict[
@@ -34,7 +34,7 @@ def routes(inference: Inference, others: Routes) -> Routes:
         host = request.headers.get(b"host", b"")
         address = host.decode() if _SANE_HOST.fullmatch(host) else "127.0.0.1:3000"
         callers = (
-            "HOST:PORT" if inference.settings.admin_port else None
+            "HOST:PORT" if worker.settings.admin_port else None
         )  # a worker does not know its server's port
         return Response(
             200,
@@ -44,11 +44,11 @@ def routes(inference: Inference, others: Routes) -> Routes:
         )
 
     def describe() -> tuple[dict[str, object], Response]:
-        model = inference.model
+        model = worker.model
         bundle, version = (model.bundle.manifest, model.version) if model else (None, None)
         if version not in described:
             content = openapi(
-                others | own, bundle, version, has_keys=inference.settings.keys is not None
+                others | own, bundle, version, has_keys=worker.settings.keys is not None
             )
             described.clear()
             described[version] = (content, json_response(content))

@@ -8,15 +8,15 @@ from serving.endpoints.predicting import describe_predict
 from serving.http.responses import Refusal, Response, json_response
 from serving.http.routes import Operation, Request, Route, Routes
 from serving.requests.reading import receive_payload
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle
 
 
-def routes(inference: Inference) -> Routes:
+def routes(worker: ModelWorker) -> Routes:
     """`/explain`."""
 
     async def explain(request: Request) -> Response:
-        settings, kind = inference.settings, inference.require_model().bundle.manifest.input.kind
+        settings, kind = worker.settings, worker.require_model().bundle.manifest.input.kind
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
@@ -25,14 +25,14 @@ def routes(inference: Inference) -> Routes:
                     settings.max_body_bytes,
                     settings.max_items,
                     kind,
-                    inference.require_leisure,
+                    worker.require_leisure,
                 )
                 code, message = (
                     "deadline_exceeded",
                     "live requests go first, and there was no explanation within",
                 )
-                inference.require_leisure()
-                answer = await inference.explain(parse(), request.id)
+                worker.require_leisure()
+                answer = await worker.explain(parse(), request.id)
         except TimeoutError:
             raise Refusal(
                 code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"

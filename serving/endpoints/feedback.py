@@ -10,7 +10,7 @@ from serving.http.responses import Refusal, Response, json_response
 from serving.http.routes import Operation, Request, Route, Routes
 from serving.monitoring.feedback import ACCEPTED_TRUTHS
 from serving.requests.reading import read_json
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle
 
 _TRUTH = {
@@ -35,13 +35,13 @@ _OPERATION = Operation(
 )
 
 
-def routes(inference: Inference) -> Routes:
+def routes(worker: ModelWorker) -> Routes:
     """`/feedback`."""
 
     async def feedback(request: Request) -> Response:
-        manifest = inference.require_model().bundle.manifest
-        settings = inference.settings
-        if inference.feedback is None:
+        manifest = worker.require_model().bundle.manifest
+        settings = worker.settings
+        if worker.feedback is None:
             raise Refusal(
                 "feedback_unavailable", "this service takes no feedback: SLIPWAY_WATCH is false"
             )
@@ -50,7 +50,7 @@ def routes(inference: Inference) -> Routes:
             async with asyncio.timeout(settings.request_timeout_s):
                 body = await read_json(request, settings.max_body_bytes, ACCEPTED_TRUTHS)
                 code, message = "deadline_exceeded", "the feedback was not written down within"
-                status, answer = await inference.feedback.tell(body, manifest)
+                status, answer = await worker.feedback.tell(body, manifest)
         except TimeoutError:
             raise Refusal(
                 code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"

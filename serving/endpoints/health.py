@@ -5,7 +5,7 @@ import asyncio
 from serving.api_docs.schemas import TEXT
 from serving.http.responses import Response, json_response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 PROBES = ("/livez", "/healthz", "/readyz")
 _STATUS = {
@@ -24,20 +24,18 @@ _METRICS = Operation(
 )
 
 
-def routes(inference: Inference) -> Routes:
+def routes(worker: ModelWorker) -> Routes:
     """`/livez`, `/healthz`, `/readyz` and `/metrics`."""
 
     async def alive(request: Request) -> Response:
         return json_response({"status": "alive"})
 
     async def ready(request: Request) -> Response:
-        return json_response(
-            {"status": "ready", "model_version": inference.require_ready().version}
-        )
+        return json_response({"status": "ready", "model_version": worker.require_ready().version})
 
     async def metrics(request: Request) -> Response:
-        body = await asyncio.to_thread(inference.exposition)
-        return Response(200, body, inference.monitoring.content_type)
+        body = await asyncio.to_thread(worker.exposition)
+        return Response(200, body, worker.metrics.content_type)
 
     return {
         "/livez": Route(READING, alive, "open", always(_ALIVE)),

@@ -13,18 +13,18 @@ from serving.endpoints import (
     v2,
 )
 from serving.http.routes import Routes
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 
-def all_routes(inference: Inference) -> Routes:
+def all_routes(worker: ModelWorker) -> Routes:
     """Every path that leads anywhere, by path."""
     routes: Routes = {}
     for module in (page, predicting, explaining, feedback, v2, describing, health, rollout):
-        routes |= module.routes(inference)
+        routes |= module.routes(worker)
     asking = {
         path
         for path, route in routes.items()
         if "POST" in route.methods and route.access == "caller"
     } | {"other"}
-    routes |= status.routes(inference, asking)
-    return routes | documenting.routes(inference, routes)
+    routes |= status.routes(worker, asking)
+    return routes | documenting.routes(worker, routes)

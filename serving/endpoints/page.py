@@ -14,7 +14,7 @@ from serving.page.site import (
     read_site,
     takes_gzip,
 )
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 _PAGE = Operation("The page for people.", answers={"text/html": TEXT})
 _FILE = Operation(
@@ -25,7 +25,7 @@ _FILE = Operation(
 _FOR_GOOD = ("cache-control", "public, max-age=31536000, immutable")
 
 
-def routes(inference: Inference) -> Routes:
+def routes(worker: ModelWorker) -> Routes:
     """`/` and `/static/*`; both are open, since they hold nothing of the model."""
     site = read_site()
 

@@ -12,7 +12,7 @@ from serving.http.responses import Refusal, Response, finite_json_response
 from serving.http.routes import Operation, Request, Route, Routes
 from serving.requests.payload import Payload
 from serving.requests.reading import receive_payload
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import ColumnContract
 
@@ -37,14 +37,14 @@ _OF_ROWS = (
 )  # fmt: skip
 
 
-def routes(inference: Inference) -> Routes:
+def routes(worker: ModelWorker) -> Routes:
     """`/predict`."""
-    max_bytes, max_items = inference.settings.max_body_bytes, inference.settings.max_items
+    max_bytes, max_items = worker.settings.max_body_bytes, worker.settings.max_items
 
     def predict(request: Request) -> Awaitable[Response]:
-        kind = inference.require_model().input_kind
-        received = receive_payload(request, max_bytes, max_items, kind, inference.require_room)
-        return predict_within_deadline(inference, request, received, finite_json_response)
+        kind = worker.require_model().input_kind
+        received = receive_payload(request, max_bytes, max_items, kind, worker.require_room)
+        return predict_within_deadline(worker, request, received, finite_json_response)
 
     return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
 
@@ -66,7 +66,7 @@ def describe_predict(bundle: Bundle | None) -> Operation:
 
 
 async def predict_within_deadline(
-    inference: Inference,
+    worker: ModelWorker,
     request: Request,
     received: Awaitable[Callable[[], Payload | Awaitable[Payload]]],
     encode: Callable[[dict[str, Any]], Response | Awaitable[Response]],
@@ -79,16 +79,16 @@ async def predict_within_deadline(
     """
     code, message = "body_timeout", "the request's body did not arrive within"
     try:
-        with inference.deadlines.deadline():
+        with worker.deadlines.deadline():
             parse = await received
             code, message = "deadline_exceeded", "there was no answer within"
-            with inference.admit() as place:
+            with worker.admit() as place:
                 asked = parse()
                 del parse  # and the body with it
                 if not isinstance(asked, Payload):
                     asked = await asked
                 has_read = perf_counter()
-                answer = await inference.predict_inside(place, asked, request.id)
+                answer = await worker.predict_inside(place, asked, request.id)
             encoding = perf_counter()
             response = encode(answer)
             if not isinstance(response, Response):
@@ -96,10 +96,10 @@ async def predict_within_deadline(
     except TimeoutError:
         raise Refusal(
             code,
-            f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)",
+            f"{message} {worker.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)",
         ) from None
     ended = perf_counter()
-    inference.monitoring.predicted(
+    worker.metrics.predicted(
         ended - request.started, read_s=has_read - request.started, encode_s=ended - encoding
     )
     return response

@@ -6,7 +6,7 @@ from serving.api_docs.schemas import ANYTHING
 from serving.http.responses import Response, json_response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
 from serving.status import Status
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 _STATUS = Operation(
     "How the service fares: model, traffic, drift, feedback, rollout, GPUs.",
@@ -14,9 +14,9 @@ _STATUS = Operation(
 )
 
 
-def routes(inference: Inference, asking: Collection[str]) -> Routes:
+def routes(worker: ModelWorker, asking: Collection[str]) -> Routes:
     """`/status`; `asking` are the routes whose requests count as traffic."""
-    status = Status(inference, asking)
+    status = Status(worker, asking)
 
     async def read(request: Request) -> Response:
         return json_response(await status.read())

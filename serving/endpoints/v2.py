@@ -23,7 +23,7 @@ from serving.open_inference.adapting import (
 from serving.open_inference.messages import HEAD_LENGTH, InferRequest, parse_request, response
 from serving.requests.payload import Payload
 from serving.requests.reading import read_body
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 MODEL = "slipway"
 _EXTENSIONS = ["binary_tensor_data", "classification"]
@@ -54,22 +54,22 @@ _BELOW = Operation(
 _MODEL_PARTS = 2  # "models" and the name
 
 
-def routes(inference: Inference) -> Routes:
+def routes(worker: ModelWorker) -> Routes:
     """`/v2` and all below it."""
-    protocol = _Protocol(inference)
+    protocol = _Protocol(worker)
 
     async def below(request: Request) -> Response:
         return await protocol.answer(request)
 
     async def server(request: Request) -> Response:
-        version = inference.model.version if inference.model else ""
+        version = worker.model.version if worker.model else ""
         return json_response({"name": MODEL, "version": version, "extensions": _EXTENSIONS})
 
     async def live(request: Request) -> Response:
         return json_response({"live": True})
 
     async def ready(request: Request) -> Response:
-        inference.require_ready()
+        worker.require_ready()
         return json_response({"ready": True})
 
     return {
@@ -91,8 +91,8 @@ def routes(inference: Inference) -> Routes:
 class _Protocol:
     """What lies below `/v2/models/slipway`, with or without a version."""
 
-    def __init__(self, inference: Inference) -> None:
-        self._inference = inference
+    def __init__(self, worker: ModelWorker) -> None:
+        self._worker = worker
         self._known: dict[
             str, tuple[str, Callable[[Request, ServedModel], Awaitable[Response]]]
         ] = {
@@ -113,7 +113,7 @@ class _Protocol:
             raise Refusal(
                 "unknown_model", f"there is no model {parts[1][:80]!r}, this service has {MODEL!r}"
             )
-        model = self._inference.require_model()
+        model = self._worker.require_model()
         rest = parts[_MODEL_PARTS:]
         if rest[:1] == ["versions"]:
             self._require_version("".join(rest[1:2]), model)
@@ -149,19 +149,19 @@ class _Protocol:
         return json_response(content | describe(model.bundle.manifest))
 
     async def _ready(self, request: Request, model: ServedModel) -> Response:
-        self._inference.require_ready()
+        self._worker.require_ready()
         return json_response({"name": MODEL, "ready": True})
 
     async def _infer(self, request: Request, model: ServedModel) -> Response:
         settings, manifest, translating = (
-            self._inference.settings,
+            self._worker.settings,
             model.bundle.manifest,
-            self._inference.translating,
+            self._worker.translating,
         )
         asked: list[InferRequest] = []  # without its tensors, which no answer needs
 
         async def read() -> Callable[[], Payload | Awaitable[Payload]]:
-            body = await read_body(request, settings.max_body_bytes, self._inference.require_room)
+            body = await read_body(request, settings.max_body_bytes, self._worker.require_room)
             head_length = _head_length(request)
 
             def understand() -> Payload:
@@ -182,14 +182,14 @@ class _Protocol:
 
             return write() if is_quickly_written(answer, manifest) else translating.run(write)
 
-        return await predict_within_deadline(self._inference, request, read(), encode)
+        return await predict_within_deadline(self._worker, request, read(), encode)
 
     async def _or_expired(self, reading: Awaitable[Payload]) -> Payload:
         """What is read, counted if its time is over before."""
         try:
             return await reading
         except asyncio.CancelledError:
-            self._inference.monitoring.expired()
+            self._worker.metrics.expired()
             raise
 
 

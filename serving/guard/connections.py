@@ -1,4 +1,4 @@
-"""What a connection may cost before the front sees a request of it: URL and headers, time to arrive, and how many there are.
+"""What a connection may cost before the application sees a request of it: URL and headers, time to arrive, and how many there are.
 
 uvicorn (0.54) has no such limits, so this is its own HTTP protocol with them, and with our one shape for
 bytes that are no HTTP. What could be read as two different requests is refused (serving/guard/framing.py), and so are connections
@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from serving.app import Front
+from serving.app import Application
 from serving.auth.binding import is_guarded, is_loopback
 from serving.guard.exchange import Exchange
 from serving.guard.flow import Flow
@@ -30,7 +30,7 @@ from serving.guard.repeated_head import Head, RepeatedHead, repeated_head
 from serving.http.request_ids import new_request_id, request_id_of
 from serving.http.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
 from serving.http.routes import Request
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
@@ -43,14 +43,14 @@ MOST_LINGERING = (
 LAST_LOOK_S = 0.01  # not 0: the event loop would look before it reads
 
 
-def limit_connections(inference: Inference, front: Front) -> None:
+def limit_connections(worker: ModelWorker, application: Application) -> None:
     """Have uvicorn use our protocol in this process. BentoML names none, so uvicorn takes what is called "auto"."""
-    HTTP_PROTOCOLS["auto"] = connections_to(inference, front)
+    HTTP_PROTOCOLS["auto"] = connections_to(worker, application)
 
 
-def connections_to(inference: Inference, front: Front) -> Any:
-    """What uvicorn makes a protocol with, for each connection to a port that `front` answers at."""
-    return functools.partial(Connection, inference, front)
+def connections_to(worker: ModelWorker, application: Application) -> Any:
+    """What uvicorn makes a protocol with, for each connection to a port that `application` answers at."""
+    return functools.partial(Connection, worker, application)
 
 
 class _Refused(RequestResponseCycle):
@@ -67,10 +67,10 @@ class Connection(HttpToolsProtocol):
     _lingering: ClassVar[set["Connection"]] = set()  # ended from our side, of this process
     flow: Flow
 
-    def __init__(self, inference: Inference, front: Front, **arguments: Any) -> None:
+    def __init__(self, worker: ModelWorker, application: Application, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._inference = inference
-        self._front = front
+        self._worker = worker
+        self._application = application
         self._head: Head | None = None  # of the last request that was parsed
         self._repeated: RepeatedHead | None = None  # the last one that may come again
         self._due: deque[Exchange] = deque()  # at most one, which is answered next
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = (
             False  # what comes is read, so that the kernel resets nothing, and forgotten
         )
-        self._timeout_s = inference.settings.request_timeout_s
+        self._timeout_s = worker.settings.request_timeout_s
         self._look_s = min(self._timeout_s, self.timeout_keep_alive)
         self._deadline: float | None = (
             None  # the event loop's seconds; None while nothing is waited for
@@ -102,9 +102,9 @@ class Connection(HttpToolsProtocol):
         """Refuse the connection if it must not be there, or there are too many; else wait for its headers."""
         super().connection_made(transport)
         self.flow = Flow(transport, self.pipeline, self._timeout_s)
-        most = self._inference.settings.max_connections
+        most = self._worker.settings.max_connections
         if (
-            not is_guarded(self._inference.settings)
+            not is_guarded(self._worker.settings)
             and self.server
             and not is_loopback(self.server[0])
         ):
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_head, self._head_has_ended = False, True
         path, query = _path_and_query(self.url)
         # What writes the log of accesses is behind uvicorn's `send`.
-        if self._logs_requests or not self._front.answers(path):
+        if self._logs_requests or not self._application.answers(path):
             self._begin_by_asgi(is_1_0=version == "1.0")
         else:
             self._head = Head(self.parser.get_method().decode("ascii"), path, query, headers)
@@ -259,7 +259,7 @@ class Connection(HttpToolsProtocol):
         expects_100_continue: bool = False,
         body: bytes | None = None,
     ) -> None:
-        if self._inference.is_draining:
+        if self._worker.is_draining:
             keep_alive = False  # so that the caller's next connection goes elsewhere
         exchange = Exchange(
             self, keep_alive=keep_alive, expects_100_continue=expects_100_continue, body=body
@@ -290,7 +290,7 @@ class Connection(HttpToolsProtocol):
         if is_1_0:
             self.expect_100_continue = False
         super().on_headers_complete()
-        if self.cycle is not None and self._inference.is_draining:
+        if self.cycle is not None and self._worker.is_draining:
             self.cycle.keep_alive = False
 
     def _should_upgrade(self) -> bool:
@@ -324,7 +324,7 @@ class Connection(HttpToolsProtocol):
                 request = exchange.request
                 try:
                     request.body = exchange.whole_body()
-                    response = await self._front.respond(request)
+                    response = await self._application.respond(request)
                     if response is not None:
                         if self.flow.write_paused and not exchange.disconnected:
                             await (
@@ -353,7 +353,7 @@ class Connection(HttpToolsProtocol):
             self._answering = self._idle = None
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body, which the front counts."""
+        """Take a piece of the body, which the application counts."""
         self._went_on = True
         if isinstance(self.cycle, Exchange):
             self.cycle.take(body)
@@ -417,7 +417,7 @@ class Connection(HttpToolsProtocol):
             )  # no deadline that is set later will be before this
 
     def _wait_for_body(self) -> None:
-        """The front answers for it within half of that. Behind other requests it is not read before they are answered."""
+        """The application answers for it within half of that. Behind other requests it is not read before they are answered."""
         if not self.pipeline:
             self._wait(2 * self._timeout_s)
 
@@ -441,7 +441,7 @@ class Connection(HttpToolsProtocol):
         if self._is_in_head and self._pending_bytes:
             message = f"the headers did not arrive within {self._timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"
             self._refuse(Refusal("header_timeout", message))
-        else:  # silence, or a body that the front has given up
+        else:  # silence, or a body that the application has given up
             self._close()
 
     def _stop_parsing(self, refusal: Refusal) -> NoReturn:
@@ -464,8 +464,8 @@ class Connection(HttpToolsProtocol):
             return
         request_id = new_request_id()
         response = error_response(refusal, request_id)
-        self._inference.monitoring.refused(refusal.code)
-        self._inference.monitoring.answered("other", response.status)
+        self._worker.metrics.refused(refusal.code)
+        self._worker.metrics.answered("other", response.status)
         lines = [
             b"%s: %s\r\n" % header
             for header in [*encoded_headers(response, request_id), (b"connection", b"close")]

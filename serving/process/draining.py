@@ -10,10 +10,10 @@ import signal
 import threading
 from types import FrameType
 
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 
-def drain_on_sigterm(inference: Inference) -> None:
+def drain_on_sigterm(worker: ModelWorker) -> None:
     """Drain before uvicorn, whose handler of SIGTERM is in place already, ends this worker. Called on its event loop."""
     if (
         threading.current_thread() is not threading.main_thread()
@@ -24,11 +24,11 @@ def drain_on_sigterm(inference: Inference) -> None:
         return
 
     def begin() -> None:
-        if inference.is_draining:
+        if worker.is_draining:
             return
-        is_asked = inference.model is not None  # else nobody sends anything here
-        inference.drain()
-        loop.call_later(inference.settings.drain_s if is_asked else 0, end, signal.SIGTERM, None)
+        is_asked = worker.model is not None  # else nobody sends anything here
+        worker.drain()
+        loop.call_later(worker.settings.drain_s if is_asked else 0, end, signal.SIGTERM, None)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(begin)

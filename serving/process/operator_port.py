@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from serving.app import Front
+from serving.app import Application
 from serving.guard.connections import connections_to
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 _BACKLOG = 128
 _GRACE_S = 5  # for what is being answered when the worker ends
@@ -33,23 +33,23 @@ class OperatorPort:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._inference: Inference | None = None
-        self._front: Front | None = None
+        self._worker: ModelWorker | None = None
+        self._application: Application | None = None
         self._server: _SecondServer | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def serve(self, inference: Inference, front: Front) -> None:
+    def serve(self, worker: ModelWorker, application: Application) -> None:
         """What answers there; said before it opens."""
-        self._inference, self._front = inference, front
+        self._worker, self._application = worker, application
 
     async def open(self) -> None:
         """Listen, and answer from now on; OSError if the port is taken."""
-        if not self._settings.admin_port or self._inference is None or self._front is None:
+        if not self._settings.admin_port or self._worker is None or self._application is None:
             return
         listener = listen(self._settings.admin_host, self._settings.admin_port)
         config = uvicorn.Config(
-            self._front,
-            http=connections_to(self._inference, self._front),
+            self._application,
+            http=connections_to(self._worker, self._application),
             lifespan="off",
             log_config=None,
             access_log=False,

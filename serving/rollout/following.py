@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Protocol
 
-from serving.metrics.monitoring import Monitoring
+from serving.metrics.service_metrics import ServiceMetrics
 from serving.models.live_model import LiveModel
 from serving.models.model import ServedModel, load_model, read_certified
 from serving.request_log.observers import Observers
@@ -58,7 +58,7 @@ class Served(Protocol):
     """What a follower needs of the worker whose models it changes."""
 
     settings: Settings
-    monitoring: Monitoring
+    metrics: ServiceMetrics
     observers: Observers
     canary: Canary | None
 
@@ -88,7 +88,7 @@ class _Trial:
 
 
 class Follower:
-    """One worker's part in a rollout. `served` is the worker's Inference."""
+    """One worker's part in a rollout. `served` is the worker's ModelWorker."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -218,7 +218,7 @@ class Follower:
             except (
                 Exception
             ) as error:  # a full disk, a state that somebody wrote by hand: the model serves on
-                self._served.monitoring.watching.error("rollout")
+                self._served.metrics.watching.error("rollout")
                 if str(error) != self._failing:
                     self._failing = str(error)
                     is_ours = not isinstance(error, SlipwayError | OSError)
@@ -272,7 +272,7 @@ class Follower:
 
     def _count_and_log(self, what: str, model: str, reason: str) -> None:
         if what in OUTCOMES:
-            self._served.monitoring.swap(what)
+            self._served.metrics.swap(what)
         level = logging.ERROR if what in ("refused", "rolled_back") else logging.INFO
         logger.log(level, "rollout: model %s %s: %s", model, what.replace("_", " "), reason)
 
@@ -373,7 +373,7 @@ class Follower:
         if candidate.phase != "running" or trial.live is None:
             return
         if trial.shadow is None and self._settings.shadow_share:
-            count = self._served.monitoring.shadowed
+            count = self._served.metrics.shadowed
             share, difference = self._settings.shadow_share, candidate.allowed.difference
             trial.shadow = Shadow(
                 trial.live, share, candidate.salt, difference, trial.evidence, count
@@ -388,13 +388,13 @@ class Follower:
                 candidate.share,
                 candidate.slow_s,
             )
-            self._served.monitoring.candidate_share(candidate.share)
+            self._served.metrics.candidate_share(candidate.share)
 
     async def _drop(self) -> None:
         """The candidate ends: no request goes there any more, and those inside finish."""
         trial, self._trial = self._trial, None
         self._served.canary = None
-        self._served.monitoring.candidate_share(0)
+        self._served.metrics.candidate_share(0)
         if trial and trial.shadow:
             self._served.observers.remove(trial.shadow)
             await asyncio.to_thread(trial.shadow.close)

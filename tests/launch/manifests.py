@@ -10,7 +10,7 @@ import yaml
 from serving.endpoints.listing import all_routes
 from serving.http.routes import Routes
 from serving.settings import PREFIX, Settings, SettingsError, read_settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "launch/kubernetes"
@@ -75,7 +75,7 @@ def settings_of(container: Object) -> Settings:
 
 def routes() -> Routes:
     """Everything that the service answers."""
-    return all_routes(Inference(read_settings({})))
+    return all_routes(ModelWorker(read_settings({})))
 
 
 def probes(container: Object) -> Iterator[tuple[str, str, int]]:

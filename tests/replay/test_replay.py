@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import (
     DataSource,
     Lineage,
@@ -79,7 +79,7 @@ def replayed(
 
 
 def serve(settings: Any, *requests: dict[str, Any]) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for request in requests:
             assert (await client.post("/predict", **request)).status_code == 200
 

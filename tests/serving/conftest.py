@@ -1,4 +1,4 @@
-"""A certified bundle on disk, and an inference that serves it in this process."""
+"""A certified bundle on disk, and a model worker that serves it in this process."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The front and an inference in this process, without a socket."""
+"""The application and a model worker in this process, without a socket."""
 
 import asyncio
 import re
@@ -10,13 +10,13 @@ import httpx
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
-from serving.app import Front
+from serving.app import Application
 from serving.http.responses import ERRORS
 from serving.models.live_model import LiveModel
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 
-Work = Callable[[httpx.AsyncClient, Inference], Coroutine[Any, Any, None]]
+Work = Callable[[httpx.AsyncClient, ModelWorker], Coroutine[Any, Any, None]]
 
 
 async def behind(scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,20 +26,20 @@ async def behind(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, Inference]]:
-    inference = Inference(settings)
-    inference.start()
-    await inference.loaded()
-    transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
+async def serving(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, ModelWorker]]:
+    worker = ModelWorker(settings)
+    worker.start()
+    await worker.loaded()
+    transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield client, inference
-    await inference.stop()
+        yield client, worker
+    await worker.stop()
 
 
 def run(settings: Settings, work: Work) -> None:
     async def main() -> None:
-        async with serving(settings) as (client, inference):
-            await work(client, inference)
+        async with serving(settings) as (client, worker):
+            await work(client, worker)
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -63,8 +63,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def metric(inference: Inference, line: str) -> float:
-    found = re.search(rf"^{re.escape(line)} (\S+)$", inference.exposition().decode(), re.MULTILINE)
+def metric(worker: ModelWorker, line: str) -> float:
+    found = re.search(rf"^{re.escape(line)} (\S+)$", worker.exposition().decode(), re.MULTILINE)
     return float(found.group(1)) if found else 0.0
 
 

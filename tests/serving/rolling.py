@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from serving.app import Front
+from serving.app import Application
 from serving.rollout import commands
 from serving.rollout.state import Plan, read_rollout
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Metric
 from slipway.inputs.images import array_from_bytes
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, picture, write_bundle
@@ -71,23 +71,23 @@ def write_candidate(folder: Path, graph: onnx.ModelProto | None = None, **change
 
 
 @asynccontextmanager
-async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, Inference]]:
-    """An inference in this process that follows the state, and a client."""
-    inference = Inference(settings)
-    inference.start()
-    await inference.loaded()
-    transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
+async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, ModelWorker]]:
+    """a model worker in this process that follows the state, and a client."""
+    worker = ModelWorker(settings)
+    worker.start()
+    await worker.loaded()
+    transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
     try:
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", headers=PNG
         ) as client:
-            await settle(inference, lambda: inference.rollout.num_reports > 0)
-            yield client, inference
+            await settle(worker, lambda: worker.rollout.num_reports > 0)
+            yield client, worker
     finally:
-        await inference.stop()
+        await worker.stop()
 
 
-async def settle(inference: Inference, is_done: Callable[[], bool], seconds: float = 20) -> None:
+async def settle(worker: ModelWorker, is_done: Callable[[], bool], seconds: float = 20) -> None:
     """Wait until it is so; the state goes into the message."""
     async with asyncio.timeout(seconds):
         while not is_done():
@@ -134,28 +134,26 @@ class Callers:
         await asyncio.gather(*self._tasks)
 
 
-Work = Callable[[Any, Inference], Coroutine[Any, Any, None]]
+Work = Callable[[Any, ModelWorker], Coroutine[Any, Any, None]]
 QUICK = Plan(steps=(0.2, 1.0), hold_s=0.0, hold_requests=20)
 
 
 def run(settings: Settings, work: Work, seconds: float = 60) -> None:
     async def main() -> None:
-        async with following(settings) as (client, inference):
-            await work(client, inference)
+        async with following(settings) as (client, worker):
+            await work(client, worker)
 
     asyncio.run(asyncio.wait_for(main(), seconds))
 
 
-async def propose(inference: Inference, *arguments: Any, **options: Any) -> None:
-    await asyncio.to_thread(commands.propose, inference.settings, *arguments, **options)
+async def propose(worker: ModelWorker, *arguments: Any, **options: Any) -> None:
+    await asyncio.to_thread(commands.propose, worker.settings, *arguments, **options)
 
 
-async def serves(inference: Inference, version: str) -> None:
+async def serves(worker: ModelWorker, version: str) -> None:
     """Wait until it is the stable model, and nothing is on its way."""
-    await settle(
-        inference, lambda: inference.model is not None and inference.model.version == version
-    )
-    await settle(inference, lambda: read_rollout(inference.settings.state).candidate is None)
+    await settle(worker, lambda: worker.model is not None and worker.model.version == version)
+    await settle(worker, lambda: read_rollout(worker.settings.state).candidate is None)
 
 
 def salt_of(settings: Settings) -> str:
@@ -165,8 +163,8 @@ def salt_of(settings: Settings) -> str:
     return candidate.salt
 
 
-def last_event(inference: Inference) -> tuple[str, str]:
-    event = read_rollout(inference.settings.state).events[-1]
+def last_event(worker: ModelWorker) -> tuple[str, str]:
+    event = read_rollout(worker.settings.state).events[-1]
     return event.what, event.reason
 
 

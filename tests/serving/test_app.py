@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.app import Front
+from serving.app import Application
 from serving.endpoints.documenting import PASSED_ON
 from serving.http.responses import ERRORS
 from serving.metrics.gpu_metrics import GAUGES
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.inputs.images import array_from_bytes
 from tests.calibrations import CALIBRATION
 from tests.serving.bundles import (
@@ -40,7 +40,7 @@ def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings
     payload = picture(3, (20, 12))
     expected = probabilities(array_from_bytes(payload, CONTRACT)[None])[0]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         raw = await client.post(
             "/predict", content=payload, headers=PNG | {"x-request-id": "mine-1"}
         )
@@ -64,14 +64,14 @@ def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(
     stream = io.BytesIO()
     Image.new("RGB", (8, 8), "black").save(stream, "PNG")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         good, bad = await asyncio.gather(
             client.post("/predict", content=picture(), headers=PNG),
             client.post("/predict", content=stream.getvalue(), headers=PNG),
         )
         assert list(good.json()) == [*VALUE_FIELDS, "model_version", "request_id"]
         assert error_of(bad)["code"] == "invalid_answer"
-        assert metric(inference, 'slipway_errors_total{error="invalid_answer"}') == 1
+        assert metric(worker, 'slipway_errors_total{error="invalid_answer"}') == 1
 
     run(make_settings(), work)
 
@@ -89,24 +89,24 @@ def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(
 def test_an_image_that_cannot_be_read_is_refused_with_its_rule(
     make_settings: MakeSettings, payload: bytes, code: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(
             await client.post(
                 "/predict", content=payload, headers=PNG | {"content-length": str(len(payload))}
             )
         )
         assert (error["code"], error["field"]) == (code, "image")
-        assert metric(inference, f'slipway_errors_total{{error="{code}"}}') == 1
+        assert metric(worker, f'slipway_errors_total{{error="{code}"}}') == 1
 
     run(make_settings(), work)
 
 
 def test_unknown_paths_are_404_and_add_one_series_in_all(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for number in range(50):
             error = error_of(await client.get(f"/scan/{number}"))
             assert error["code"] == "not_found"
-        lines = inference.exposition().decode().splitlines()
+        lines = worker.exposition().decode().splitlines()
         assert [line for line in lines if "404" in line and "_created" not in line] == [
             'slipway_requests_total{code="404",route="other"} 50.0'
         ]
@@ -121,7 +121,7 @@ def test_unknown_paths_are_404_and_add_one_series_in_all(make_settings: MakeSett
 def test_other_methods_are_405_with_those_that_are_allowed(
     make_settings: MakeSettings, method: str, path: str, allowed: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         response = await client.request(method, path)
         assert error_of(response)["code"] == "method_not_allowed"
         assert response.headers["allow"] == allowed
@@ -130,17 +130,17 @@ def test_other_methods_are_405_with_those_that_are_allowed(
 
 
 def test_only_bentomls_own_description_reaches_bentoml(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         own = ("/", "/livez", "/healthz", "/readyz", "/metrics", "/model", "/docs", "/docs.json")
         answers = {path: (await client.get(path)).status_code for path in (*own, *PASSED_ON)}
         assert answers == dict.fromkeys(own, 200) | dict.fromkeys(PASSED_ON, 299)
-        assert metric(inference, 'slipway_requests_total{code="299",route="/schema.json"}') == 1
+        assert metric(worker, 'slipway_requests_total{code="299",route="/schema.json"}') == 1
 
     run(make_settings(), work)
 
 
 def test_head_has_no_body(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         response = await client.head("/readyz")
         assert (response.status_code, response.content) == (200, b"")
 
@@ -149,7 +149,7 @@ def test_head_has_no_body(make_settings: MakeSettings) -> None:
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, "<script>", "ä"])
 def test_a_request_id_that_is_not_sane_is_replaced(make_settings: MakeSettings, given: str) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         response = await client.get("/livez", headers=[(b"x-request-id", given.encode())])
         assert re.fullmatch(r"[0-9a-f]{16}", response.headers["x-request-id"])
 
@@ -161,7 +161,7 @@ def test_a_model_that_is_refused_leaves_the_service_alive_not_ready_with_the_rea
 ) -> None:
     (certified / "certificate.json").unlink()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (await client.get("/livez")).status_code == 200
         for response in (
             await client.get("/readyz"),
@@ -171,15 +171,15 @@ def test_a_model_that_is_refused_leaves_the_service_alive_not_ready_with_the_rea
             error = error_of(response)
             assert error["code"] == "not_ready"
             assert "nothing proves this bundle" in error["message"]
-        assert metric(inference, "slipway_ready") == 0
+        assert metric(worker, "slipway_ready") == 0
 
     run(make_settings(), work)
 
 
 def test_before_the_model_is_loaded_it_is_alive_and_not_ready(make_settings: MakeSettings) -> None:
     async def main() -> None:
-        inference = Inference(make_settings())
-        transport = httpx.ASGITransport(Front(behind, inference))
+        worker = ModelWorker(make_settings())
+        transport = httpx.ASGITransport(Application(behind, worker))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/livez")).status_code == 200
             assert "being loaded" in error_of(await client.get("/readyz"))["message"]
@@ -187,25 +187,25 @@ def test_before_the_model_is_loaded_it_is_alive_and_not_ready(make_settings: Mak
     asyncio.run(main())
 
 
-async def slow_down(inference: Inference, seconds: float) -> list[int]:
+async def slow_down(worker: ModelWorker, seconds: float) -> list[int]:
     """Make the model slow; the list gets the size of every batch that it runs."""
-    assert inference._live
-    fast, sizes = inference._live.batcher._run, []
+    assert worker._live
+    fast, sizes = worker._live.batcher._run, []
 
     def run_slowly(batch: Any) -> Any:
         sizes.append(len(batch))
         time.sleep(seconds)
         return fast(batch)
 
-    put_in_place_of(inference._live, run_slowly)
+    put_in_place_of(worker._live, run_slowly)
     return sizes
 
 
 def test_a_full_queue_is_429_with_retry_after_and_the_others_are_answered(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        await slow_down(inference, 0.2)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        await slow_down(worker, 0.2)
         answers = await asyncio.gather(
             *(client.post("/predict", content=picture(n), headers=PNG) for n in range(7))
         )
@@ -222,8 +222,8 @@ def test_a_full_queue_is_429_with_retry_after_and_the_others_are_answered(
 def test_a_request_that_expires_in_the_queue_is_504_and_never_reaches_the_model(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        sizes = await slow_down(inference, 0.5)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sizes = await slow_down(worker, 0.5)
         first = asyncio.create_task(client.post("/predict", content=picture(1), headers=PNG))
         await asyncio.sleep(0.1)
         second = asyncio.create_task(client.post("/predict", content=picture(2), headers=PNG))
@@ -241,7 +241,7 @@ def test_a_body_that_does_not_arrive_is_408(make_settings: MakeSettings) -> None
         yield b"\x89PNG"
         await asyncio.sleep(5)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (
             error_of(await client.post("/predict", content=drip(), headers=PNG))["code"]
             == "body_timeout"
@@ -256,7 +256,7 @@ def test_one_bad_image_among_its_neighbours_fails_alone(make_settings: MakeSetti
         np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads])
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for _ in range(3):
             answers = await asyncio.gather(
                 *(
@@ -276,9 +276,9 @@ def fail(batch: Any) -> Any:
 
 
 def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        put_in_place_of(inference._live, fail)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        put_in_place_of(worker._live, fail)
         assert (
             error_of(await client.post("/predict", content=picture(), headers=PNG))["code"]
             == "model_failed"
@@ -291,9 +291,9 @@ def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings
 def test_the_log_names_the_request_that_the_model_failed(
     make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        put_in_place_of(inference._live, fail)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        put_in_place_of(worker._live, fail)
         answer = await client.post(
             path, content=picture(), headers=PNG | {"x-request-id": "mine-7"}
         )
@@ -315,7 +315,7 @@ def test_the_log_names_the_request_that_has_an_invalid_answer(
     stream = io.BytesIO()
     Image.new("RGB", (8, 8), "black").save(stream, "PNG")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.post(
             path, content=stream.getvalue(), headers=PNG | {"x-request-id": "mine-8"}
         )
@@ -335,9 +335,9 @@ def test_the_log_names_the_request_that_has_an_invalid_answer(
 
 
 def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        del vars(inference._live.decoder)["_contract"]
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        del vars(worker._live.decoder)["_contract"]
         assert (
             error_of(await client.post("/predict", content=picture(), headers=PNG))["code"]
             == "internal"
@@ -352,11 +352,11 @@ def test_a_fault_of_the_decoding_is_not_called_the_models(make_settings: MakeSet
     def broken(image: bytes, name: str) -> Any:
         raise RuntimeError("planted")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        vars(inference._live.decoder)["_pixels"] = broken
-        for quick_rows in (inference._live.model.max_batch_size, 0):
-            inference._live.batcher.quick_rows = quick_rows
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        vars(worker._live.decoder)["_pixels"] = broken
+        for quick_rows in (worker._live.model.max_batch_size, 0):
+            worker._live.batcher.quick_rows = quick_rows
             assert (
                 error_of(await client.post("/predict", content=picture(), headers=PNG))["code"]
                 == "internal"
@@ -366,7 +366,7 @@ def test_a_fault_of_the_decoding_is_not_called_the_models(make_settings: MakeSet
 
 
 def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         card = (await client.get("/model")).json()
         assert card["calibration"] == CALIBRATION.model_dump(mode="json")
         assert card["execution"]["requested"] == {"provider": "cpu", "variant": "auto"}
@@ -381,7 +381,7 @@ def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSetti
 
 
 def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         seen: dict[int, int] = {}
         for number in range(30):
             content = picture(number) if number % 3 else b"bad"
@@ -389,12 +389,12 @@ def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> 
             seen[status] = seen.get(status, 0) + 1
         for status, count in seen.items():
             assert (
-                metric(inference, f'slipway_requests_total{{code="{status}",route="/predict"}}')
+                metric(worker, f'slipway_requests_total{{code="{status}",route="/predict"}}')
                 == count
             )
-        assert metric(inference, "slipway_predict_seconds_count") == seen[200]
-        assert metric(inference, 'slipway_stage_seconds_count{stage="infer"}') == seen[200]
-        assert metric(inference, "slipway_batch_size_sum") == seen[200]
+        assert metric(worker, "slipway_predict_seconds_count") == seen[200]
+        assert metric(worker, 'slipway_stage_seconds_count{stage="infer"}') == seen[200]
+        assert metric(worker, "slipway_batch_size_sum") == seen[200]
 
     run(make_settings(), work)
 
@@ -405,8 +405,8 @@ def test_the_docs_name_every_error_and_every_metric(make_settings: MakeSettings)
         code: str(status) for code, status in ERRORS.items()
     }
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        metrics = set(re.findall(r"^# HELP (\w+)", inference.exposition().decode(), re.MULTILINE))
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        metrics = set(re.findall(r"^# HELP (\w+)", worker.exposition().decode(), re.MULTILINE))
         metrics |= set(GAUGES)  # which only a machine with a GPU has
         assert set(re.findall(r"^\| `(slipway_\w+)`", text, re.MULTILINE)) == {
             name for name in metrics if not name.endswith("_created")

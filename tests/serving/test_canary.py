@@ -17,7 +17,7 @@ from serving.rollout.first_uses import FirstUses
 from serving.rollout.reports import FOLDER
 from serving.rollout.state import Allowed, Plan, read_rollout
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from tests.serving.bundles import COLUMNS, row_classifier, table_row
 from tests.serving.conftest import MakeSettings
@@ -48,19 +48,19 @@ def ids(settings: Settings, share: float, num_ids: int, *, chosen: bool = True) 
     return found
 
 
-def counts_of(inference: Inference) -> Counts:
-    assert inference.canary
-    return inference.canary._evidence.counts()
+def counts_of(worker: ModelWorker) -> Counts:
+    assert worker.canary
+    return worker.canary._evidence.counts()
 
 
-async def begin(inference: Inference, bundle: Path, plan: Plan = HALF, **options: Any) -> None:
-    await propose(inference, "canary", bundle, plan=plan, **options)
-    await settle(inference, lambda: inference.canary is not None)
+async def begin(worker: ModelWorker, bundle: Path, plan: Plan = HALF, **options: Any) -> None:
+    await propose(worker, "canary", bundle, plan=plan, **options)
+    await settle(worker, lambda: worker.canary is not None)
 
 
-async def is_not_rolled_back(inference: Inference) -> bool:
+async def is_not_rolled_back(worker: ModelWorker) -> bool:
     await asyncio.sleep(1.5)  # longer than a report and a decision take
-    return inference.canary is not None and last_event(inference)[0] != "rolled_back"
+    return worker.canary is not None and last_event(worker)[0] != "rolled_back"
 
 
 @pytest.mark.process
@@ -71,15 +71,15 @@ def test_what_no_model_can_take_is_no_evidence_however_often_it_is_sent(
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
-    async def work(client: Any, inference: Inference) -> None:
-        await begin(inference, bundle, Plan())
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await begin(worker, bundle, Plan())
         for one in [*ids(settings, 0.01, 6), *ids(settings, 0.01, 6, chosen=False)]:
             assert (
                 await client.post("/predict", content=b"no image", headers={"x-request-id": one})
             ).status_code == 422
-        counts = counts_of(inference)
+        counts = counts_of(worker)
         assert (counts.requests, counts.of("errors")) == ((0, 0), {})
-        assert await is_not_rolled_back(inference)
+        assert await is_not_rolled_back(worker)
 
     run(settings, work)
 
@@ -94,10 +94,10 @@ def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(
     candidate = load_bundle(bundle).version
     foreseen = [one for one in map(str, range(100)) if is_chosen(one, 0.5, candidate)]
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         salts = set()
         for _ in range(2):
-            await begin(inference, bundle)
+            await begin(worker, bundle)
             salts.add(salt_of(settings))
             versions = [
                 (
@@ -111,7 +111,7 @@ def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(
             shown = (await client.get("/rollout")).text
             assert salt_of(settings) not in shown
             await client.post("/rollout", json={"command": "rollback"}, headers=JSON)
-            await settle(inference, lambda: inference.canary is None)
+            await settle(worker, lambda: worker.canary is None)
         assert len(salts) == 2  # what was found out about one rollout says nothing of the next
         assert all(len(salt) >= 32 for salt in salts)
 
@@ -126,8 +126,8 @@ def test_an_id_is_evidence_once_however_often_it_is_sent(
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
-    async def work(client: Any, inference: Inference) -> None:
-        await begin(inference, bundle, Plan())
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await begin(worker, bundle, Plan())
 
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
@@ -141,14 +141,14 @@ def test_an_id_is_evidence_once_however_often_it_is_sent(
 
         await ask("/predict", known)  # its caller reads whose it is
         await ask("/explain", explained)
-        assert inference.canary
-        put_in_place_of(inference.canary.live, fail)
+        assert worker.canary
+        put_in_place_of(worker.canary.live, fail)
         for one in (known, explained, repeated):
             for _ in range(5):
                 await ask("/predict", one)
-        counts = counts_of(inference)
+        counts = counts_of(worker)
         assert (counts.requests, counts.of("errors")) == ((2, 0), {0.01: (1, 0)})
-        assert await is_not_rolled_back(inference)
+        assert await is_not_rolled_back(worker)
 
     run(settings, work)
 
@@ -170,17 +170,17 @@ def test_what_a_candidate_refuses_and_the_stable_model_takes_brings_it_back(
     )
     row = json.dumps(table_row(0) | {"age": 40.0})
 
-    async def work(client: Any, inference: Inference) -> None:
-        await begin(inference, bundle, allowed=Allowed(other_contract=True))
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await begin(worker, bundle, allowed=Allowed(other_contract=True))
         for number in range(60):
             response = await client.post(
                 "/predict", content=row, headers=JSON | {"x-request-id": f"old-{number}"}
             )
             assert response.status_code == 200  # the stable model's
-        counts = counts_of(inference)
+        counts = counts_of(worker)
         assert counts.of("errors")[0.5] == (counts.requests[0], 0)
-        await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
-        assert "fail more often than the stable model's" in last_event(inference)[1]
+        await settle(worker, lambda: last_event(worker)[0] == "rolled_back")
+        assert "fail more often than the stable model's" in last_event(worker)[1]
 
     run(settings, work)
 
@@ -302,14 +302,14 @@ def test_what_is_known_of_ids_goes_with_the_rollout(
     settings = make_settings(shadow_share=0)
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
-    async def work(client: Any, inference: Inference) -> None:
-        await begin(inference, bundle)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await begin(worker, bundle)
         candidate = read_rollout(settings.state).candidate
         assert candidate
         assert [path.stem for path in (settings.state / FOLDER).glob("*.used")] == [
             str(candidate.id)
         ]
         await client.post("/rollout", json={"command": "rollback"}, headers=JSON)
-        await settle(inference, lambda: not list((settings.state / FOLDER).glob("*.used")))
+        await settle(worker, lambda: not list((settings.state / FOLDER).glob("*.used")))
 
     run(settings, work)

@@ -15,7 +15,7 @@ import pytest
 
 from serving.monitoring import watcher as watching
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Lineage
 from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic import collect as collecting_command
@@ -93,7 +93,7 @@ def served(
     settings = make_settings(keep_directory=certified / "kept")
     payloads, predicted, truths = pictures(3, 60), [""] * 60, [""] * 60
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for number, payload in enumerate([*payloads, payloads[7]]):  # one of them is sent twice
             answer = await client.post(
                 "/predict", content=payload, headers=PNG | {"x-request-id": f"id-{number}"}
@@ -194,7 +194,7 @@ def test_clean_takes_rows_of_a_table_that_were_collected(
     settings = make_settings(keep_directory=certified / "kept")
     rows = [table_row(number) | {"income": 20000.5 + number} for number in range(60)]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for name, part in (("a", rows[:30]), ("b", rows[30:])):
             answers = (
                 await client.post(
@@ -242,7 +242,7 @@ def test_several_pictures_of_one_request_are_rows_of_their_own(
     settings = make_settings(keep_directory=certified / "kept")
     payloads = [picture(seed) for seed in range(3)]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         files = [("image", (f"{number}.png", payload)) for number, payload in enumerate(payloads)]
         await client.post("/predict", files=files, headers={"x-request-id": "three"})
         await tell(client, [{"request_id": "three", "item": 2, "truth": "dark"}])
@@ -258,7 +258,7 @@ def test_the_last_truth_and_the_last_answer_of_an_id_count(
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
     settings = make_settings(keep_directory=certified / "kept")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for seed in (1, 2):
             await client.post(
                 "/predict", content=picture(seed), headers=PNG | {"x-request-id": "same"}
@@ -286,9 +286,9 @@ def test_a_truth_is_of_the_answer_before_it_and_not_of_a_later_one_under_the_sam
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
     settings = make_settings(keep_directory=certified / "kept")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await client.post("/predict", content=picture(1), headers=PNG | {"x-request-id": "7"})
-        await until(lambda: waits or remembered(inference.settings.state) == 1)
+        await until(lambda: waits or remembered(worker.settings.state) == 1)
         assert await tell(client, [{"request_id": "7", "truth": "dark"}]) != waits
         await asyncio.sleep(0.01)
         await client.post("/predict", content=picture(2), headers=PNG | {"x-request-id": "7"})

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.requests import decoding
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.inputs.images import ImageContract, array_from_bytes
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
@@ -26,14 +26,14 @@ ROWS = {"content-type": "application/json"}
 class SlowModel:
     """In place of a live model's own; notes every batch and waits until it is let go."""
 
-    def __init__(self, inference: Inference) -> None:
-        assert inference._live
+    def __init__(self, worker: ModelWorker) -> None:
+        assert worker._live
         self._fast, self.sizes, self.gate = (
-            inference._live.batcher._run,
+            worker._live.batcher._run,
             list[int](),
             threading.Event(),
         )
-        put_in_place_of(inference._live, self.run)
+        put_in_place_of(worker._live, self.run)
 
     def run(self, batch: NDArray[Any]) -> Any:
         self.sizes.append(len(batch))
@@ -65,8 +65,8 @@ def test_a_request_that_expires_in_the_queue_never_reaches_the_model(
         request.getfixturevalue("certified_table")
     content, headers = (picture(), PNG) if kind == "an image" else (table_body(num_rows), ROWS)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        model = SlowModel(inference)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        model = SlowModel(worker)
         first = await occupied(
             client, model, content if kind == "an image" else table_body(1), headers
         )
@@ -80,8 +80,8 @@ def test_a_request_that_expires_in_the_queue_never_reaches_the_model(
         after = await client.post("/predict", content=content, headers=headers)
         assert after.status_code == 200
         assert sum(model.sizes) == 1 + num_rows  # the first one's and the last one's rows
-        assert metric(inference, "slipway_expired_total") == 3  # the first was in the model already
-        assert metric(inference, 'slipway_errors_total{error="deadline_exceeded"}') == 4
+        assert metric(worker, "slipway_expired_total") == 3  # the first was in the model already
+        assert metric(worker, 'slipway_errors_total{error="deadline_exceeded"}') == 4
 
     run(make_settings(request_timeout_s=0.4), work)
 
@@ -99,21 +99,21 @@ def test_images_that_expire_while_they_wait_to_be_decoded_are_never_decoded(
     monkeypatch.setattr(decoding, "array_from_bytes", decode_when_let)
     large = picture(1, (200, 200), "BMP")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        num_threads = inference._live.decoder._threads._max_workers
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        num_threads = worker._live.decoder._threads._max_workers
         answers = await asyncio.gather(
             *(client.post("/predict", content=large, headers=PNG) for _ in range(num_threads + 4)),
             client.post("/predict", files=[("image", ("x.bmp", large, "image/bmp"))] * 5),
         )
         assert {error_of(answer)["code"] for answer in answers} == {"deadline_exceeded"}
-        assert metric(inference, "slipway_expired_total") == len(answers)
+        assert metric(worker, "slipway_expired_total") == len(answers)
         gate.set()
         assert (await client.post("/predict", content=large, headers=PNG)).status_code == 200
         assert (
             len(begun) == num_threads + 1
         )  # what the threads had begun, and the last one: nothing that waited for a thread
-        assert metric(inference, "slipway_batch_size_sum") == 1
+        assert metric(worker, "slipway_batch_size_sum") == 1
 
     run(make_settings(request_timeout_s=0.3), work)
 
@@ -124,16 +124,16 @@ def test_an_overloaded_service_spends_its_model_on_requests_that_are_still_waite
 ) -> None:
     """Ten times what the model can do, within a deadline of ten batches: it is answered, and nothing is run for nobody."""
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        fast, run_rows = inference._live.batcher._run, list[int]()
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        fast, run_rows = worker._live.batcher._run, list[int]()
 
         def slowly(batch: NDArray[Any]) -> Any:
             run_rows.append(len(batch))
             time.sleep(0.05)
             return fast(batch)
 
-        put_in_place_of(inference._live, slowly)
+        put_in_place_of(worker._live, slowly)
         answers = await asyncio.gather(
             *(client.post("/predict", content=picture(n), headers=PNG) for n in range(100))
         )
@@ -142,6 +142,6 @@ def test_an_overloaded_service_spends_its_model_on_requests_that_are_still_waite
         assert (
             num_answered <= sum(run_rows) <= num_answered + 5
         )  # the one in the model, and those whose answer came with the deadline
-        assert metric(inference, "slipway_expired_total") == 100 - sum(run_rows)
+        assert metric(worker, "slipway_expired_total") == 100 - sum(run_rows)
 
     run(make_settings(request_timeout_s=0.5, max_batch_size=1), work)

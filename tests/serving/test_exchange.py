@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from serving.app import Front
+from serving.app import Application
 from serving.guard.connections import Connection
 from serving.guard.exchange import Exchange
 from serving.http.responses import (
@@ -25,7 +25,7 @@ from serving.http.responses import (
     send_response,
 )
 from serving.http.routes import Request
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind
 
@@ -221,14 +221,14 @@ def test_a_caller_that_waits_to_be_asked_is_asked_when_its_body_is_read() -> Non
 
 def connected(make_settings: MakeSettings, **variables: Any) -> tuple[Connection, Transport]:
     """A connection of a service whose model is not loaded: `/livez` is answered."""
-    return connected_to(Inference(make_settings(**variables)))
+    return connected_to(ModelWorker(make_settings(**variables)))
 
 
-def connected_to(inference: Inference) -> tuple[Connection, Transport]:
+def connected_to(worker: ModelWorker) -> tuple[Connection, Transport]:
     """A connection of that service."""
     config = uvicorn.Config(app=behind, log_config=None, timeout_keep_alive=1)
     connection = Connection(
-        inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={}
+        worker, Application(behind, worker), config=config, server_state=ServerState(), app_state={}
     )
     transport = Transport()
     connection.connection_made(transport)
@@ -338,13 +338,13 @@ def test_a_body_has_its_time_from_when_it_is_read(make_settings: MakeSettings) -
 
     async def work() -> None:
         connection, transport = connected(make_settings, request_timeout_s=0.2)
-        respond = connection._front.respond
+        respond = connection._application.respond
 
         async def slow(request: Request) -> Response | None:
             await asyncio.sleep(0.15)
             return await respond(request)
 
-        connection._front.respond = slow  # type: ignore[assignment, method-assign]
+        connection._application.respond = slow  # type: ignore[assignment, method-assign]
         connection.data_received(
             LIVEZ * 4 + b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na"
         )
@@ -410,7 +410,7 @@ def test_a_request_that_is_cancelled_ends_its_connection(make_settings: MakeSett
 
     async def work() -> None:
         connection, transport = connected(make_settings)
-        connection._front.respond = never  # type: ignore[assignment, method-assign]
+        connection._application.respond = never  # type: ignore[assignment, method-assign]
         connection.data_received(LIVEZ)
         await turns()
         [task] = connection.tasks

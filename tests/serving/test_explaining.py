@@ -21,7 +21,7 @@ from serving.explaining.occlusion import covered, side_for
 from serving.explaining.pictures import overlay
 from serving.models.admission import Admission
 from serving.request_log.observers import Noted
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from tests.serving import bundles
@@ -89,7 +89,7 @@ def test_a_model_that_looks_at_one_corner_is_found_out(
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", corner_reader()))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = (await client.post("/explain", content=bright_corner(), headers=PNG)).json()
         explanation, changes = answer["explanation"], np.array(answer["explanation"]["changes"])
         assert (answer["label"], explanation["of"], explanation["kind"], explanation["rows"]) == (
@@ -115,7 +115,7 @@ def test_a_model_that_looks_at_one_corner_is_found_out(
 
 
 def test_a_model_that_looks_everywhere_shows_no_corner(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         changes = np.array(
             (await client.post("/explain", content=picture(), headers=PNG)).json()["explanation"][
                 "changes"
@@ -127,7 +127,7 @@ def test_a_model_that_looks_everywhere_shows_no_corner(make_settings: MakeSettin
 
 
 def test_the_answer_is_the_one_of_predict(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         predicted = (await client.post("/predict", content=picture(4), headers=PNG)).json()
         explained = (
             await client.post(
@@ -148,7 +148,7 @@ def test_contributions_of_a_sum_are_its_terms(certified: Path, make_settings: Ma
     given, usual = (encode_rows([read_row(row, COLUMNS)], COLUMNS)[0] for row in (ROW, USUAL))
     terms = [float((given - usual)[places].sum()) for places in positions_of(COLUMNS)]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (await client.get("/model")).json()["input"]["example"] == USUAL
         explanation = (await client.post("/explain", json=ROW)).json()["explanation"]
         assert (explanation["kind"], explanation["of"], explanation["method"]) == (
@@ -173,7 +173,7 @@ def test_contributions_to_a_label_add_up_and_a_missing_value_counts(
 ) -> None:
     row = {name: value for name, value in ROW.items() if name != "income"}
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = (await client.post("/explain", json={"rows": [row]})).json()
         explanation = answer["explanation"]
         contributions = {
@@ -191,7 +191,7 @@ def test_contributions_to_a_label_add_up_and_a_missing_value_counts(
 def test_columns_that_are_as_usual_contribute_nothing_and_are_not_asked_about(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         explanation = (await client.post("/explain", json=USUAL | {"member": True})).json()[
             "explanation"
         ]
@@ -231,7 +231,7 @@ def test_many_columns_are_sampled_the_same_way_each_time(
         for name, value in zip(names, rng.normal(40, 12, len(names)), strict=True)
     }
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         first, again = [
             (await client.post("/explain", json=row)).json()["explanation"] for _ in range(2)
         ]
@@ -246,7 +246,7 @@ def test_many_columns_are_sampled_the_same_way_each_time(
 
 
 def test_several_items_are_refused(certified_table: Path, make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post("/explain", json={"rows": [ROW, ROW]}))
         assert error["code"] == "not_one_item"
         assert "2 items" in error["message"]
@@ -255,7 +255,7 @@ def test_several_items_are_refused(certified_table: Path, make_settings: MakeSet
 
 
 def test_what_predict_refuses_explain_refuses_alike(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for content, headers in (
             (b"bad", PNG),
             (b"", PNG),
@@ -273,8 +273,8 @@ def test_what_predict_refuses_explain_refuses_alike(make_settings: MakeSettings)
 def test_one_explanation_at_a_time_and_the_next_when_it_is_over(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        await slow_down(inference, 0.005)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        await slow_down(worker, 0.005)
         answers = await asyncio.gather(
             *(client.post("/explain", content=picture(n), headers=PNG) for n in range(4))
         )
@@ -294,15 +294,15 @@ def test_while_more_is_asked_for_than_can_be_predicted_an_explanation_is_refused
 ) -> None:
     monkeypatch.setattr(Admission, "has_more_than_it_can_do", lambda self: True)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         refused = await client.post("/explain", content=picture(), headers=PNG)
         assert error_of(refused)["code"] == "explain_busy"
         assert "predictions go first" in error_of(refused)["message"]
         assert refused.headers["retry-after"] == "1"
-        assert inference._admission._num_refused == 0
+        assert worker._admission._num_refused == 0
         assert (
-            metric(inference, QUEUE_FULL),
-            metric(inference, 'slipway_errors_total{error="explain_busy"}'),
+            metric(worker, QUEUE_FULL),
+            metric(worker, 'slipway_errors_total{error="explain_busy"}'),
         ) == (0, 1)
 
     run(make_settings(), work)
@@ -312,21 +312,21 @@ def test_while_more_is_asked_for_than_can_be_predicted_an_explanation_is_refused
 def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_no_refused_prediction(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        sizes = await slow_down(inference, 0.2)
-        assert inference._live
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sizes = await slow_down(worker, 0.2)
+        assert worker._live
         predicting = asyncio.create_task(client.post("/predict", content=picture(), headers=PNG))
         while not sizes:
             await asyncio.sleep(0.001)
         explaining = asyncio.create_task(client.post("/explain", content=picture(), headers=PNG))
-        while not inference._live.batcher.num_waiting:
+        while not worker._live.batcher.num_waiting:
             await asyncio.sleep(0.001)
-        inference._shed(0)
+        worker._shed(0)
         refused = await explaining
         assert error_of(refused)["code"] == "explain_busy"
         assert refused.headers["retry-after"] == "1"
         assert (await predicting).status_code == 200
-        assert metric(inference, QUEUE_FULL) == 0
+        assert metric(worker, QUEUE_FULL) == 0
         assert (await client.post("/explain", content=picture(), headers=PNG)).status_code == 200
 
     run(make_settings(), work)
@@ -336,8 +336,8 @@ def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_
 def test_live_requests_wait_for_one_small_batch_of_an_explanation_at_most(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        sizes = await slow_down(inference, BATCH_SECONDS * 1.1)  # so slow that a copy goes alone
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sizes = await slow_down(worker, BATCH_SECONDS * 1.1)  # so slow that a copy goes alone
         explaining = asyncio.create_task(client.post("/explain", content=picture(), headers=PNG))
         while len(sizes) < 2:
             await asyncio.sleep(0.001)
@@ -359,10 +359,10 @@ def test_live_requests_wait_for_one_small_batch_of_an_explanation_at_most(
 
 
 def test_while_requests_wait_no_copy_is_added_to_them(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        sizes = await slow_down(inference, 0.05)
-        assert inference._live
-        batcher = inference._live.batcher
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sizes = await slow_down(worker, 0.05)
+        assert worker._live
+        batcher = worker._live.batcher
         explaining = asyncio.create_task(client.post("/explain", content=picture(), headers=PNG))
         while sum(sizes) < 3:
             await asyncio.sleep(0.01)
@@ -386,9 +386,9 @@ def test_while_requests_wait_no_copy_is_added_to_them(make_settings: MakeSetting
 def test_a_slow_model_is_asked_about_fewer_copies(
     make_settings: MakeSettings, seconds: float, side: int
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         if seconds:
-            await slow_down(inference, seconds)
+            await slow_down(worker, seconds)
         explanation = (await client.post("/explain", content=picture(), headers=PNG)).json()[
             "explanation"
         ]
@@ -401,8 +401,8 @@ def test_a_slow_model_is_asked_about_fewer_copies(
 def test_an_explanation_that_takes_too_long_is_504_and_leaves_nothing_behind(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        sizes = await slow_down(inference, 0.15)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sizes = await slow_down(worker, 0.15)
         error = error_of(await client.post("/explain", content=picture(), headers=PNG))
         assert error["code"] == "deadline_exceeded"
         assert "live requests go first" in error["message"]
@@ -418,9 +418,9 @@ def test_an_explanation_that_takes_too_long_is_504_and_leaves_nothing_behind(
 
 
 def test_a_model_that_fails_on_a_copy_is_500_in_the_one_shape(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        right, calls = inference._live.batcher._run, []
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        right, calls = worker._live.batcher._run, []
 
         def fail_later(batch: Any) -> Any:
             calls.append(len(batch))
@@ -428,7 +428,7 @@ def test_a_model_that_fails_on_a_copy_is_500_in_the_one_shape(make_settings: Mak
                 raise RuntimeError("planted")
             return right(batch)
 
-        put_in_place_of(inference._live, fail_later)
+        put_in_place_of(worker._live, fail_later)
         assert (
             error_of(await client.post("/explain", content=picture(), headers=PNG))["code"]
             == "model_failed"
@@ -448,13 +448,13 @@ def test_an_explanation_is_no_prediction(make_settings: MakeSettings) -> None:
         def close(self) -> None:
             pass
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         noting = Noting()
-        inference.observers.all = [noting]
+        worker.observers.all = [noting]
         assert (await client.post("/explain", content=picture(), headers=PNG)).status_code == 200
         assert noting.offered == []
-        assert metric(inference, "slipway_predict_seconds_count") == 0
-        assert metric(inference, 'slipway_requests_total{code="200",route="/explain"}') == 1
+        assert metric(worker, "slipway_predict_seconds_count") == 0
+        assert metric(worker, 'slipway_requests_total{code="200",route="/explain"}') == 1
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
         await asyncio.sleep(0)
         assert len(noting.offered) == 1

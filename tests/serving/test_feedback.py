@@ -16,7 +16,7 @@ from serving.monitoring import feedback as telling
 from serving.monitoring import store as stores
 from serving.monitoring import watcher as watching
 from serving.monitoring.quality import compare, measure_joined
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Metric
 from slipway.traffic.monitoring_records import DATABASE, read_truths
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
@@ -42,12 +42,12 @@ async def predict(client: httpx.AsyncClient, name: str, seed: int = 0) -> dict[s
     return answer
 
 
-def counted(inference: Inference, outcome: str) -> float:
-    return metric(inference, f'slipway_feedback_total{{outcome="{outcome}"}}')
+def counted(worker: ModelWorker, outcome: str) -> float:
+    return metric(worker, f'slipway_feedback_total{{outcome="{outcome}"}}')
 
 
-def quality(inference: Inference) -> dict[str, Any]:
-    metrics: dict[str, Any] = inference.parts["feedback"]().get("quality", {})
+def quality(worker: ModelWorker) -> dict[str, Any]:
+    metrics: dict[str, Any] = worker.parts["feedback"]().get("quality", {})
     return metrics
 
 
@@ -56,9 +56,9 @@ def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_
 ) -> None:
     settings = make_settings()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await predict(client, "one")
-        await until(lambda: remembered(inference.settings.state) == 1)
+        await until(lambda: remembered(worker.settings.state) == 1)
         wrong = next(label for label in LABELS if label != answer["label"])
         told = await client.post(
             "/feedback",
@@ -71,19 +71,17 @@ def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_
         )
         await until(
             lambda: (
-                metric(inference, 'slipway_true_quality{metric="accuracy"}') == 0
-                and bool(quality(inference))
+                metric(worker, 'slipway_true_quality{metric="accuracy"}') == 0
+                and bool(quality(worker))
             )
         )
         told = await client.post("/feedback", json={"request_id": "one", "truth": answer["label"]})
         assert told.status_code == 200
         assert told.json()["duplicate"] is True
-        await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 1)
-        assert (
-            quality(inference)["accuracy"]["rows"] == inference.parts["feedback"]()["joined"] == 1
-        )
-        assert metric(inference, "slipway_true_quality_rows") == 1
-        assert (counted(inference, "joined"), counted(inference, "duplicate")) == (1, 1)
+        await until(lambda: metric(worker, 'slipway_true_quality{metric="accuracy"}') == 1)
+        assert quality(worker)["accuracy"]["rows"] == worker.parts["feedback"]()["joined"] == 1
+        assert metric(worker, "slipway_true_quality_rows") == 1
+        assert (counted(worker, "joined"), counted(worker, "duplicate")) == (1, 1)
 
     run(settings, work)
     (truth,) = read_truths(settings.state)
@@ -91,13 +89,13 @@ def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_
 
 
 def test_a_truth_that_comes_before_its_prediction_waits_for_it(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         told = await client.post("/feedback", json={"request_id": "early", "truth": "dark"})
         assert (told.status_code, told.json()["joined"]) == (202, False)
-        assert counted(inference, "joined") == 0
+        assert counted(worker, "joined") == 0
         await predict(client, "early")
-        await until(lambda: counted(inference, "joined") == 1)
-        assert counted(inference, "unknown_request") == 0
+        await until(lambda: counted(worker, "joined") == 1)
+        assert counted(worker, "unknown_request") == 0
 
     run(make_settings(), work)
 
@@ -108,11 +106,11 @@ def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(
     monkeypatch.setattr(watching, "TIDY_S", 0.05)
     monkeypatch.setattr(stores, "PENDING_S", 0.2)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher; it was set before TIDY_S
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        worker.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher; it was set before TIDY_S
         await client.post("/feedback", json={"request_id": "nobody", "truth": "dark"})
-        await until(lambda: counted(inference, "unknown_request") == 1)
-        assert list(read_truths(inference.settings.state)) == []
+        await until(lambda: counted(worker, "unknown_request") == 1)
+        assert list(read_truths(worker.settings.state)) == []
 
     run(make_settings(), work)
 
@@ -120,12 +118,12 @@ def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(
 def test_truths_of_several_rows_name_their_item(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         rows = [table_row(number) for number in range(4)]
         answers = (
             await client.post("/predict", json={"rows": rows}, headers={"x-request-id": "list"})
         ).json()["predictions"]
-        await until(lambda: remembered(inference.settings.state) == 4)
+        await until(lambda: remembered(worker.settings.state) == 4)
         truths = [
             {"request_id": "list", "item": item, "truth": answer["label"]}
             for item, answer in enumerate(answers)
@@ -135,7 +133,7 @@ def test_truths_of_several_rows_name_their_item(
         )
         assert told.status_code == 202
         assert [one["joined"] for one in told.json()["feedback"]] == [True, True, True, True, False]
-        await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 1)
+        await until(lambda: metric(worker, 'slipway_true_quality{metric="accuracy"}') == 1)
 
         error = error_of(
             await client.post(
@@ -144,8 +142,8 @@ def test_truths_of_several_rows_name_their_item(
         )
         assert (error["code"], error["field"]) == ("missing_field", "feedback[1].item")
         assert "4 items" in error["message"]
-        assert counted(inference, "duplicate") == 0  # nothing of it was taken
-        assert counted(inference, "invalid") == 1
+        assert counted(worker, "duplicate") == 0  # nothing of it was taken
+        assert counted(worker, "invalid") == 1
 
     run(make_settings(), work)
 
@@ -153,15 +151,15 @@ def test_truths_of_several_rows_name_their_item(
 def test_a_waiting_truth_without_item_is_not_joined_to_one_of_several(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await client.post("/feedback", json={"request_id": "list", "truth": "dark"})
         await client.post(
             "/predict",
             json={"rows": [table_row(1), table_row(2)]},
             headers={"x-request-id": "list"},
         )
-        await until(lambda: counted(inference, "invalid") == 1)
-        assert counted(inference, "joined") == 0
+        await until(lambda: counted(worker, "invalid") == 1)
+        assert counted(worker, "joined") == 0
 
     run(make_settings(), work)
 
@@ -199,10 +197,10 @@ def test_what_is_no_truth_is_refused_with_its_place(
 ) -> None:
     settings = make_settings()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post("/feedback", json=content))
         assert (error["code"], error["field"]) == (code, field)
-        assert counted(inference, "invalid") == 1
+        assert counted(worker, "invalid") == 1
 
     run(settings, work)
     assert not (settings.state / DATABASE).exists() or list(read_truths(settings.state)) == []
@@ -219,7 +217,7 @@ def test_what_is_no_truth_is_refused_with_its_place(
     ],
 )
 def test_what_is_no_json_is_refused(make_settings: MakeSettings, body: bytes) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(
             await client.post(
                 "/feedback", content=body, headers={"content-type": "application/json"}
@@ -233,7 +231,7 @@ def test_what_is_no_json_is_refused(make_settings: MakeSettings, body: bytes) ->
 def test_what_is_declared_to_be_no_json_is_answered_with_what_a_truth_looks_like(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post("/feedback", content=b"{}", headers=PNG))
         assert error["code"] == "unsupported_media_type"
         assert '"truth"' in error["message"]
@@ -248,7 +246,7 @@ def test_what_is_declared_to_be_no_json_is_answered_with_what_a_truth_looks_like
 def test_a_number_is_not_shown_as_if_it_were_a_text(
     make_settings: MakeSettings, truth: Any, shown: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post("/feedback", json={"request_id": "a", "truth": truth}))
         assert shown in error["message"]
 
@@ -262,10 +260,10 @@ def test_the_example_that_the_documentation_shows_is_taken(
     if is_number:
         certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        describe = routes(inference)["/feedback"].describe
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        describe = routes(worker)["/feedback"].describe
         assert describe is not None
-        *_, body = shlex.split(describe(inference.require_model().bundle.manifest).example)
+        *_, body = shlex.split(describe(worker.require_model().bundle.manifest).example)
         assert (
             await client.post(
                 "/feedback", content=body, headers={"content-type": "application/json"}
@@ -276,14 +274,14 @@ def test_the_example_that_the_documentation_shows_is_taken(
 
 
 def test_a_thousand_truths_fit_into_one_request(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         truths = [
             {"request_id": f"id-{number}", "item": 0, "truth": "dark"}
             for number in range(telling.MAX_TRUTHS)
         ]
         told = await client.post("/feedback", json={"feedback": truths})
         assert (told.status_code, len(told.json()["feedback"])) == (202, 1000)
-        assert len(list(read_truths(inference.settings.state))) == 1000
+        assert len(list(read_truths(worker.settings.state))) == 1000
 
     run(make_settings(), work)
 
@@ -295,16 +293,16 @@ def test_numbers_give_rmse_and_mse(certified: Path, make_settings: MakeSettings)
         write_bundle(certified / "bundle", log_of_mean(), metrics=tested),
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for number in range(40):
             answer = await predict(client, f"id-{number}", number)
             error = 1.0 if number % 2 else 3.0
             await client.post(
                 "/feedback", json={"request_id": f"id-{number}", "truth": answer["value"] + error}
             )
-        await until(lambda: metric(inference, "slipway_true_quality_rows") == 40)
-        assert metric(inference, 'slipway_true_quality{metric="mse"}') == pytest.approx(5.0)
-        found = quality(inference)
+        await until(lambda: metric(worker, "slipway_true_quality_rows") == 40)
+        assert metric(worker, 'slipway_true_quality{metric="mse"}') == pytest.approx(5.0)
+        found = quality(worker)
         assert found["rmse"]["value"] == pytest.approx(5**0.5)
         assert found["rmse"]["low"] < found["rmse"]["value"] < found["rmse"]["high"]
         assert found["rmse"]["is_worse"] is True
@@ -324,10 +322,10 @@ def test_the_interval_of_the_true_quality_is_in_the_metrics_as_in_the_status(
     if is_number:
         certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
 
-    def shown(inference: Inference) -> dict[str, dict[str, float]]:
+    def shown(worker: ModelWorker) -> dict[str, dict[str, float]]:
         found = re.findall(
             r'^slipway_true_quality(|_low|_high)\{metric="(\w+)"\} (\S+)$',
-            inference.exposition().decode(),
+            worker.exposition().decode(),
             re.MULTILINE,
         )
         return {
@@ -335,8 +333,8 @@ def test_the_interval_of_the_true_quality_is_in_the_metrics_as_in_the_status(
             for metric in {of for _, of, _ in found}
         }
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert shown(inference) == {}
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert shown(worker) == {}
         for number in range(12):
             answer = await predict(client, f"id-{number}", number)
             wrong = next(label for label in LABELS if label != answer.get("label"))
@@ -344,10 +342,10 @@ def test_the_interval_of_the_true_quality_is_in_the_metrics_as_in_the_status(
                 answer["value"] + number if is_number else answer["label"] if number % 3 else wrong
             )
             await client.post("/feedback", json={"request_id": f"id-{number}", "truth": truth})
-        await until(lambda: metric(inference, "slipway_true_quality_rows") == 12)
-        found = quality(inference)
+        await until(lambda: metric(worker, "slipway_true_quality_rows") == 12)
+        found = quality(worker)
         assert set(found) == ({"rmse", "mse"} if is_number else {"accuracy", "f1_macro"})
-        assert shown(inference) == {
+        assert shown(worker) == {
             name: {"": one["value"], "_low": one["low"], "_high": one["high"]}
             for name, one in found.items()
         }
@@ -383,15 +381,15 @@ def test_few_wrong_answers_do_not_make_a_model_worse_than_it_was_tested(
 
 
 def test_only_the_last_predictions_and_truths_are_remembered(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for number in range(150):
             await predict(client, f"id-{number}")
-        await until(lambda: remembered(inference.settings.state) == 150)
+        await until(lambda: remembered(worker.settings.state) == 150)
         for number in range(120):
             await client.post("/feedback", json={"request_id": f"id-{number}", "truth": "dark"})
-        inference.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher
-        await until(lambda: remembered(inference.settings.state) == 100)
-        assert len(list(read_truths(inference.settings.state))) == 100
+        worker.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher
+        await until(lambda: remembered(worker.settings.state) == 100)
+        assert len(list(read_truths(worker.settings.state))) == 100
 
     run(make_settings(feedback_rows=100), work)
 
@@ -402,21 +400,21 @@ def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_o
 ) -> None:
     settings = make_settings()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await predict(client, "one")
-        await until(lambda: remembered(inference.settings.state) == 1)
+        await until(lambda: remembered(worker.settings.state) == 1)
         with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             response = await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
             assert error_of(response)["code"] == "feedback_unavailable"
             assert response.headers["retry-after"] == "1"
-            assert metric(inference, 'slipway_monitoring_errors_total{part="feedback"}') == 1
+            assert metric(worker, 'slipway_monitoring_errors_total{part="feedback"}') == 1
             await predict(client, "two")
             other.execute("ROLLBACK")
         assert (
             await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
         ).status_code == 200
-        await until(lambda: remembered(inference.settings.state) == 2)
+        await until(lambda: remembered(worker.settings.state) == 2)
 
     run(settings, work)
 
@@ -428,9 +426,9 @@ def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refuse
     monkeypatch.setattr(telling, "MAX_WAITING", 1)
     settings = make_settings()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await predict(client, "one")
-        await until(lambda: remembered(inference.settings.state) == 1)
+        await until(lambda: remembered(worker.settings.state) == 1)
         with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # so that the first waits
             told = [
@@ -445,8 +443,8 @@ def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refuse
             "feedback_unavailable",
         ]
         assert [answer.headers["retry-after"] for answer in answers] == ["1", "1", "1"]
-        assert metric(inference, 'slipway_errors_total{error="feedback_full"}') == 2
-        assert metric(inference, 'slipway_errors_total{error="queue_full"}') == 0
+        assert metric(worker, 'slipway_errors_total{error="feedback_full"}') == 2
+        assert metric(worker, 'slipway_errors_total{error="queue_full"}') == 0
         described = (await client.get("/docs.json")).json()["paths"]["/feedback"]["post"][
             "responses"
         ]
@@ -456,7 +454,7 @@ def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refuse
 
 
 def test_where_nothing_is_watched_no_feedback_is_taken(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(
             await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
         )

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from bench.form_overload import FEW, MANY, measure
-from serving.app import Front
+from serving.app import Application
 from serving.endpoints import v2
 from serving.http.incoming import DRAIN_BYTES_S, REFUSAL_BYTES, Turn, Turns
 from serving.http.routes import Request
@@ -23,7 +23,7 @@ from serving.models.admission import Admission, Place
 from serving.open_inference import messages
 from serving.requests import reading
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.inputs.multipart import encode_images
 from tests.serving.bundles import (
     COLUMNS,
@@ -74,9 +74,9 @@ async def in_pieces(body: bytes, received: list[int]) -> AsyncIterator[bytes]:
 def test_a_full_queue_refuses_a_request_without_parsing_its_body(
     make_settings: MakeSettings, parsed: list[str], path: str, is_whole: bool
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        front, headers = (
-            Front(behind, inference),
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        application, headers = (
+            Application(behind, worker),
             {b"content-type": CONTENT_TYPE.encode(), b"content-length": b"%d" % len(FORM)},
         )
         messages = [{"type": "http.request", "body": FORM, "more_body": False}]
@@ -89,12 +89,12 @@ def test_a_full_queue_refuses_a_request_without_parsing_its_body(
                 "a.1", "POST", path, b"", headers, receive, 0.0, body=FORM if is_whole else None
             )
 
-        with inference.admit():
-            response = await front.respond(request())
+        with worker.admit():
+            response = await application.respond(request())
             assert response
             assert (response.status, parsed) == (429, [])
         messages = messages or [{"type": "http.request", "body": FORM, "more_body": False}]
-        response = await front.respond(request())
+        response = await application.respond(request())
         assert response
         assert (response.status == 200, len(parsed)) == (path == "/predict", 1)
 
@@ -104,7 +104,7 @@ def test_a_full_queue_refuses_a_request_without_parsing_its_body(
 def test_a_caller_that_sends_slowly_holds_no_place_in_the_queue(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         go_on = asyncio.Event()
 
         async def slowly() -> AsyncIterator[bytes]:
@@ -117,7 +117,7 @@ def test_a_caller_that_sends_slowly_holds_no_place_in_the_queue(
             for _ in range(3)
         ]
         await asyncio.sleep(0.05)
-        assert inference._admission.num_requests == 0
+        assert worker._admission.num_requests == 0
         assert (await client.post("/predict", content=FORM, headers=FORM_TYPE)).status_code == 200
         go_on.set()
         assert {(await one).status_code for one in slow} <= {200, 429}
@@ -157,7 +157,7 @@ def test_the_rows_of_a_text_are_counted_once_they_are_decoded(
     )
     rows = json.dumps({"rows": [ROW] * 20})
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for _ in range(100):
             assert (
                 await client.post(
@@ -165,12 +165,12 @@ def test_the_rows_of_a_text_are_counted_once_they_are_decoded(
                 )
             ).status_code == 200
         held: list[int] = []
-        live = inference._live
+        live = worker._live
         assert live
         decode = live.decoder.decode
 
         async def noted(*items: bytes) -> Any:
-            held.append(inference._admission.num_items)
+            held.append(worker._admission.num_items)
             return await decode(*items)
 
         live.decoder.decode = noted  # type: ignore[method-assign]
@@ -220,9 +220,9 @@ def test_several_large_requests_are_let_in_during_an_overload_so_that_the_model_
 def test_a_refused_caller_sends_its_whole_body_before_it_is_answered(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         received: list[int] = []
-        with inference.admit():
+        with worker.admit():
             refused = await client.post(
                 "/predict", content=in_pieces(FORM, received), headers=FORM_TYPE
             )
@@ -235,7 +235,7 @@ def test_a_refused_caller_sends_its_whole_body_before_it_is_answered(
 def test_what_is_drained_of_a_refused_body_has_a_bound_in_bytes_and_in_time(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         async def never_ends() -> AsyncIterator[bytes]:
             while True:
                 received.append(1)
@@ -246,7 +246,7 @@ def test_what_is_drained_of_a_refused_body_has_a_bound_in_bytes_and_in_time(
             await asyncio.sleep(60)
 
         received: list[int] = []
-        with inference.admit():
+        with worker.admit():
             assert (
                 await client.post("/predict", content=never_ends(), headers=FORM_TYPE)
             ).status_code == 429
@@ -295,9 +295,9 @@ def test_a_turn_costs_the_others_what_was_read_in_it_not_what_was_said() -> None
 def test_a_caller_without_a_turn_is_answered_at_once_and_its_connection_ends(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         received: list[int] = []
-        with inference.admit():
+        with worker.admit():
             refused = await client.post(
                 "/predict", content=in_pieces(FORM, received), headers=FORM_TYPE
             )
@@ -338,11 +338,11 @@ def refused_after(port: int, num_bytes: int, seconds: float, headers: str = "") 
 
 @contextmanager
 def plain_uvicorn(settings: Settings) -> Iterator[int]:
-    """The front behind uvicorn as it comes, without our protocol."""
+    """The application behind uvicorn as it comes, without our protocol."""
     port = free_port()
     server = uvicorn.Server(
         uvicorn.Config(
-            Front(behind, Inference(settings)),
+            Application(behind, ModelWorker(settings)),
             port=port,
             lifespan="off",
             http="httptools",
@@ -368,7 +368,7 @@ def test_a_caller_that_sends_its_body_before_it_reads_gets_the_refusal_also_from
     settings = make_settings()
     if status == b" 413 ":
         monkeypatch.setattr(
-            Inference, "require_model", lambda self: type("Model", (), {"input_kind": "images"})
+            ModelWorker, "require_model", lambda self: type("Model", (), {"input_kind": "images"})
         )
         settings = make_settings(max_body_bytes=16 << 20)
     with plain_uvicorn(settings) as port:

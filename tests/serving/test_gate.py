@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.app import Front
+from serving.app import Application
 from serving.auth.binding import is_loopback, require_free, require_guarded, require_safe_start
 from serving.auth.gate import is_own_host, presented_key
 from serving.auth.keys import add_key
 from serving.endpoints.listing import all_routes
 from serving.settings import SettingsError, read_settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
@@ -35,7 +35,7 @@ def test_without_its_key_a_caller_gets_401_and_operators_and_probes_are_as_befor
     caller = add_key(tmp_path / "keys", "alice", "caller", None)
     operator = add_key(tmp_path / "keys", "ops", "operator", None)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for path in OPEN:
             assert (await client.get(path)).status_code == 200
         for path in ("/model", "/schema.json", *OPERATORS):
@@ -59,7 +59,7 @@ def test_without_its_key_a_caller_gets_401_and_operators_and_probes_are_as_befor
         assert "invalid_token" in wrong.headers["www-authenticate"]
         assert caller not in wrong.text
         counted = {
-            reason: metric(inference, f'slipway_refused_keys_total{{reason="{reason}"}}')
+            reason: metric(worker, f'slipway_refused_keys_total{{reason="{reason}"}}')
             for reason in ("missing", "unknown", "role")
         }
         assert counted == {"missing": 6, "unknown": 1, "role": 4}
@@ -72,8 +72,8 @@ def test_only_probes_and_the_empty_page_are_open_and_everything_else_needs_a_key
 ) -> None:
     add_key(tmp_path / "keys", "alice", "caller", None)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        routes = all_routes(inference)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        routes = all_routes(worker)
         assert {path for path, route in routes.items() if route.access == "open"} == {
             *OPEN, "/", "/static/*", "/v2/health/live", "/v2/health/ready"
         }  # fmt: skip
@@ -91,14 +91,14 @@ def test_a_key_that_asks_too_often_gets_429_with_the_seconds_to_wait_and_others_
     slow = add_key(tmp_path / "keys", "slow", "caller", 0.05)
     free = add_key(tmp_path / "keys", "free", "caller", None)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (await client.get("/model", headers=bearer(slow))).status_code == 200
         refused = await client.get("/model", headers=bearer(slow))
         assert error_of(refused)["code"] == "rate_limited"
         assert 15 <= int(refused.headers["retry-after"]) <= 20
         for _ in range(20):
             assert (await client.get("/model", headers=bearer(free))).status_code == 200
-        assert metric(inference, 'slipway_refused_keys_total{reason="rate"}') == 1
+        assert metric(worker, 'slipway_refused_keys_total{reason="rate"}') == 1
 
     run(make_settings(keys=tmp_path / "keys"), work)
 
@@ -108,7 +108,7 @@ def test_a_key_is_asked_for_before_anything_of_the_request_is_looked_at(
 ) -> None:
     add_key(tmp_path / "keys", "alice", "caller", None)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for method, content in (
             ("GET", b""),
             ("DELETE", b""),
@@ -186,7 +186,7 @@ FOREIGN: list[tuple[dict[str, str], str]] = [
 def test_without_keys_no_page_of_another_site_can_ask(
     make_settings: MakeSettings, headers: dict[str, str], code: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for answer in (
             await client.post("/predict", content=picture(), headers=PNG | headers),
             await client.get("/model", headers=headers),
@@ -198,7 +198,7 @@ def test_without_keys_no_page_of_another_site_can_ask(
 
 
 def test_the_services_own_page_and_named_hosts_may_ask(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for headers in (
             {"origin": "http://localhost"},
             {"host": "model.example.org", "origin": "https://model.example.org"},
@@ -217,7 +217,7 @@ def test_with_keys_or_for_anyone_names_and_origins_do_not_matter(
 ) -> None:
     key = add_key(tmp_path / "keys", "alice", "caller", None)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for headers, _ in FOREIGN:
             assert (await client.get("/model", headers=headers | bearer(key))).status_code == 200
 
@@ -228,7 +228,7 @@ def test_with_keys_or_for_anyone_names_and_origins_do_not_matter(
 def test_no_answer_lets_another_site_in(make_settings: MakeSettings) -> None:
     """No CORS: neither a preflight nor an answer has a header that would open it."""
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         preflight = {"origin": "http://localhost", "access-control-request-method": "POST"}
         for answer in (
             await client.options("/predict", headers=preflight),
@@ -243,7 +243,7 @@ def test_no_answer_lets_another_site_in(make_settings: MakeSettings) -> None:
     "path", ["/livez", "/model", "/", "/docs", "/docs.json", "/schema.json", "/nowhere", "/predict"]
 )
 def test_every_answer_has_the_guarding_headers_once(make_settings: MakeSettings, path: str) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.get(path)
         names = [name for name, _ in answer.headers.multi_items()]
         assert len(names) == len(set(names))
@@ -258,10 +258,10 @@ def test_every_answer_has_the_guarding_headers_once(make_settings: MakeSettings,
     run(make_settings(), work)
 
 
-async def statuses(front: Front, headers: dict[str, str]) -> dict[str, int]:
+async def statuses(application: Application, headers: dict[str, str]) -> dict[str, int]:
     paths = ("/", "/livez", "/readyz", "/model", "/schema.json", *OPERATORS)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(front), base_url="http://localhost"
+        transport=httpx.ASGITransport(application), base_url="http://localhost"
     ) as client:
         return {path: (await client.get(path, headers=headers)).status_code for path in paths}
 
@@ -271,8 +271,8 @@ def test_with_a_port_of_their_own_operators_are_answered_there_alone(
 ) -> None:
     operator = bearer(add_key(tmp_path / "keys", "ops", "operator", None))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        main = Front(behind, inference)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        main = Application(behind, worker)
         at_main, at_second = (
             await statuses(main, operator),
             await statuses(main.for_operators(), operator),
@@ -292,8 +292,8 @@ def test_with_a_port_of_their_own_operators_are_answered_there_alone(
 def test_a_rate_counts_on_both_ports(tmp_path: Path, make_settings: MakeSettings) -> None:
     operator = bearer(add_key(tmp_path / "keys", "ops", "operator", 0.001))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        main = Front(behind, inference)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        main = Application(behind, worker)
         assert sorted((await statuses(main, operator)).values()) == [
             200,
             200,

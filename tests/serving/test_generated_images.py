@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.inputs.image_files import FAMILIES
 from tests.inputs.verdicts import READ, verdict
 from tests.serving.conftest import MakeSettings
@@ -19,7 +19,7 @@ def test_the_service_answers_each_generated_file_as_clean_judges_it(
 ) -> None:
     files = list(FAMILIES[family]())
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for name, payload in files[:: len(files) // 60]:
             headers = {"content-type": "image/png"}
             answer = await client.post("/predict", content=payload, headers=headers)

@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from serving.app import Front
+from serving.app import Application
 from serving.auth.keys import add_key
 from serving.guard.connections import Connection
-from serving.metrics.monitoring import FLUSH_S
-from serving.worker import Inference
+from serving.metrics.service_metrics import FLUSH_S
+from serving.worker import ModelWorker
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.conftest import MakeSettings
@@ -156,9 +156,9 @@ async def _connect(
 ) -> FakeTransport:
     transport = FakeTransport(address)
     config = uvicorn.Config(app=lambda scope: None, log_config=None)
-    inference = Inference(make_settings(**variables))
+    worker = ModelWorker(make_settings(**variables))
     connection = Connection(
-        inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={}
+        worker, Application(behind, worker), config=config, server_state=ServerState(), app_state={}
     )
     connection.connection_made(transport)  # type: ignore[arg-type]  # has what is used of one
     connection.connection_lost(None)

@@ -18,7 +18,7 @@ from serving.http.responses import Refusal
 from serving.http.worker_thread import OwnThread
 from serving.open_inference.messages import InferRequest, response
 from serving.open_inference.tensors import Tensor
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
@@ -121,7 +121,7 @@ def test_a_large_body_is_read_on_the_thread_and_a_small_one_at_once(
         noting_threads(monkeypatch, "response"),
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (await client.post(INFER, content=content, headers=headers)).status_code == 200
         assert read == [thread]
         assert written == ["MainThread"]
@@ -145,7 +145,7 @@ def test_a_large_answer_is_written_on_the_thread_and_is_the_one_of_predict(
         noting_threads(monkeypatch, "response"),
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         rows = [table_row(number) for number in range(num_rows)]
         answers = (await client.post("/predict", json={"rows": rows})).json()["predictions"]
         found = (await client.post(INFER, content=table_tensors(num_rows))).json()["outputs"]
@@ -169,7 +169,7 @@ def test_probes_metrics_and_small_requests_are_answered_while_large_bodies_wait(
     """More of them than asyncio's own threads, which answer `/metrics`."""
     threads = noting_threads(monkeypatch, "as_payload", gate)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         waiting = [asyncio.create_task(client.post(INFER, content=LARGE)) for _ in range(40)]
         await begun(threads)
         for path in ("/livez", "/readyz", "/metrics"):
@@ -191,10 +191,10 @@ def test_a_large_body_that_expires_on_its_way_to_the_thread_is_never_read(
 ) -> None:
     threads = noting_threads(monkeypatch, "parse_request", gate)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answers = await asyncio.gather(*(client.post(INFER, content=LARGE) for _ in range(4)))
         assert {error_of(answer)["code"] for answer in answers} == {"deadline_exceeded"}
-        assert metric(inference, "slipway_expired_total") == 4
+        assert metric(worker, "slipway_expired_total") == 4
         gate.set()
         assert (await client.post(INFER, content=LARGE)).status_code == 200
         assert len(threads) == 2  # what the thread had begun, and the last one
@@ -211,7 +211,7 @@ def test_an_answer_that_is_not_written_in_time_is_refused_like_any_other(
 ) -> None:
     noting_threads(monkeypatch, "response", gate)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (
             error_of(await client.post(INFER, content=table_tensors(600)))["code"]
             == "deadline_exceeded"
@@ -226,7 +226,7 @@ def test_more_large_bodies_than_the_queue_may_hold_are_refused(
 ) -> None:
     threads = noting_threads(monkeypatch, "parse_request", gate)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         waiting = [asyncio.create_task(client.post(INFER, content=LARGE)) for _ in range(3)]
         await begun(threads)
         refused = await client.post(INFER, content=LARGE)
@@ -244,7 +244,7 @@ def test_the_end_of_the_service_waits_for_no_large_body(
 ) -> None:
     threads = noting_threads(monkeypatch, "parse_request", gate)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert error_of(await client.post(INFER, content=LARGE))["code"] == "deadline_exceeded"
 
     run(make_settings(request_timeout_s=0.4), work)

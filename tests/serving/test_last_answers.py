@@ -14,11 +14,11 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.app import Front
+from serving.app import Application
 from serving.guard.connections import LINGER_S, MAX_HEADER_BYTES, Connection
 from serving.http.responses import Response, json_response
 from serving.http.routes import Request
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, metric
 
@@ -44,8 +44,8 @@ def _run(request: pytest.FixtureRequest) -> Run:
 class Listening:
     """A worker's connections, and what is behind them."""
 
-    inference: Inference
-    front: Front
+    worker: ModelWorker
+    application: Application
     state: ServerState
     port: int
 
@@ -73,23 +73,23 @@ async def listening(
     make_settings: MakeSettings, pause_s: float = PAUSE_S, **variables: Any
 ) -> AsyncIterator[Listening]:
     """Without a model: `/livez` is answered, after `pause_s`."""
-    inference, state = Inference(make_settings(**variables)), ServerState()
-    front = Front(behind, inference)
-    respond = front.respond
+    worker, state = ModelWorker(make_settings(**variables)), ServerState()
+    application = Application(behind, worker)
+    respond = application.respond
 
     async def slow(request: Request, *others: Any) -> Response | None:
         await asyncio.sleep(pause_s)
         return await respond(request, *others)
 
-    front.respond = slow  # type: ignore[assignment, method-assign]
-    config = uvicorn.Config(app=front, log_config=None, timeout_keep_alive=1)
+    application.respond = slow  # type: ignore[assignment, method-assign]
+    config = uvicorn.Config(app=application, log_config=None, timeout_keep_alive=1)
 
     def connection() -> Connection:
-        return Connection(inference, front, config=config, server_state=state, app_state={})
+        return Connection(worker, application, config=config, server_state=state, app_state={})
 
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     try:
-        yield Listening(inference, front, state, server.sockets[0].getsockname()[1])
+        yield Listening(worker, application, state, server.sockets[0].getsockname()[1])
     finally:
         server.close()
         for left in list(state.connections):
@@ -132,7 +132,7 @@ def test_a_large_body_before_the_end_of_the_callers_side_is_answered(
                     await asyncio.sleep(PAUSE_S)
                 return json_response(num_bytes)
 
-            service.front.respond = length  # type: ignore[assignment, method-assign]
+            service.application.respond = length  # type: ignore[assignment, method-assign]
             head = b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(
                 body
             )
@@ -155,7 +155,7 @@ def test_a_caller_that_ends_within_a_body_is_gone(run: Run, make_settings: MakeS
                     pass
                 gone.append(request.path)
 
-            service.front.respond = reading  # type: ignore[assignment, method-assign]
+            service.application.respond = reading  # type: ignore[assignment, method-assign]
             assert (
                 await service.answers(
                     b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\na",
@@ -206,7 +206,7 @@ def test_what_is_wrong_behind_good_requests_is_refused_after_their_answers(
                 status,
             ]
             code = "malformed_request" if status == 400 else "headers_too_large"
-            assert metric(service.inference, f'slipway_errors_total{{error="{code}"}}') == 1
+            assert metric(service.worker, f'slipway_errors_total{{error="{code}"}}') == 1
             await service.until_nobody_is_there()
 
     run(work())
@@ -252,7 +252,7 @@ def test_a_caller_that_sends_further_requests_behind_its_last_reads_the_answer(
 
     async def work() -> None:
         async with listening(make_settings) as service:
-            service.inference.drain()
+            service.worker.drain()
             assert statuses(await service.answers(LIVEZ * 50_000)) == [200]
             await service.until_nobody_is_there()
 
@@ -303,7 +303,7 @@ def test_a_whole_last_request_is_not_lingered_over(run: Run, make_settings: Make
 def test_a_caller_of_http_1_0_is_never_asked_for_its_body(
     run: Run, make_settings: MakeSettings, is_logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It does not know of `100 Continue`, and would take it for the answer (RFC 9110, section 10.1.1). On both ways to the front."""
+    """It does not know of `100 Continue`, and would take it for the answer (RFC 9110, section 10.1.1). On both ways to the application."""
 
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
@@ -312,7 +312,7 @@ def test_a_caller_of_http_1_0_is_never_asked_for_its_body(
                 await request.receive()
                 return json_response({})
 
-            service.front.respond = reading  # type: ignore[assignment, method-assign]
+            service.application.respond = reading  # type: ignore[assignment, method-assign]
             for version, first in ((b"1.0", 200), (b"1.1", 100)):
                 head = b"POST /livez HTTP/%s\r\nhost: localhost\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n"
                 assert statuses(await service.answers(head % version + b"text"))[0] == first
@@ -340,9 +340,7 @@ def test_a_request_for_another_protocol_is_answered_as_the_ordinary_one_that_it_
             assert statuses(received) == [200, 200, 404, 200]
             assert received.count(b"\r\nx-request-id: ") == 4
             assert received.count(b'{"error":{"code":"not_found",') == 1
-            assert (
-                metric(service.inference, 'slipway_requests_total{code="200",route="/livez"}') == 3
-            )
+            assert metric(service.worker, 'slipway_requests_total{code="200",route="/livez"}') == 3
 
     if is_logged:
         caplog.set_level(logging.INFO, "uvicorn.access")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import put_in_place_of
@@ -49,7 +49,7 @@ async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
 
 
 def left_behind(
-    inference: Inference, body: bytes, media_type: bytes, path: bytes = b"/predict"
+    worker: ModelWorker, body: bytes, media_type: bytes, path: bytes = b"/predict"
 ) -> tuple[bytes, list[str]]:
     """The status of the answer, and what our own code made of the objects that are found."""
     head = (
@@ -64,13 +64,13 @@ def left_behind(
             await asyncio.sleep(0.001)
 
     async def work() -> tuple[bytes, list[str]]:
-        inference.start()
-        await inference.loaded()
-        connection, transport = connected_to(inference)
+        worker.start()
+        await worker.loaded()
+        connection, transport = connected_to(worker)
         await ask(connection, transport)  # what is made once is there
         found = await found_after(lambda: ask(connection, transport))
         connection.connection_lost(None)
-        await inference.stop()
+        await worker.stop()
         return transport.written.split(b" ")[1], found
 
     return asyncio.run(asyncio.wait_for(work(), 30))
@@ -103,10 +103,10 @@ REFUSED = [
 def test_a_connection_that_was_refused_leaves_nothing(
     sent: bytes, make_settings: MakeSettings
 ) -> None:
-    inference = Inference(make_settings(watch=False))
+    worker = ModelWorker(make_settings(watch=False))
 
     async def refused() -> bytes:
-        connection, transport = connected_to(inference)
+        connection, transport = connected_to(worker)
         connection.data_received(sent)
         while connection.tasks:
             await asyncio.sleep(0.001)
@@ -114,12 +114,12 @@ def test_a_connection_that_was_refused_leaves_nothing(
         return transport.written
 
     async def work() -> None:
-        inference.start()
-        await inference.loaded()
+        worker.start()
+        await worker.loaded()
         assert (await refused()).startswith(b"HTTP/1.1 4")  # what is made once is there
         # Each connection here has a front of its own, which holds itself.
         assert {"Connection", "Exchange", "Flow", "Refusal"}.isdisjoint(await found_after(refused))
-        await inference.stop()
+        await worker.stop()
 
     asyncio.run(asyncio.wait_for(work(), 30))
 
@@ -128,12 +128,12 @@ def test_a_connection_that_was_refused_leaves_nothing(
 def test_an_image_leaves_nothing(
     status: bytes, body: bytes, media_type: bytes, make_settings: MakeSettings
 ) -> None:
-    assert left_behind(Inference(make_settings(watch=False)), body, media_type) == (status, [])
+    assert left_behind(ModelWorker(make_settings(watch=False)), body, media_type) == (status, [])
 
 
 @pytest.mark.parametrize("path", [b"/explain", b"/v2/models/slipway/infer", b"/nothing"])
 def test_another_path_leaves_nothing(path: bytes, make_settings: MakeSettings) -> None:
-    assert left_behind(Inference(make_settings(watch=False)), b"bad", PNG, path)[1] == []
+    assert left_behind(ModelWorker(make_settings(watch=False)), b"bad", PNG, path)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_another_path_leaves_nothing(path: bytes, make_settings: MakeSettings) -
 def test_a_row_leaves_nothing(
     body: bytes, certified_table: Path, make_settings: MakeSettings
 ) -> None:
-    assert left_behind(Inference(make_settings(watch=False)), body, JSON)[1] == []
+    assert left_behind(ModelWorker(make_settings(watch=False)), body, JSON)[1] == []
 
 
 PIXELS = b'{"inputs": [{"name": "image", "shape": [1, 64, 64, 3], "datatype": "%s", "data": [%s]}]}'
@@ -162,7 +162,7 @@ def test_what_is_read_on_a_thread_of_its_own_leaves_nothing(
     status: bytes, body: bytes, make_settings: MakeSettings
 ) -> None:
     assert left_behind(
-        Inference(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer"
+        ModelWorker(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer"
     ) == (status, [])
 
 
@@ -170,7 +170,7 @@ def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:
     def fail(batch: Any) -> Any:
         raise RuntimeError("planted")
 
-    class Failing(Inference):
+    class Failing(ModelWorker):
         async def loaded(self) -> None:
             await super().loaded()
             assert self._live
@@ -182,4 +182,4 @@ def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:
 def test_what_is_left_is_seen(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
     monkeypatch.setattr("serving.app._let_go_of_frames", lambda error: None)
-    assert "Refusal" in left_behind(Inference(make_settings(watch=False)), b"small", PNG)[1]
+    assert "Refusal" in left_behind(ModelWorker(make_settings(watch=False)), b"small", PNG)[1]

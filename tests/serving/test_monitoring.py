@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from serving.http.responses import ERRORS
-from serving.metrics.monitoring import FLUSH_S, Monitoring
+from serving.metrics.service_metrics import FLUSH_S, ServiceMetrics
 from serving.metrics.tallies import Count, Distribution
 from serving.metrics.traffic import percentile_ms
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
@@ -83,14 +83,14 @@ def test_counts_that_a_thread_writes_while_another_adds_are_neither_lost_nor_dou
 
 def test_counts_are_written_within_the_time_that_a_killed_worker_may_lose() -> None:
     async def work() -> None:
-        monitoring = Monitoring()
-        monitoring.answered("/predict", 200)
-        monitoring.refused("internal")
+        metrics = ServiceMetrics()
+        metrics.answered("/predict", 200)
+        metrics.refused("internal")
         assert 'slipway_requests_total{code="200",route="/predict"} 0.0' in exposed(
-            monitoring._registry
+            metrics._registry
         )  # the twin: not yet
         await asyncio.sleep(3 * FLUSH_S)
-        text = exposed(monitoring._registry)
+        text = exposed(metrics._registry)
         assert 'slipway_requests_total{code="200",route="/predict"} 1.0' in text
         assert 'slipway_errors_total{error="internal"} 1.0' in text
 
@@ -99,27 +99,27 @@ def test_counts_are_written_within_the_time_that_a_killed_worker_may_lose() -> N
 
 def test_a_scrape_is_exact_without_waiting_and_so_is_the_end() -> None:
     async def work() -> None:
-        monitoring = Monitoring()
+        metrics = ServiceMetrics()
         for number in range(1, 4):
-            monitoring.answered("/predict", 200)
-            assert f'code="200",route="/predict"}} {number}.0' in monitoring.exposition().decode()
-        monitoring.close()
-        monitoring.answered("/predict", 503)  # an answer after the end of the model
-        assert 'code="503",route="/predict"} 1.0' in exposed(monitoring._registry)
+            metrics.answered("/predict", 200)
+            assert f'code="200",route="/predict"}} {number}.0' in metrics.exposition().decode()
+        metrics.close()
+        metrics.answered("/predict", 503)  # an answer after the end of the model
+        assert 'code="503",route="/predict"} 1.0' in exposed(metrics._registry)
 
     asyncio.run(work())
 
 
 def test_the_summary_is_of_what_was_asked(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        empty = inference.monitoring.summary()
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        empty = worker.metrics.summary()
         assert (empty["requests_by_code"], empty["predictions"]) == ({}, 0)
         assert empty["latency_ms"] == {"p50": None, "p95": None, "p99": None}
         for number in range(6):
             await client.post("/predict", content=picture(number), headers=PNG)
         await client.post("/predict", files=[("image", ("x.png", picture(), "image/png"))] * 3)
         await client.post("/predict", content=b"no image", headers=PNG)
-        summary = inference.monitoring.summary()
+        summary = worker.metrics.summary()
         assert summary["requests_by_code"] == {"200": 7, "422": 1}
         assert summary["predictions"] == 9
         assert (summary["queue_depth"], summary["expired"]) == (0, 0)
@@ -148,13 +148,13 @@ def test_a_percentile_is_the_one_that_prometheus_would_show(
 
 
 def test_batches_are_counted_with_their_fill(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await client.post(
             "/predict", files=[("image", ("x.png", picture(), "image/png"))] * 5
         )  # batches of 4 and 1
-        assert metric(inference, "slipway_batch_fill_sum") == 1.25
-        assert metric(inference, 'slipway_batch_fill_bucket{le="0.25"}') == 1
-        assert metric(inference, 'slipway_stage_seconds_count{stage="queue"}') == 1
+        assert metric(worker, "slipway_batch_fill_sum") == 1.25
+        assert metric(worker, 'slipway_batch_fill_bucket{le="0.25"}') == 1
+        assert metric(worker, 'slipway_stage_seconds_count{stage="queue"}') == 1
 
     run(make_settings(max_batch_size=4), work)
 
@@ -167,13 +167,13 @@ def test_the_series_of_a_worker_stay_within_their_bound_whatever_is_asked(
 ) -> None:
     """Every error code, five codes on every path, and every stage: what hostile callers can bring about at most."""
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for code in ERRORS:
-            inference.monitoring.refused(code)
+            worker.metrics.refused(code)
         for route in ("/", "/predict", "/livez", "/readyz", "/metrics", "/model", "other"):
             for status in (200, 404, 405, 429, 503):
-                inference.monitoring.answered(route, status)
-        lines = inference.exposition().decode().splitlines()
+                worker.metrics.answered(route, status)
+        lines = worker.exposition().decode().splitlines()
         num_series = sum(not line.startswith("#") and "_created" not in line for line in lines)
         assert 100 < num_series < MOST_SERIES
 
@@ -187,8 +187,8 @@ def test_the_docs_say_how_long_a_count_may_wait() -> None:
 def test_the_docs_name_the_bounds_of_a_predictions_time_and_the_labels_of_the_model(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        text = inference.exposition().decode()
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        text = worker.exposition().decode()
         bounds = [
             float(bound)
             for bound in re.findall(r'slipway_predict_seconds_bucket\{le="([\d.]+)"\}', text)

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from serving.http.responses import ERRORS
 from serving.open_inference.messages import MAX_VALUES
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests import plain_http
 from tests.serving.bundles import (
     CLASS_FIELDS,
@@ -34,7 +34,7 @@ from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
 
 INFER = "/v2/models/slipway/infer"
-HEAD_LENGTH = "inference-header-content-length"
+HEAD_LENGTH = "worker-header-content-length"
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def pixels_in_json(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_json_request_is_answered_in_json_with_its_id(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         nested = np.arange(12).reshape(1, 2, 2, 3).tolist()
         answers = [
             (await client.post(INFER, json=pixels_in_json(**change) | {"id": "7"})).json()
@@ -212,7 +212,7 @@ def test_a_json_request_is_answered_in_json_with_its_id(make_settings: MakeSetti
         ]
         assert answers[0]["outputs"] == answers[1]["outputs"]
         assert (answers[0]["model_name"], answers[0]["id"]) == ("slipway", "7")
-        assert answers[0]["model_version"] == inference.require_model().version
+        assert answers[0]["model_version"] == worker.require_model().version
         label = next(output for output in answers[0]["outputs"] if output["name"] == "label")
         assert label["shape"] == [1]
         assert label["data"][0] in LABELS
@@ -278,7 +278,7 @@ def test_a_json_request_is_answered_in_json_with_its_id(make_settings: MakeSetti
 def test_a_wrong_tensor_is_refused_by_its_field(
     make_settings: MakeSettings, body: dict[str, Any], code: str, field: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post(INFER, json=body))
         assert (error["code"], error["field"]) == (code, field)
         assert "outputs" in (await client.post(INFER, json=pixels_in_json())).json()
@@ -289,7 +289,7 @@ def test_a_wrong_tensor_is_refused_by_its_field(
 def test_values_that_json_may_not_hold_and_too_many_of_them_are_refused(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         text = json.dumps(pixels_in_json()).replace("11]", "NaN]")
         assert error_of(await client.post(INFER, content=text))["code"] == "malformed_json"
         many = json.dumps(pixels_in_json()).replace("11]", "11" + ",0" * 600_000 + "]")
@@ -325,7 +325,7 @@ def test_bytes_that_are_not_as_long_as_they_are_said_to_be_are_refused(
     }
     text = json.dumps(head).encode()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         headers = {HEAD_LENGTH: str(head_length or len(text))}
         assert (
             error_of(await client.post(INFER, content=text + tail, headers=headers))["field"]
@@ -352,7 +352,7 @@ def test_elements_that_do_not_fit_their_tensor_are_refused(
     }
     text = json.dumps(head).encode()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(
             await client.post(INFER, content=text + tail, headers={HEAD_LENGTH: str(len(text))})
         )
@@ -381,7 +381,7 @@ def test_a_shape_beyond_what_its_request_can_hold_is_refused_by_its_field(
 ) -> None:
     told: list[dict[str, Any]] = [{"parameters": {"binary_data_size": 0}}, {"data": []}]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for datatype, values in itertools.product(("BYTES", "UINT8", "FP64", "BOOL"), told):
             text = json.dumps(
                 {"inputs": [{"name": "image", "shape": shape, "datatype": datatype} | values]}
@@ -406,7 +406,7 @@ def test_a_tensor_as_bytes_has_as_many_values_as_its_bytes(make_settings: MakeSe
     }
     text = json.dumps({"inputs": [described]}).encode()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (
             await client.post(INFER, content=text + tail, headers={HEAD_LENGTH: str(len(text))})
         ).status_code == 200
@@ -434,7 +434,7 @@ def test_a_tensor_as_bytes_has_as_many_values_as_its_bytes(make_settings: MakeSe
 def test_a_number_that_is_none_is_refused_by_its_column(
     make_settings: MakeSettings, value: float, field: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         described = (await client.get("/v2/models/slipway")).json()["inputs"]
         name = next(column["name"] for column in described if column["datatype"] == "FP64")
         inputs: list[dict[str, Any]] = [
@@ -480,7 +480,7 @@ def test_a_number_that_is_none_is_refused_by_its_column(
 def test_what_is_not_there_is_refused_in_the_one_shape(
     make_settings: MakeSettings, method: str, path: str, code: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert error_of(await client.request(method, path))["code"] == code
 
     run(make_settings(), work)
@@ -491,7 +491,7 @@ def test_without_a_model_it_is_live_and_not_ready(
 ) -> None:
     (certified / "certificate.json").unlink()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (await client.get("/v2/health/live")).status_code == 200
         for path in ("/v2/health/ready", "/v2/models/slipway/ready", "/v2/models/slipway"):
             assert error_of(await client.get(path))["code"] == "not_ready"
@@ -502,12 +502,12 @@ def test_without_a_model_it_is_live_and_not_ready(
 def test_while_it_drains_it_is_not_ready_as_readyz_says_and_still_answers(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference.model is not None
-        versioned = f"/v2/models/slipway/versions/{inference.model.version}/ready"
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker.model is not None
+        versioned = f"/v2/models/slipway/versions/{worker.model.version}/ready"
         probes = ("/readyz", "/v2/health/ready", "/v2/models/slipway/ready", versioned)
         assert [(await client.get(path)).status_code for path in probes] == [200] * 4
-        inference.drain()
+        worker.drain()
         answers = [await client.get(path) for path in probes]
         assert [answer.status_code for answer in answers] == [503] * 4
         assert {error_of(answer)["code"] for answer in answers[1:]} == {"not_ready"}
@@ -519,7 +519,7 @@ def test_while_it_drains_it_is_not_ready_as_readyz_says_and_still_answers(
 
 
 def test_an_answer_is_the_one_of_predict(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         image = picture()
         plain = (
             await client.post("/predict", content=image, headers={"content-type": "image/png"})

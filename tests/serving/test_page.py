@@ -11,7 +11,7 @@ import pytest
 
 from serving.endpoints.explaining import routes as explain_routes
 from serving.page.site import FOLDER, LANGUAGES, choose_language, read_site, takes_gzip
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, run
 
@@ -185,7 +185,7 @@ def test_the_page_is_the_same_with_and_without_a_model_and_repeats_nothing_of_th
 ) -> None:
     pages: list[str] = []
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         pages.append(
             (
                 await client.get(
@@ -203,7 +203,7 @@ def test_the_page_is_the_same_with_and_without_a_model_and_repeats_nothing_of_th
 
 
 def test_files_are_kept_for_good_under_their_digest_alone(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         site = read_site()
         for name, file in site.files.items():
             answer = await client.get(f"/static/{site.digest}/{name}")
@@ -238,14 +238,14 @@ def test_files_are_kept_for_good_under_their_digest_alone(make_settings: MakeSet
     ],
 )
 def test_there_is_nothing_else_below_static(make_settings: MakeSettings, path: str) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert error_of(await client.get(f"/static/{path}"))["code"] == "not_found"
 
     run(make_settings(), work)
 
 
 def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.get("/", headers={"accept-language": "zh"})
         policy = dict(
             part.strip().split(" ", 1)
@@ -267,7 +267,7 @@ def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSe
 def test_every_reason_for_no_explanation_has_words_in_each_language(
     make_settings: MakeSettings,
 ) -> None:
-    describe = explain_routes(Inference(make_settings()))["/explain"].describe
+    describe = explain_routes(ModelWorker(make_settings()))["/explain"].describe
     assert describe
     # A page that was answered has sent one whole item of the right kind: of what /predict refuses only this is left.
     possible = {"explain_busy", "deadline_exceeded", "model_failed", "invalid_answer", "not_ready"}

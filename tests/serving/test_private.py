@@ -12,7 +12,7 @@ from serving.monitoring.proposals import write_proposal
 from serving.monitoring.store import Limits, Part, Prediction, Store
 from serving.rollout.state import FILE, change_rollout
 from serving.rollout.store import commanding
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.traffic.monitoring_records import DATABASE
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run
@@ -35,9 +35,9 @@ def test_the_service_begins_with_a_state_that_its_owner_alone_may_enter(
 ) -> None:
     settings = make_settings(watch=watch)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert mode(settings.state) == 0o700
-        await inference.rollout.tick()
+        await worker.rollout.tick()
         assert (settings.state / "rollout.d").is_dir()
 
     run(settings, work)
@@ -49,8 +49,8 @@ def test_a_state_that_an_operator_made_keeps_its_mode(make_settings: MakeSetting
     settings.state.mkdir()
     settings.state.chmod(0o750)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        await inference.rollout.tick()
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        await worker.rollout.tick()
 
     run(settings, work)
     assert mode(settings.state) == 0o750
@@ -62,8 +62,8 @@ def test_a_state_that_cannot_be_made_does_not_end_the_service(
     (tmp_path / "file").touch()
     settings = make_settings(state=tmp_path / "file" / "state")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference.require_model()
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker.require_model()
 
     run(settings, work)
 
@@ -71,7 +71,7 @@ def test_a_state_that_cannot_be_made_does_not_end_the_service(
 def test_the_verify_stages_service_makes_no_state(make_settings: MakeSettings) -> None:
     settings = make_settings(accept_draft=True)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert not settings.state.exists()
 
     run(settings, work)

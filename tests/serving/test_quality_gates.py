@@ -16,7 +16,7 @@ from serving.rollout.rehearsal import rehearse
 from serving.rollout.state import change_rollout, read_rollout
 from serving.rollout.store import add_model, settings_of
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate, write_certificate
 from slipway.artifacts.gates import GateResult
@@ -51,7 +51,7 @@ def test_the_service_is_not_ready_and_says_which_gate_and_what_to_do(
     judge(certified, gate(name="f1_macro"), failed)
     said: list[str] = []
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.get("/readyz")
         said.append(error_of(answer)["message"])
         status = (await client.get("/status")).json()["model"]
@@ -116,16 +116,16 @@ def test_a_candidate_may_shadow_and_may_not_be_deployed_canaried_or_promoted(
     write_candidate(certified / "new", scaled_classifier(2))
     bundle = judge(certified / "new", failed)
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         for mode in ("canary", "deploy"):
             with pytest.raises(GateMissedError, match="did not pass its quality gates"):
-                await propose(inference, mode, bundle)
-            assert last_event(inference)[0] == "refused"
-        await propose(inference, "shadow", bundle)
-        await settle(inference, lambda: inference.rollout.is_shadowing)
+                await propose(worker, mode, bundle)
+            assert last_event(worker)[0] == "refused"
+        await propose(worker, "shadow", bundle)
+        await settle(worker, lambda: worker.rollout.is_shadowing)
         with pytest.raises(GateMissedError):
             await asyncio.to_thread(commands.promote, settings)
-        assert inference.rollout.is_shadowing
+        assert worker.rollout.is_shadowing
         assert read_rollout(settings.state).stable is None
 
     run(settings, work)
@@ -139,13 +139,11 @@ def test_a_shadow_with_passed_gates_is_promoted(
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     version = load_bundle(bundle).version
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "shadow", bundle)
-        await settle(inference, lambda: inference.rollout.is_shadowing)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "shadow", bundle)
+        await settle(worker, lambda: worker.rollout.is_shadowing)
         await asyncio.to_thread(commands.promote, settings)
-        await settle(
-            inference, lambda: inference.model is not None and inference.model.version == version
-        )
+        await settle(worker, lambda: worker.model is not None and worker.model.version == version)
 
     run(settings, work)
 
@@ -159,17 +157,17 @@ def test_a_worker_judges_the_gates_of_a_canary_again(
     write_candidate(certified / "new", scaled_classifier(2))
     bundle = judge(certified / "new", MISSED)
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "shadow", bundle)
-        await settle(inference, lambda: inference.rollout.is_shadowing)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "shadow", bundle)
+        await settle(worker, lambda: worker.rollout.is_shadowing)
 
         def as_canary(rollout: Any) -> Any:
             changes = {"mode": "canary", "id": rollout.revision + 1, "phase": "preparing"}
             return rollout.changed(candidate=rollout.candidate.model_copy(update=changes))
 
         await asyncio.to_thread(change_rollout, settings.state, as_canary)
-        await settle(inference, lambda: last_event(inference)[0] == "refused")
-        assert "did not pass its quality gates" in last_event(inference)[1]
+        await settle(worker, lambda: last_event(worker)[0] == "refused")
+        assert "did not pass its quality gates" in last_event(worker)[1]
 
     run(settings, work)
 

@@ -17,13 +17,13 @@ import numpy as np
 import onnx
 import pytest
 
-from serving.app import Front
+from serving.app import Application
 from serving.models.model import ServedModel, load_model
 from serving.models.rebuilding import first_state
 from serving.requests.payload import Payload
 from serving.rollout.following import Follower
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import (
@@ -152,18 +152,18 @@ def serve_and_rebuild(
     """The card before and after, and the load that went on all the while."""
 
     async def main() -> tuple[dict[str, Any], dict[str, Any], Load]:
-        inference = Inference(settings, command)
-        inference.start()
-        await inference.loaded()
-        transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
+        worker = ModelWorker(settings, command)
+        worker.start()
+        await worker.loaded()
+        transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             before = (await client.get("/model")).json()
             load = Load(client)
-            await inference.rebuilt()
+            await worker.rebuilt()
             await asyncio.sleep(0.1)
             await load.end()
             after = (await client.get("/model")).json()
-        await inference.stop()
+        await worker.stop()
         return before, after, load
 
     return asyncio.run(asyncio.wait_for(main(), 60))
@@ -248,12 +248,12 @@ def test_the_end_of_the_service_ends_the_rebuild_and_all_of_its_processes(
     monkeypatch.setenv("FAKE_TENSORRT", "slow")
 
     async def main() -> None:
-        inference = Inference(settings, COMMAND)
-        inference.start()
-        await inference.loaded()
+        worker = ModelWorker(settings, COMMAND)
+        worker.start()
+        await worker.loaded()
         while not rebuilding_processes(elsewhere):
             await asyncio.sleep(0.02)
-        await inference.stop()
+        await worker.stop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert rebuilding_processes(elsewhere) == []
@@ -466,16 +466,16 @@ def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
         return load_model(settings)
 
     async def main() -> None:
-        inference = Inference(settings)
+        worker = ModelWorker(settings)
         promoted = load_model(settings)
-        await inference.swap(promoted)
+        await worker.swap(promoted)
         monkeypatch.setattr("serving.worker.build", build)
         monkeypatch.setattr("serving.worker.load_model", load)
-        await inference._rebuild()
-        assert inference.model is promoted
-        assert inference.rebuild.status == "failed"
-        assert "another model was rolled out meanwhile" in inference.rebuild.reason
-        await inference.stop()
+        await worker._rebuild()
+        assert worker.model is promoted
+        assert worker.rebuild.status == "failed"
+        assert "another model was rolled out meanwhile" in worker.rebuild.reason
+        await worker.stop()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -490,9 +490,9 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(
     assert old.version != new.version
 
     async def main() -> None:
-        inference = Inference(make_settings())
-        await inference.swap(old)
-        live = inference._live
+        worker = ModelWorker(make_settings())
+        await worker.swap(old)
+        live = worker._live
         assert live
         slow = live.batcher._run
 
@@ -503,14 +503,14 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(
         put_in_place_of(live, run_slowly)
         in_flight = [
             asyncio.create_task(
-                inference.predict(Payload("images", (picture(number),)), f"request{number}")
+                worker.predict(Payload("images", (picture(number),)), f"request{number}")
             )
             for number in range(5)
         ]
         await asyncio.sleep(0.05)
-        swapping = asyncio.create_task(inference.swap(new))
+        swapping = asyncio.create_task(worker.swap(new))
         await asyncio.sleep(0)
-        assert (await inference.predict(Payload("images", (picture(),)), "new"))[
+        assert (await worker.predict(Payload("images", (picture(),)), "new"))[
             "model_version"
         ] == new.version
         assert not swapping.done()  # it waits for those inside
@@ -519,7 +519,7 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(
         }
         await swapping
         assert live.batcher._thread._shutdown  # the old model's threads have ended
-        await inference.stop()
+        await worker.stop()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -535,18 +535,18 @@ def test_sixty_swaps_under_load_lose_no_request(
     models.append(load_model(make_settings()))
 
     async def main() -> None:
-        inference = Inference(make_settings())
-        await inference.swap(models[0])
-        transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
+        worker = ModelWorker(make_settings())
+        await worker.swap(models[0])
+        transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             load = Load(client)
             for number in range(60):
-                await inference.swap(models[(number + 1) % 2])
+                await worker.swap(models[(number + 1) % 2])
                 await asyncio.sleep(0.01)
             await load.end()
         assert len(load.statuses) > 20
         assert (set(load.statuses), load.wrong) == ({200}, 0)
-        await inference.stop()
+        await worker.stop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

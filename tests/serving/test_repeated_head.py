@@ -14,7 +14,7 @@ from serving.guard.repeated_head import Head, repeated_head
 from serving.http.responses import Response
 from serving.http.routes import Request
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.test_exchange import Transport, connected_to, turns
 
@@ -27,7 +27,7 @@ def request(body: bytes, head: bytes = HEAD) -> bytes:
 
 
 class Recording:
-    """The place of the front: remembers what it is asked."""
+    """The place of the application: remembers what it is asked."""
 
     def __init__(self) -> None:
         self.seen: Seen = []
@@ -48,12 +48,12 @@ class Recording:
         return Response(200, b"{}")
 
 
-def recorded(inference: Inference) -> tuple[Connection, Transport, Seen]:
+def recorded(worker: ModelWorker) -> tuple[Connection, Transport, Seen]:
     """A connection whose requests are remembered."""
-    connection, transport = connected_to(inference)
-    front: Any = Recording()
-    connection._front = front
-    return connection, transport, front.seen
+    connection, transport = connected_to(worker)
+    application: Any = Recording()
+    connection._application = application
+    return connection, transport, application.seen
 
 
 def without_a_parser(connection: Connection) -> None:
@@ -66,7 +66,7 @@ def test_the_same_head_is_not_parsed_again_whatever_length_its_body_has(
     make_settings: MakeSettings,
 ) -> None:
     async def work() -> None:
-        connection, transport, seen = recorded(Inference(make_settings()))
+        connection, transport, seen = recorded(ModelWorker(make_settings()))
         connection.data_received(request(b"first"))
         await turns()
         without_a_parser(connection)
@@ -93,7 +93,7 @@ def test_the_same_head_is_not_parsed_again_whatever_length_its_body_has(
 
 def test_a_request_behind_one_that_is_answered_waits_for_it(make_settings: MakeSettings) -> None:
     async def work() -> None:
-        connection, transport, seen = recorded(Inference(make_settings()))
+        connection, transport, seen = recorded(ModelWorker(make_settings()))
         connection.data_received(request(b"1"))
         await turns()
         connection.data_received(request(b"2"))
@@ -111,11 +111,11 @@ def test_connections_end_with_their_next_answer_while_the_service_drains(
     make_settings: MakeSettings,
 ) -> None:
     async def work() -> None:
-        inference = Inference(make_settings())
-        connection, transport, _ = recorded(inference)
+        worker = ModelWorker(make_settings())
+        connection, transport, _ = recorded(worker)
         connection.data_received(request(b"1"))
         await turns()
-        inference.is_draining = True
+        worker.is_draining = True
         without_a_parser(connection)
         connection.data_received(request(b"2"))
         await turns()
@@ -137,7 +137,7 @@ def test_connections_end_with_their_next_answer_while_the_service_drains(
 )
 def test_some_heads_are_parsed_each_time(make_settings: MakeSettings, head: bytes) -> None:
     async def work() -> None:
-        connection, _, seen = recorded(Inference(make_settings()))
+        connection, _, seen = recorded(ModelWorker(make_settings()))
         connection.data_received(request(b"first", head))
         await turns()
         assert len(seen) == 1
@@ -252,7 +252,7 @@ async def _understood(
     with pytest.MonkeyPatch.context() as patch:
         if not remembers:
             patch.setattr(connections, "repeated_head", lambda head, data: None)
-        connection, transport, seen = recorded(Inference(Settings(watch=False)))
+        connection, transport, seen = recorded(ModelWorker(Settings(watch=False)))
         for one in data:
             if not transport.is_closed:
                 connection.data_received(one)

@@ -15,7 +15,7 @@ from serving.rollout import commands
 from serving.rollout.__main__ import main
 from serving.rollout.state import Model, Rollout, RolloutError, change_rollout, read_rollout
 from serving.settings import Settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of
@@ -146,18 +146,16 @@ def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(
     )
     stable, candidate = load_bundle(first).version, load_bundle(second).version
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "deploy", first)
-        await serves(inference, stable)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "deploy", first)
+        await serves(worker, stable)
         for mode, order in [
             ("canary", {"command": "abort"}),
             ("shadow", {"command": "abort"}),
             ("canary", {"command": "rollback", "version": candidate}),
         ]:
-            await propose(inference, mode, second)
-            await settle(
-                inference, lambda: inference.rollout.is_shadowing or inference.canary is not None
-            )
+            await propose(worker, mode, second)
+            await settle(worker, lambda: worker.rollout.is_shadowing or worker.canary is not None)
             other = await client.post(
                 "/rollout", json={"command": "rollback", "version": stable}, headers=JSON
             )
@@ -165,9 +163,7 @@ def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(
                 f"{stable} is not the candidate, which is {candidate}" in error_of(other)["message"]
             )
             assert (await client.post("/rollout", json=order, headers=JSON)).status_code == 202
-            await settle(
-                inference, lambda: not inference.rollout.is_shadowing and inference.canary is None
-            )
+            await settle(worker, lambda: not worker.rollout.is_shadowing and worker.canary is None)
             for late in (order, {"command": "rollback"}):  # of a second operator, or a second click
                 answer = await client.post("/rollout", json=late, headers=JSON)
                 assert error_of(answer)["code"] == "rollout_refused"
@@ -179,7 +175,7 @@ def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(
             == "rollout_invalid"
         )
         await asyncio.to_thread(commands.rollback, settings, stable)
-        await serves(inference, load_bundle(settings.bundle).version)
+        await serves(worker, load_bundle(settings.bundle).version)
 
     run(settings, work)
 
@@ -200,19 +196,19 @@ def test_a_rollback_typed_just_after_a_canary_went_back_by_itself_keeps_the_stab
     )
     stable, candidate = load_bundle(good).version, load_bundle(bad).version
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "deploy", good)
-        await serves(inference, stable)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "deploy", good)
+        await serves(worker, stable)
         change_rollout(settings.state, lambda rollout: _tried(rollout, candidate))
         for arguments in (["rollback"], ["rollback", candidate], ["abort"]):
             with pytest.raises(SystemExit) as ended:
                 await asyncio.to_thread(main, arguments)
             assert ended.value.code == 1
             assert "Nothing was changed." in capsys.readouterr().err
-        assert inference.model is not None
-        assert inference.model.version == stable
+        assert worker.model is not None
+        assert worker.model.version == stable
         await asyncio.to_thread(main, ["rollback", stable])
-        await serves(inference, load_bundle(settings.bundle).version)
+        await serves(worker, load_bundle(settings.bundle).version)
 
     run(settings, work)
 

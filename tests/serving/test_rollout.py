@@ -11,7 +11,7 @@ import pytest
 from serving.rollout import commands
 from serving.rollout.canary import is_chosen
 from serving.rollout.state import Plan, RolloutError, read_rollout
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from tests.conftest import ROOT
 from tests.serving.bundles import COLUMNS, certify, row_classifier, table_row, write_bundle
@@ -42,17 +42,17 @@ def test_a_deployed_model_is_served_and_stays_after_a_restart_whatever_becomes_o
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     version = load_bundle(bundle).version
 
-    async def deploy(client: Any, inference: Inference) -> None:
-        await propose(inference, "deploy", bundle)
-        await serves(inference, version)
+    async def deploy(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "deploy", bundle)
+        await serves(worker, version)
         answer = (await client.post("/predict", content=PICTURES[3])).json()
         assert answer["model_version"] == version
         assert np.allclose(
             list(answer["probabilities"].values()), scaled_probabilities(2)[3], atol=1e-5
         )
-        assert metric(inference, 'slipway_swaps_total{outcome="swapped"}') == 1
+        assert metric(worker, 'slipway_swaps_total{outcome="swapped"}') == 1
 
-    async def restarted(client: Any, inference: Inference) -> None:
+    async def restarted(client: Any, worker: ModelWorker) -> None:
         assert (await client.get("/readyz")).json()["model_version"] == version
         card = (await client.get("/model")).json()
         assert card["rolled_out"] == {
@@ -80,26 +80,26 @@ def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle
     ]
     versions = [load_bundle(bundle).version for bundle in bundles]
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         for bundle, version in zip(bundles, versions, strict=True):
-            await propose(inference, "deploy", bundle)
-            await serves(inference, version)
+            await propose(worker, "deploy", bundle)
+            await serves(worker, version)
         await settle(
-            inference,
+            worker,
             lambda: (
                 {path.name[:12] for path in (settings.state / "models").iterdir()} == set(versions)
             ),
         )  # the last three
         for version in (versions[1], versions[0]):
             await asyncio.to_thread(commands.rollback, settings)
-            await serves(inference, version)
+            await serves(worker, version)
         with pytest.raises(RolloutError, match="nothing was served before"):
             commands.rollback(settings)
         await asyncio.to_thread(commands.reset, settings)
-        await serves(inference, first)
+        await serves(worker, first)
         assert (await client.get("/rollout")).json()["stable"] == "SLIPWAY_BUNDLE"
 
-        await settle(inference, lambda: not list((settings.state / "models").iterdir()))
+        await settle(worker, lambda: not list((settings.state / "models").iterdir()))
 
     run(settings, work)
 
@@ -113,16 +113,12 @@ def test_the_way_back_is_a_copy_of_what_was_served_not_of_what_a_repro_made_of_i
     first = load_bundle(settings.bundle).version
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "deploy", bundle)
-        await settle(
-            inference, lambda: inference.model is not None and inference.model.version != first
-        )
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "deploy", bundle)
+        await settle(worker, lambda: worker.model is not None and worker.model.version != first)
         certify(settings.certificate, write_bundle(settings.bundle, scaled_classifier(5)))
         await asyncio.to_thread(commands.rollback, settings)
-        await settle(
-            inference, lambda: inference.model is not None and inference.model.version == first
-        )
+        await settle(worker, lambda: worker.model is not None and worker.model.version == first)
 
     run(settings, work)
 
@@ -142,20 +138,18 @@ def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_nam
     expected[load_bundle(settings.bundle).version] = scaled_probabilities(1)
     num_swaps = 6
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, expected)
         for number in range(num_swaps):
             factor = 2 + number % 2
-            await propose(inference, "deploy", bundles[factor])
-            await serves(inference, versions[factor])
+            await propose(worker, "deploy", bundles[factor])
+            await serves(worker, versions[factor])
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert set(callers.versions) == set(expected)
-        assert metric(inference, 'slipway_swaps_total{outcome="swapped"}') == num_swaps
-        assert metric(inference, 'slipway_predictions_total{slot="stable"}') == len(
-            callers.statuses
-        )
-        assert inference.exposition().count(b"slipway_model_info{") == 1  # six swaps, one series
+        assert metric(worker, 'slipway_swaps_total{outcome="swapped"}') == num_swaps
+        assert metric(worker, 'slipway_predictions_total{slot="stable"}') == len(callers.statuses)
+        assert worker.exposition().count(b"slipway_model_info{") == 1  # six swaps, one series
 
     run(settings, work)
 
@@ -168,27 +162,27 @@ def test_a_shadow_answers_copies_and_agreement_is_counted(
     """With its weights reversed it answers otherwise nearly always; doubled, never."""
     settings = make_settings(shadow_share=1.0)
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         for factor, outcome in ((2, "agrees"), (-1, "differs")):
             await propose(
-                inference,
+                worker,
                 "shadow",
                 write_candidate(certified / f"shadow{factor}", scaled_classifier(factor)),
             )
-            await settle(inference, lambda: inference.rollout.is_shadowing)
+            await settle(worker, lambda: worker.rollout.is_shadowing)
             for payload in PICTURES:
                 assert (await client.post("/predict", content=payload)).json()[
                     "model_version"
                 ] == load_bundle(settings.bundle).version
             name = f'slipway_shadow_total{{outcome="{outcome}"}}'
-            await settle(inference, lambda name=name: metric(inference, name) == len(PICTURES))  # type: ignore[misc]  # a default binds it
+            await settle(worker, lambda name=name: metric(worker, name) == len(PICTURES))  # type: ignore[misc]  # a default binds it
             status = (await client.get("/rollout")).json()["candidate"]
             assert (status["mode"], status["share"]) == ("shadow", 0)
             await asyncio.to_thread(commands.rollback, settings)
-            await settle(inference, lambda: not inference.rollout.is_shadowing)
-        assert metric(inference, 'slipway_predictions_total{slot="shadow"}') == 2 * len(PICTURES)
-        assert metric(inference, 'slipway_predictions_total{slot="stable"}') == 2 * len(PICTURES)
-        assert metric(inference, 'slipway_predictions_total{slot="candidate"}') == 0
+            await settle(worker, lambda: not worker.rollout.is_shadowing)
+        assert metric(worker, 'slipway_predictions_total{slot="shadow"}') == 2 * len(PICTURES)
+        assert metric(worker, 'slipway_predictions_total{slot="stable"}') == 2 * len(PICTURES)
+        assert metric(worker, 'slipway_predictions_total{slot="candidate"}') == 0
 
     run(settings, work)
 
@@ -201,11 +195,9 @@ def test_which_requests_a_shadow_gets_copies_of_is_drawn_with_the_rollouts_secre
     settings = make_settings(shadow_share=0.5)
     ids = [f"asked-{number}" for number in range(40)]
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(
-            inference, "shadow", write_candidate(certified / "shadow", scaled_classifier(2))
-        )
-        await settle(inference, lambda: inference.rollout.is_shadowing)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "shadow", write_candidate(certified / "shadow", scaled_classifier(2)))
+        await settle(worker, lambda: worker.rollout.is_shadowing)
         for one in ids:
             assert (
                 await client.post("/predict", content=PICTURES[0], headers={"x-request-id": one})
@@ -215,9 +207,9 @@ def test_which_requests_a_shadow_gets_copies_of_is_drawn_with_the_rollouts_secre
                 for each in ids[: ids.index(one) + 1]
             )
             await settle(
-                inference,
+                worker,
                 lambda chosen=chosen: (  # type: ignore[misc]  # a default binds it
-                    metric(inference, 'slipway_shadow_total{outcome="agrees"}') == chosen
+                    metric(worker, 'slipway_shadow_total{outcome="agrees"}') == chosen
                 ),
             )
         assert 0 < chosen < len(ids)
@@ -238,9 +230,9 @@ def test_a_shadow_of_a_table_encodes_rows_its_own_way(
     )
     bundle = write_candidate(certified_table / "new", row_classifier(), input=columns)
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "shadow", bundle)
-        await settle(inference, lambda: inference.rollout.is_shadowing)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "shadow", bundle)
+        await settle(worker, lambda: worker.rollout.is_shadowing)
         body = json.dumps({"rows": [table_row(number) for number in range(3)]})
         response = await client.post(
             "/predict", content=body, headers={"content-type": "application/json"}
@@ -249,7 +241,7 @@ def test_a_shadow_of_a_table_encodes_rows_its_own_way(
         names = [
             f'slipway_shadow_total{{outcome="{outcome}"}}' for outcome in ("agrees", "differs")
         ]
-        await settle(inference, lambda: sum(metric(inference, name) for name in names) == 1)
+        await settle(worker, lambda: sum(metric(worker, name) for name in names) == 1)
 
     run(settings, work)
 
@@ -262,10 +254,10 @@ def test_a_busy_shadow_drops_copies_and_costs_no_request(
     release = asyncio.Event()
     monkeypatch.setattr("serving.rollout.shadowing.MAX_WAITING", 2)
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "shadow", write_candidate(certified / "new", scaled_classifier(2)))
-        await settle(inference, lambda: inference.rollout.is_shadowing)
-        shadow = inference.observers.all[-1]
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "shadow", write_candidate(certified / "new", scaled_classifier(2)))
+        await settle(worker, lambda: worker.rollout.is_shadowing)
+        shadow = worker.observers.all[-1]
         loop = asyncio.get_running_loop()
         answer = shadow._run  # type: ignore[attr-defined]  # of Shadow
 
@@ -281,15 +273,13 @@ def test_a_busy_shadow_drops_copies_and_costs_no_request(
                 ).status_code == 200
                 await asyncio.sleep(0)  # it is told in the next turn of the event loop
                 if not number:  # the thread, which has the lowest priority, takes it first
-                    await settle(inference, shadow._waiting.empty)  # type: ignore[attr-defined]
+                    await settle(worker, shadow._waiting.empty)  # type: ignore[attr-defined]
             assert (
-                metric(inference, 'slipway_shadow_total{outcome="dropped"}') == 7
+                metric(worker, 'slipway_shadow_total{outcome="dropped"}') == 7
             )  # one is being answered, two wait
         finally:
             release.set()
-        await settle(
-            inference, lambda: metric(inference, 'slipway_shadow_total{outcome="agrees"}') == 3
-        )
+        await settle(worker, lambda: metric(worker, 'slipway_shadow_total{outcome="agrees"}') == 3)
 
     run(settings, work)
 
@@ -307,35 +297,34 @@ def test_a_canary_goes_up_step_by_step_and_becomes_the_stable_model(
     }
     shares = []
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, versions)
-        await propose(inference, "canary", bundle, plan=QUICK)
+        await propose(worker, "canary", bundle, plan=QUICK)
         while (
-            last_event(inference)[0] in ("began", "step")
+            last_event(worker)[0] in ("began", "step")
             if read_rollout(settings.state).events
             else True
         ):
-            shares.append(metric(inference, "slipway_candidate_share"))
+            shares.append(metric(worker, "slipway_candidate_share"))
             await asyncio.sleep(0.02)
         await settle(
-            inference,
+            worker,
             lambda: (
-                inference.model is not None
-                and inference.model.version == load_bundle(bundle).version
+                worker.model is not None and worker.model.version == load_bundle(bundle).version
             ),
         )
         await callers.end()
-        assert last_event(inference)[0] == "promoted"
+        assert last_event(worker)[0] == "promoted"
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert list(dict.fromkeys(shares)) == [0, 0.2, 1.0]
         counted = [
-            metric(inference, f'slipway_predictions_total{{slot="{slot}"}}')
+            metric(worker, f'slipway_predictions_total{{slot="{slot}"}}')
             for slot in ("stable", "candidate")
         ]
         assert sum(counted) == len(callers.statuses)
         assert counted[1] >= 40
-        assert metric(inference, 'slipway_swaps_total{outcome="promoted"}') == 1
-        assert metric(inference, "slipway_candidate_share") == 0
+        assert metric(worker, 'slipway_swaps_total{outcome="promoted"}') == 1
+        assert metric(worker, "slipway_candidate_share") == 0
 
     run(settings, work)
 
@@ -349,27 +338,27 @@ def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(
     bundle = write_candidate(certified / "new", failing_classifier(150))
     stable = load_bundle(settings.bundle).version
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(
             client,
             {stable: scaled_probabilities(1), load_bundle(bundle).version: scaled_probabilities(1)},
         )
-        await propose(inference, "canary", bundle, plan=Plan(steps=(1.0,)))
+        await propose(worker, "canary", bundle, plan=Plan(steps=(1.0,)))
         await settle(
-            inference,
+            worker,
             lambda: (
-                last_event(inference)[0] == "rolled_back"
+                last_event(worker)[0] == "rolled_back"
                 if read_rollout(settings.state).events
                 else False
             ),
         )
-        await settle(inference, lambda: inference.canary is None)
+        await settle(worker, lambda: worker.canary is None)
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
-        assert "NaN or an infinity" in last_event(inference)[1]
-        assert inference.model is not None
-        assert inference.model.version == stable
-        assert metric(inference, 'slipway_swaps_total{outcome="rolled_back"}') == 1
+        assert "NaN or an infinity" in last_event(worker)[1]
+        assert worker.model is not None
+        assert worker.model.version == stable
+        assert metric(worker, 'slipway_swaps_total{outcome="rolled_back"}') == 1
 
     run(settings, work)
 
@@ -386,21 +375,21 @@ def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices
         load_bundle(bundle).version: scaled_probabilities(2),
     }
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, expected)
-        await propose(inference, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
-        await settle(inference, lambda: inference.canary is not None)
-        assert inference.canary
+        await propose(worker, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
+        await settle(worker, lambda: worker.canary is not None)
+        assert worker.canary
 
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
 
-        put_in_place_of(inference.canary.live, fail)
-        await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
-        await settle(inference, lambda: inference.canary is None)
+        put_in_place_of(worker.canary.live, fail)
+        await settle(worker, lambda: last_event(worker)[0] == "rolled_back")
+        await settle(worker, lambda: worker.canary is None)
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
-        assert "fail more often than the stable model's" in last_event(inference)[1]
+        assert "fail more often than the stable model's" in last_event(worker)[1]
 
     run(settings, work)
 
@@ -425,20 +414,20 @@ def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(
         ]
         return [answer.json()["model_version"] for answer in answers]
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
-        await settle(inference, lambda: inference.canary is not None)
-        assert inference.canary
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
+        await settle(worker, lambda: worker.canary is not None)
+        assert worker.canary
         expected = [candidate if is_chosen(one, 0.5, salt_of(settings)) else stable for one in ids]
         assert await versions(client, "/predict") == expected
-        counted = inference.canary._evidence.counts()
+        counted = worker.canary._evidence.counts()
         assert await versions(client, "/explain") == expected
-        assert inference.canary._evidence.counts() == counted  # an explanation is no evidence
+        assert worker.canary._evidence.counts() == counted  # an explanation is no evidence
 
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
 
-        put_in_place_of(inference.canary.live, fail)
+        put_in_place_of(worker.canary.live, fail)
         assert await versions(client, "/explain") == [stable] * len(
             ids
         )  # as with a prediction, no caller notices

@@ -8,7 +8,7 @@ import pytest
 
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.state import Allowed, RolloutError
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import (
     Metric,
     OutputContract,
@@ -102,12 +102,10 @@ def test_a_bad_model_is_refused_and_the_old_one_serves(
     bundle = write_candidate(certified / "new", scaled_classifier(-2))
     spoil(bundle)
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         with pytest.raises(SlipwayError, match=reason):
-            await propose(inference, "deploy", bundle)
-        await settle(
-            inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1
-        )
+            await propose(worker, "deploy", bundle)
+        await settle(worker, lambda: metric(worker, 'slipway_swaps_total{outcome="refused"}') == 1)
         assert (await client.post("/predict", content=PICTURES[0])).json()[
             "model_version"
         ] == stable
@@ -154,19 +152,15 @@ def test_a_worse_model_or_one_with_another_signature_is_refused_unless_it_is_all
     stable = load_bundle(settings.bundle).version
     bundle = write_candidate(certified / "new", scaled_classifier(2), **changes)
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "deploy", bundle)
-        await settle(
-            inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1
-        )
-        assert reason in last_event(inference)[1]
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "deploy", bundle)
+        await settle(worker, lambda: metric(worker, 'slipway_swaps_total{outcome="refused"}') == 1)
+        assert reason in last_event(worker)[1]
         assert (await client.post("/predict", content=PICTURES[0])).json()[
             "model_version"
         ] == stable
-        await propose(inference, "deploy", bundle, allowed=allowed)
-        await settle(
-            inference, lambda: inference.model is not None and inference.model.version != stable
-        )
+        await propose(worker, "deploy", bundle, allowed=allowed)
+        await settle(worker, lambda: worker.model is not None and worker.model.version != stable)
 
     run(settings, work)
 

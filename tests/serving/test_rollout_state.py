@@ -17,7 +17,7 @@ from serving.rollout.__main__ import main
 from serving.rollout.rehearsal import rehearse
 from serving.rollout.state import Allowed, Model, Plan, RolloutError, change_rollout, read_rollout
 from serving.rollout.store import commanding, settings_of
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from slipway.system.errors import LockedError
 from tests.serving.bundles import LABELS
@@ -161,7 +161,7 @@ def test_where_a_worker_follows_there_is_no_warning(
     monkeypatch.setattr("os.nice", lambda by: 0)
     monkeypatch.setattr("serving.rollout.__main__.read_settings", make_settings)
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         await asyncio.to_thread(main, ["status"])
 
     run(make_settings(), work)
@@ -198,9 +198,9 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     versions = [load_bundle(path).version for path in (make_settings().bundle, bundle)]
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
-        await settle(inference, lambda: inference.canary is not None and inference.canary.share > 0)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
+        await settle(worker, lambda: worker.canary is not None and worker.canary.share > 0)
         asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
         while len(asked[versions[1]]) < 20:
             answer = (await client.post("/predict", content=PICTURES[0])).json()
@@ -210,18 +210,18 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(
         await told(
             client, [(last["request_id"], last["label"])], wrong=False
         )  # all that was before is written down, too
-        inference.rollout.note_wrong("of a third model")
+        worker.rollout.note_wrong("of a third model")
         assert (
             await told(client, asked[versions[0]][:40], wrong=True) == 40
         )  # only the candidate's own errors bring it back
         await asyncio.sleep(1.5)
-        assert inference.canary is not None
+        assert worker.canary is not None
         assert await told(client, asked[versions[1]], wrong=True) == 20
-        await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
-        assert last_event(inference)[1].startswith(
+        await settle(worker, lambda: last_event(worker)[0] == "rolled_back")
+        assert last_event(worker)[1].startswith(
             "by feedback its answers are wrong more often than the stable model's: "
         )
-        assert re.search(r": (1[0-9]|20) of \d+ of its requests, 40 of", last_event(inference)[1])
+        assert re.search(r": (1[0-9]|20) of \d+ of its requests, 40 of", last_event(worker)[1])
 
     run(make_settings(), work)
 
@@ -232,26 +232,25 @@ def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -
     settings = make_settings()
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
-    async def work(client: Any, inference: Inference) -> None:
-        await propose(inference, "shadow", bundle)
+    async def work(client: Any, worker: ModelWorker) -> None:
+        await propose(worker, "shadow", bundle)
         with pytest.raises(
             RolloutError, match=r"is on its way \(shadow, .*`promote` or `abort` it first"
         ):
             await propose(
-                inference, "deploy", write_candidate(certified / "other", scaled_classifier(3))
+                worker, "deploy", write_candidate(certified / "other", scaled_classifier(3))
             )
         with pytest.raises(RolloutError, match="is on its way"):
             commands.reset(settings)
-        await settle(inference, lambda: inference.rollout.is_shadowing)
+        await settle(worker, lambda: worker.rollout.is_shadowing)
         await asyncio.to_thread(commands.promote, settings)
         await settle(
-            inference,
+            worker,
             lambda: (
-                inference.model is not None
-                and inference.model.version == load_bundle(bundle).version
+                worker.model is not None and worker.model.version == load_bundle(bundle).version
             ),
         )
-        assert last_event(inference)[0] == "swapped"
+        assert last_event(worker)[0] == "swapped"
         with pytest.raises(RolloutError, match="there is no candidate"):
             commands.promote(settings)
 
@@ -272,7 +271,7 @@ def test_a_state_that_is_not_understood_is_named_and_costs_no_model(
 ) -> None:
     settings = make_settings()
 
-    async def spoilt(client: Any, inference: Inference) -> None:
+    async def spoilt(client: Any, worker: ModelWorker) -> None:
         (settings.state / "rollout.json").write_text(content)
         await asyncio.sleep(0.6)
         assert (await client.post("/predict", content=PICTURES[0])).status_code == 200
@@ -281,7 +280,7 @@ def test_a_state_that_is_not_understood_is_named_and_costs_no_model(
             settings.state, lambda rollout: rollout.with_event("refused", "x", "to be counted")
         )
         await settle(
-            inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1
+            worker, lambda: metric(worker, 'slipway_swaps_total{outcome="refused"}') == 1
         )  # it follows again
 
     run(settings, spoilt)
@@ -298,12 +297,12 @@ def test_a_service_does_not_start_on_another_model_than_was_rolled_out(
     gone = Model(folder="0123456789ab-01234567", version="0123456789ab", digest="0" * 64)
     change_rollout(settings.state, lambda rollout: rollout.changed(stable=gone))
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         response = await client.get("/readyz")
         assert response.status_code == 503
         assert "python -m serving.rollout reset" in error_of(response)["message"]
         await asyncio.to_thread(commands.reset, settings)
-        await settle(inference, lambda: inference.model is not None)
+        await settle(worker, lambda: worker.model is not None)
         assert (await client.get("/readyz")).status_code == 200
 
     run(settings, work)
@@ -312,7 +311,7 @@ def test_a_service_does_not_start_on_another_model_than_was_rolled_out(
 def test_what_dead_workers_said_is_forgotten(make_settings: MakeSettings) -> None:
     settings = make_settings()
 
-    async def nothing(client: Any, inference: Inference) -> None:
+    async def nothing(client: Any, worker: ModelWorker) -> None:
         (own,) = (settings.state / "rollout.d").glob("*.json")
         report = json.loads(own.read_bytes())
         assert (report["process"], report["stopped"]) == (os.getpid(), False)
@@ -333,11 +332,11 @@ def test_verify_is_not_led_astray_by_what_is_rolled_out(make_settings: MakeSetti
     change_rollout(settings.state, lambda rollout: rollout.changed(stable=gone))
 
     async def main() -> None:
-        inference = Inference(settings)
-        inference.start()
-        await inference.loaded()
-        assert inference.model is not None
-        await inference.stop()
+        worker = ModelWorker(settings)
+        worker.start()
+        await worker.loaded()
+        assert worker.model is not None
+        await worker.stop()
 
     asyncio.run(main())
 
@@ -349,12 +348,12 @@ def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSet
     settings.state.chmod(0o500)
 
     async def main() -> None:
-        inference = Inference(settings)
-        inference.start()
-        await inference.loaded()
+        worker = ModelWorker(settings)
+        worker.start()
+        await worker.loaded()
         await asyncio.sleep(0.6)
-        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
-        await inference.stop()
+        assert (await worker.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
+        await worker.stop()
 
     try:
         asyncio.run(main())
@@ -370,17 +369,17 @@ def test_a_state_in_place_of_a_folder_costs_no_request_and_is_counted_and_named(
     settings.state.write_text("a file where a folder should be")
 
     async def main() -> None:
-        inference = Inference(settings)
-        inference.start()
-        await inference.loaded()
+        worker = ModelWorker(settings)
+        worker.start()
+        await worker.loaded()
         await asyncio.sleep(0.6)
-        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
-        before = metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')
+        assert (await worker.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
+        before = metric(worker, 'slipway_monitoring_errors_total{part="rollout"}')
         await asyncio.sleep(0.6)
         assert (
-            0 < before < metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')
+            0 < before < metric(worker, 'slipway_monitoring_errors_total{part="rollout"}')
         )  # for as long as it lasts
-        await inference.stop()
+        await worker.stop()
 
     asyncio.run(main())
     assert [
@@ -396,22 +395,21 @@ def test_operators_can_ask_over_http(certified: Path, make_settings: MakeSetting
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     json_type = {"content-type": "application/json"}
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         body = {"command": "canary", "bundle": str(bundle), "plan": {"steps": [0.5], "hold_s": 100}}
         response = await client.post("/rollout", json=body, headers=json_type)
         assert response.status_code == 202
         assert response.json()["candidate"]["mode"] == "canary"
-        await settle(inference, lambda: inference.canary is not None)
+        await settle(worker, lambda: worker.canary is not None)
         conflict = await client.post("/rollout", json=body, headers=json_type)
         assert (conflict.status_code, error_of(conflict)["code"]) == (409, "rollout_refused")
         assert (
             await client.post("/rollout", json={"command": "promote"}, headers=json_type)
         ).status_code == 202
         await settle(
-            inference,
+            worker,
             lambda: (
-                inference.model is not None
-                and inference.model.version == load_bundle(bundle).version
+                worker.model is not None and worker.model.version == load_bundle(bundle).version
             ),
         )
 
@@ -428,7 +426,7 @@ def test_orders_that_have_to_wait_are_refused_and_hold_up_nothing_else(
     monkeypatch.setattr(commands, "rehearse", lambda settings: release.wait(20))
     json_type = {"content-type": "application/json"}
 
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
         orders = [{"command": "deploy", "bundle": str(bundle)}, *[{"command": "reset"}] * 5]
@@ -442,7 +440,7 @@ def test_orders_that_have_to_wait_are_refused_and_hold_up_nothing_else(
             async with asyncio.timeout(5):
                 for path in ("/rollout", "/metrics", "/status"):
                     assert (await client.get(path)).status_code == 200
-                await inference.rollout.tick()
+                await worker.rollout.tick()
         finally:
             release.set()
         assert (await asked[0]).status_code == 202
@@ -484,7 +482,7 @@ def test_a_command_is_refused_where_another_one_runs_in_the_same_process(
     ],
 )
 def test_a_wrong_order_is_named(make_settings: MakeSettings, body: Any, field: str | None) -> None:
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         response = await client.post(
             "/rollout", json=body, headers={"content-type": "application/json"}
         )
@@ -501,7 +499,7 @@ def test_a_wrong_order_is_named(make_settings: MakeSettings, body: Any, field: s
 def test_an_order_has_to_be_json_so_that_no_page_elsewhere_can_send_it(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: Any, inference: Inference) -> None:
+    async def work(client: Any, worker: ModelWorker) -> None:
         response = await client.post(
             "/rollout", content=b'{"command": "reset"}', headers={"content-type": "text/plain"}
         )

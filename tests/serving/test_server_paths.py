@@ -11,7 +11,7 @@ from serving.http.server_paths import without_server_paths
 from serving.models.rebuilding import RebuildState
 from serving.rollout.state import change_rollout
 from serving.settings import ROOT, read_settings
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, run
 
@@ -54,8 +54,8 @@ def test_the_card_has_the_reasons_without_the_paths_and_the_log_has_them_whole(
 ) -> None:
     settings = make_settings(engine=f"{ELSEWHERE}/engine")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference.rebuild = RebuildState(
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        worker.rebuild = RebuildState(
             "swapped", f"the engine in {settings.rebuilt_engine} is served"
         )
         answer = await client.get("/model")
@@ -86,7 +86,7 @@ def test_why_no_model_is_ready_is_told_without_paths(
     (certified / "bundle" / "bundle.json").unlink()
     settings = make_settings()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.request(method, path, content=b"x")
         reason = (
             answer.json()["model"]["reason"] if path == "/status" else error_of(answer)["message"]
@@ -107,8 +107,8 @@ def test_the_status_tells_of_rollout_and_drift_without_paths_and_operators_have_
     reason = f"{ELSEWHERE}/bundle cannot be read, nor {settings.state}/rollout.d"
     change_rollout(settings.state, lambda rollout: rollout.with_event("refused", "0" * 12, reason))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference.parts["drift"] = lambda: drift
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        worker.parts["drift"] = lambda: drift
         path = f"{settings.state}/proposals/now.md"
         drift: dict[str, Any] = {
             "faults": {"merging": f"{settings.state}/x.db is full"},

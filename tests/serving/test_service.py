@@ -138,7 +138,7 @@ def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, fol
 import json, serving.service as service
 from starlette.testclient import TestClient
 with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
-    client.portal.call(service.inference().loaded)
+    client.portal.call(service.worker().loaded)
     print(json.dumps(client.post("/predict", files={{"image": ("x.png", {picture(8)!r}, "image/png")}}).json()))
     print(client.post("/predict", files={{"image": ("x.png", b"text", "image/png")}}).status_code)
 """
@@ -151,8 +151,8 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
         check=True,
     )
     answer, status = done.stdout.splitlines()[-2:]
-    front = plain_http.post(server.url + "/predict", content=picture(8), headers=PNG).json()
-    assert json.loads(answer) | {"request_id": front["request_id"]} == front
+    application = plain_http.post(server.url + "/predict", content=picture(8), headers=PNG).json()
+    assert json.loads(answer) | {"request_id": application["request_id"]} == application
     assert status == "422"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.inputs.images import array_from_bytes
 from slipway.inputs.multipart import encode_images
 from slipway.replay.decoding import decode_payload
@@ -43,7 +43,7 @@ def test_several_images_are_answered_in_their_order_as_each_alone(
         picture(number, (9 + number % 5, 12)) for number in range(40)
     ]  # more than the largest batch
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         content = (
             await client.post("/predict", files=files(*payloads), headers={"x-request-id": "mine"})
         ).json()
@@ -60,7 +60,7 @@ def test_several_images_are_answered_in_their_order_as_each_alone(
         assert [list(one) for one in content["predictions"]] == [CLASS_FIELDS] * 40
         alone = (await client.post("/predict", files=files(payloads[7]))).json()
         assert {name: alone[name] for name in CLASS_FIELDS} == content["predictions"][7]
-        assert metric(inference, "slipway_batch_size_sum") == 41
+        assert metric(worker, "slipway_batch_size_sum") == 41
 
     run(make_settings(), work)
 
@@ -70,7 +70,7 @@ def test_a_bad_image_refuses_its_whole_request_by_its_place_and_no_other(
 ) -> None:
     good, bad = [picture(1), picture(2)], [picture(1), picture(3, (64, 64))[:-400], b"", picture(2)]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for _ in range(5):
             answers = await asyncio.gather(
                 *(
@@ -84,7 +84,7 @@ def test_a_bad_image_refuses_its_whole_request_by_its_place_and_no_other(
             predictions = [answer.json()["predictions"] for answer in answers]
             assert predictions == [predictions[0]] * 7
         assert (
-            metric(inference, "slipway_batch_size_sum") == 5 * 7 * 2
+            metric(worker, "slipway_batch_size_sum") == 5 * 7 * 2
         )  # nothing of the bad request reached the model
 
     run(make_settings(), work)
@@ -97,7 +97,7 @@ def test_one_answer_that_is_not_finite_refuses_its_request_and_not_those_of_its_
     stream = io.BytesIO()
     Image.new("RGB", (8, 8)).save(stream, "PNG")
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         good, bad = await asyncio.gather(
             client.post("/predict", files=files(picture(1), picture(2))),
             client.post("/predict", files=files(picture(1), stream.getvalue())),
@@ -111,7 +111,7 @@ def test_one_answer_that_is_not_finite_refuses_its_request_and_not_those_of_its_
 def test_more_images_than_the_limit_are_413_and_as_many_are_answered(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         at_the_limit = await client.post("/predict", files=files(*[picture()] * 3))
         assert len(at_the_limit.json()["predictions"]) == 3
         error = error_of(await client.post("/predict", files=files(*[picture()] * 4)))
@@ -126,7 +126,7 @@ def test_several_images_are_kept_as_a_body_that_can_be_sent_again(
     payloads = [picture(1), picture(2, (30, 20), "JPEG"), picture(3, (12, 12), "BMP")]
     answers = []
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answers.append(
             (await client.post("/predict", files=files(*payloads))).json()["predictions"]
         )
@@ -141,7 +141,7 @@ def test_several_images_are_kept_as_a_body_that_can_be_sent_again(
         == kept.inputs_sha256
     )
 
-    async def again(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def again(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.post(
             "/predict", content=kept.payload, headers={"content-type": kept.content_type}
         )
@@ -154,7 +154,7 @@ def test_several_images_are_kept_as_a_body_that_can_be_sent_again(
 def test_a_form_of_several_costs_one_place_in_the_queue(
     make_settings: MakeSettings, number: int
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (
             await client.post("/predict", files=files(*[picture()] * number))
         ).status_code == 200

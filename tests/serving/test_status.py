@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from serving import status
 from serving.metrics.traffic import traffic
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run
@@ -31,7 +31,7 @@ async def fresh(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> d
 def test_the_counts_are_the_callers_own(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for number in range(9):
             await client.post(
                 "/predict", content=picture(number) if number % 3 else b"bad", headers=PNG
@@ -44,7 +44,7 @@ def test_the_counts_are_the_callers_own(
         assert content["model"] == {
             "ready": True,
             "reason": None,
-            "version": inference.require_model().version,
+            "version": worker.require_model().version,
             "task": "image_classification",
         }
         found = content["traffic"]
@@ -71,7 +71,7 @@ def test_the_counts_are_the_callers_own(
 def test_without_a_model_it_says_why_and_there_are_no_latencies(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.get("/status")
         assert answer.status_code == 200
         assert answer.json()["model"]["ready"] is False
@@ -86,14 +86,14 @@ def test_without_a_model_it_says_why_and_there_are_no_latencies(
 def test_however_many_ask_it_is_made_once_a_second(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         made: list[str] = []
 
         def part() -> dict[str, Any]:
             made.append(threading.current_thread().name)
             return {"times": len(made)}
 
-        inference.parts["rollout"] = part
+        worker.parts["rollout"] = part
         answers = await asyncio.gather(*(client.get("/status") for _ in range(50)))
         assert {answer.json()["rollout"]["times"] for answer in answers} == {1}
         assert made != [threading.main_thread().name]  # beside the event loop
@@ -103,11 +103,11 @@ def test_however_many_ask_it_is_made_once_a_second(
 
 
 def test_a_part_that_fails_takes_no_other_with_it(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         def fail() -> dict[str, Any]:
             raise OSError("planted")
 
-        inference.parts |= {"drift": fail, "feedback": lambda: {"joined": 3}}
+        worker.parts |= {"drift": fail, "feedback": lambda: {"joined": 3}}
         content = (await client.get("/status")).json()
         assert content["drift"] == {"failed": True}
         assert content["feedback"] == {"joined": 3}

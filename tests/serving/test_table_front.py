@@ -1,4 +1,4 @@
-"""A bundle for rows of a table behind the front: both forms of a request, refusals, isolation."""
+"""A bundle for rows of a table behind the application: both forms of a request, refusals, isolation."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.http.responses import ERRORS
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import MANIFEST, Metric, load_bundle
 from slipway.inputs.columns import encode_rows, read_row
 from tests.serving.any_json import BODIES
@@ -54,7 +54,7 @@ def probabilities(answer: dict[str, Any]) -> list[float]:
 
 
 def test_one_row_has_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = (
             await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})
         ).json()
@@ -71,7 +71,7 @@ def test_several_rows_are_answered_in_their_order_over_several_batches(
 ) -> None:
     rows = ROWS * 3
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = (await client.post("/predict", json={"rows": rows})).json()
         assert list(answer) == ["predictions", "model_version", "request_id"]
         assert [list(prediction) for prediction in answer["predictions"]] == [CLASS_FIELDS] * len(
@@ -82,10 +82,10 @@ def test_several_rows_are_answered_in_their_order_over_several_batches(
             expected(rows),
             atol=1e-6,
         )
-        assert metric(inference, "slipway_batch_size_sum") == len(rows)
+        assert metric(worker, "slipway_batch_size_sum") == len(rows)
         assert (
-            metric(inference, "slipway_predict_seconds_count")
-            == metric(inference, 'slipway_stage_seconds_count{stage="infer"}')
+            metric(worker, "slipway_predict_seconds_count")
+            == metric(worker, 'slipway_stage_seconds_count{stage="infer"}')
             == 1
         )
 
@@ -111,7 +111,7 @@ def test_columns_that_training_ignored_are_accepted_everywhere_and_named(
         for name, kind in zip(ROW, ["FP64", "FP64", "BYTES", "BYTES", "BOOL", "BYTES"], strict=True)
     ]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for content in (row, {"rows": [row]}):
             answer = (await client.post("/predict", json=content)).json()
             answer = answer.get("predictions", [answer])[0]
@@ -148,7 +148,7 @@ def test_the_model_card_has_the_coverage_that_was_measured(
         write_bundle(certified / "bundle", row_classifier(), coverage=measured),
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         found = (await client.get("/model")).json()["coverage"]
         assert found.pop("measured") == measured.model_dump(mode="json")
         assert found == {"target": 0.9, "verdict": "below", "fitting_rows": 50, "few_rows": True}
@@ -165,7 +165,7 @@ def test_a_bundle_from_before_the_coverage_was_stored_is_served_without_it(
     (bundle.root / MANIFEST).write_text(json.dumps(content))
     certify(certified / "certificate.json", load_bundle(bundle.root))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         card = (await client.get("/model")).json()
         assert (card["coverage"]["measured"], card["coverage"]["verdict"]) == (None, None)
         assert (
@@ -180,7 +180,7 @@ def test_a_bundle_from_before_the_coverage_was_stored_is_served_without_it(
 def test_a_value_is_answered_for_each_row(certified: Path, make_settings: MakeSettings) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_sum()))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         one = (await client.post("/predict", json=ROW)).json()
         assert list(one) == [*VALUE_FIELDS, "model_version", "request_id"]
         assert one["value"] == pytest.approx(float(vectors([ROW]).sum()), abs=1e-4)
@@ -196,15 +196,15 @@ def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(
 ) -> None:
     reached: list[NDArray[np.float32]] = []
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._live
-        right = inference._live.batcher._run
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker._live
+        right = worker._live.batcher._run
 
         def noting(batch: Any) -> Any:
             reached.append(batch)
             return right(batch)
 
-        put_in_place_of(inference._live, noting)
+        put_in_place_of(worker._live, noting)
         assert (await client.post("/predict", json={"rows": ROWS})).status_code == 200
 
     run(make_settings(), work)
@@ -216,8 +216,8 @@ def test_a_bad_row_never_reaches_the_model_and_its_31_neighbours_are_right(
 ) -> None:
     bad: list[Any] = [ROW | {"age": -1}, {"rows": [ROW, ROW | {"colour": "mauve"}]}, {}]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        sizes = await slow_down(inference, 0.001)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sizes = await slow_down(worker, 0.001)
         for content in bad:
             sizes.clear()
             answers = await asyncio.gather(
@@ -235,16 +235,16 @@ def test_a_bad_row_never_reaches_the_model_and_its_31_neighbours_are_right(
 def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        sizes = await slow_down(inference, 0.3)
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sizes = await slow_down(worker, 0.3)
         assert (
             error_of(await client.post("/predict", json={"rows": ROWS * 3}))["code"]
             == "deadline_exceeded"
         )
         await asyncio.sleep(0.5)
         assert sizes == [16]  # the batch that was under way, of the bundle's largest size
-        assert inference._live
-        assert inference._live.batcher.num_waiting == 0
+        assert worker._live
+        assert worker._live.batcher.num_waiting == 0
 
     run(make_settings(request_timeout_s=0.2), work)
 
@@ -289,11 +289,11 @@ def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(
 def test_what_is_no_row_is_refused_with_a_hint(
     make_settings: MakeSettings, content: bytes, headers: dict[str, str], code: str, hint: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post("/predict", content=content, headers=headers))
         assert error["code"] == code
         assert hint in error["message"]
-        assert metric(inference, f'slipway_errors_total{{error="{code}"}}') == 1
+        assert metric(worker, f'slipway_errors_total{{error="{code}"}}') == 1
 
     run(make_settings(max_rows=4, max_body_bytes=2000), work)
 
@@ -303,7 +303,7 @@ def test_a_model_for_images_refuses_json_with_a_hint(
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle"))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post("/predict", json=ROW))
         assert error["code"] == "unsupported_media_type"
         assert "this model takes images, not JSON" in error["message"]
@@ -319,7 +319,7 @@ def test_a_model_for_images_refuses_json_with_a_hint(
 def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afterwards(
     make_settings: MakeSettings, bodies: list[bytes]
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for body in bodies:
             answer = await client.post("/predict", content=body, headers=JSON)
             if answer.status_code != 200:
@@ -336,7 +336,7 @@ def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afte
 def test_the_card_describes_each_column_and_its_example_can_be_sent(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         card = (await client.get("/model")).json()
         assert card["task"] == "table_classification"
         described = {column["name"]: column for column in card["input"]["columns"]}
@@ -372,7 +372,7 @@ def test_a_column_that_only_rows_outside_training_lack_may_be_missing(
         write_bundle(certified / "bundle", row_classifier(), input=contract),
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         described = {
             column["name"]: column
             for column in (await client.get("/model")).json()["input"]["columns"]

@@ -68,8 +68,8 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     answer, refusal = map(json.loads, done.stdout.splitlines())
-    front = plain_http.post(server.url + "/predict", json={"rows": rows}).json()
-    assert answer | {"request_id": front["request_id"]} == front
+    application = plain_http.post(server.url + "/predict", json={"rows": rows}).json()
+    assert answer | {"request_id": application["request_id"]} == application
     assert all(
         is_right(prediction, row)
         for prediction, row in zip(answer["predictions"], rows, strict=True)
@@ -97,7 +97,7 @@ def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, fol
 import json, serving.service as service
 from starlette.testclient import TestClient
 with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
-    client.portal.call(service.inference().loaded)
+    client.portal.call(service.worker().loaded)
     print(json.dumps(client.post("/predict", json={{"rows": [{ROW!r}]}}).json()))
     print(client.post("/predict", json={{"rows": [{{}}]}}).status_code)
 """
@@ -110,8 +110,8 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
         check=True,
     )
     answer, status = done.stdout.splitlines()[-2:]
-    front = plain_http.post(server.url + "/predict", json={"rows": [ROW]}).json()
-    assert json.loads(answer) | {"request_id": front["request_id"]} == front
+    application = plain_http.post(server.url + "/predict", json={"rows": [ROW]}).json()
+    assert json.loads(answer) | {"request_id": application["request_id"]} == application
     assert status == "422"
 
 

@@ -27,7 +27,7 @@ from serving.monitoring.sampling import Thinning
 from serving.monitoring.store import Store
 from serving.monitoring.watcher import Watcher
 from serving.rollout.following import Follower
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.drift.reference import Reference, read_reference
 from slipway.system.errors import BundleError
@@ -64,16 +64,16 @@ async def send(
     return answers
 
 
-def errors(inference: Inference, part: str) -> float:
-    return metric(inference, f'slipway_monitoring_errors_total{{part="{part}"}}')
+def errors(worker: ModelWorker, part: str) -> float:
+    return metric(worker, f'slipway_monitoring_errors_total{{part="{part}"}}')
 
 
-def windows(inference: Inference, verdict: str) -> float:
-    return metric(inference, f'slipway_drift_windows_total{{verdict="{verdict}"}}')
+def windows(worker: ModelWorker, verdict: str) -> float:
+    return metric(worker, f'slipway_drift_windows_total{{verdict="{verdict}"}}')
 
 
-def status(inference: Inference, part: str = "drift") -> dict[str, Any]:
-    return inference.parts[part]()
+def status(worker: ModelWorker, part: str = "drift") -> dict[str, Any]:
+    return worker.parts[part]()
 
 
 def rows_in(state: Path) -> int:
@@ -97,22 +97,22 @@ def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(
     outcome = "watched" if taken == "in whole" else "thinned"
     payloads = pictures(3, 40) + [picture(seed) for seed in range(20)]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answers = await send(client, payloads)
         await until(
-            lambda: metric(inference, f'slipway_watched_rows_total{{outcome="{outcome}"}}') == 60
+            lambda: metric(worker, f'slipway_watched_rows_total{{outcome="{outcome}"}}') == 60
         )
         for label, count in Counter(answer["label"] for answer in answers).items():
-            assert metric(inference, f'slipway_classes_total{{label="{label}"}}') == count
-        assert metric(inference, "slipway_outliers_total") == sum(
+            assert metric(worker, f'slipway_classes_total{{label="{label}"}}') == count
+        assert metric(worker, "slipway_outliers_total") == sum(
             answer["is_outlier"] for answer in answers
         )
         highest = [max(answer["probabilities"].values()) for answer in answers]
-        assert metric(inference, "slipway_confidence_count") == 60
-        assert metric(inference, 'slipway_confidence_bucket{le="0.7"}') == sum(
+        assert metric(worker, "slipway_confidence_count") == 60
+        assert metric(worker, 'slipway_confidence_bucket{le="0.7"}') == sum(
             share <= np.float32(0.7) for share in highest
         )
-        assert metric(inference, "slipway_confidence_sum") == pytest.approx(sum(highest))
+        assert metric(worker, "slipway_confidence_sum") == pytest.approx(sum(highest))
 
     run(make_watched(), work)
 
@@ -136,10 +136,10 @@ def test_missing_cells_of_a_table_are_counted(
 ) -> None:
     rows = [table_row(number) for number in range(10)]  # each fifth lacks its city
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await client.post("/predict", json={"rows": [*rows, rows[1] | {"income": None}]})
-        await until(lambda: metric(inference, "slipway_missing_cells_total") > 0)
-        assert metric(inference, "slipway_missing_cells_total") == 3
+        await until(lambda: metric(worker, "slipway_missing_cells_total") > 0)
+        assert metric(worker, "slipway_missing_cells_total") == 3
 
     run(make_settings(), work)
 
@@ -148,28 +148,26 @@ def test_missing_cells_of_a_table_are_counted(
 def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(
     make_watched: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 300))
-        await until(lambda: windows(inference, "clean") >= 1)
-        assert windows(inference, "drifted") == 0
-        await until(lambda: status(inference)["verdict"] == "clean")
-        assert metric(inference, "slipway_drift_alarm") == 0
-        assert metric(inference, "slipway_estimate_valid") == 1
+        await until(lambda: windows(worker, "clean") >= 1)
+        assert windows(worker, "drifted") == 0
+        await until(lambda: status(worker)["verdict"] == "clean")
+        assert metric(worker, "slipway_drift_alarm") == 0
+        assert metric(worker, "slipway_estimate_valid") == 1
         low, value, high = (
-            metric(inference, f"slipway_estimated_quality{end}") for end in ("_low", "", "_high")
+            metric(worker, f"slipway_estimated_quality{end}") for end in ("_low", "", "_high")
         )
         assert 0 < low <= value <= high <= 1
 
         await send(client, pictures(6, 600, shift=60))
-        await until(lambda: windows(inference, "drifted") >= 1)
-        await until(lambda: status(inference)["verdict"] == "drifted")
-        assert metric(inference, "slipway_drift_alarm") == 1
-        drifted = {
-            feature["name"] for feature in status(inference)["features"] if feature["drifted"]
-        }
+        await until(lambda: windows(worker, "drifted") >= 1)
+        await until(lambda: status(worker)["verdict"] == "drifted")
+        assert metric(worker, "slipway_drift_alarm") == 1
+        drifted = {feature["name"] for feature in status(worker)["features"] if feature["drifted"]}
         assert {"brightness", "outlier_score"} <= drifted
-        strength = metric(inference, 'slipway_drift_statistic{feature="brightness"}')
-        assert strength > metric(inference, 'slipway_drift_threshold{feature="brightness"}') > 0
+        strength = metric(worker, 'slipway_drift_statistic{feature="brightness"}')
+        assert strength > metric(worker, 'slipway_drift_threshold{feature="brightness"}') > 0
 
     run(make_watched(window_rows=200), work)
 
@@ -182,18 +180,16 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
         window_rows=200, keep_directory=str(make_watched().state.parent / "kept")
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(6, 700, shift=60))
         await until(
-            lambda: (
-                status(inference).get("proposal") is not None and windows(inference, "drifted") >= 2
-            )
+            lambda: status(worker).get("proposal") is not None and windows(worker, "drifted") >= 2
         )
-        version = inference.require_model().version
+        version = worker.require_model().version
         (proposal,) = (settings.state / "proposals").glob(
             "*.md"
         )  # one for the beginning, none for each further window
-        assert str(proposal) == status(inference)["proposal"]["path"]
+        assert str(proposal) == status(worker)["proposal"]["path"]
         text = proposal.read_text()
         assert version in text
         assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
@@ -205,7 +201,7 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
             "\npython -m slipway.data.join data/next.parquet\ndvc exp run -S data.path=data/next.parquet\n"
             in text
         )
-        assert inference.require_model().version == version
+        assert worker.require_model().version == version
 
     with caplog.at_level(logging.WARNING, "bentoml.slipway"):
         logging.getLogger("bentoml").propagate = True
@@ -217,22 +213,20 @@ def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restar
 ) -> None:
     settings = make_watched(window_rows=200)
 
-    async def drift_and_end(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def drift_and_end(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(6, 200, shift=60))
-        await until(lambda: status(inference).get("proposal") is not None)
+        await until(lambda: status(worker).get("proposal") is not None)
 
-    async def be_clean(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def be_clean(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 300))
         await until(
-            lambda: windows(inference, "clean") >= 1 and status(inference).get("verdict") == "clean"
+            lambda: windows(worker, "clean") >= 1 and status(worker).get("verdict") == "clean"
         )
         (proposal,) = (settings.state / "proposals").glob("*.md")
-        (drifted,) = (
-            window["closed"] for window in status(inference)["windows"] if window["drifted"]
-        )
-        assert status(inference)["proposal"] == {"path": str(proposal), "closed": drifted}
+        (drifted,) = (window["closed"] for window in status(worker)["windows"] if window["drifted"])
+        assert status(worker)["proposal"] == {"path": str(proposal), "closed": drifted}
         proposal.unlink()
-        await until(lambda: status(inference)["proposal"] is None)
+        await until(lambda: status(worker)["proposal"] is None)
 
     run(settings, drift_and_end)
     run(settings, be_clean)
@@ -242,15 +236,13 @@ def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restar
 def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(
     make_watched: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 60))
-        await until(lambda: windows(inference, "too_small") >= 1)
-        assert windows(inference, "clean") == 0
+        await until(lambda: windows(worker, "too_small") >= 1)
+        assert windows(worker, "clean") == 0
         await send(client, pictures(7, 60))
-        await until(
-            lambda: windows(inference, "clean") == 1
-        )  # of all 120: what was too small went on
-        assert rows_in(inference.settings.state) == 120
+        await until(lambda: windows(worker, "clean") == 1)  # of all 120: what was too small went on
+        assert rows_in(worker.settings.state) == 120
 
     run(make_watched(window_minutes=0.01), work)
 
@@ -258,12 +250,10 @@ def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(
 def test_what_a_replay_sends_is_neither_counted_nor_remembered(make_watched: MakeSettings) -> None:
     settings = make_watched()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 40), "replay-")
         await send(client, pictures(5, 10), "other-")
-        await until(
-            lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 10
-        )
+        await until(lambda: metric(worker, 'slipway_watched_rows_total{outcome="watched"}') == 10)
 
     run(settings, work)
     assert rows_in(settings.state) == 10
@@ -273,13 +263,13 @@ def test_what_a_replay_sends_is_neither_counted_nor_remembered(make_watched: Mak
 def test_a_window_begins_with_its_first_row_not_when_that_is_written_down(
     make_watched: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 1))
         answered = time.time()
-        await until(lambda: (status(inference).get("open_window") or {}).get("rows") == 1)
+        await until(lambda: (status(worker).get("open_window") or {}).get("rows") == 1)
         await send(client, pictures(5, 200))
-        await until(lambda: bool(status(inference)["windows"]))
-        assert answered - 2 < status(inference)["windows"][-1]["opened"] < answered
+        await until(lambda: bool(status(worker)["windows"]))
+        assert answered - 2 < status(worker)["windows"][-1]["opened"] < answered
 
     run(make_watched(window_rows=200), work)
 
@@ -290,11 +280,11 @@ def test_a_wrong_prediction_is_evidence_though_its_truth_was_told_before_it_was_
     noted: list[str] = []
     monkeypatch.setattr(Follower, "note_wrong", lambda self, version: noted.append(version))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         (picture,) = pictures(5, 1)
         label = (await send(client, [picture]))[0]["label"]
         other = next(
-            one for one in inference.require_model().bundle.manifest.output.labels if one != label
+            one for one in worker.require_model().bundle.manifest.output.labels if one != label
         )
         for request_id, truth in (("right-0", label), ("wrong-0", other)):
             assert (
@@ -302,12 +292,12 @@ def test_a_wrong_prediction_is_evidence_though_its_truth_was_told_before_it_was_
             ).status_code == 202
         await send(client, [picture], "right-")
         await send(client, [picture], "wrong-")
-        await until(lambda: noted == [inference.require_model().version])
+        await until(lambda: noted == [worker.require_model().version])
 
     run(make_watched(), work)
 
 
-async def send_50(seed: int, client: httpx.AsyncClient, inference: Inference) -> None:
+async def send_50(seed: int, client: httpx.AsyncClient, worker: ModelWorker) -> None:
     await send(client, pictures(seed, 50))
 
 
@@ -325,11 +315,11 @@ def test_a_window_goes_on_after_a_restart_and_no_row_counts_twice(
 def test_a_bundle_without_a_reference_is_served_and_counted_and_says_that_it_has_none(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 20))
-        await until(lambda: metric(inference, "slipway_confidence_count") == 20)
-        await until(lambda: "reference" in status(inference)["state"])
-        assert sum(errors(inference, part) for part in PARTS) == 0
+        await until(lambda: metric(worker, "slipway_confidence_count") == 20)
+        await until(lambda: "reference" in status(worker)["state"])
+        assert sum(errors(worker, part) for part in PARTS) == 0
 
     run(make_settings(), work)
 
@@ -340,16 +330,14 @@ def test_rows_that_are_watched_are_counted_from_the_start_and_as_a_window_grows_
 ) -> None:
     settings = make_watched(watch=watch, window_rows=10_000_000, window_minutes=44_640)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert f"{WATCHED} 0.0" in inference.exposition().decode()  # an alert asks whether it rises
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert f"{WATCHED} 0.0" in worker.exposition().decode()  # an alert asks whether it rises
         for count in (40, 80) if watch else ():
             await send(client, pictures(count, 40))
             await until(
-                lambda count=count: metric(inference, WATCHED) == rows_in(settings.state) == count  # type: ignore[misc]
+                lambda count=count: metric(worker, WATCHED) == rows_in(settings.state) == count  # type: ignore[misc]
             )
-        assert (
-            sum(windows(inference, verdict) for verdict in ("clean", "drifted", "too_small")) == 0
-        )
+        assert sum(windows(worker, verdict) for verdict in ("clean", "drifted", "too_small")) == 0
 
     run(settings, work)
 
@@ -359,9 +347,9 @@ def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered
 ) -> None:
     for settings in (make_watched(watch=False), make_watched(accept_draft=True)):
 
-        async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
             await send(client, pictures(5, 5))
-            assert not {"drift", "feedback"} & set(inference.parts)
+            assert not {"drift", "feedback"} & set(worker.parts)
 
         run(settings, work)
         assert not (settings.state / DATABASE).exists()
@@ -391,16 +379,16 @@ def test_whatever_raises_costs_no_request_is_counted_and_recovers(
     def fail(*arguments: object) -> None:
         raise error
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(owner, method, fail)
             await send(client, pictures(5, 20))
-            await until(lambda: errors(inference, part) > 0)
-            await until(lambda: bool(status(inference)["faults"]))
-        before = metric(inference, "slipway_confidence_count")
+            await until(lambda: errors(worker, part) > 0)
+            await until(lambda: bool(status(worker)["faults"]))
+        before = metric(worker, "slipway_confidence_count")
         await send(client, pictures(6, 20))
-        await until(lambda: metric(inference, "slipway_confidence_count") >= before + 20)
-        await until(lambda: not status(inference)["faults"])
+        await until(lambda: metric(worker, "slipway_confidence_count") >= before + 20)
+        await until(lambda: not status(worker)["faults"])
         await send(client, pictures(7, 20))
 
     run(make_watched(), work)
@@ -420,19 +408,17 @@ def test_a_reference_that_cannot_be_read_costs_no_request_and_is_tried_again(
 
     monkeypatch.setattr(watched_models, "read_reference", sometimes)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 20))
-        await until(lambda: errors(inference, "features") > 0)
-        await until(lambda: "tried again" in status(inference)["state"])
+        await until(lambda: errors(worker, "features") > 0)
+        await until(lambda: "tried again" in status(worker)["state"])
         await until(
-            lambda: metric(inference, "slipway_confidence_count") == 20
+            lambda: metric(worker, "slipway_confidence_count") == 20
         )  # what needs no reference is counted
         fails.clear()
-        await until(lambda: status(inference)["state"] == "watching")
+        await until(lambda: status(worker)["state"] == "watching")
         await send(client, pictures(6, 20))
-        await until(
-            lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 20
-        )
+        await until(lambda: metric(worker, 'slipway_watched_rows_total{outcome="watched"}') == 20)
 
     run(make_watched(), work)
 
@@ -440,16 +426,16 @@ def test_a_reference_that_cannot_be_read_costs_no_request_and_is_tried_again(
 def test_a_window_that_cannot_be_judged_is_counted_and_the_next_begins(
     make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(
                 WatchedModel, "judge", lambda *arguments: {"drifted": True, "value": float("nan")}
             )
             await send(client, pictures(5, 150))
-            await until(lambda: errors(inference, "judge") >= 1)
-        assert windows(inference, "drifted") == 0
+            await until(lambda: errors(worker, "judge") >= 1)
+        assert windows(worker, "drifted") == 0
         await send(client, pictures(6, 150))
-        await until(lambda: windows(inference, "clean") >= 1)
+        await until(lambda: windows(worker, "clean") >= 1)
 
     run(make_watched(window_rows=100), work)
 
@@ -461,16 +447,14 @@ def test_a_full_queue_drops_and_counts_without_waiting(
     monkeypatch.setattr(watching, "MAX_WAITING", 10)
     monkeypatch.setattr(watching, "GATHER_S", 0.5)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        await until(lambda: status(inference)["state"] != "starting")
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        await until(lambda: status(worker)["state"] != "starting")
         await send(client, pictures(5, 32))
-        await until(
-            lambda: metric(inference, 'slipway_watched_rows_total{outcome="dropped"}') >= 12
-        )
+        await until(lambda: metric(worker, 'slipway_watched_rows_total{outcome="dropped"}') >= 12)
         await until(
             lambda: (
                 sum(
-                    metric(inference, f'slipway_watched_rows_total{{outcome="{name}"}}')
+                    metric(worker, f'slipway_watched_rows_total{{outcome="{name}"}}')
                     for name in ("watched", "dropped")
                 )
                 == 32
@@ -493,12 +477,12 @@ def test_what_waits_is_bounded_with_the_bodies_that_it_holds(
     )
     large = stream.getvalue()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        await until(lambda: status(inference)["state"] != "starting")
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        await until(lambda: status(worker)["state"] != "starting")
         await send(client, [large] * 32)
         await until(
             lambda: (
-                metric(inference, 'slipway_watched_rows_total{outcome="dropped"}')
+                metric(worker, 'slipway_watched_rows_total{outcome="dropped"}')
                 >= 32 - 2 * (100_000 // len(large))
             )
         )
@@ -507,12 +491,12 @@ def test_what_waits_is_bounded_with_the_bodies_that_it_holds(
 
 
 def test_the_series_of_drift_and_quality_are_bounded(make_watched: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(6, 200, shift=60))
-        await until(lambda: metric(inference, "slipway_drift_alarm") == 1)
+        await until(lambda: metric(worker, "slipway_drift_alarm") == 1)
         lines = [
             line
-            for line in inference.exposition().decode().splitlines()
+            for line in worker.exposition().decode().splitlines()
             if re.match(r"slipway_(drift|classes|estimate|true)", line)
         ]
         assert len(lines) < 60
@@ -523,7 +507,7 @@ def test_the_series_of_drift_and_quality_are_bounded(make_watched: MakeSettings)
 def test_two_models_have_windows_of_their_own(certified: Path, make_watched: MakeSettings) -> None:
     settings = make_watched()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await send(client, pictures(5, 30))
 
     run(settings, work)

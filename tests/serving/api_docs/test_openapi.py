@@ -19,7 +19,7 @@ from serving.endpoints import documenting
 from serving.endpoints.listing import all_routes
 from serving.http.responses import ERRORS, Response
 from serving.http.routes import READING, Operation, Request, Route, always
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.bundles import (
     LABELS,
     ROW,
@@ -76,7 +76,7 @@ def undescribed(document: dict[str, Any]) -> list[str]:
 def test_every_route_is_described_in_words_and_nothing_else_is(
     make_settings: MakeSettings, asked: dict[str, Any]
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         document = (await client.get("/docs.json")).json()
         described = {
             (path, method)
@@ -86,7 +86,7 @@ def test_every_route_is_described_in_words_and_nothing_else_is(
         }
         assert described == {
             (path.replace("/*/", "/{name}/").replace("/*", "/{below}"), method.lower())
-            for path, route in all_routes(inference).items()
+            for path, route in all_routes(worker).items()
             for method in route.methods
             if method != "HEAD"
         }
@@ -110,7 +110,7 @@ def test_a_route_without_words_would_be_noticed() -> None:
 
 
 def test_every_place_in_a_path_is_a_parameter_of_it(make_settings: MakeSettings) -> None:
-    paths = openapi(all_routes(Inference(make_settings())), None, None, has_keys=False)["paths"]
+    paths = openapi(all_routes(ModelWorker(make_settings())), None, None, has_keys=False)["paths"]
     places = {path: re.findall(r"\{(\w+)\}", path) for path in paths}
     assert {
         path: [one["name"] for one in item.get("parameters", [])] for path, item in paths.items()
@@ -124,7 +124,7 @@ def test_every_place_in_a_path_is_a_parameter_of_it(make_settings: MakeSettings)
 def test_the_document_is_whole(make_settings: MakeSettings, asked: dict[str, Any]) -> None:
     """Names are unique, references lead somewhere, every status of an error is one of its codes."""
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         document = (await client.get("/docs.json")).json()
         places = dict(parts_of(document))
         names = [value for place, value in places.items() if place.endswith("/operationId")]
@@ -153,7 +153,7 @@ def test_a_validator_of_openapi_takes_it(
         reason="openapi-spec-validator is not installed; it is no dependency",
     )
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         validator.validate((await client.get("/docs.json")).json())
 
     run(make_settings(), work)
@@ -213,7 +213,7 @@ def faults(content: Any, schema: dict[str, Any]) -> list[str]:
 def test_real_requests_and_answers_fit_their_schemas(
     make_settings: MakeSettings, asked: dict[str, Any]
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         described = (await client.get("/docs.json")).json()["paths"]["/predict"]["post"]
         schema = described["responses"]["200"]["content"]["application/json"]["schema"]
         answer = (await client.post("/predict", **asked)).json()
@@ -237,7 +237,7 @@ def test_real_requests_and_answers_fit_their_schemas(
 
 
 def test_errors_have_the_shape_that_is_described(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         document = (await client.get("/docs.json")).json()
         described = document["paths"]["/predict"]["post"]["responses"]
         for content, code in ((b"", "empty"), (b"text", "undecodable")):
@@ -255,8 +255,8 @@ def test_errors_have_the_shape_that_is_described(make_settings: MakeSettings) ->
 def test_where_there_are_keys_the_description_says_who_needs_one(
     make_settings: MakeSettings, certified: Path
 ) -> None:
-    inference = Inference(make_settings())
-    routes = all_routes(inference)
+    worker = ModelWorker(make_settings())
+    routes = all_routes(worker)
     with_keys, without = (openapi(routes, None, None, has_keys) for has_keys in (True, False))
     for path, item in with_keys["paths"].items():
         for method, operation in item.items():
@@ -275,14 +275,14 @@ def test_the_description_is_of_the_model_of_the_moment_and_made_once(
     settings = make_settings()
     asked = cast(Request, None)
     model = SimpleNamespace(bundle=SimpleNamespace(manifest=None), version="")
-    inference = SimpleNamespace(settings=settings, model=None)
-    document = documenting.routes(cast(Inference, inference), {})["/docs.json"].handler
+    worker = SimpleNamespace(settings=settings, model=None)
+    document = documenting.routes(cast(ModelWorker, worker), {})["/docs.json"].handler
     assert document
 
     async def work() -> None:
         seen = []
         for version in (None, "first", "second", "second", "first"):
-            model.version, inference.model = version, version and model
+            model.version, worker.model = version, version and model
             seen.append(await document(asked))
             assert json.loads(seen[-1].body)["info"]["version"] == (version or "no model")
         assert seen[2] is seen[3]
@@ -306,7 +306,7 @@ def test_before_a_model_is_ready_the_schemas_say_less() -> None:
 def test_the_page_shows_every_operation_with_a_command_and_nothing_foreign(
     make_settings: MakeSettings, asked: dict[str, Any]
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         document = (await client.get("/docs.json")).json()
         answer = await client.get("/docs", headers={"host": "127.0.0.1:3999"})
         page = unescape(answer.text)

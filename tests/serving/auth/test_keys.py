@@ -25,7 +25,7 @@ from serving.auth.keys import (
     read_keys,
 )
 from serving.metrics.sampling import Sampler
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
 
@@ -273,10 +273,10 @@ def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
     monkeypatch.setattr(Sampler.__init__, "__defaults__", (0.02,))
     add_key(path, "alice", "caller", None)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         async def shown(value: float) -> None:
             async with asyncio.timeout(10):
-                while metric(inference, "slipway_key_file_wrong") != value:
+                while metric(worker, "slipway_key_file_wrong") != value:
                     await asyncio.sleep(0.02)
 
         await shown(0)
@@ -284,7 +284,7 @@ def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
         path.write_text("x\n")
         await shown(1)
         await asyncio.sleep(0.2)
-        assert metric(inference, "slipway_key_file_wrong") == 1
+        assert metric(worker, "slipway_key_file_wrong") == 1
         path.write_text(good)
         await shown(0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from serving.endpoints.listing import all_routes
 from serving.http.routes import READING, Route, find_route
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.monitoring.queries import recorded
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
@@ -52,12 +52,12 @@ def test_a_path_leads_to_itself_to_one_with_any_name_or_to_what_lies_below(
     assert find_route(ROUTES, path) == route
 
 
-def predictions(inference: Inference, code: str) -> float:
+def predictions(worker: ModelWorker, code: str) -> float:
     """Requests that the objectives count, by their rule's own words."""
     ((pattern,), _) = COUNTED.values()
     counted = re.findall(
         r'^slipway_requests_total\{code="(\d+)",route="([^"]+)"\} (\S+)$',
-        inference.exposition().decode(),
+        worker.exposition().decode(),
         re.MULTILINE,
     )
     return sum(
@@ -72,7 +72,7 @@ def test_both_rules_count_the_same_routes_and_each_of_them_takes_nothing_but_wha
 ) -> None:
     first, second = COUNTED.values()
     assert first == second
-    routes = all_routes(Inference(make_settings()))
+    routes = all_routes(ModelWorker(make_settings()))
     counted = {path for path in routes if re.fullmatch(first[0], path)}
     assert counted == {
         "/predict",
@@ -85,8 +85,8 @@ def test_both_rules_count_the_same_routes_and_each_of_them_takes_nothing_but_wha
 def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_else_is(
     make_settings: MakeSettings,
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        version = inference.require_model().version
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        version = worker.require_model().version
         asked = 0
         for path in ("/v2/models/slipway/infer", f"/v2/models/slipway/versions/{version}/infer"):
             for end in ("", "/", "//"):
@@ -103,18 +103,16 @@ def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_els
         ):
             assert (await client.get(path)).status_code == 200
         assert (
-            predictions(inference, "200")
-            == metric(inference, "slipway_predict_seconds_count")
-            == asked
+            predictions(worker, "200") == metric(worker, "slipway_predict_seconds_count") == asked
         )
         assert (
             metric(
-                inference,
+                worker,
                 'slipway_requests_total{code="200",route="/v2/models/slipway/versions/*/infer"}',
             )
             == 3
         )
-        assert metric(inference, 'slipway_requests_total{code="200",route="/v2/*"}') == 2
+        assert metric(worker, 'slipway_requests_total{code="200",route="/v2/*"}') == 2
 
     run(make_settings(), work)
 
@@ -145,12 +143,10 @@ def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_els
 def test_what_is_not_there_is_refused_under_a_route_of_its_kind(
     make_settings: MakeSettings, method: str, path: str, status: int, code: str, route: str
 ) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        answer = await client.request(
-            method, path.format(version=inference.require_model().version)
-        )
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        answer = await client.request(method, path.format(version=worker.require_model().version))
         assert (answer.status_code, answer.json()["code"]) == (status, code)
-        assert metric(inference, f'slipway_requests_total{{code="{status}",route="{route}"}}') == 1
+        assert metric(worker, f'slipway_requests_total{{code="{status}",route="{route}"}}') == 1
 
     run(make_settings(), work)
 
@@ -160,7 +156,7 @@ def test_predictions_fail_while_there_is_no_model_and_probes_do_not_count(
 ) -> None:
     (certified / "certificate.json").unlink()
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (
             await client.post("/v2/models/slipway/versions/7/infer", json=pixels_in_json())
         ).status_code == 503
@@ -171,6 +167,6 @@ def test_predictions_fail_while_there_is_no_model_and_probes_do_not_count(
             "/v2/models/slipway/versions/7/ready",
         ):
             assert (await client.get(path)).status_code == 503
-        assert predictions(inference, "503") == 1
+        assert predictions(worker, "503") == 1
 
     run(make_settings(), work)

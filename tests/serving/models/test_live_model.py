@@ -17,7 +17,7 @@ from serving.requests import decoding, rows
 from serving.rollout.canary import Canary
 from serving.rollout.evidence import Evidence
 from serving.rollout.first_uses import FirstUses
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.bundles import CONTRACT, picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import put_in_place_of
@@ -96,15 +96,13 @@ def test_an_overload_sheds_the_queue_of_a_canary_too(
     """What may stay is divided as what waits is."""
 
     async def main() -> None:
-        inference = Inference(make_settings(max_batch_size=1))
-        await inference.swap(load_model(inference.settings))
-        canary = inference.make_live(load_model(inference.settings), "candidate")
-        inference.canary = Canary(
-            canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt")
-        )
-        assert inference._live
+        worker = ModelWorker(make_settings(max_batch_size=1))
+        await worker.swap(load_model(worker.settings))
+        canary = worker.make_live(load_model(worker.settings), "candidate")
+        worker.canary = Canary(canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt"))
+        assert worker._live
         queues = []
-        for live, num_waiting in ((inference._live, 9), (canary, 3)):
+        for live, num_waiting in ((worker._live, 9), (canary, 3)):
             gate.reached.clear()
             put_in_place_of(live, lambda batch: [gate.pass_through()] * len(batch))
             running = live.batcher.submit(np.zeros((1, *CONTRACT.shape), np.uint8))
@@ -116,15 +114,15 @@ def test_an_overload_sheds_the_queue_of_a_canary_too(
                     for _ in range(num_waiting)
                 ]
             )
-        inference._shed(4)
+        worker._shed(4)
         kept = [[not submission.answer.done() for submission in queue] for queue in queues]
         assert kept == [[True] * 3 + [False] * 6, [True] + [False] * 2]
         gate.open.set()
         for submission in (one for queue in queues for one in queue):
             with suppress(Refusal):
                 await submission.answer
-        inference.canary = None
+        worker.canary = None
         await canary.retire()
-        await inference.stop()
+        await worker.stop()
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -9,7 +9,7 @@ import pytest
 
 from serving.models.model import ServedModel
 from serving.process.interpreter import TURN_S, take_short_turns
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 
 CODE = """
@@ -82,12 +82,12 @@ def test_it_is_settled_once_when_the_model_is_there_and_takes_no_request_yet(
     seen: list[ServedModel | None] = []
 
     async def main() -> None:
-        inference = Inference(make_settings(), settle=lambda: seen.append(inference.model))
-        inference.start()
-        await inference.loaded()
-        assert inference.model is not None
-        await inference.swap(inference.model)
-        await inference.stop()
+        worker = ModelWorker(make_settings(), settle=lambda: seen.append(worker.model))
+        worker.start()
+        await worker.loaded()
+        assert worker.model is not None
+        await worker.swap(worker.model)
+        await worker.stop()
 
     asyncio.run(main())
     assert seen == [None]

@@ -16,7 +16,7 @@ from serving.request_log import logger
 from serving.request_log.logger import Keeper, is_sampled
 from serving.request_log.observers import Answered
 from serving.requests.payload import Payload
-from serving.worker import Inference
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
@@ -36,16 +36,16 @@ from tests.traffic.test_request_log import EXECUTION
 PNG = {"content-type": "image/png"}
 
 
-def outcome(inference: Inference, name: str) -> float:
-    return metric(inference, f'slipway_kept_requests_total{{outcome="{name}"}}')
+def outcome(worker: ModelWorker, name: str) -> float:
+    return metric(worker, f'slipway_kept_requests_total{{outcome="{name}"}}')
 
 
-async def wait_for(inference: Inference, name: str, count: int) -> None:
+async def wait_for(worker: ModelWorker, name: str, count: int) -> None:
     for _ in range(300):
-        if outcome(inference, name) >= count:
+        if outcome(worker, name) >= count:
             break
         await asyncio.sleep(0.02)
-    assert outcome(inference, name) == count
+    assert outcome(worker, name) == count
 
 
 def test_nothing_is_kept_unless_it_is_asked_for(
@@ -53,10 +53,10 @@ def test_nothing_is_kept_unless_it_is_asked_for(
 ) -> None:
     before = set(tmp_path.rglob("*"))
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
         assert not [thread for thread in threading.enumerate() if thread.name == "slipway-keep"]
-        assert [outcome(inference, name) for name in logger.OUTCOMES] == [0, 0, 0]
+        assert [outcome(worker, name) for name in logger.OUTCOMES] == [0, 0, 0]
 
     run(make_settings(keep_directory="", watch=False), work)
     assert {
@@ -82,7 +82,7 @@ def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(
     payload = picture(3, (20, 12))
     answers: list[Any] = []
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answers.append(
             (
                 await client.post(
@@ -121,10 +121,10 @@ def test_rows_of_a_table_are_kept_with_an_answer_for_each(
 ) -> None:
     rows = [table_row(number) for number in range(7)]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await client.post("/predict", json={"rows": rows}, headers={"x-request-id": "list"})
         await client.post("/predict", json=rows[0], headers={"x-request-id": "one"})
-        await wait_for(inference, "kept", 2)
+        await wait_for(worker, "kept", 2)
 
     run(make_settings(keep_directory=tmp_path / "kept"), work)
     (found,), (one,) = find_kept(tmp_path / "kept", "list"), find_kept(tmp_path / "kept", "one")
@@ -148,7 +148,7 @@ def test_the_sample_is_a_pure_function_of_the_id_and_has_its_share() -> None:
 def test_a_sampled_share_is_what_is_on_disk(make_settings: MakeSettings, tmp_path: Path) -> None:
     ids = [f"id-{number}" for number in range(200)]
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for name in ids:
             await client.post("/predict", content=picture(), headers=PNG | {"x-request-id": name})
 
@@ -163,7 +163,7 @@ def test_a_sampled_share_is_what_is_on_disk(make_settings: MakeSettings, tmp_pat
 
 
 def test_what_a_replay_sends_is_not_kept_again(make_settings: MakeSettings, tmp_path: Path) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for name in ("replay-1", "other"):
             await client.post("/predict", content=picture(), headers=PNG | {"x-request-id": name})
 
@@ -186,16 +186,16 @@ def test_a_thread_that_raises_costs_no_request_and_is_counted(
 
     monkeypatch.setattr(logger, "_RETRY_S", 0.05)
 
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(KeptFolder, "append", refuse)
             for _ in range(10):
                 assert (
                     await client.post("/predict", content=picture(), headers=PNG)
                 ).status_code == 200
-            await wait_for(inference, "failed", 10)
+            await wait_for(worker, "failed", 10)
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
-        await wait_for(inference, "kept", 1)  # and the thread goes on
+        await wait_for(worker, "kept", 1)  # and the thread goes on
 
     run(make_settings(keep_directory=tmp_path / "kept"), work)
 

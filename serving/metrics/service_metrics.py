@@ -58,7 +58,7 @@ _SERVER_STARTED = "_SLIPWAY_SERVER_STARTED"  # likewise
 AnyTally = TypeVar("AnyTally", bound=Tally)
 
 
-class Monitoring:
+class ServiceMetrics:
     """Counters, histograms and gauges of one worker. Where nothing else is said only the event loop may call a method."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
@@ -206,7 +206,7 @@ class Monitoring:
         return self._registry
 
     def answered(self, route: str, status: int) -> None:
-        """Count an answer; `route` is one of the front's own, never a path that a caller made up."""
+        """Count an answer; `route` is one of the application's own, never a path that a caller made up."""
         count = self._answered.get((route, status))
         if count is None:
             count = self._answered[route, status] = self._tally(
