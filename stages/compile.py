@@ -1,6 +1,6 @@
-"""Bundle to TensorRT engine with its passport, or a receipt that says why there is none.
+"""Bundle to TensorRT engine with its manifest, or a skipped build with the reason.
 
-Where there is no params.yaml, as in a container, what was requested is read from the passport or receipt that came with the
+Where there is no params.yaml, as in a container, what was requested is read from the engine manifest or skipped build that came with the
 bundle; the engine is built for the GPU there and certified on the bundle's canary rows.
 """
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.engine_manifest import EngineRequest, Profile, write_receipt
+from slipway.artifacts.engine_manifest import EngineRequest, Profile, write_skipped_build
 from slipway.config.command import run_command, run_stage
 from slipway.runtimes.compilation import compile_engine, why_no_engine
 from slipway.runtimes.rebuild import rebuild_engine
@@ -25,7 +25,7 @@ TIMING_CACHE = Path(".work/compile/timing.cache")
 
 
 def run(params: "Params") -> None:
-    """Compile `compile.variant`, or leave a receipt unless `compile.require`."""
+    """Compile `compile.variant`, or leave a skipped build unless `compile.require`."""
     bundle = load_bundle(BUNDLE)
     bundle.model_bytes(
         params.compile.variant
@@ -34,7 +34,7 @@ def run(params: "Params") -> None:
     reason = why_no_engine(require=params.compile.require)
     with files.new_directory(ENGINE) as folder:
         if reason:
-            write_receipt(folder, request, reason)
+            write_skipped_build(folder, request, reason)
         else:
             compile_engine(folder, bundle, request, TIMING_CACHE)
     print(

@@ -13,16 +13,16 @@ from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.data.store.transform_table import TRANSFORM_TABLE
 from slipway.data.tables.raw_columns import read_raw_columns
-from slipway.export.released import ask_released, open_released
+from slipway.export.reference_model import ask_released, open_released
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation.calibration import Worth, uncalibrated
 from slipway.reports.evaluation.measuring import judge, measure_rows
 from slipway.reports.evaluation.plots import write_plots
 from slipway.reports.evaluation.predictions import write_predictions
 from slipway.reports.evaluation.record import write_evaluation
-from slipway.reports.evaluation.release_comparison import ReleasedAnswers
+from slipway.reports.evaluation.reference_comparison import ReleasedAnswers
 from slipway.reports.evaluation.slices import Dimension, built_in_dimensions, of_column
-from slipway.reports.evaluation_text import evaluation_text
+from slipway.reports.evaluation.text import evaluation_text
+from slipway.reports.evaluation.uncertainty import UncertaintyReport, uncalibrated
 from slipway.reports.pages.evaluation_page import evaluation_page
 from slipway.system import files
 from slipway.system.errors import SchemaError
@@ -59,7 +59,7 @@ def run(params: Params) -> None:
     fitted = calibrator.fit(train, val)
     raw = calibrator.predict(test.inputs, fitted.score)
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
-    worth = Worth(
+    worth = UncertaintyReport(
         fitted.calibration,
         test.targets,
         fitted.apply(network, raw),

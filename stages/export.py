@@ -27,7 +27,7 @@ PAGE = Path("reports/leaderboard.html")
 
 def run(params: Params) -> None:
     """Export, check, measure, choose and bundle."""
-    from slipway.export.bundling import ExportRows, Pruned, Trained, write_bundle
+    from slipway.export.bundle_writer import ExportRows, Pruned, Trained, write_bundle
     from slipway.export.certification.lineage import trace_lineage
     from slipway.export.graphs.variants import calibration_rows
     from slipway.export.model_card import CardFacts, model_card, read_report

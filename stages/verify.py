@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import first_fault, write_certificate
-from slipway.artifacts.engine_manifest import PASSPORT
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
 from slipway.artifacts.gates import gates_text, read_gates
 from slipway.artifacts.uncertainty import read_calibration
 from slipway.config.command import run_stage
@@ -15,7 +15,7 @@ from slipway.metrics.scores import Resampling
 from slipway.system import files
 
 if TYPE_CHECKING:
-    from slipway.export.certification.comparison import Comparison
+    from slipway.export.certification.comparison import HopComparison
     from slipway.export.certification.hops import Measured
 
 PACKED = Path("data/packed")
@@ -39,9 +39,9 @@ SERVICE_LOG = Path(".work/verify/service.log")
 def run(params: Params) -> None:
     """Run every hop, write the certificate, and fail if it is refused."""
     from slipway.export.certification import verdict
-    from slipway.export.certification.comparison import Comparison, read_test_rows
+    from slipway.export.certification.comparison import HopComparison, read_test_rows
     from slipway.export.certification.hops import HopRunner
-    from slipway.reports.pages.verify_page import Answered, verify_page
+    from slipway.reports.pages.verify_page import HopAnswers, verify_page
     from slipway.training.networks.networks import load_network
     from slipway.training.uncertainty.calibrated import calibrated
 
@@ -51,7 +51,7 @@ def run(params: Params) -> None:
         trained, read_calibration(CALIBRATION, bundle.manifest.calibration), OUTLIER_SCORE
     )
     rows = read_test_rows(PACKED, trained.spec.classes)
-    comparison = Comparison(
+    comparison = HopComparison(
         rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
     )
     read = [
@@ -64,7 +64,7 @@ def run(params: Params) -> None:
     digests = verdict.digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     gates = read_gates(GATES)
     verdict.refuse_changed({judged.path: judged.sha256 for judged in gates.judged}, bundle)
-    engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
+    engine_digest = digests.get((ENGINE / ENGINE_MANIFEST).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
     through_tensorrt = [
@@ -92,7 +92,7 @@ def run(params: Params) -> None:
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, verdict.summarise(certificate))
     answers = {hop.name: answered.outputs for hop, answered in measured if answered}
-    shown = Answered(
+    shown = HopAnswers(
         rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers
     )
     files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
@@ -101,7 +101,7 @@ def run(params: Params) -> None:
 
 
 def _run_service(
-    params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]"
+    params: Params, comparison: "HopComparison", bundle: LoadedBundle, measured: "list[Measured]"
 ) -> "Measured":
     from slipway.export.certification.http_hop import raw_payloads
     from slipway.export.certification.service_hop import ServiceHop, not_tried

@@ -14,7 +14,7 @@ from typing import Literal
 from serving.settings import Settings
 from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.artifacts.certificate import Certificate, Execution, why_uncertified
-from slipway.artifacts.engine_manifest import read_passport, read_request
+from slipway.artifacts.engine_manifest import read_engine_manifest, read_request
 from slipway.runtimes import runtime
 from slipway.runtimes.rebuild import TargetCertificate, open_rebuilt
 from slipway.runtimes.runtime import ONNX_TENSORRT, Runner
@@ -175,7 +175,7 @@ def _open_certified_engine(
     settings: Settings, bundle: LoadedBundle, certificate: Certificate
 ) -> Runner:
     if certificate.engine_digest is None:
-        read_passport(settings.engine)  # where there is no engine it says so itself
+        read_engine_manifest(settings.engine)  # where there is no engine it says so itself
         raise UnavailableError(
             f"the certificate was made without the engine in {settings.engine}; run `dvc repro verify`."
         )

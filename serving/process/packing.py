@@ -7,7 +7,12 @@ from pathlib import Path
 
 from serving.models.model import read_certified
 from serving.settings import ROOT, Settings
-from slipway.artifacts.engine_manifest import PASSPORT, check_origin, read_passport, read_plan
+from slipway.artifacts.engine_manifest import (
+    ENGINE_MANIFEST,
+    check_origin,
+    read_engine_manifest,
+    read_plan,
+)
 
 
 def bento_labels(root: Path = ROOT) -> dict[str, str]:
@@ -16,10 +21,10 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
         root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine")
     )
     bundle, certificate = read_certified(bundle_root, certificate_path, accept_draft=False)
-    if (engine / PASSPORT).exists():
-        passport = read_passport(engine, certificate.engine_digest)
-        check_origin(passport, bundle)
-        read_plan(engine, passport)
+    if (engine / ENGINE_MANIFEST).exists():
+        engine_manifest = read_engine_manifest(engine, certificate.engine_digest)
+        check_origin(engine_manifest, bundle)
+        read_plan(engine, engine_manifest)
     agreeing = [hop.name for hop in certificate.hops if hop.status == "agrees"]
     return {
         "model_version": bundle.version,

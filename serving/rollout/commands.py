@@ -40,7 +40,7 @@ from serving.rollout.store import (
 )
 from serving.settings import Settings
 from slipway.artifacts.bundle import MANIFEST, load_bundle
-from slipway.artifacts.engine_manifest import PASSPORT
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
 from slipway.system.errors import SlipwayError
 
 _POLL_S = 0.1
@@ -209,7 +209,7 @@ def _checked(
         )
     certificate = certificate or bundle.parent / "certificate.json"
     beside = bundle.parent / "engine"
-    engine = engine or (beside if (beside / PASSPORT).exists() else None)
+    engine = engine or (beside if (beside / ENGINE_MANIFEST).exists() else None)
     model = add_model(settings.state, bundle, certificate, engine, is_shadow=mode == "shadow")
     if not is_tried(settings.state, model):
         rehearse(settings_of(settings, model))

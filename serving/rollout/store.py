@@ -15,7 +15,7 @@ from serving.models.model import read_certified
 from serving.rollout.state import Model, RolloutError, read_rollout
 from serving.settings import Settings
 from slipway.artifacts.bundle import MANIFEST
-from slipway.artifacts.engine_manifest import PASSPORT
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
 from slipway.system import files
 from slipway.system.errors import BundleError, LockedError, SlipwayError
 
@@ -50,7 +50,11 @@ def add_model(
         for name in loaded.file_names:
             shutil.copyfile(bundle / name, folder / BUNDLE / name)
         shutil.copyfile(certificate, folder / CERTIFICATE)
-        if read.engine_digest is not None and engine is not None and (engine / PASSPORT).exists():
+        if (
+            read.engine_digest is not None
+            and engine is not None
+            and (engine / ENGINE_MANIFEST).exists()
+        ):
             shutil.copytree(engine, folder / ENGINE)
         # It may have changed under our hands.
         copied, _ = read_certified(

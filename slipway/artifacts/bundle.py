@@ -75,7 +75,7 @@ class Ratio(Contract):
     high: float
 
 
-class Figures(Contract):
+class VariantFigures(Contract):
     """What a variant was measured to be on one provider: answers on every validation row, speed on the machine that exported."""
 
     metric: Metric  # accuracy, or RMSE for a numeric target
@@ -109,7 +109,7 @@ class Choice(Contract):
     max_metric_loss: float
     prefer: Literal["fastest", "smallest"]
     reason: str
-    figures: dict[str, Figures]  # by variant, of all that were measured on this provider
+    figures: dict[str, VariantFigures]  # by variant, of all that were measured on this provider
     hardware: dict[str, str]
 
 

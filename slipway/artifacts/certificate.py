@@ -32,7 +32,7 @@ class Execution(Contract):
     variant: str  # the bundle's variant, or "weights" for torch
 
 
-class Allowed(Contract):
+class HopBounds(Contract):
     """What a hop was judged by; a bound that is null was not asked for."""
 
     max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
@@ -63,7 +63,7 @@ class Hop(Contract):
     requested: Execution
     actual: Execution | None  # null when not executed
     reference: str | None  # the hop it is compared with; null for the first
-    allowed: Allowed | None  # null for the first, and where nothing was compared
+    allowed: HopBounds | None  # null for the first, and where nothing was compared
     rows: int
     max_difference: (
         float | None
@@ -100,7 +100,7 @@ class Certificate(Contract):
     bundle_digest: str  # hex SHA-256 of bundle.json
     engine_digest: (
         str | None
-    )  # hex SHA-256 of the engine's passport.json; null where there was no engine
+    )  # hex SHA-256 of the engine's engine_manifest.json; null where there was no engine
     digests: dict[str, str]  # hex SHA-256 by path of everything the hops read
     hops: list[Hop]
     hardware: dict[str, str]

@@ -1,11 +1,11 @@
-"""The engine's passport: what a TensorRT engine was built from and for; this is its only reader and writer.
+"""The engine's manifest: what a TensorRT engine was built from and for; this is its only reader and writer.
 
 artifacts/engine/engine.plan     the engine
-artifacts/engine/passport.json   what it was built from, on which GPU, with which TensorRT
-artifacts/engine/receipt.json    instead of both where no engine could be built: why not; never a pass
+artifacts/engine/engine_manifest.json   what it was built from, on which GPU, with which TensorRT
+artifacts/engine/skipped_build.json    instead of both where no engine could be built: why not; never a pass
 
-An engine is refused unless model, TensorRT, GPU, precision and its own bytes are exactly those of its passport:
-TensorRT would run a stale engine of the same architecture without a word. Passport and receipt say what was requested, so
+An engine is refused unless model, TensorRT, GPU, precision and its own bytes are exactly those of its manifest:
+TensorRT would run a stale engine of the same architecture without a word. The engine manifest and the skipped build say what was requested, so
 that another machine can build the same.
 """
 
@@ -23,9 +23,9 @@ from slipway.system.errors import EngineError, IntegrityError, UnavailableError
 
 FORMAT_VERSION = 2
 PLAN = "engine.plan"
-PASSPORT = "passport.json"
-RECEIPT = "receipt.json"
-Record = TypeVar("Record", "Passport", "Receipt")
+ENGINE_MANIFEST = "engine_manifest.json"
+SKIPPED_BUILD = "skipped_build.json"
+Record = TypeVar("Record", "EngineManifest", "SkippedBuild")
 
 
 class Profile(Contract):
@@ -44,7 +44,7 @@ class Profile(Contract):
         return self
 
 
-class Machine(Contract):
+class EngineMachine(Contract):
     """The part of a machine that an engine is bound to."""
 
     tensorrt_version: str
@@ -63,59 +63,59 @@ class EngineRequest(Contract):
     workspace_mib: int  # scratch memory the builder may use
 
 
-class Passport(EngineRequest):
-    """The content of `passport.json`."""
+class EngineManifest(EngineRequest):
+    """The content of `engine_manifest.json`."""
 
     format_version: Literal[2]
     engine_sha256: str
     model_sha256: str  # of the ONNX graph it was built from
     bundle_digest: str  # of the bundle that graph came from; for the record
-    machine: Machine
+    machine: EngineMachine
     actual: Execution
     precision_read_from: Literal["engine", "network"]  # where `actual.precision` was seen
 
 
-class Receipt(EngineRequest):
-    """The content of `receipt.json`."""
+class SkippedBuild(EngineRequest):
+    """The content of `skipped_build.json`."""
 
     format_version: Literal[2]
     status: Literal["not_executed"]
     reason: str
 
 
-def write_engine(root: Path, plan: bytes, passport: Passport) -> None:
-    """Write an engine and, last, its passport."""
+def write_engine(root: Path, plan: bytes, engine_manifest: EngineManifest) -> None:
+    """Write an engine and, last, its manifest."""
     files.write_bytes(root / PLAN, plan)
-    files.write_json(root / PASSPORT, passport.model_dump(mode="json"))
+    files.write_json(root / ENGINE_MANIFEST, engine_manifest.model_dump(mode="json"))
 
 
-def write_receipt(root: Path, request: EngineRequest, reason: str) -> None:
+def write_skipped_build(root: Path, request: EngineRequest, reason: str) -> None:
     """Write down that no engine was built, and why."""
-    receipt = Receipt(
+    skipped_build = SkippedBuild(
         format_version=FORMAT_VERSION, status="not_executed", reason=reason, **dict(request)
     )
-    files.write_json(root / RECEIPT, receipt.model_dump(mode="json"))
+    files.write_json(root / SKIPPED_BUILD, skipped_build.model_dump(mode="json"))
 
 
-def read_receipt(root: Path) -> Receipt | None:
-    """Why there is no engine in `root`, or None if there is one; EngineError if the receipt is not understood."""
-    path = root / RECEIPT
+def read_skipped_build(root: Path) -> SkippedBuild | None:
+    """Why there is no engine in `root`, or None if there is one; EngineError if the skipped build is not understood."""
+    path = root / SKIPPED_BUILD
     if not path.exists():
         return None
-    return _parse(Receipt, path, path.read_bytes())
+    return _parse(SkippedBuild, path, path.read_bytes())
 
 
-def read_passport(root: Path, digest: str | None = None) -> Passport:
-    """The passport in `root`; with `digest`, the very one that was certified, and through it the very engine.
+def read_engine_manifest(root: Path, digest: str | None = None) -> EngineManifest:
+    """The engine manifest in `root`; with `digest`, the very one that was certified, and through it the very engine.
 
     UnavailableError where no engine was built, EngineError if it is not understood, IntegrityError if it has another digest.
     """
-    receipt = read_receipt(root)
-    if receipt is not None:
+    skipped_build = read_skipped_build(root)
+    if skipped_build is not None:
         raise UnavailableError(
-            f"{root} holds no engine: {receipt.reason}. Run `dvc repro compile` on a machine with a GPU and TensorRT."
+            f"{root} holds no engine: {skipped_build.reason}. Run `dvc repro compile` on a machine with a GPU and TensorRT."
         )
-    path = root / PASSPORT
+    path = root / ENGINE_MANIFEST
     if not path.exists():
         raise UnavailableError(
             f"{path} is missing: {root} holds no engine. Run `dvc repro compile`."
@@ -124,33 +124,33 @@ def read_passport(root: Path, digest: str | None = None) -> Passport:
     found = files.sha256_bytes(payload)
     if digest not in (None, found):
         raise IntegrityError(
-            f"the engine in {root} is not the one that was certified: {PASSPORT} has the SHA-256 {found}, the certificate names {digest}. "
+            f"the engine in {root} is not the one that was certified: {ENGINE_MANIFEST} has the SHA-256 {found}, the certificate names {digest}. "
             "Run `dvc repro verify`, or put the certified engine back."
         )
-    return _parse(Passport, path, payload)
+    return _parse(EngineManifest, path, payload)
 
 
 def read_request(root: Path) -> EngineRequest:
-    """What the engine in `root` was to be, whether it was built or not; UnavailableError or EngineError as `read_passport`."""
-    return read_receipt(root) or read_passport(root)
+    """What the engine in `root` was to be, whether it was built or not; UnavailableError or EngineError as `read_engine_manifest`."""
+    return read_skipped_build(root) or read_engine_manifest(root)
 
 
-def check_origin(passport: Passport, bundle: LoadedBundle) -> None:
+def check_origin(engine_manifest: EngineManifest, bundle: LoadedBundle) -> None:
     """EngineError, naming every difference, unless the engine was built from this bundle's graph, as it was requested."""
-    variant = passport.actual.variant
+    variant = engine_manifest.actual.variant
     model = bundle.manifest.models.get(variant)
     differing = differences(
         {
             "model digest": (
-                passport.model_sha256,
+                engine_manifest.model_sha256,
                 model.sha256 if model else f"no variant {variant!r}",
             ),
             "precision": (
-                passport.actual.precision,
+                engine_manifest.actual.precision,
                 model.precision if model else f"no variant {variant!r}",
             ),
-            "largest batch": (passport.profile.largest, bundle.manifest.max_batch_size),
-            "requested execution": (passport.actual, passport.requested),
+            "largest batch": (engine_manifest.profile.largest, bundle.manifest.max_batch_size),
+            "requested execution": (engine_manifest.actual, engine_manifest.requested),
         }
     )
     if differing:
@@ -159,9 +159,9 @@ def check_origin(passport: Passport, bundle: LoadedBundle) -> None:
         )
 
 
-def check_machine(passport: Passport, machine: Machine) -> None:
+def check_machine(engine_manifest: EngineManifest, machine: EngineMachine) -> None:
     """EngineError, naming every difference, unless the engine was built for this very GPU and TensorRT."""
-    built = passport.machine
+    built = engine_manifest.machine
     differing = differences(
         {
             "TensorRT": (built.tensorrt_version, machine.tensorrt_version),
@@ -175,14 +175,14 @@ def check_machine(passport: Passport, machine: Machine) -> None:
         )
 
 
-def read_plan(root: Path, passport: Passport) -> bytes:
-    """The engine, the very bytes its passport was written for; EngineError if it is missing, IntegrityError if altered."""
+def read_plan(root: Path, engine_manifest: EngineManifest) -> bytes:
+    """The engine, the very bytes its manifest was written for; EngineError if it is missing, IntegrityError if altered."""
     path = root / PLAN
     try:
-        return files.read_verified(path, passport.engine_sha256)
+        return files.read_verified(path, engine_manifest.engine_sha256)
     except FileNotFoundError:
         raise EngineError(
-            f"{path} is missing, but {PASSPORT} is there. Run `dvc repro --force compile`."
+            f"{path} is missing, but {ENGINE_MANIFEST} is there. Run `dvc repro --force compile`."
         ) from None
 
 

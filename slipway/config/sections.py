@@ -584,7 +584,7 @@ class CompileParams(Section):
     """The TensorRT engine."""
 
     variant: Literal["fp32", "fp16", "int8_tensorrt"]  # which exported graph is compiled
-    require: bool  # true: fail where there is no GPU or no TensorRT; false: leave a receipt
+    require: bool  # true: fail where there is no GPU or no TensorRT; false: leave a skipped build
     optimal_batch_size: (
         Positive  # the batch the engine is tuned for; it takes 1 to export.max_batch_size
     )

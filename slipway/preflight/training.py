@@ -86,6 +86,6 @@ def check_engine(params: Params) -> None:
 def check_released(params: Params) -> None:
     """BundleError if `evaluate.released` holds no bundle of this task."""
     if params.evaluate.released is not None:
-        from slipway.export.released import open_released_of
+        from slipway.export.reference_model import open_released_of
 
         open_released_of(Path(params.evaluate.released), params.data.task)

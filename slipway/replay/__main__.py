@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from slipway.artifacts.bundle import LoadedBundle
-from slipway.replay.finding import find_bundle, find_certificate, given_bundle, kept_directory
-from slipway.replay.hops import Places, Replay
-from slipway.replay.judging import Hop
+from slipway.replay.backends import Places, Replay
+from slipway.replay.bundles import find_bundle, find_certificate, given_bundle, kept_directory
+from slipway.replay.comparison import BackendResult
 from slipway.replay.lineage import describe_lineage, describe_model, describe_request
 from slipway.reports.console import number, text_table
 from slipway.system.broken_pipe import quiet_when_unread
@@ -186,7 +186,7 @@ def _times(found: list[KeptRequest]) -> str:
     return ", ".join((["..."] if len(found) > len(shown) else []) + shown)
 
 
-def _table(hops: list[Hop]) -> str:
+def _table(hops: list[BackendResult]) -> str:
     columns = ["hop", "compared with", "max difference", "answered", "verdict"]
     rows = [
         [hop.name, hop.reference, _difference(hop), hop.answered, hop.status.replace("_", " ")]
@@ -197,7 +197,7 @@ def _table(hops: list[Hop]) -> str:
     return "\n".join(lines)
 
 
-def _difference(hop: Hop) -> str:
+def _difference(hop: BackendResult) -> str:
     return "" if hop.difference is None else number(hop.difference)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.artifacts.certificate import Execution
-from slipway.replay.judging import Answer
+from slipway.replay.comparison import Answer
 from slipway.system.errors import ParityError, UnavailableError
 from slipway.traffic.request_log import REPLAYED, KeptRequest
 

@@ -1,9 +1,14 @@
-"""A bundle's graph to an engine with its passport: what `stages/compile.py` and a rebuild on another machine share."""
+"""A bundle's graph to an engine with its manifest: what `stages/compile.py` and a rebuild on another machine share."""
 
 from pathlib import Path
 
 from slipway.artifacts.bundle import LoadedBundle
-from slipway.artifacts.engine_manifest import FORMAT_VERSION, EngineRequest, Passport, write_engine
+from slipway.artifacts.engine_manifest import (
+    FORMAT_VERSION,
+    EngineManifest,
+    EngineRequest,
+    write_engine,
+)
 from slipway.runtimes.runtime import this_machine, why_unavailable
 from slipway.runtimes.tensorrt import BuildRequest, build_engine_apart
 from slipway.system import files
@@ -15,7 +20,7 @@ def why_no_engine(*, require: bool) -> str | None:
     reason = why_unavailable("tensorrt")
     if reason and require:
         raise EngineError(
-            f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a receipt."
+            f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a skipped build."
         )
     return reason
 
@@ -26,7 +31,7 @@ def compile_engine(
     request: EngineRequest,
     timing_cache: Path,
     module: str = "tensorrt",
-) -> Passport:
+) -> EngineManifest:
     """Build what was requested for the GPU that is here, with the TensorRT of that `module`, into `folder`.
 
     EngineError in TensorRT's own words, or if its process crashed. Timings are taken from `timing_cache` and left there.
@@ -44,7 +49,7 @@ def compile_engine(
     )
     built = build_engine_apart(module, build)
     files.write_bytes(timing_cache, built.timing_cache)
-    passport = Passport(
+    engine_manifest = EngineManifest(
         format_version=FORMAT_VERSION,
         engine_sha256=files.sha256_bytes(built.plan),
         model_sha256=bundle.manifest.models[variant].sha256,
@@ -56,5 +61,5 @@ def compile_engine(
         actual=request.requested.model_copy(update={"precision": built.precision}),
         precision_read_from=built.precision_read_from,
     )
-    write_engine(folder, built.plan, passport)
-    return passport
+    write_engine(folder, built.plan, engine_manifest)
+    return engine_manifest

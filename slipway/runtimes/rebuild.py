@@ -1,7 +1,7 @@
 """An engine for the machine that is here, from a bundle that was compiled elsewhere, certified on the bundle's canary rows.
 
 `python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT` is the process that the service starts; `python -m stages.compile` does the same
-where there is no params.yaml. What to build is in the passport or receipt in ENGINE. REBUILT then holds an engine with its passport
+where there is no params.yaml. What to build is in the engine manifest or skipped build in ENGINE. REBUILT then holds an engine with its manifest
 and `target_certificate.json`, by which alone it is served. Refused: a bundle without canary rows, an engine that answers them otherwise.
 """
 
@@ -20,7 +20,12 @@ from pydantic import ValidationError
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.engine_manifest import PASSPORT, EngineRequest, Machine, read_request
+from slipway.artifacts.engine_manifest import (
+    ENGINE_MANIFEST,
+    EngineMachine,
+    EngineRequest,
+    read_request,
+)
 from slipway.artifacts.golden_rows import CanaryResult, check_canary
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.compilation import compile_engine
@@ -47,9 +52,9 @@ class TargetCertificate(Contract):
 
     format_version: Literal[1]
     bundle_digest: str  # hex SHA-256 of bundle.json
-    engine_digest: str  # hex SHA-256 of the engine's passport.json
+    engine_digest: str  # hex SHA-256 of the engine's engine_manifest.json
     canary_sha256: str
-    machine: Machine
+    machine: EngineMachine
     execution: Execution
     canary: CanaryResult
 
@@ -139,17 +144,19 @@ def _build(
         timings = rebuilt / _TIMINGS
         if timings.exists():
             files.write_bytes(folder / _TIMINGS, timings.read_bytes())
-        passport = compile_engine(folder, bundle, request, folder / _TIMINGS, module)
+        engine_manifest = compile_engine(folder, bundle, request, folder / _TIMINGS, module)
         runner = open_engine(folder, bundle)
-        result = answer_canary(runner.run, runner.actual.variant, bundle, passport.profile.largest)
+        result = answer_canary(
+            runner.run, runner.actual.variant, bundle, engine_manifest.profile.largest
+        )
         assert result is not None
         assert bundle.manifest.canary is not None
         certificate = TargetCertificate(
             format_version=FORMAT_VERSION,
             bundle_digest=bundle.digest,
-            engine_digest=files.sha256_file(folder / PASSPORT),
+            engine_digest=files.sha256_file(folder / ENGINE_MANIFEST),
             canary_sha256=bundle.manifest.canary.sha256,
-            machine=passport.machine,
+            machine=engine_manifest.machine,
             execution=runner.actual,
             canary=result,
         )

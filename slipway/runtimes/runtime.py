@@ -2,7 +2,7 @@
 
 `stages/verify.py` and the service run models through here and nowhere else. What was asked for is
 what runs: a provider that cannot load is refused with its reason, never replaced; an engine whose
-passport does not fit is refused. onnxruntime and tensorrt are imported when they are used.
+engine manifest does not fit is refused. onnxruntime and tensorrt are imported when they are used.
 """
 
 import ctypes
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import SCORE_NAME, LoadedBundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import (
-    Machine,
-    Passport,
+    EngineMachine,
+    EngineManifest,
     Profile,
     check_machine,
     check_origin,
-    read_passport,
+    read_engine_manifest,
     read_plan,
 )
 from slipway.artifacts.uncertainty import Answers
@@ -87,10 +87,10 @@ class EngineRunner:
     """A TensorRT engine with memory for its largest batch. Threads take turns in `run`."""
 
     def __init__(
-        self, engine: Any, bundle: LoadedBundle, passport: Passport, device: Device
+        self, engine: Any, bundle: LoadedBundle, engine_manifest: EngineManifest, device: Device
     ) -> None:
         manifest = bundle.manifest
-        self.actual = passport.actual
+        self.actual = engine_manifest.actual
         self._names = _tensor_names(bundle)
         self._engine = engine  # the context works on it, so it has to live as long
         self._context = engine.create_execution_context()
@@ -99,7 +99,7 @@ class EngineRunner:
                 "TensorRT made no execution context: not enough GPU memory. Free some, or lower export.max_batch_size."
             )
         self._device = device
-        self._largest = passport.profile.largest
+        self._largest = engine_manifest.profile.largest
         self._columns = max(len(manifest.output.labels), 1)
         self._dtype = np.dtype(manifest.input.dtype)
         row_bytes = int(np.prod(manifest.input.shape)) * self._dtype.itemsize
@@ -285,15 +285,15 @@ def _open_session(model: bytes, providers: list[Any], num_threads: int, what: st
 
 
 def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) -> EngineRunner:
-    """Load the engine in `root` for this bundle; `certified` is the digest of the only passport that will do.
+    """Load the engine in `root` for this bundle; `certified` is the digest of the only engine manifest that will do.
 
-    UnavailableError where there is no engine, no GPU or no TensorRT; EngineError where its passport does not fit
-    the bundle's graph, this TensorRT or this GPU; IntegrityError where the engine or its passport was altered or swapped.
+    UnavailableError where there is no engine, no GPU or no TensorRT; EngineError where its manifest does not fit
+    the bundle's graph, this TensorRT or this GPU; IntegrityError where the engine or its manifest was altered or swapped.
     """
-    passport = read_passport(root, certified)
-    check_origin(passport, bundle)
-    plan = read_plan(root, passport)
-    check_machine(passport, this_machine())
+    engine_manifest = read_engine_manifest(root, certified)
+    check_origin(engine_manifest, bundle)
+    plan = read_plan(root, engine_manifest)
+    check_machine(engine_manifest, this_machine())
     import tensorrt
 
     runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
@@ -306,17 +306,17 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
         bundle.manifest.input.dtype
     ]
     _check_tensors(engine, bundle, (takes, tensorrt.DataType.FLOAT, tensorrt.DataType.FLOAT))
-    _check_profile(engine, bundle, passport)
-    check_precision(tensorrt, engine, passport.actual.precision)
-    return EngineRunner(engine, bundle, passport, CudaDevice())
+    _check_profile(engine, bundle, engine_manifest)
+    check_precision(tensorrt, engine, engine_manifest.actual.precision)
+    return EngineRunner(engine, bundle, engine_manifest, CudaDevice())
 
 
-def this_machine() -> Machine:
+def this_machine() -> EngineMachine:
     """The GPU, CUDA and TensorRT that an engine would run on here; UnavailableError if there is none."""
     _require("tensorrt")
     import tensorrt
 
-    return Machine(tensorrt_version=tensorrt.__version__, **describe_gpu())
+    return EngineMachine(tensorrt_version=tensorrt.__version__, **describe_gpu())
 
 
 def _tensor_names(bundle: LoadedBundle) -> tuple[str, str, str]:
@@ -337,8 +337,8 @@ def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any, Any
             )
 
 
-def _check_profile(engine: Any, bundle: LoadedBundle, passport: Passport) -> None:
-    profile = passport.profile
+def _check_profile(engine: Any, bundle: LoadedBundle, engine_manifest: EngineManifest) -> None:
+    profile = engine_manifest.profile
     expected = [
         (size, *bundle.manifest.input.shape)
         for size in (profile.smallest, profile.optimal, profile.largest)
@@ -348,7 +348,7 @@ def _check_profile(engine: Any, bundle: LoadedBundle, passport: Passport) -> Non
     ]
     if found != expected:
         raise EngineError(
-            f"the engine's profile is {found}, its passport says {expected}. Run `dvc repro --force compile`."
+            f"the engine's profile is {found}, its manifest says {expected}. Run `dvc repro --force compile`."
         )
 
 

@@ -15,7 +15,7 @@ from slipway.metrics.uncertainty_fitting import (
     softmax,
     upper_quantile,
 )
-from slipway.reports.evaluation.calibration import coverage_doubts, share_of
+from slipway.reports.evaluation.uncertainty import coverage_doubts, share_of
 from slipway.system.errors import IntegrityError, SchemaError
 from tests.calibrations import CALIBRATION
 

@@ -28,7 +28,7 @@ from slipway.data.store.packed import (
     write_manifest,
     write_split,
 )
-from slipway.export.bundling import ExportRows, Trained, write_bundle
+from slipway.export.bundle_writer import ExportRows, Trained, write_bundle
 from slipway.export.certification.lineage import trace_lineage
 from slipway.export.graphs.graph import torch_answers
 from slipway.export.precision.leaderboard import Effort

@@ -12,7 +12,7 @@ from slipway.artifacts.bundle import (
     write_manifest,
 )
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.engine_manifest import Machine, Passport, Profile
+from slipway.artifacts.engine_manifest import EngineMachine, EngineManifest, Profile
 from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import ImageContract
@@ -20,7 +20,7 @@ from slipway.system import files
 from tests.calibrations import CALIBRATION
 
 LABELS = ["cat", "dog", "emu"]
-MACHINE = Machine(
+MACHINE = EngineMachine(
     tensorrt_version="10.16.1",
     cuda_version="13.0",
     driver_version="580.95.05",
@@ -81,8 +81,8 @@ def write_small_bundle(
     return load_bundle(root)
 
 
-def passport_for(bundle: LoadedBundle, plan: bytes, **changes: Any) -> Passport:
-    passport = Passport(
+def engine_manifest_for(bundle: LoadedBundle, plan: bytes, **changes: Any) -> EngineManifest:
+    engine_manifest = EngineManifest(
         format_version=2,
         engine_sha256=files.sha256_bytes(plan),
         model_sha256=bundle.manifest.models["fp16"].sha256,
@@ -94,4 +94,4 @@ def passport_for(bundle: LoadedBundle, plan: bytes, **changes: Any) -> Passport:
         actual=TENSORRT_FP16,
         precision_read_from="engine",
     )
-    return passport.model_copy(update=changes)
+    return engine_manifest.model_copy(update=changes)

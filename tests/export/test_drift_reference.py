@@ -11,7 +11,7 @@ from slipway.drift.features import extract
 from slipway.drift.judging import judge
 from slipway.drift.reference import parse_references, read_reference
 from slipway.drift.window import Window
-from slipway.export.drift import choose_rows, has_served_form
+from slipway.export.drift_reference import choose_rows, has_served_form
 from slipway.export.graphs.variants import run_in_batches
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import BundleError

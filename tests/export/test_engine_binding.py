@@ -10,7 +10,7 @@ import pytest
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.engine_manifest import EngineRequest, Profile, read_passport
+from slipway.artifacts.engine_manifest import EngineRequest, Profile, read_engine_manifest
 from slipway.runtimes import compilation
 from slipway.runtimes.runtime import open_engine
 from slipway.runtimes.tensorrt import build_engine, check_precision, engine_precision
@@ -54,24 +54,30 @@ def test_what_was_compiled_is_loaded_and_answers(engine: tuple[Path, LoadedBundl
     )
 
 
-def test_the_passport_says_what_was_read_back_and_where_it_was_built(
+def test_the_engine_manifest_says_what_was_read_back_and_where_it_was_built(
     engine: tuple[Path, LoadedBundle],
 ) -> None:
     root, bundle = engine
-    passport = read_passport(root)
-    assert (passport.actual, passport.precision_read_from) == (passport.requested, "engine")
-    assert passport.profile == PROFILE
-    assert passport.model_sha256 == bundle.manifest.models["fp32"].sha256
-    assert passport.machine.model_dump() == {"tensorrt_version": "10.16.1", **fake_tensorrt.GPU}
+    engine_manifest = read_engine_manifest(root)
+    assert (engine_manifest.actual, engine_manifest.precision_read_from) == (
+        engine_manifest.requested,
+        "engine",
+    )
+    assert engine_manifest.profile == PROFILE
+    assert engine_manifest.model_sha256 == bundle.manifest.models["fp32"].sha256
+    assert engine_manifest.machine.model_dump() == {
+        "tensorrt_version": "10.16.1",
+        **fake_tensorrt.GPU,
+    }
 
 
 def alter(root: Path, *place: str, value: object) -> None:
-    content = json.loads((root / "passport.json").read_text())
+    content = json.loads((root / "engine_manifest.json").read_text())
     inner = content
     for name in place[:-1]:
         inner = inner[name]
     inner[place[-1]] = value
-    files.write_json(root / "passport.json", content)
+    files.write_json(root / "engine_manifest.json", content)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from torch import nn
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution, first_fault
-from slipway.artifacts.engine_manifest import PASSPORT, Profile, write_engine
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST, Profile, write_engine
 from slipway.artifacts.uncertainty import Answers
 from slipway.config.params import Params
-from slipway.export.certification.comparison import Comparison, read_test_rows
+from slipway.export.certification.comparison import HopComparison, read_test_rows
 from slipway.export.certification.hops import HopRunner, Measured
 from slipway.export.certification.verdict import make_certificate, raise_if_refused
 from slipway.export.graphs.variants import fp16_graph
@@ -27,7 +27,7 @@ from slipway.system import files
 from slipway.system.errors import ParityError
 from slipway.training.networks.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
-from tests.export.small_bundle import passport_for
+from tests.export.small_bundle import engine_manifest_for
 
 pytestmark = pytest.mark.process
 
@@ -39,8 +39,8 @@ def run_hops(
     return [runner.torch, *runner.run_onnx()]
 
 
-def comparison_of(project: Project) -> Comparison:
-    return Comparison(read_test_rows(project.packed, project.network().spec.classes), RESAMPLING)
+def comparison_of(project: Project) -> HopComparison:
+    return HopComparison(read_test_rows(project.packed, project.network().spec.classes), RESAMPLING)
 
 
 class FakeEngine:
@@ -304,16 +304,16 @@ def test_an_fp16_layer_that_overflowed_is_the_guilty_hop_and_fp32_is_not(
     assert hop.worst_row
 
 
-def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
+def test_a_stale_engine_whose_engine_manifest_fits_is_the_guilty_hop_by_its_answers(
     classifier: Project, tmp_path: Path, export_params: Params
 ) -> None:
-    """A forged or mistaken passport: the plan is of the same architecture, with the weights of another training."""
+    """A forged or mistaken engine manifest: the plan is of the same architecture, with the weights of another training."""
     bundle = classifier.bundle()
     engine = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
     write_engine(
         tmp_path,
         b"plan",
-        passport_for(bundle, b"plan", profile=Profile(smallest=1, optimal=8, largest=32)),
+        engine_manifest_for(bundle, b"plan", profile=Profile(smallest=1, optimal=8, largest=32)),
     )
     runner = HopRunner(
         comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify
@@ -335,7 +335,7 @@ def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(
     runner = HopRunner(
         comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify
     )
-    stale = passport_for(
+    stale = engine_manifest_for(
         bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32)
     )
     write_engine(tmp_path / "stale", b"plan", stale)
@@ -345,5 +345,5 @@ def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(
 
     fitting = stale.model_copy(update={"model_sha256": bundle.manifest.models["fp16"].sha256})
     write_engine(tmp_path / "fitting", b"plan", fitting)
-    assert (tmp_path / "fitting" / PASSPORT).exists()
+    assert (tmp_path / "fitting" / ENGINE_MANIFEST).exists()
     assert runner.run_engine(tmp_path / "fitting")[0].status == "not_executed"  # no GPU here

@@ -8,7 +8,7 @@ import pytest
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.config.params import load_params
-from slipway.export.bundling import ExportRows, Pruned, write_bundle
+from slipway.export.bundle_writer import ExportRows, Pruned, write_bundle
 from slipway.export.certification.lineage import trace_lineage
 from slipway.export.graphs.graph import torch_answers
 from slipway.export.graphs.variants import MEANT_FOR, OF_PRUNED, PRECISION

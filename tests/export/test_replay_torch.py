@@ -10,8 +10,8 @@ import pytest
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
-from slipway.replay.hops import Places, Replay
-from slipway.replay.judging import Hop
+from slipway.replay.backends import Places, Replay
+from slipway.replay.comparison import BackendResult
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.traffic.request_log import KeptRequest, digest_inputs
@@ -36,7 +36,7 @@ def with_lineage(project: Project, bundle: LoadedBundle, folder: Path) -> Loaded
 
 def replay(
     project: Project, bundle: LoadedBundle, checkpoint: Path | None = None
-) -> dict[str, Hop]:
+) -> dict[str, BackendResult]:
     inputs = project.split("test").inputs[:1]
     runner = open_onnx(
         bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1

@@ -19,7 +19,7 @@ from slipway.runtimes.runtime import (
     why_unavailable,
 )
 from slipway.system.errors import EngineError, UnavailableError
-from tests.export.small_bundle import CONTRACT, LABELS, passport_for, write_small_bundle
+from tests.export.small_bundle import CONTRACT, LABELS, engine_manifest_for, write_small_bundle
 from tests.packed_tables import fit_contract
 
 
@@ -90,7 +90,7 @@ class FakeEngine:
 def make_runner(tmp_path: Path, runs: bool = True) -> tuple[EngineRunner, FakeDevice]:
     bundle, device = write_small_bundle(tmp_path), FakeDevice()
     return EngineRunner(
-        FakeEngine(FakeContext(device, runs)), bundle, passport_for(bundle, b"plan"), device
+        FakeEngine(FakeContext(device, runs)), bundle, engine_manifest_for(bundle, b"plan"), device
     ), device
 
 
@@ -122,7 +122,9 @@ def test_an_engine_refuses_a_batch_whose_bytes_it_would_misread(tmp_path: Path) 
 def test_an_engine_for_a_table_has_memory_for_four_bytes_a_number(tmp_path: Path) -> None:
     contract = fit_contract({"size": [1.0, 2.0], "place": ["a", "b"]})
     bundle, device = write_small_bundle(tmp_path, contract=contract), FakeDevice()
-    EngineRunner(FakeEngine(FakeContext(device)), bundle, passport_for(bundle, b"plan"), device)
+    EngineRunner(
+        FakeEngine(FakeContext(device)), bundle, engine_manifest_for(bundle, b"plan"), device
+    )
     assert [len(memory) for memory in device.memory.values()] == [
         8 * 2 * 4,
         8 * len(LABELS) * 4,
@@ -162,7 +164,7 @@ def test_an_execution_that_fails_is_an_error_and_no_answer(tmp_path: Path) -> No
 def test_an_engine_without_context_is_refused(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with pytest.raises(EngineError, match="not enough GPU memory"):
-        EngineRunner(FakeEngine(None), bundle, passport_for(bundle, b"plan"), FakeDevice())
+        EngineRunner(FakeEngine(None), bundle, engine_manifest_for(bundle, b"plan"), FakeDevice())
 
 
 def test_a_runner_that_is_gone_gives_its_memory_back(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ NO_ENGINE_HERE = why_unavailable("tensorrt")
 @pytest.mark.skipif(NO_ENGINE_HERE is None, reason="there is a GPU with TensorRT")
 def test_without_a_gpu_an_engine_is_refused_and_never_replaced(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path / "bundle")
-    write_engine(tmp_path / "engine", b"plan", passport_for(bundle, b"plan"))
+    write_engine(tmp_path / "engine", b"plan", engine_manifest_for(bundle, b"plan"))
     with pytest.raises(UnavailableError, match="'tensorrt' was asked for and cannot run here"):
         open_engine(tmp_path / "engine", bundle)
 

@@ -12,7 +12,7 @@ from serving.models.model import ServedModel, load_model
 from serving.settings import read_settings
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import REQUIRED, Execution, read_certificate, write_certificate
-from slipway.artifacts.engine_manifest import PASSPORT, Profile, write_engine
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST, Profile, write_engine
 from slipway.export.certification.comparison import failed
 from slipway.export.certification.verdict import make_certificate
 from slipway.runtimes import memfd
@@ -20,7 +20,7 @@ from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.errors import BundleError, CertificateError, SlipwayError
 from tests.export.conftest import Project
-from tests.export.small_bundle import passport_for
+from tests.export.small_bundle import engine_manifest_for
 
 pytestmark = pytest.mark.process
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
@@ -36,13 +36,13 @@ def sealed(classifier: Project, tmp_path: Path) -> Path:
     write_engine(
         tmp_path / "engine",
         PLAN,
-        passport_for(bundle, PLAN, profile=Profile(smallest=1, optimal=8, largest=32)),
+        engine_manifest_for(bundle, PLAN, profile=Profile(smallest=1, optimal=8, largest=32)),
     )
     hops = [
         failed(name, FP32, "", actual=FP32).model_copy(update={"status": "agrees"})
         for name in REQUIRED
     ]
-    engine_digest = files.sha256_file(tmp_path / "engine" / PASSPORT)
+    engine_digest = files.sha256_file(tmp_path / "engine" / ENGINE_MANIFEST)
     write_certificate(
         tmp_path / "certificate.json",
         make_certificate(bundle, hops, {}, [], engine_digest=engine_digest, draft=False),
@@ -79,7 +79,7 @@ def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_files_are_not(
     assert {path.name for path in paths} == {
         "bundle.json",
         "certificate.json",
-        "passport.json",
+        "engine_manifest.json",
         "engine.plan",
         "canary.npz",
         "drift.json",

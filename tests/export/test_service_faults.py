@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop, first_fault
 from slipway.config.params import Params
-from slipway.export.certification.comparison import Comparison, Measurement, TestRows
-from slipway.export.certification.http_hop import Payload
+from slipway.export.certification.comparison import HopComparison, Measurement, TestRows
+from slipway.export.certification.http_hop import RowPayload
 from slipway.export.certification.service_hop import ServiceHop
 from slipway.export.certification.service_process import serve_command
 from slipway.export.certification.verdict import make_certificate, raise_if_refused
@@ -54,7 +54,7 @@ def run_hops(folder: Path, bundle: LoadedBundle, params: Params, code: Path = RO
     is_table = isinstance(bundle.manifest.input, ColumnContract)
     rows, outputs = _table_rows() if is_table else _image_rows()
     judge, before = (
-        Comparison(rows, Resampling(1, 50, 0.95)),
+        HopComparison(rows, Resampling(1, 50, 0.95)),
         Measurement(CPU, outputs, latency_ms=1.0, rows_per_second=1.0),
     )
     reference = judge.first("onnxruntime/cpu/fp32", CPU, before)
@@ -89,11 +89,11 @@ def _rows(task: Task, inputs: NDArray[Any]) -> TestRows:
     )
 
 
-def _payloads(rows: TestRows, is_table: bool) -> Iterator[Payload]:
+def _payloads(rows: TestRows, is_table: bool) -> Iterator[RowPayload]:
     contents = [json.dumps(row).encode() for row in ROWS] if is_table else PICTURES
     kind = "application/json" if is_table else "application/octet-stream"
     return (
-        Payload(place, rows.ids[place], content, kind) for place, content in enumerate(contents)
+        RowPayload(place, rows.ids[place], content, kind) for place, content in enumerate(contents)
     )
 
 

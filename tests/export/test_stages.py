@@ -201,14 +201,20 @@ def test_an_export_that_fails_leaves_the_old_bundle_as_it_was(project: Path) -> 
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU with TensorRT")
-def test_without_a_gpu_compile_leaves_a_receipt_with_the_reason(
+def test_without_a_gpu_compile_leaves_a_skipped_build_with_the_reason(
     project: Path, monkeypatch: pytest.MonkeyPatch, export_params: Params
 ) -> None:
     monkeypatch.chdir(project)
     compile_stage.run(export_params)
-    assert [path.name for path in (project / "artifacts/engine").iterdir()] == ["receipt.json"]
-    receipt = json.loads((project / "artifacts/engine/receipt.json").read_text())
-    assert (receipt["status"], receipt["reason"], receipt["requested"]["variant"]) == (
+    assert [path.name for path in (project / "artifacts/engine").iterdir()] == [
+        "skipped_build.json"
+    ]
+    skipped_build = json.loads((project / "artifacts/engine/skipped_build.json").read_text())
+    assert (
+        skipped_build["status"],
+        skipped_build["reason"],
+        skipped_build["requested"]["variant"],
+    ) == (
         "not_executed",
         NO_GPU,
         "fp16",
@@ -247,9 +253,9 @@ def test_with_a_gpu_the_engine_is_a_hop_that_agrees(project: Path) -> None:
 def test_with_a_gpu_an_engine_of_another_one_is_built_again_without_params(project: Path) -> None:
     for stage in ("export", "compile"):
         assert run_stage(project, stage).returncode == 0
-    passport = json.loads((project / "artifacts/engine/passport.json").read_text())
-    passport["machine"]["gpu"] = "another"
-    (project / "artifacts/engine/passport.json").write_text(json.dumps(passport))
+    engine_manifest = json.loads((project / "artifacts/engine/engine_manifest.json").read_text())
+    engine_manifest["machine"]["gpu"] = "another"
+    (project / "artifacts/engine/engine_manifest.json").write_text(json.dumps(engine_manifest))
     (project / "params.yaml").unlink()
     result = run_stage(project, "compile")
     assert result.returncode == 0, result.stderr

@@ -11,7 +11,7 @@ from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.params import Params
 from slipway.data.tables.source import read_json_rows
-from slipway.export.certification.comparison import Comparison, Measurement, TestRows
+from slipway.export.certification.comparison import HopComparison, Measurement, TestRows
 from slipway.export.certification.http_hop import row_payloads
 from slipway.export.certification.service_hop import ServiceHop
 from slipway.export.certification.service_process import serve_command
@@ -82,7 +82,7 @@ def run_hop(
         inputs,
         targets,
     )
-    judge = Comparison(rows, Resampling(seed=1, num_samples=50, confidence=0.95))
+    judge = HopComparison(rows, Resampling(seed=1, num_samples=50, confidence=0.95))
     before = Measurement(CPU, outputs, latency_ms=1.0, rows_per_second=1.0)
     reference = judge.first("onnxruntime/cpu/fp32", CPU, before)
     settings = {

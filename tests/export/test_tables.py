@@ -17,8 +17,8 @@ from slipway.artifacts.uncertainty import Answers, read_calibration
 from slipway.config.params import Params, parse_params
 from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.data.store.packed import open_split, read_manifest
-from slipway.export.bundling import ExportRows, Trained
-from slipway.export.certification.comparison import Comparison, read_test_rows
+from slipway.export.bundle_writer import ExportRows, Trained
+from slipway.export.certification.comparison import HopComparison, read_test_rows
 from slipway.export.certification.hops import HopRunner
 from slipway.export.certification.verdict import make_certificate
 from slipway.export.graphs.graph import check_graph, export_graph, prove_parity
@@ -126,7 +126,7 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(
     )
     manifest = read_manifest(Path("data/packed"))
     assert (bundle.manifest.input_name, bundle.manifest.input) == ("row", manifest.input)
-    comparison = Comparison(
+    comparison = HopComparison(
         read_test_rows(Path("data/packed"), manifest.classes), Resampling(7, 100, 0.95)
     )
     runner = HopRunner(comparison, bundle, network, params.verify)

@@ -14,7 +14,7 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.engine_manifest import Profile
 from slipway.config.params import Params
 from slipway.data.store.packed import open_split
-from slipway.export.bundling import ExportRows, Trained, write_bundle
+from slipway.export.bundle_writer import ExportRows, Trained, write_bundle
 from slipway.export.certification.lineage import trace_lineage
 from slipway.export.graphs.variants import MEANT_FOR
 from slipway.inputs.images import ImageContract

@@ -10,8 +10,8 @@ import pytest
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import first_fault
 from slipway.config.params import Params
-from slipway.export.bundling import ExportRows, Pruned, write_bundle
-from slipway.export.certification.comparison import Comparison, read_test_rows
+from slipway.export.bundle_writer import ExportRows, Pruned, write_bundle
+from slipway.export.certification.comparison import HopComparison, read_test_rows
 from slipway.export.certification.hops import HopRunner
 from slipway.export.certification.lineage import trace_lineage
 from slipway.export.certification.verdict import make_certificate
@@ -84,7 +84,7 @@ def test_every_hop_that_runs_here_agrees_with_torch(
     rows = read_test_rows(exported.project.packed, CLASSES)
     loss = dict.fromkeys(("int8", "int8_dynamic", "fp16", *OF_PRUNED), 0.2)
     verify = export_params.verify.model_copy(update={"max_metric_loss": loss})
-    comparison = Comparison(rows, RESAMPLING)
+    comparison = HopComparison(rows, RESAMPLING)
     runner = HopRunner(comparison, exported.bundle, exported.project.calibrated(), verify)
     hops = [runner.torch[0], *(hop for hop, _ in runner.run_onnx())]
     print([(hop.name, hop.status, hop.max_difference, len(hop.flipped)) for hop in hops])

@@ -19,7 +19,7 @@ from slipway.system.code_digest import reached_files
 from slipway.system.errors import SlipwayError
 from slipway.system.source_code import imported_modules
 from tests import plain_http
-from tests.export.small_bundle import passport_for, write_small_bundle
+from tests.export.small_bundle import engine_manifest_for, write_small_bundle
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running
 
@@ -120,7 +120,7 @@ def flip_a_byte(path: Path) -> None:
 
 def swap_the_engine(root: Path) -> None:
     other = write_small_bundle(root / "other")
-    write_engine(root / "artifacts/engine", b"plan", passport_for(other, b"plan"))
+    write_engine(root / "artifacts/engine", b"plan", engine_manifest_for(other, b"plan"))
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ from serving.worker import ModelWorker
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import (
+    EngineMachine,
+    EngineManifest,
     EngineRequest,
-    Machine,
-    Passport,
     Profile,
     write_engine,
-    write_receipt,
+    write_skipped_build,
 )
 from slipway.inputs.images import array_from_bytes
 from slipway.runtimes import compilation
@@ -77,8 +77,10 @@ def elsewhere(certified: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return certified
 
 
-def write_foreign_engine(root: Path, bundle: LoadedBundle, machine: Machine = MACHINE) -> None:
-    passport = Passport(
+def write_foreign_engine(
+    root: Path, bundle: LoadedBundle, machine: EngineMachine = MACHINE
+) -> None:
+    engine_manifest = EngineManifest(
         format_version=2,
         engine_sha256=files.sha256_bytes(b"plan"),
         model_sha256=bundle.manifest.models["fp32"].sha256,
@@ -88,7 +90,7 @@ def write_foreign_engine(root: Path, bundle: LoadedBundle, machine: Machine = MA
         precision_read_from="engine",
         **dict(REQUEST),
     )
-    write_engine(root, b"plan", passport)
+    write_engine(root, b"plan", engine_manifest)
 
 
 def certify_both(root: Path, bundle: LoadedBundle) -> None:
@@ -99,7 +101,7 @@ def certify_both(root: Path, bundle: LoadedBundle) -> None:
             "actual": REQUEST.requested,
         }
     )
-    digest = files.sha256_file(root / "engine/passport.json")
+    digest = files.sha256_file(root / "engine/engine_manifest.json")
     certify(root / "certificate.json", bundle, [hop(), engine_hop], engine_digest=digest)
 
 
@@ -190,7 +192,7 @@ def test_an_engine_is_built_here_certified_and_swapped_in_under_load(
         20,
         [],
     )
-    assert target["engine_digest"] == files.sha256_file(elsewhere / "rebuilt/passport.json")
+    assert target["engine_digest"] == files.sha256_file(elsewhere / "rebuilt/engine_manifest.json")
 
     assert len(load.statuses) > 50
     assert (set(load.statuses), load.wrong) == ({200}, 0)
@@ -208,7 +210,7 @@ def test_an_engine_built_here_is_not_served_while_its_variant_is_uncertified(
     assert load_model(settings).selection.actual.backend == "tensorrt"
 
     lost = hop().model_copy(update={"status": "uncertified", "reason": "0.3 points lost"})
-    digest = files.sha256_file(elsewhere / "engine/passport.json")
+    digest = files.sha256_file(elsewhere / "engine/engine_manifest.json")
     cuda = hop().requested.model_copy(update={"provider": "cuda"})
     lost = lost.model_copy(update={"name": "lossy", "requested": cuda, "actual": cuda})
     certify(elsewhere / "certificate.json", bundle, [hop(), lost], engine_digest=digest)
@@ -285,12 +287,12 @@ def test_an_engine_that_was_built_here_is_served_from_the_next_start_on(
     assert np.allclose(model.run(pixels).outputs, probabilities(pixels), atol=1e-6)
 
 
-def test_a_receipt_says_what_to_build_as_well_as_a_passport(
+def test_rebuild_reads_the_request_from_a_skipped_build_as_well(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in (elsewhere / "engine").iterdir():
         path.unlink()
-    write_receipt(elsewhere / "engine", REQUEST, "no NVIDIA driver")
+    write_skipped_build(elsewhere / "engine", REQUEST, "no NVIDIA driver")
     certify(elsewhere / "certificate.json", load_bundle(elsewhere / "bundle"))
     build_here(elsewhere, monkeypatch)
     assert load_model(settings).selection.actual == REQUEST.requested
@@ -325,7 +327,7 @@ def test_an_engine_that_was_built_here_for_another_bundle_or_gpu_is_passed_over(
     assert reason in selection.passed_over[0]
 
 
-@pytest.mark.parametrize("name", ["engine.plan", "passport.json", CERTIFICATE])
+@pytest.mark.parametrize("name", ["engine.plan", "engine_manifest.json", CERTIFICATE])
 def test_one_flipped_bit_in_an_engine_that_was_built_here_makes_the_service_not_ready(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -25,7 +25,10 @@ ELSEWHERE = "/srv/our models/2026"
         (f"nothing is in {ROOT}.", "nothing is in the service's folder."),
         (f"{ROOT}2/bundle", "…/bundle"),
         (f"{ELSEWHERE}/engine holds no engine", "…/engine holds no engine"),
-        (f"{ELSEWHERE}/engine/passport.json is missing", "…/engine/passport.json is missing"),
+        (
+            f"{ELSEWHERE}/engine/engine_manifest.json is missing",
+            "…/engine/engine_manifest.json is missing",
+        ),
         (
             "[Errno 2] No such file or directory: '/opt/data/x.db'",
             "[Errno 2] No such file or directory: '…/x.db'",
@@ -69,7 +72,10 @@ def test_the_card_has_the_reasons_without_the_paths_and_the_log_has_them_whole(
 
     with caplog.at_level(logging.INFO, "bentoml.slipway"):
         run(settings, work)
-    assert f"passed over tensorrt/any: {ELSEWHERE}/engine/passport.json is missing" in caplog.text
+    assert (
+        f"passed over tensorrt/any: {ELSEWHERE}/engine/engine_manifest.json is missing"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

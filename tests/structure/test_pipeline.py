@@ -137,7 +137,7 @@ def test_dvc_yaml_stays_short(root: Path) -> None:
 def test_only_the_stages_that_run_the_users_functions_reach_their_caller(root: Path) -> None:
     callers = {
         "slipway/data/store/filling.py",
-        "slipway/export/released.py",
+        "slipway/export/reference_model.py",
         "serving/requests/decoding.py",
     }
     assert {stage for stage in STAGES if callers & code_of(root, stage)} == set(RUNS_USERS_CODE)

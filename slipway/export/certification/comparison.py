@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
-from slipway.artifacts.certificate import Allowed, BatchCheck, Execution, Hop
+from slipway.artifacts.certificate import BatchCheck, Execution, Hop, HopBounds
 from slipway.artifacts.uncertainty import Calibration
 from slipway.data.store.packed import Inputs, open_split, read_manifest
 from slipway.metrics.outlier_shares import outlier_share, score_rank
@@ -113,7 +113,7 @@ class Tolerance:
     )
 
 
-class Comparison:
+class HopComparison:
     """Compares hops over one set of rows, with intervals made by one resampling."""
 
     def __init__(self, rows: TestRows, resampling: Resampling) -> None:
@@ -274,7 +274,7 @@ class Comparison:
 
     def _allowed(
         self, expected: Measurement, tolerance: Tolerance, outliers: Metric | None
-    ) -> Allowed:
+    ) -> HopBounds:
         scale = (
             1.0
             if is_classification(self.rows.task)
@@ -282,7 +282,7 @@ class Comparison:
         )
         score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
         strict = tolerance.max_difference
-        return Allowed(
+        return HopBounds(
             max_difference=None if strict is None else strict * scale + tolerance.noise,
             max_score_difference=None
             if strict is None
@@ -299,7 +299,7 @@ class Comparison:
         found: Metric | None,
         changes: dict[str, Metric],
         tolerance: Tolerance,
-    ) -> "list[_Loss]":
+    ) -> "list[_MetricLoss]":
         """The loss of each judged metric, in the unit of the budget."""
         if tolerance.max_metric_loss is None or expected is None or found is None or not changes:
             return []
@@ -307,11 +307,15 @@ class Comparison:
         if not is_classification(self.rows.task):
             growth, unit = changes["rmse"], 1 / max(expected.value, 1e-12)
             what = f"relative growth of the RMSE {moved}"
-            return [_Loss(what, growth.value * unit, growth.low * unit, 0.0, tolerance)]
+            return [_MetricLoss(what, growth.value * unit, growth.low * unit, 0.0, tolerance)]
         accuracy, per_class, row = changes["accuracy"], changes[_PER_CLASS], 1 / len(self.rows.ids)
         return [
-            _Loss(f"accuracy points lost {moved}", -accuracy.value, -accuracy.high, row, tolerance),
-            _Loss("points of macro F1 lost", -per_class.value, -per_class.high, row, tolerance),
+            _MetricLoss(
+                f"accuracy points lost {moved}", -accuracy.value, -accuracy.high, row, tolerance
+            ),
+            _MetricLoss(
+                "points of macro F1 lost", -per_class.value, -per_class.high, row, tolerance
+            ),
         ]
 
     def _hop(
@@ -322,7 +326,7 @@ class Comparison:
         measured: Measurement,
         metric: Metric | None,
         changes: dict[str, Metric],
-        compared: "tuple[_Distances, Allowed] | None",
+        compared: "tuple[_Distances, HopBounds] | None",
         problems: list[str],
     ) -> Hop:
         distances, allowed = compared or (None, None)
@@ -404,7 +408,7 @@ def _are_alike(metric: str, before: NDArray[np.float32], after: NDArray[np.float
     return bool((before == after).all())
 
 
-def _beyond(distances: _Distances, allowed: Allowed, noise: float) -> list[str]:
+def _beyond(distances: _Distances, allowed: HopBounds, noise: float) -> list[str]:
     if allowed.max_difference is None:
         return []
     problems, worst = [], distances.worst
@@ -421,7 +425,7 @@ def _beyond(distances: _Distances, allowed: Allowed, noise: float) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Loss:
+class _MetricLoss:
     """The loss of one metric; `mild` is the end of its paired interval that lost least."""
 
     what: str
@@ -546,7 +550,7 @@ def _score_distance(found: Measurement, expected: Measurement) -> float | None:
     )  # NaN would compare as no difference
 
 
-def _score_beyond(largest: float | None, allowed: Allowed) -> list[str]:
+def _score_beyond(largest: float | None, allowed: HopBounds) -> list[str]:
     if largest is None:
         return []
     if not np.isfinite(largest):
@@ -567,7 +571,7 @@ def _most_outliers(reference: Metric | None, calibration: Calibration | None) ->
     )
 
 
-def _outliers_beyond(found: Metric | None, allowed: Allowed) -> list[str]:
+def _outliers_beyond(found: Metric | None, allowed: HopBounds) -> list[str]:
     if found is None or allowed.max_outliers is None or found.low <= allowed.max_outliers:
         return []
     told = f"{found.value:.1%} of the rows are called outliers, {found.low:.1%} at the mild end of its interval"

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
-from slipway.artifacts.engine_manifest import read_passport, read_receipt, read_request
+from slipway.artifacts.engine_manifest import read_engine_manifest, read_request, read_skipped_build
 from slipway.artifacts.uncertainty import Answers
 from slipway.config.sections import VerifyParams
 from slipway.data.store.packed import Inputs
 from slipway.export.certification.comparison import (
     BatchAnswers,
-    Comparison,
+    HopComparison,
     Measurement,
     TestRows,
     Tolerance,
@@ -73,7 +73,7 @@ class HopRunner:
 
     def __init__(
         self,
-        comparison: Comparison,
+        comparison: HopComparison,
         bundle: LoadedBundle,
         network: CalibratedNetwork,
         params: VerifyParams,
@@ -137,13 +137,15 @@ class HopRunner:
     def run_engine(
         self, root: Path, digest: str | None = None, opener: EngineOpener = open_engine
     ) -> Measured:
-        """The TensorRT engine in `root`, whose passport has `digest`. One that does not fit differs: it must not be served."""
-        receipt = read_receipt(root)
-        if receipt:
+        """The TensorRT engine in `root`, whose engine manifest has `digest`. One that does not fit differs: it must not be served."""
+        skipped_build = read_skipped_build(root)
+        if skipped_build:
             return not_executed(
-                f"tensorrt/{receipt.requested.variant}", receipt.requested, receipt.reason
+                f"tensorrt/{skipped_build.requested.variant}",
+                skipped_build.requested,
+                skipped_build.reason,
             ), None
-        requested = read_passport(root).requested
+        requested = read_engine_manifest(root).requested
         return self._run(
             f"tensorrt/{requested.variant}", requested, lambda: opener(root, self._bundle, digest)
         )

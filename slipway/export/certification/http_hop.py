@@ -52,7 +52,7 @@ class ServiceChoice:
 
 
 @dataclass(frozen=True)
-class Payload:
+class RowPayload:
     """One test row as a client sends it."""
 
     position: int  # among the test rows
@@ -71,7 +71,7 @@ class ServiceMeasurement:
     )  # several rows in a request; None for images, of which a request holds one
 
 
-def raw_payloads(data: DataParams, contract: InputContract, rows: TestRows) -> Iterator[Payload]:
+def raw_payloads(data: DataParams, contract: InputContract, rows: TestRows) -> Iterator[RowPayload]:
     """The test rows as they lie in the raw data: encoded images, or rows of a table as JSON objects."""
     wanted = set(rows.sources)
     if isinstance(contract, ColumnContract):
@@ -79,7 +79,7 @@ def raw_payloads(data: DataParams, contract: InputContract, rows: TestRows) -> I
     return original_payloads(read_samples(data, wanted=wanted), rows)
 
 
-def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[Payload]:
+def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[RowPayload]:
     """The raw samples as payloads of the test rows; IntegrityError if one is not the row that was packed, or is missing."""
     found = ((sample.source, _image_id(sample), sample.payload) for sample in samples)
     return _payloads(found, rows, _IMAGE)
@@ -87,7 +87,7 @@ def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[
 
 def row_payloads(
     raw: Iterable[tuple[str, str, Mapping[str, Any]]], rows: TestRows
-) -> Iterator[Payload]:
+) -> Iterator[RowPayload]:
     """The same of (source, id, JSON object) of a table's rows; ValueError if a number is not finite."""
     found = (
         (source, row_id, json.dumps(row, allow_nan=False, ensure_ascii=False).encode())
@@ -102,7 +102,7 @@ def _image_id(sample: RawSample) -> str | None:
 
 def _payloads(
     found: Iterable[tuple[str, str | None, bytes]], rows: TestRows, content_type: str
-) -> Iterator[Payload]:
+) -> Iterator[RowPayload]:
     positions = {source: position for position, source in enumerate(rows.sources)}
     missing = set(positions)
     for source, row_id, content in found:
@@ -111,7 +111,7 @@ def _payloads(
                 f"{source} changed since it was packed. Run `dvc repro`, which starts at the changed data."
             )
         missing.remove(source)
-        yield Payload(positions[source], row_id, content, content_type)
+        yield RowPayload(positions[source], row_id, content, content_type)
     if missing:
         raise IntegrityError(
             f"{len(missing)} test rows are gone from the raw data, the first is {min(missing)}. Run `dvc repro`."
@@ -157,7 +157,7 @@ class ServiceClient:
         )
 
     def measure(
-        self, payloads: Iterator[Payload], num_rows: int, timing_rounds: int, actual: Execution
+        self, payloads: Iterator[RowPayload], num_rows: int, timing_rounds: int, actual: Execution
     ) -> ServiceMeasurement:
         """Send every payload once, several at a time, then one again and again for the latency of one row.
 
@@ -195,7 +195,7 @@ class ServiceClient:
         together = replace(alone, outputs=outputs_together[:, :-1], scores=outputs_together[:, -1])
         return ServiceMeasurement(alone, together if is_table else None)
 
-    def predict(self, payload: Payload) -> NDArray[np.float32]:
+    def predict(self, payload: RowPayload) -> NDArray[np.float32]:
         """(columns + 1,) float32: the service's answer for one row, and its outlier score; ParityError, naming the row, if it is none."""
         what = f"row {payload.row_id}"
         answer = self._post(what, payload.content, payload.content_type)
@@ -204,7 +204,7 @@ class ServiceClient:
         except (KeyError, TypeError, ValueError) as error:
             raise _of_another_form(what, answer) from error
 
-    def predict_together(self, payloads: list[Payload]) -> NDArray[np.float32]:
+    def predict_together(self, payloads: list[RowPayload]) -> NDArray[np.float32]:
         """(rows, columns + 1) float32: the answers for several rows of a table that are sent in one request."""
         what = f"{len(payloads)} rows in one request, from row {payloads[0].row_id}"
         content = b'{"rows":[' + b",".join(payload.content for payload in payloads) + b"]}"
@@ -252,7 +252,7 @@ class ServiceClient:
             raise ValueError("probabilities and prediction_set do not go together")
         return np.append(columns, score)
 
-    def _timed(self, payload: Payload) -> float:
+    def _timed(self, payload: RowPayload) -> float:
         start = time.perf_counter()
         self.predict(payload)
         return time.perf_counter() - start
@@ -285,18 +285,18 @@ class ServiceClient:
         return content
 
 
-def _chunks(payloads: Iterator[Payload]) -> Iterator[list[Payload]]:
+def _chunks(payloads: Iterator[RowPayload]) -> Iterator[list[RowPayload]]:
     while chunk := list(itertools.islice(payloads, _CHUNK_ROWS)):
         yield chunk
 
 
-def _groups(chunk: list[Payload]) -> list[list[Payload]]:
+def _groups(chunk: list[RowPayload]) -> list[list[RowPayload]]:
     """The rows of a chunk, cut into requests of different sizes."""
     rows, sizes = iter(chunk), itertools.cycle(_ROWS_IN_A_REQUEST)
     return list(iter(lambda: list(itertools.islice(rows, next(sizes))), []))
 
 
-def _positions(payloads: list[Payload]) -> list[int]:
+def _positions(payloads: list[RowPayload]) -> list[int]:
     return [payload.position for payload in payloads]
 
 

@@ -12,14 +12,14 @@ from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.sections import VerifyParams
 from slipway.export.certification.comparison import (
-    Comparison,
+    HopComparison,
     Measurement,
     Tolerance,
     failed,
     not_executed,
 )
 from slipway.export.certification.hops import Measured
-from slipway.export.certification.http_hop import Payload, ServiceClient, ServiceMeasurement
+from slipway.export.certification.http_hop import RowPayload, ServiceClient, ServiceMeasurement
 from slipway.export.certification.service_process import running_service
 from slipway.system.errors import ParityError, UnavailableError
 
@@ -38,10 +38,10 @@ class ServiceHop:
 
     def run(
         self,
-        comparison: Comparison,
+        comparison: HopComparison,
         bundle: LoadedBundle,
         before: list[Measured],
-        payloads: Iterator[Payload],
+        payloads: Iterator[RowPayload],
         params: VerifyParams,
     ) -> Measured:
         """The hop and what was answered; it differs when the service does not start, does not answer, or answers something else."""
@@ -67,7 +67,7 @@ class ServiceHop:
 
 
 def _judge(
-    comparison: Comparison,
+    comparison: HopComparison,
     requested: Execution,
     measured: ServiceMeasurement,
     reference: tuple[Hop, Measurement],

@@ -6,7 +6,7 @@ answer where nothing else is better. Every variant gets its verdict in words.
 
 from collections.abc import Mapping, Sequence
 
-from slipway.artifacts.bundle import Choice, Figures
+from slipway.artifacts.bundle import Choice, VariantFigures
 from slipway.config.sections import GoalParams
 from slipway.reports.console import size
 from slipway.reports.pages.leaderboard_page import loss_text, times_text
@@ -17,7 +17,7 @@ _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 
 
 def choose(
-    figures: Mapping[str, Figures],
+    figures: Mapping[str, VariantFigures],
     meant_for: Mapping[str, bool],
     goal: GoalParams,
     task: Task,
@@ -60,7 +60,7 @@ def choose(
 
 
 def why_not(
-    found: Figures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool
+    found: VariantFigures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool
 ) -> str | None:
     """Why a variant cannot be chosen on a provider, or None if it may be."""
     if not is_meant_for:
@@ -78,14 +78,18 @@ def why_not(
     return None
 
 
-def _behind(found: Figures, best: Figures, chosen: str, goal: GoalParams) -> str:
+def _behind(found: VariantFigures, best: VariantFigures, chosen: str, goal: GoalParams) -> str:
     if goal.prefer == "smallest":
         return f"not smaller than {chosen}: {size(found.bytes)}, {size(best.bytes)}"
     return f"fits, but {chosen} is faster"
 
 
 def _reason(
-    chosen: str, figures: Mapping[str, Figures], rivals: Sequence[str], goal: GoalParams, task: Task
+    chosen: str,
+    figures: Mapping[str, VariantFigures],
+    rivals: Sequence[str],
+    goal: GoalParams,
+    task: Task,
 ) -> str:
     asked = (
         f"Asked for: lose at most {loss_text(goal.max_metric_loss, task)}, then the {goal.prefer}."

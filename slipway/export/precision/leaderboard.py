@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.bundle import Choice, Figures, Metric, ModelFile, OutputContract
+from slipway.artifacts.bundle import Choice, Metric, ModelFile, OutputContract, VariantFigures
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.sections import GoalParams
 from slipway.data.store.packed import PackedSplit
@@ -24,7 +24,7 @@ from slipway.export.precision.session_memory import session_peak_bytes
 from slipway.metrics.outlier_shares import outlier_share, score_rank
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
-from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, Line
+from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, LeaderboardLine
 from slipway.runtimes.runtime import Runner, open_onnx, why_unavailable
 from slipway.system.contract import Task, is_classification
 
@@ -71,7 +71,7 @@ def make_leaderboard(
     attempts: dict[str, list[Attempt]],
 ) -> Leaderboard:
     """Measure the graphs in `root` and choose for each provider. ParityError if one of them is broken."""
-    lines: list[Line] = []
+    lines: list[LeaderboardLine] = []
     choices: dict[str, Choice] = {}
     absent = {provider: reason for provider in PROVIDERS if (reason := why_unavailable(provider))}
     hardware = describe_hardware()
@@ -114,7 +114,7 @@ def make_leaderboard(
 
 def measure_provider(
     provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort
-) -> dict[str, Line]:
+) -> dict[str, LeaderboardLine]:
     """What each variant answers and how fast it is; file and memory are still to be filled in."""
     inputs = contest.validation.inputs
     answers = {
@@ -127,7 +127,7 @@ def measure_provider(
         runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence
     )
     return {
-        variant: Line(
+        variant: LeaderboardLine(
             variant=variant,
             provider=provider,
             is_meant_for=True,
@@ -172,7 +172,7 @@ def _figures(
     runner: Runner,
     timings: Timings,
     contest: Contest,
-) -> Figures:
+) -> VariantFigures:
     task, targets, resampling = contest.task, contest.validation.targets, contest.resampling
     found, reference, calibration = (
         answers.outputs,
@@ -180,7 +180,7 @@ def _figures(
         contest.calibrations.get(variant),
     )
     name, best = headline(task), timings.best_batch_size(variant)
-    return Figures(
+    return VariantFigures(
         metric=measure(task, targets, found, resampling, names=[name])[name],
         metric_loss=metric_loss(task, targets, reference, found, resampling),
         max_difference=float(np.abs(found - reference).max()),
@@ -221,7 +221,9 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
     )  # as in `verify`
 
 
-def _with_file(line: Line, root: Path, model: ModelFile, contest: Contest, effort: Effort) -> Line:
+def _with_file(
+    line: LeaderboardLine, root: Path, model: ModelFile, contest: Contest, effort: Effort
+) -> LeaderboardLine:
     """Size, and memory with the largest batch that was timed: the process's, so it is told for the CPU alone."""
     memory = None
     if effort.memory and line.provider == "cpu":

@@ -11,12 +11,12 @@ from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.metrics.baseline import baseline_scores
 from slipway.metrics.scores import Resampling, measure, why_absent
 from slipway.metrics.target_errors import errors_by_target
-from slipway.reports.evaluation.calibration import Worth
 from slipway.reports.evaluation.gates import apply_gates, apply_slice_gates
 from slipway.reports.evaluation.record import Evaluation, measure_without_leaked
-from slipway.reports.evaluation.release_comparison import ReleasedAnswers, compare, released_gate
+from slipway.reports.evaluation.reference_comparison import ReleasedAnswers, compare, released_gate
 from slipway.reports.evaluation.slice_scores import RowAnswers, score_slices
 from slipway.reports.evaluation.slices import Dimension
+from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.system.contract import is_classification
 
 _NUM_RANGES = 5  # of a numeric target
@@ -26,7 +26,7 @@ def measure_rows(
     test: PackedSplit,
     manifest: PackedManifest,
     train_targets: NDArray[float64],
-    worth: Worth,
+    worth: UncertaintyReport,
     dimensions: Sequence[Dimension],
     released: ReleasedAnswers | None,
     wanted: EvaluateParams,

@@ -27,10 +27,10 @@ from slipway.metrics.scores import (
     measure,
 )
 from slipway.metrics.target_errors import TargetErrors
-from slipway.reports.evaluation.calibration import Worth
-from slipway.reports.evaluation.release_comparison import ReleasedComparison
+from slipway.reports.evaluation.reference_comparison import ReleasedComparison
 from slipway.reports.evaluation.slice_record import slice_content
 from slipway.reports.evaluation.slice_scores import SliceScores
+from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.system import files
 from slipway.system.contract import Contract, Task, is_classification
 from slipway.system.errors import SchemaError
@@ -82,7 +82,7 @@ class Evaluation:
     target_errors: list[TargetErrors] = field(
         default_factory=list
     )  # of a numeric target, by ranges of it
-    worth: Worth | None = None  # of the answers; None where nothing was calibrated
+    worth: UncertaintyReport | None = None  # of the answers; None where nothing was calibrated
     baseline: dict[str, float] = field(default_factory=dict)  # each metric of the trivial predictor
 
     @property

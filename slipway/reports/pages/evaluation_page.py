@@ -11,7 +11,6 @@ from slipway.data.store.packed import Inputs
 from slipway.inputs.columns import ColumnContract
 from slipway.reports.console import baseline_cells, interval, number
 from slipway.reports.evaluation.record import Evaluation, baseline_words, headlines
-from slipway.reports.pages.calibration_section import calibration_section
 from slipway.reports.pages.cells import read_cells
 from slipway.reports.pages.charts import Series, histogram, line_chart, residuals, scatter
 from slipway.reports.pages.html_page import (
@@ -29,6 +28,7 @@ from slipway.reports.pages.html_page import (
     tiles,
 )
 from slipway.reports.pages.slices_page import slices_section
+from slipway.reports.pages.uncertainty_section import calibration_section
 
 _CLASSIFICATION_METHOD = "Wilson's for shares of right rows, by bootstrap for the others, which leaves a perfect score no width"
 _REGRESSION_METHOD = "by bootstrap"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from slipway.artifacts.bundle import Choice, Figures, Provider, Ratio
+from slipway.artifacts.bundle import Choice, Provider, Ratio, VariantFigures
 from slipway.metrics.outlier_shares import LEAST_RANK
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.pages.html_page import Html, Section, join, page, paragraph, table, tiles
@@ -24,7 +24,7 @@ class Attempt(Contract):
     metric_loss: float | None  # on validation rows; null for answers that are no numbers
 
 
-class Line(Contract):
+class LeaderboardLine(Contract):
     """One variant on one provider, beyond the figures that the bundle holds."""
 
     variant: str
@@ -32,7 +32,7 @@ class Line(Contract):
     is_meant_for: bool  # else it is measured, never chosen
     flipped: list[str]  # ids of the validation rows whose label is not fp32's
     rows_per_second: dict[int, float]  # medians by batch size
-    figures: Figures
+    figures: VariantFigures
 
 
 class Leaderboard(Contract):
@@ -41,7 +41,7 @@ class Leaderboard(Contract):
     task: Task
     metric: str  # "accuracy" or "rmse"
     rows: int  # of the validation split
-    lines: list[Line]
+    lines: list[LeaderboardLine]
     choice: dict[Provider, Choice]
     absent: dict[str, str]  # providers that are not there, each with the reason
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
@@ -190,7 +190,7 @@ def _boxes(choice: Choice, task: Task) -> list[tuple[str, str, str]]:
     ]
 
 
-def _answer_cells(line: Line, task: Task) -> list[str]:
+def _answer_cells(line: LeaderboardLine, task: Task) -> list[str]:
     figures = line.figures
     loss = figures.metric_loss
     bounds = f"{loss_text(loss.value, task)} ({100 * loss.low:z.2f} to {100 * loss.high:z.2f})"
@@ -205,13 +205,13 @@ def _answer_cells(line: Line, task: Task) -> list[str]:
     ]
 
 
-def _outlier_cells(line: Line) -> list[str]:
+def _outlier_cells(line: LeaderboardLine) -> list[str]:
     found, rank = line.figures.outliers, line.figures.score_rank
     share = [f"{found.value:.1%}", f"{found.low:.1%} to {found.high:.1%}"] if found else ["", ""]
     return [line.variant, *share, f"{rank:.2f}" if rank is not None else ""]
 
 
-def _speed_cells(line: Line) -> list[str]:
+def _speed_cells(line: LeaderboardLine) -> list[str]:
     figures = line.figures
     return [
         line.variant, f"{figures.p50_ms:.3g}", _p99(figures), times_text(figures.latency), _short(figures.rows_per_second),
@@ -219,7 +219,7 @@ def _speed_cells(line: Line) -> list[str]:
     ]  # fmt: skip
 
 
-def _by_batch_size(lines: Sequence[Line]) -> Html:
+def _by_batch_size(lines: Sequence[LeaderboardLine]) -> Html:
     sizes = sorted(lines[0].rows_per_second)  # JSON sorts them as text
     rows = [
         [line.variant, *(_short(line.rows_per_second[batch]) for batch in sizes)] for line in lines
@@ -268,7 +268,7 @@ def _notes(board: Leaderboard) -> Html:
     )
 
 
-def _cells(line: Line, task: Task) -> list[str]:
+def _cells(line: LeaderboardLine, task: Task) -> list[str]:
     found = line.figures
     return [
         line.variant, number(found.metric.value), loss_text(found.metric_loss.value, task), _flipped(line, task), f"{found.p50_ms:.3g}",
@@ -296,15 +296,15 @@ def times_text(ratio: Ratio) -> str:
     )
 
 
-def _flipped(line: Line, task: Task) -> str:
+def _flipped(line: LeaderboardLine, task: Task) -> str:
     return str(line.figures.num_flipped) if is_classification(task) else ""
 
 
-def _p99(figures: Figures) -> str:
+def _p99(figures: VariantFigures) -> str:
     return "" if figures.p99_ms is None else f"{figures.p99_ms:.3g}"
 
 
-def _memory(figures: Figures) -> str:
+def _memory(figures: VariantFigures) -> str:
     return "" if figures.memory_bytes is None else size(figures.memory_bytes)
 
 

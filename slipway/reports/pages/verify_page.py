@@ -37,7 +37,7 @@ _MOST_FLIPS = 12  # shown of one hop; all are counted, and named in the certific
 
 
 @dataclass(frozen=True)
-class Answered:
+class HopAnswers:
     """The test rows, and what the executed hops answered to them."""
 
     task: Task
@@ -56,7 +56,7 @@ class Answered:
         return {row_id: place for place, row_id in enumerate(self.ids)}
 
 
-def verify_page(certificate: Certificate, answered: Answered, contract: InputContract) -> str:
+def verify_page(certificate: Certificate, answered: HopAnswers, contract: InputContract) -> str:
     """The whole page; `contract` says what the inputs are."""
     hops = certificate.hops
     compared = [hop for hop in hops if hop.reference and hop.rows]
@@ -260,7 +260,7 @@ def _change(change: Metric | None) -> str:
     return f"{'+' if change.value > 0 else ''}{number(change.value)} ({interval(change)})"
 
 
-def _flips(compared: Sequence[Hop], answered: Answered, contract: InputContract) -> list[Section]:
+def _flips(compared: Sequence[Hop], answered: HopAnswers, contract: InputContract) -> list[Section]:
     if not is_classification(answered.task):
         return []
     hops = [hop for hop in compared if hop.flipped and _can_be_shown(hop, answered)]
@@ -278,11 +278,11 @@ def _flips(compared: Sequence[Hop], answered: Answered, contract: InputContract)
     ]
 
 
-def _can_be_shown(hop: Hop, answered: Answered) -> bool:
+def _can_be_shown(hop: Hop, answered: HopAnswers) -> bool:
     return hop.name in answered.outputs and hop.reference in answered.outputs
 
 
-def _flips_of(hop: Hop, answered: Answered, contract: InputContract) -> Html:
+def _flips_of(hop: Hop, answered: HopAnswers, contract: InputContract) -> Html:
     before, after = answered.outputs[str(hop.reference)], answered.outputs[hop.name]
     rows = np.array([answered.places[row] for row in hop.flipped])
     targets, old, new = (
@@ -308,7 +308,7 @@ def _flips_of(hop: Hop, answered: Answered, contract: InputContract) -> Html:
     return join([_exhibits(shown, captions, answered, contract), paragraph(note, "note")])
 
 
-def _both(row: int, hop: Hop, answered: Answered) -> str:
+def _both(row: int, hop: Hop, answered: HopAnswers) -> str:
     """What the two hops think of the two labels, and which is right."""
     before, after = answered.outputs[str(hop.reference)][row], answered.outputs[hop.name][row]
     names = dict.fromkeys([int(before.argmax()), int(after.argmax())])
@@ -316,11 +316,11 @@ def _both(row: int, hop: Hop, answered: Answered) -> str:
     return f"{thought}. Is {answered.classes[int(answered.targets[row])]}, {answered.sources[row]}"
 
 
-def _label(outputs: NDArray[np.float32], answered: Answered) -> str:
+def _label(outputs: NDArray[np.float32], answered: HopAnswers) -> str:
     return answered.classes[int(outputs.argmax())]
 
 
-def _worst(compared: Sequence[Hop], answered: Answered, contract: InputContract) -> Section:
+def _worst(compared: Sequence[Hop], answered: HopAnswers, contract: InputContract) -> Section:
     hops = [
         hop
         for hop in compared
@@ -342,7 +342,7 @@ def _worst(compared: Sequence[Hop], answered: Answered, contract: InputContract)
     )
 
 
-def _worst_words(hop: Hop, row: int, answered: Answered) -> str:
+def _worst_words(hop: Hop, row: int, answered: HopAnswers) -> str:
     before, after = (
         answered.outputs[str(hop.reference)][row].astype(np.float64),
         answered.outputs[hop.name][row].astype(np.float64),
@@ -359,7 +359,7 @@ def _worst_words(hop: Hop, row: int, answered: Answered) -> str:
 def _exhibits(
     rows: Sequence[int],
     captions: Sequence[tuple[str, str]],
-    answered: Answered,
+    answered: HopAnswers,
     contract: InputContract,
 ) -> Html:
     """Pictures with their captions, or a table's rows with them."""
@@ -453,7 +453,7 @@ def _words(execution: Execution) -> str:
 def _bound(certificate: Certificate) -> Section:
     digests = {
         "bundle.json": certificate.bundle_digest,
-        "passport.json of the engine": certificate.engine_digest or "no engine",
+        "engine_manifest.json": certificate.engine_digest or "no engine",
     }
     rows = [[path, digest] for path, digest in (digests | certificate.digests).items()]
     machine = [

@@ -9,7 +9,7 @@ from slipway.artifacts.certificate import Execution, Hop
 from slipway.artifacts.uncertainty import Answers
 from slipway.export.certification.comparison import (
     BatchAnswers,
-    Comparison,
+    HopComparison,
     Measurement,
     TestRows,
     Tolerance,
@@ -55,14 +55,14 @@ def measured(outputs: NDArray[np.float32], actual: Execution = FP16) -> Measurem
 
 
 def compare(outputs: NDArray[np.float32], tolerance: Tolerance, actual: Execution = FP16) -> Hop:
-    comparison = Comparison(rows(), RESAMPLING)
+    comparison = HopComparison(rows(), RESAMPLING)
     before = measured(right(), TORCH)
     first = comparison.first("torch", TORCH, before)
     return comparison.against("fp16", FP16, measured(outputs, actual), (first, before), tolerance)
 
 
 def compare_values(outputs: NDArray[np.float32], tolerance: Tolerance) -> Hop:
-    comparison = Comparison(rows("image_regression"), RESAMPLING)
+    comparison = HopComparison(rows("image_regression"), RESAMPLING)
     before = measured((rows("image_regression").targets + 10)[:, None].astype(np.float32), TORCH)
     first = comparison.first("torch", TORCH, before)
     return comparison.against("fp16", FP16, measured(outputs), (first, before), tolerance)
@@ -102,7 +102,7 @@ def test_a_flipped_label_differs_however_small_the_difference() -> None:
 def test_noise_allows_as_much_more_and_flips_where_two_classes_are_as_close_and_no_other() -> None:
     tie = np.array([[0.5001, 0.4999]], dtype=np.float32)
     comparison, before = (
-        Comparison(rows(), RESAMPLING),
+        HopComparison(rows(), RESAMPLING),
         measured(np.concatenate([tie, right()[1:]]), TORCH),
     )
     first = comparison.first("torch", TORCH, before)
@@ -185,7 +185,7 @@ def compare_flipped(
     flipped = outputs.copy()
     flipped[:num_flipped] = flipped[:num_flipped, ::-1]
     resampling = Resampling(seed=1, num_samples=500, confidence=confidence)
-    comparison, before = Comparison(data, resampling), measured(outputs, TORCH)
+    comparison, before = HopComparison(data, resampling), measured(outputs, TORCH)
     first = comparison.first("torch", TORCH, before)
     return comparison.against("fp16", FP16, measured(flipped), (first, before), tolerance)
 
@@ -233,7 +233,7 @@ def test_one_row_of_a_rare_class_is_one_row() -> None:
     outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
     flipped = outputs.copy()
     flipped[0] = flipped[0, ::-1]
-    comparison, before = Comparison(data, Resampling(1, 500, 0.01)), measured(outputs, TORCH)
+    comparison, before = HopComparison(data, Resampling(1, 500, 0.01)), measured(outputs, TORCH)
     first = comparison.first("torch", TORCH, before)
     hop = comparison.against("fp16", FP16, measured(flipped), (first, before), SMALL_BUDGET)
     assert hop.status == "agrees"
@@ -261,7 +261,7 @@ def test_rows_that_go_from_one_wrong_label_to_another_are_not_excused_by_one_los
     moved[200 : 200 + num_lost] = 0
     before = measured(np.eye(3, dtype=np.float32)[labels], TORCH)
     after = measured(np.eye(3, dtype=np.float32)[moved])
-    comparison = Comparison(data, Resampling(1, 500, 0.95))
+    comparison = HopComparison(data, Resampling(1, 500, 0.95))
     hop = comparison.against(
         "fp16", FP16, after, (comparison.first("torch", TORCH, before), before), SMALL_BUDGET
     )
@@ -315,7 +315,7 @@ def in_batches(outputs: NDArray[np.float32], **smaller: NDArray[np.float32]) -> 
 
 
 def compare_runs(measured_runs: Measurement, tolerance: Tolerance = STRICT) -> Hop:
-    comparison, before = Comparison(rows(), RESAMPLING), measured(right(), TORCH)
+    comparison, before = HopComparison(rows(), RESAMPLING), measured(right(), TORCH)
     first = comparison.first("torch", TORCH, before)
     return comparison.against("fp32", FP16, measured_runs, (first, before), tolerance)
 
@@ -353,7 +353,7 @@ def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> No
 def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may_change(
     tolerance: Tolerance, status: str
 ) -> None:
-    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    comparison, scores = HopComparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
     before = replace(measured(right(), TORCH), scores=scores)
     runs = (BatchAnswers(7, right(), scores + np.float32(1e-4)), BatchAnswers(32, right(), scores))
     found = replace(measured(right()), scores=scores, batches=runs)
@@ -370,7 +370,7 @@ def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: 
     ids = [f"row{number}" for number in range(num_rows)]
     outputs = np.tile(np.array([[0.75, 0.25], [0.25, 0.75]], np.float32), (num_rows // 2, 1))
     inputs = np.zeros((num_rows, 1, 1, 1), np.uint8)
-    comparison = Comparison(
+    comparison = HopComparison(
         TestRows("image_classification", CLASSES, ids, ids, inputs, targets), RESAMPLING
     )
     before = replace(measured(outputs, TORCH), scores=ORDINARY, calibration=CALIBRATION)
@@ -409,7 +409,7 @@ def test_a_variant_that_calls_ordinary_rows_outliers_differs() -> None:
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
 def test_an_outlier_score_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
-    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    comparison, scores = HopComparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
     before = replace(measured(right(), TORCH), scores=scores)
     found = replace(
         measured(right()), scores=np.where(np.arange(10) == 3, np.nan, scores).astype(np.float32)
@@ -457,7 +457,7 @@ def test_the_change_of_each_metric_is_measured_row_against_row() -> None:
 def test_answers_that_are_the_same_change_nothing_with_certainty() -> None:
     for change in compare(right(), BUDGET).metric_changes.values():
         assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
-    first = Comparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
+    first = HopComparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
     assert first.metric_changes == {}
 
 
@@ -501,7 +501,7 @@ def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(
     outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
     lost = outputs.copy()
     lost[:num_lost] = lost[:num_lost, ::-1]
-    comparison, before = Comparison(data, RESAMPLING), measured(outputs, TORCH)
+    comparison, before = HopComparison(data, RESAMPLING), measured(outputs, TORCH)
     first = comparison.first("torch", TORCH, before)
     hop = comparison.against(
         "int8", FP16, measured(lost), (first, before), Tolerance(max_metric_loss=0.03)
@@ -512,7 +512,7 @@ def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(
 
 
 def test_a_request_for_auto_takes_whatever_ran() -> None:
-    comparison = Comparison(rows(), RESAMPLING)
+    comparison = HopComparison(rows(), RESAMPLING)
     auto = FP16.model_copy(update={"provider": "auto", "precision": "auto", "variant": "auto"})
     assert comparison.first("http", auto, measured(right())).status == "agrees"
 

@@ -15,7 +15,7 @@ from slipway.artifacts.certificate import Execution
 from slipway.data.sources.samples import Fault, RawSample
 from slipway.export.certification.comparison import TestRows
 from slipway.export.certification.http_hop import (
-    Payload,
+    RowPayload,
     ServiceClient,
     original_payloads,
     row_payloads,
@@ -109,7 +109,7 @@ def packed_rows() -> TestRows:
     )
 
 
-def payloads(order: list[int] | None = None) -> Iterator[Payload]:
+def payloads(order: list[int] | None = None) -> Iterator[RowPayload]:
     return original_payloads(
         (sample(number, PAYLOADS[number]) for number in order or range(len(PAYLOADS))),
         packed_rows(),
@@ -145,7 +145,7 @@ def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path
     def answer(content: bytes, version: str) -> dict[str, Any]:
         return described(answer_to(content, version), score=0.5, calibration=wide)
 
-    payload = Payload(0, "0", PAYLOADS[0], "image/png")
+    payload = RowPayload(0, "0", PAYLOADS[0], "image/png")
     with service(load_bundle(tmp_path), answer=answer) as client:
         with pytest.raises(ParityError, match="not of the form"):
             client.predict(payload)
@@ -192,7 +192,7 @@ def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path)
 def test_an_answer_of_another_form_or_model_is_refused_with_its_row(
     tmp_path: Path, change: Change, message: str
 ) -> None:
-    row = Payload(0, "the-row", PAYLOADS[0])
+    row = RowPayload(0, "the-row", PAYLOADS[0])
     bundle = write_small_bundle(tmp_path)
     with service(bundle, change) as client, pytest.raises(ParityError, match=message) as caught:
         client.predict(row)
@@ -205,7 +205,7 @@ def test_an_error_status_is_refused_with_what_the_service_said(tmp_path: Path) -
         service(bundle, lambda _: {"error": "too large"}, status=413) as client,
         pytest.raises(ParityError, match=r"413.*too large"),
     ):
-        client.predict(Payload(0, "row", PAYLOADS[0]))
+        client.predict(RowPayload(0, "row", PAYLOADS[0]))
 
 
 def test_a_service_that_is_gone_is_an_error_and_no_traceback(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_service_that_is_gone_is_an_error_and_no_traceback(tmp_path: Path) -> 
         ServiceClient("http://127.0.0.1:9", bundle, LABELS) as client,
         pytest.raises(ParityError, match="gave no answer"),
     ):
-        client.predict(Payload(0, "row", PAYLOADS[0]))
+        client.predict(RowPayload(0, "row", PAYLOADS[0]))
 
 
 @pytest.mark.parametrize(

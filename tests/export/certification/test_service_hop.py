@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.params import Params
-from slipway.export.certification.comparison import Comparison, Measurement, TestRows, failed
-from slipway.export.certification.http_hop import Payload
+from slipway.export.certification.comparison import HopComparison, Measurement, TestRows, failed
+from slipway.export.certification.http_hop import RowPayload
 from slipway.export.certification.service_hop import ServiceHop, not_tried
 from slipway.metrics.scores import Resampling
 from tests.calibrations import described
@@ -57,7 +57,7 @@ def outputs() -> NDArray[np.float32]:
     return shares
 
 
-def comparison() -> Comparison:
+def comparison() -> HopComparison:
     names = [hashlib.sha256(payload).hexdigest()[:32] for payload in PAYLOADS]
     images = np.zeros((len(names), 4, 4, 1), dtype=np.uint8)
     rows = TestRows(
@@ -68,7 +68,7 @@ def comparison() -> Comparison:
         images,
         outputs().argmax(axis=1).astype(np.float64),
     )
-    return Comparison(rows, Resampling(seed=1, num_samples=100, confidence=0.95))
+    return HopComparison(rows, Resampling(seed=1, num_samples=100, confidence=0.95))
 
 
 def run_hop(
@@ -95,9 +95,10 @@ def run_hop(
     return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)[0]
 
 
-def payloads(rows: TestRows) -> Iterator[Payload]:
+def payloads(rows: TestRows) -> Iterator[RowPayload]:
     return (
-        Payload(position, rows.ids[position], content) for position, content in enumerate(PAYLOADS)
+        RowPayload(position, rows.ids[position], content)
+        for position, content in enumerate(PAYLOADS)
     )
 
 
@@ -128,7 +129,7 @@ def run_table_hop(
     )
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
     payloads = (
-        Payload(position, judge.rows.ids[position], content, "application/json")
+        RowPayload(position, judge.rows.ids[position], content, "application/json")
         for position, content in enumerate(ROWS)
     )
     return service.run(judge, bundle, [(reference, before)], payloads, params.verify)[0]

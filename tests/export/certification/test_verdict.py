@@ -4,9 +4,9 @@ import pytest
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import (
-    Allowed,
     Execution,
     Hop,
+    HopBounds,
     check_certificate,
     first_fault,
     read_certificate,
@@ -121,7 +121,7 @@ def test_an_uncertified_variant_is_served_nowhere_but_where_verify_saw_it_agree(
 def test_the_error_of_a_variant_with_a_budget_names_its_key_and_the_ways_out(
     tmp_path: Path,
 ) -> None:
-    bounds = Allowed(max_difference=None, max_score_difference=None, max_metric_loss=0.01)
+    bounds = HopBounds(max_difference=None, max_score_difference=None, max_metric_loss=0.01)
     int8 = EXECUTION.model_copy(update={"variant": "int8"})
     bad = failed("onnxruntime/cpu/int8", int8, "too much lost", "torch")
     bad = bad.model_copy(update={"allowed": bounds})

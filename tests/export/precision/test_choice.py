@@ -1,6 +1,6 @@
 import pytest
 
-from slipway.artifacts.bundle import Figures, Metric, Ratio
+from slipway.artifacts.bundle import Metric, Ratio, VariantFigures
 from slipway.config.sections import GoalParams
 from slipway.export.precision.choice import choose
 
@@ -21,8 +21,8 @@ def figures(
     latency: float = 1.5,
     num_bytes: int = 25,
     batch_dependence: float = 0.0,
-) -> Figures:
-    return Figures(
+) -> VariantFigures:
+    return VariantFigures(
         metric=metric(0.98 - loss),
         metric_loss=metric(loss),
         max_difference=0.01,
@@ -45,7 +45,7 @@ FP32 = figures(throughput=1.0, latency=1.0, num_bytes=100).model_copy(
 )
 
 
-def verdicts(prefer: str = "fastest", **others: Figures) -> tuple[str, dict[str, str]]:
+def verdicts(prefer: str = "fastest", **others: VariantFigures) -> tuple[str, dict[str, str]]:
     goal = GoalParams.model_validate({"max_metric_loss": 0.005, "prefer": prefer})
     choice = choose({"fp32": FP32} | others, MEANT_FOR, goal, "image_classification", "cpu", {})
     return choice.variant, {variant: found.verdict for variant, found in choice.figures.items()}
@@ -77,7 +77,7 @@ def test_the_smallest_within_the_budget_is_chosen_where_that_is_asked_for() -> N
     ],
 )
 def test_a_variant_that_must_not_be_chosen_is_not_and_the_reason_is_written(
-    prefer: str, planted: Figures, verdict: str
+    prefer: str, planted: VariantFigures, verdict: str
 ) -> None:
     assert verdicts(prefer, int8=planted) == ("fp32", {"fp32": "chosen", "int8": verdict})
     assert verdicts(prefer, int8=figures())[0] == "int8"

@@ -17,7 +17,7 @@ from slipway.export.precision import leaderboard
 from slipway.export.precision.choice import MOST_BATCH_DEPENDENCE, choose
 from slipway.export.precision.leaderboard import Contest, Effort, measure_provider, metric_loss
 from slipway.metrics.scores import Resampling
-from slipway.reports.pages.leaderboard_page import Line
+from slipway.reports.pages.leaderboard_page import LeaderboardLine
 from slipway.system.errors import ParityError
 from tests.calibrations import CALIBRATION
 from tests.fake_clock import CLOCK
@@ -78,7 +78,7 @@ def contest() -> Contest:
     )
 
 
-def measured(int8: PlantedRunner, fp32: PlantedRunner | None = None) -> dict[str, Line]:
+def measured(int8: PlantedRunner, fp32: PlantedRunner | None = None) -> dict[str, LeaderboardLine]:
     return measure_provider(
         "cpu",
         {"fp32": fp32 or PlantedRunner(), "int8": int8},
@@ -87,7 +87,7 @@ def measured(int8: PlantedRunner, fp32: PlantedRunner | None = None) -> dict[str
     )
 
 
-def verdict(lines: dict[str, Line]) -> tuple[str, str]:
+def verdict(lines: dict[str, LeaderboardLine]) -> tuple[str, str]:
     goal = GoalParams(max_metric_loss=0.03, prefer="fastest")
     figures = {variant: line.figures for variant, line in lines.items()}
     choice = choose(figures, {"fp32": True, "int8": True}, goal, "table_classification", "cpu", {})

@@ -3,17 +3,19 @@ from typing import Any
 
 import pytest
 
-from slipway.artifacts.bundle import Choice, Figures, Metric
+from slipway.artifacts.bundle import Choice, Metric, VariantFigures
 from slipway.reports.pages.leaderboard_page import (
     Attempt,
     Leaderboard,
-    Line,
+    LeaderboardLine,
     leaderboard_page,
     leaderboard_text,
 )
 
 
-def figures(loss: float, throughput: float, verdict: str, p99_ms: float | None = 2.5) -> Figures:
+def figures(
+    loss: float, throughput: float, verdict: str, p99_ms: float | None = 2.5
+) -> VariantFigures:
     metric = {"value": 0.98 - loss, "low": 0.96, "high": 0.99, "confidence": 0.95, "rows": 260}
     ratio = {"value": throughput, "low": 0.9 * throughput, "high": 1.1 * throughput}
     content: dict[str, Any] = {
@@ -21,7 +23,7 @@ def figures(loss: float, throughput: float, verdict: str, p99_ms: float | None =
         "num_flipped": 3, "batch_dependence": 0.0, "p50_ms": 1.234, "p99_ms": p99_ms, "rows_per_second": 4321.0, "batch_size": 64,
         "latency": ratio, "throughput": ratio, "bytes": 45_000_000, "memory_bytes": 90_000_000, "verdict": verdict,
     }  # fmt: skip
-    return Figures.model_validate(content)
+    return VariantFigures.model_validate(content)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def board() -> Leaderboard:
         hardware={"cpu": "A & B"},
     )
     lines = [
-        Line(
+        LeaderboardLine(
             variant=name,
             provider="cpu",
             is_meant_for=name != "fp16",

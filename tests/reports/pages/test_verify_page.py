@@ -7,11 +7,11 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
-from slipway.artifacts.certificate import Allowed, Certificate, Execution, Hop
+from slipway.artifacts.certificate import Certificate, Execution, Hop, HopBounds
 from slipway.artifacts.input_contract import InputContract
 from slipway.export.certification.comparison import (
     BatchAnswers,
-    Comparison,
+    HopComparison,
     Measurement,
     TestRows,
     Tolerance,
@@ -20,7 +20,7 @@ from slipway.export.certification.comparison import (
 )
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.log_bars import LogBar, log_bars
-from slipway.reports.pages.verify_page import Answered, _outliers, verify_page
+from slipway.reports.pages.verify_page import HopAnswers, _outliers, verify_page
 from slipway.system.contract import Task
 from tests.reports.test_pages import CONTRACT, EVIL, FOREIGN, faults
 from tests.serving.bundles import COLUMNS, gate
@@ -60,7 +60,7 @@ def make_page(
     rows = TestRows(
         task, classes, names, [f"{EVIL}{row}" for row in range(NUM_ROWS)], inputs, targets
     )
-    judge = Comparison(rows, Resampling(0, 50, 0.95))
+    judge = HopComparison(rows, Resampling(0, 50, 0.95))
     torch = measurement(TORCH, right)
     first = judge.first("torch", TORCH, torch)
     fp32 = measurement(CPU, near, BatchAnswers(7, near[:9]))
@@ -95,7 +95,7 @@ def make_page(
         hardware={"cpu": EVIL},
         versions={"python": EVIL},
     )
-    shown = Answered(task, classes, names, rows.sources, targets, inputs, answers)
+    shown = HopAnswers(task, classes, names, rows.sources, targets, inputs, answers)
     return verify_page(certificate, shown, contract), hops
 
 
@@ -177,7 +177,7 @@ def test_outliers_are_shown_with_what_is_allowed() -> None:
     document, hops = make_page("image_classification", CONTRACT, pictures())
     assert "<h2>Outliers</h2>" not in document  # nothing counted them
     share = Metric(value=0.61, low=0.512, high=0.7, confidence=0.95, rows=NUM_ROWS)
-    allowed = Allowed(
+    allowed = HopBounds(
         max_difference=None, max_score_difference=None, max_metric_loss=0.1, max_outliers=0.162
     )
     section = _outliers(

@@ -14,9 +14,9 @@ from serving.models.selection import select
 from slipway.artifacts.bundle import Choice, LoadedBundle, describe_model, load_bundle
 from slipway.artifacts.certificate import Execution, read_certificate
 from slipway.artifacts.engine_manifest import (
-    Passport,
+    EngineManifest,
     Profile,
-    read_passport,
+    read_engine_manifest,
     read_plan,
     write_engine,
 )
@@ -505,12 +505,12 @@ class CertifiedEngine:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.bundle = root, load_bundle(root / "bundle")
         self.write(b"an engine")
-        self.certify(files.sha256_file(root / "engine/passport.json"))
+        self.certify(files.sha256_file(root / "engine/engine_manifest.json"))
         monkeypatch.setattr(runtime, "open_engine", self._open)
 
     def write(self, plan: bytes) -> None:
         manifest = self.bundle.manifest
-        passport = Passport(
+        engine_manifest = EngineManifest(
             format_version=2,
             engine_sha256=files.sha256_bytes(plan),
             model_sha256=manifest.models["fp32"].sha256,
@@ -522,7 +522,7 @@ class CertifiedEngine:
             actual=ENGINE_FP32,
             precision_read_from="engine",
         )
-        write_engine(self.root / "engine", plan, passport)
+        write_engine(self.root / "engine", plan, engine_manifest)
 
     def certify(self, engine_digest: str | None) -> None:
         engine_hop = hop().model_copy(
@@ -536,7 +536,7 @@ class CertifiedEngine:
         )
 
     def _open(self, root: Path, bundle: LoadedBundle, certified: str | None = None) -> Runner:
-        read_plan(root, read_passport(root, certified))
+        read_plan(root, read_engine_manifest(root, certified))
         runner = runtime.open_onnx(
             bundle.model_bytes("fp32"),
             variant="fp32",

@@ -3,9 +3,9 @@
 from slipway.metrics.scores import why_absent
 from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import Evaluation, baseline_words, headlines
-from slipway.reports.evaluation.release_comparison import ReleasedComparison
+from slipway.reports.evaluation.reference_comparison import ReleasedComparison
 from slipway.reports.evaluation.slice_scores import SliceScores
-from slipway.reports.pages.calibration_section import in_words
+from slipway.reports.pages.uncertainty_section import in_words
 
 _MOST_SHOWN = 5
 

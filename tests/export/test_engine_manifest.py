@@ -8,16 +8,21 @@ from slipway.artifacts.engine_manifest import (
     Profile,
     check_machine,
     check_origin,
-    read_passport,
+    read_engine_manifest,
     read_plan,
-    read_receipt,
     read_request,
+    read_skipped_build,
     write_engine,
-    write_receipt,
+    write_skipped_build,
 )
 from slipway.system import files
 from slipway.system.errors import EngineError, IntegrityError, UnavailableError
-from tests.export.small_bundle import MACHINE, TENSORRT_FP16, passport_for, write_small_bundle
+from tests.export.small_bundle import (
+    MACHINE,
+    TENSORRT_FP16,
+    engine_manifest_for,
+    write_small_bundle,
+)
 
 PLAN = b"an engine"
 REQUEST = EngineRequest(
@@ -27,11 +32,11 @@ REQUEST = EngineRequest(
 
 def test_a_fitting_engine_is_read_back(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path / "bundle")
-    write_engine(tmp_path / "engine", PLAN, passport_for(bundle, PLAN))
-    passport = read_passport(tmp_path / "engine")
-    check_origin(passport, bundle)
-    check_machine(passport, MACHINE)
-    assert read_plan(tmp_path / "engine", passport) == PLAN
+    write_engine(tmp_path / "engine", PLAN, engine_manifest_for(bundle, PLAN))
+    engine_manifest = read_engine_manifest(tmp_path / "engine")
+    check_origin(engine_manifest, bundle)
+    check_machine(engine_manifest, MACHINE)
+    assert read_plan(tmp_path / "engine", engine_manifest) == PLAN
 
 
 def test_an_engine_of_another_graph_of_the_same_architecture_is_refused(tmp_path: Path) -> None:
@@ -40,7 +45,7 @@ def test_an_engine_of_another_graph_of_the_same_architecture_is_refused(tmp_path
         write_small_bundle(tmp_path / "new", b"new weights"),
     )
     with pytest.raises(EngineError, match="model digest"):
-        check_origin(passport_for(old, PLAN), new)
+        check_origin(engine_manifest_for(old, PLAN), new)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,7 @@ def test_an_engine_that_is_not_what_the_bundle_says_is_refused_by_name(
 ) -> None:
     bundle = write_small_bundle(tmp_path)
     with pytest.raises(EngineError, match=name):
-        check_origin(passport_for(bundle, PLAN, **change), bundle)
+        check_origin(engine_manifest_for(bundle, PLAN, **change), bundle)
 
 
 @pytest.mark.parametrize("field", ["tensorrt_version", "gpu", "compute_capability"])
@@ -69,57 +74,61 @@ def test_an_engine_of_another_machine_is_refused_with_both_values(
 ) -> None:
     here = MACHINE.model_copy(update={field: "other"})
     with pytest.raises(EngineError, match=f"built with {getattr(MACHINE, field)}, here other"):
-        check_machine(passport_for(write_small_bundle(tmp_path), PLAN), here)
+        check_machine(engine_manifest_for(write_small_bundle(tmp_path), PLAN), here)
 
 
 def test_a_driver_update_alone_keeps_the_engine(tmp_path: Path) -> None:
     check_machine(
-        passport_for(write_small_bundle(tmp_path), PLAN),
+        engine_manifest_for(write_small_bundle(tmp_path), PLAN),
         MACHINE.model_copy(update={"driver_version": "13.2"}),
     )
 
 
 @pytest.mark.parametrize("position", range(len(PLAN)))
 def test_an_altered_engine_is_refused(tmp_path: Path, position: int) -> None:
-    passport = passport_for(write_small_bundle(tmp_path / "bundle"), PLAN)
+    engine_manifest = engine_manifest_for(write_small_bundle(tmp_path / "bundle"), PLAN)
     altered = bytearray(PLAN)
     altered[position] ^= 1
-    write_engine(tmp_path / "engine", bytes(altered), passport)
+    write_engine(tmp_path / "engine", bytes(altered), engine_manifest)
     with pytest.raises(IntegrityError, match="altered"):
-        read_plan(tmp_path / "engine", passport)
+        read_plan(tmp_path / "engine", engine_manifest)
 
 
-def test_a_passport_other_than_the_certified_one_is_refused(tmp_path: Path) -> None:
+def test_a_engine_manifest_other_than_the_certified_one_is_refused(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path / "bundle")
-    write_engine(tmp_path / "engine", PLAN, passport_for(bundle, PLAN))
-    certified = files.sha256_file(tmp_path / "engine/passport.json")
-    assert read_passport(tmp_path / "engine", certified)
-    write_engine(tmp_path / "engine", b"another engine", passport_for(bundle, b"another engine"))
-    assert read_passport(tmp_path / "engine")  # fits the bundle, but was never certified
+    write_engine(tmp_path / "engine", PLAN, engine_manifest_for(bundle, PLAN))
+    certified = files.sha256_file(tmp_path / "engine/engine_manifest.json")
+    assert read_engine_manifest(tmp_path / "engine", certified)
+    write_engine(
+        tmp_path / "engine", b"another engine", engine_manifest_for(bundle, b"another engine")
+    )
+    assert read_engine_manifest(tmp_path / "engine")  # fits the bundle, but was never certified
     with pytest.raises(IntegrityError, match="is not the one that was certified"):
-        read_passport(tmp_path / "engine", certified)
+        read_engine_manifest(tmp_path / "engine", certified)
 
 
-def test_a_passport_without_its_engine_is_refused(tmp_path: Path) -> None:
-    passport = passport_for(write_small_bundle(tmp_path / "bundle"), PLAN)
+def test_a_engine_manifest_without_its_engine_is_refused(tmp_path: Path) -> None:
+    engine_manifest = engine_manifest_for(write_small_bundle(tmp_path / "bundle"), PLAN)
     with pytest.raises(EngineError, match="missing"):
-        read_plan(tmp_path, passport)
+        read_plan(tmp_path, engine_manifest)
 
 
-def test_a_receipt_is_no_engine_and_gives_its_reason(tmp_path: Path) -> None:
-    write_receipt(tmp_path, REQUEST, "no NVIDIA driver")
-    receipt = read_receipt(tmp_path)
-    assert receipt is not None
-    assert (receipt.status, receipt.requested) == ("not_executed", TENSORRT_FP16)
+def test_a_skipped_build_is_no_engine_and_gives_its_reason(tmp_path: Path) -> None:
+    write_skipped_build(tmp_path, REQUEST, "no NVIDIA driver")
+    skipped_build = read_skipped_build(tmp_path)
+    assert skipped_build is not None
+    assert (skipped_build.status, skipped_build.requested) == ("not_executed", TENSORRT_FP16)
     with pytest.raises(UnavailableError, match="no NVIDIA driver"):
-        read_passport(tmp_path)
+        read_engine_manifest(tmp_path)
 
 
-def test_a_passport_and_a_receipt_say_what_was_requested(tmp_path: Path) -> None:
-    passport = passport_for(write_small_bundle(tmp_path / "bundle"), PLAN)
-    write_engine(tmp_path / "engine", PLAN, passport)
-    write_receipt(tmp_path / "receipt", REQUEST, "no NVIDIA driver")
-    for root in (tmp_path / "engine", tmp_path / "receipt"):
+def test_engine_manifest_and_skipped_build_both_record_the_requested_execution(
+    tmp_path: Path,
+) -> None:
+    engine_manifest = engine_manifest_for(write_small_bundle(tmp_path / "bundle"), PLAN)
+    write_engine(tmp_path / "engine", PLAN, engine_manifest)
+    write_skipped_build(tmp_path / "skipped_build", REQUEST, "no NVIDIA driver")
+    for root in (tmp_path / "engine", tmp_path / "skipped_build"):
         assert (
             EngineRequest(
                 **{name: getattr(read_request(root), name) for name in EngineRequest.model_fields}
@@ -130,7 +139,7 @@ def test_a_passport_and_a_receipt_say_what_was_requested(tmp_path: Path) -> None
 
 def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="Run `dvc repro compile`"):
-        read_passport(tmp_path)
+        read_engine_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +151,12 @@ def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
         ('{"format_version": 2}', "not a valid"),
     ],
 )
-def test_a_passport_that_is_not_understood_is_refused(
+def test_a_engine_manifest_that_is_not_understood_is_refused(
     tmp_path: Path, content: str, message: str
 ) -> None:
-    files.write_text(tmp_path / "passport.json", content)
+    files.write_text(tmp_path / "engine_manifest.json", content)
     with pytest.raises(EngineError, match=message):
-        read_passport(tmp_path)
+        read_engine_manifest(tmp_path)
 
 
 def test_a_profile_out_of_order_is_refused() -> None:

@@ -21,8 +21,16 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.artifacts.certificate import Certificate, Execution
 from slipway.artifacts.uncertainty import Answers
+from slipway.replay.comparison import (
+    Answer,
+    AnswerTolerance,
+    BackendResult,
+    compare,
+    describe,
+    exact,
+    of_variant,
+)
 from slipway.replay.decoding import decode_payload
-from slipway.replay.judging import Answer, Hop, Tolerance, compare, describe, exact, of_variant
 from slipway.replay.service import ask_again, outputs_of, served_execution
 from slipway.replay.torch_hop import torch_answers
 from slipway.runtimes import runtime
@@ -69,14 +77,14 @@ class Replay:
         self._places = places
         self._executed: list[_Executed] = []
 
-    def run(self) -> Iterator[Hop]:
+    def run(self) -> Iterator[BackendResult]:
         """Every hop, as it is done. Where the payload cannot be decoded any more, that is the only one."""
         try:
             inputs = decode_payload(
                 self._request.content_type, self._request.payload, self._bundle.manifest.input
             )
         except SlipwayError as error:
-            yield Hop(
+            yield BackendResult(
                 "decode",
                 "parted",
                 "recorded",
@@ -95,12 +103,12 @@ class Replay:
         """Ways of running the model that were possible here."""
         return len(self._executed)
 
-    def _decoded(self, inputs: NDArray[Any]) -> Hop:
+    def _decoded(self, inputs: NDArray[Any]) -> BackendResult:
         shown = "x".join(map(str, inputs.shape))
         if digest_inputs(inputs) == self._request.inputs_sha256:
-            return Hop("decode", "equal", "recorded", 0.0, shown)
+            return BackendResult("decode", "equal", "recorded", 0.0, shown)
         what = "pixels" if inputs.dtype == np.uint8 else "encoded rows"
-        return Hop(
+        return BackendResult(
             "decode",
             "parted",
             "recorded",
@@ -112,7 +120,7 @@ class Replay:
     def _torch(self, inputs: NDArray[Any]) -> _Answered:
         return TORCH, self._named(torch_answers(self._places.checkpoint, self._bundle, inputs)), {}
 
-    def _onnx(self, inputs: NDArray[Any]) -> Iterator[Hop]:
+    def _onnx(self, inputs: NDArray[Any]) -> Iterator[BackendResult]:
         models = self._bundle.manifest.models
         for variant in sorted(models, key=lambda name: (name != "fp32", name)):
             for provider in ("cpu", *(["cuda"] if "cuda" in models[variant].meant_for else [])):
@@ -139,7 +147,7 @@ class Replay:
 
         return open_and_run
 
-    def _engine(self, inputs: NDArray[Any]) -> Hop:
+    def _engine(self, inputs: NDArray[Any]) -> BackendResult:
         digest = self._certificate.engine_digest if self._certificate else None
         return self._tried(
             "tensorrt",
@@ -166,43 +174,43 @@ class Replay:
     def _named(self, answers: Answers) -> dict[str, NDArray[np.float32]]:
         return {self._bundle.manifest.output_name: answers.outputs, SCORE_NAME: answers.scores}
 
-    def _tried(self, name: str, execute: Callable[[], _Answered]) -> Hop:
+    def _tried(self, name: str, execute: Callable[[], _Answered]) -> BackendResult:
         """The hop, compared with the last before it in which nothing may have changed."""
         try:
             actual, answer, noise = execute()
         except BundleError as error:
-            return Hop(name, "parted", detail=str(error))
+            return BackendResult(name, "parted", detail=str(error))
         except SlipwayError as error:
-            return Hop(name, "not_executed", detail=str(error).rstrip("."))
+            return BackendResult(name, "not_executed", detail=str(error).rstrip("."))
         except ImportError as error:
-            return Hop(name, "not_executed", detail=f"{error.name} is not installed")
+            return BackendResult(name, "not_executed", detail=f"{error.name} is not installed")
         except (RuntimeError, ValueError) as error:  # torch's, ONNX Runtime's and TensorRT's own
-            return Hop(name, "parted", detail=f"it failed: {error}")
+            return BackendResult(name, "parted", detail=f"it failed: {error}")
         name = f"{name}/{actual.variant}" if name == "tensorrt" else name
         before = self._last_exact()
         self._executed.append(_Executed(name, actual, answer, noise))
         if before is None:
-            return Hop(name, "reference", answered=self._shown(answer))
+            return BackendResult(name, "reference", answered=self._shown(answer))
         return self._compared(name, answer, before, of_variant(actual, self._certified(actual)))
 
-    def _recorded(self) -> Hop:
+    def _recorded(self) -> BackendResult:
         request = self._request
         try:
             told = outputs_of(request.answers, self._manifest_of(request.execution))
         except ParityError as error:
-            return Hop("recorded", "parted", detail=str(error))
+            return BackendResult("recorded", "parted", detail=str(error))
         for name, numbers in told.items():
             if name not in request.outputs or not np.array_equal(numbers, request.outputs[name]):
-                return Hop(
+                return BackendResult(
                     "recorded",
                     "parted",
                     detail=f"the answer that was sent is not what the model answered, by its {name}",
                 )
         return self._against_same("recorded", request.outputs, request.execution)
 
-    def _service(self) -> Hop:
+    def _service(self) -> BackendResult:
         if self._places.url is None:
-            return Hop("service", "not_executed", detail="no --url was given")
+            return BackendResult("service", "not_executed", detail="no --url was given")
         try:
             execution = served_execution(self._places.url, self._bundle)
             return self._against_same(
@@ -211,9 +219,9 @@ class Replay:
                 execution,
             )
         except UnavailableError as error:
-            return Hop("service", "not_executed", detail=str(error))
+            return BackendResult("service", "not_executed", detail=str(error))
         except ParityError as error:
-            return Hop("service", "parted", detail=str(error))
+            return BackendResult("service", "parted", detail=str(error))
 
     def _manifest_of(self, execution: Execution) -> Bundle:
         """With the calibration that answers of this variant are held to."""
@@ -222,7 +230,7 @@ class Replay:
             update={"calibration": manifest.calibration_of(execution.variant)}
         )
 
-    def _against_same(self, name: str, answer: Answer, execution: Execution) -> Hop:
+    def _against_same(self, name: str, answer: Answer, execution: Execution) -> BackendResult:
         """What a service answered, against the runtime that it says it ran; where that is not here, as one variant against another."""
         same = next((hop for hop in self._executed if hop.execution == execution), None)
         if same is not None:
@@ -230,7 +238,7 @@ class Replay:
         before = self._last_exact()
         ran = f"{execution.backend}/{execution.provider}/{execution.variant}"
         if before is None:
-            return Hop(
+            return BackendResult(
                 name,
                 "not_executed",
                 detail=f"it ran {ran}, and nothing could be run here to compare it with",
@@ -239,7 +247,9 @@ class Replay:
             name, answer, before, of_variant(execution, self._certified(execution))
         )
 
-    def _compared(self, name: str, answer: Answer, before: _Executed, tolerance: Tolerance) -> Hop:
+    def _compared(
+        self, name: str, answer: Answer, before: _Executed, tolerance: AnswerTolerance
+    ) -> BackendResult:
         return compare(
             name, answer, before.name, before.answer, tolerance, self._bundle.manifest.output
         )

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.metrics.scores import Resampling
 from slipway.metrics.uncertainty_fitting import softmax
-from slipway.reports.evaluation.calibration import Worth
-from slipway.reports.pages.calibration_section import calibration_section
+from slipway.reports.evaluation.uncertainty import UncertaintyReport
+from slipway.reports.pages.uncertainty_section import calibration_section
 from tests.artifacts.test_uncertainty import simulated, with_threshold
 from tests.calibrations import CALIBRATION
 
@@ -18,22 +18,22 @@ RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
 NUM_ROWS = 3000
 
 
-def worth(too_sure: float = 1.0, calibration: Calibration = CALIBRATION) -> Worth:
+def worth(too_sure: float = 1.0, calibration: Calibration = CALIBRATION) -> UncertaintyReport:
     """Rows of a calibrated network, which before was `too_sure` times as sure."""
     generator = np.random.default_rng(0)
     logits, classes = simulated(generator, NUM_ROWS)
     answers = Answers(
         softmax(logits).astype(np.float32), generator.random(NUM_ROWS).astype(np.float32)
     )
-    return Worth(
+    return UncertaintyReport(
         calibration, classes, answers, softmax(logits * too_sure).astype(np.float32), RESAMPLING
     )
 
 
-def numbers(half: float | None = 1.0) -> Worth:
+def numbers(half: float | None = 1.0) -> UncertaintyReport:
     errors = np.random.default_rng(0).normal(size=NUM_ROWS)
     answers = Answers(np.zeros((NUM_ROWS, 1), np.float32), np.abs(errors).astype(np.float32))
-    return Worth(with_threshold(half), errors, answers, None, RESAMPLING)
+    return UncertaintyReport(with_threshold(half), errors, answers, None, RESAMPLING)
 
 
 def test_a_calibrated_network_has_nearly_no_error_and_one_that_is_too_sure_has() -> None:
@@ -85,7 +85,7 @@ def test_confidence_meets_accuracy_in_every_bin_and_where_it_is_too_high_it_does
 
 
 @pytest.mark.parametrize("found", [worth(), numbers()])
-def test_answering_the_least_doubtful_rows_alone_errs_less(found: Worth) -> None:
+def test_answering_the_least_doubtful_rows_alone_errs_less(found: UncertaintyReport) -> None:
     doubt: NDArray[np.floating] = (
         found.answers.scores if found.before is None else -found.answers.outputs.max(axis=1)
     )
@@ -120,6 +120,6 @@ def test_the_section_marks_a_coverage_that_missed_its_target_or_was_fitted_on_fe
     assert "fitted on 66 rows, fewer than 200" in calibration_section(few).body
 
 
-def with_fields(found: Worth, **changes: float) -> Worth:
+def with_fields(found: UncertaintyReport, **changes: float) -> UncertaintyReport:
     conformal = found.calibration.conformal.model_copy(update=changes)
     return replace(found, calibration=found.calibration.model_copy(update={"conformal": conformal}))

@@ -2,7 +2,7 @@
 
 from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number
-from slipway.reports.evaluation.calibration import Worth
+from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.reports.pages.charts import Series, line_chart
 from slipway.reports.pages.html_page import Html, Section, beside, figure, join, paragraph, tiles
 
@@ -16,7 +16,7 @@ _NAMES = {
 }
 
 
-def calibration_section(worth: Worth) -> Section:
+def calibration_section(worth: UncertaintyReport) -> Section:
     """Tiles, the reliability diagram of classes, and the error among the rows that are answered first."""
     boxes = tiles([_tile(worth, name, metric) for name, metric in worth.metrics.items()])
     marks = [paragraph(doubt, "bad") for doubt in worth.doubts]
@@ -27,12 +27,12 @@ def calibration_section(worth: Worth) -> Section:
     )
 
 
-def _tile(worth: Worth, name: str, metric: Metric) -> tuple[str, str, str]:
+def _tile(worth: UncertaintyReport, name: str, metric: Metric) -> tuple[str, str, str]:
     what = "interval" if worth.before is None else "set"
     return _NAMES[name].format(what=what), number(metric.value), interval(metric)
 
 
-def in_words(worth: Worth) -> str:
+def in_words(worth: UncertaintyReport) -> str:
     """What was fitted and on how many rows, and what they were too few for."""
     conformal, outlier = worth.calibration.conformal, worth.calibration.outlier
     if worth.before is not None:
@@ -50,7 +50,7 @@ def in_words(worth: Worth) -> str:
     return f"{asked} Of ordinary rows at most {outlier.share:.1%} score above {number(outlier.threshold)} and are called outliers."
 
 
-def _reliability(worth: Worth) -> Html:
+def _reliability(worth: UncertaintyReport) -> Html:
     assert worth.before is not None
     lines = [Series("ideal", [0.0, 1.0], [0.0, 1.0])]
     for name, probabilities in (("before", worth.before), ("after", worth.answers.outputs)):
@@ -64,7 +64,7 @@ def _reliability(worth: Worth) -> Html:
     )
 
 
-def _risk(worth: Worth) -> Html:
+def _risk(worth: UncertaintyReport) -> Html:
     lines = [Series("score", *(axis.tolist() for axis in worth.risk_curve(worth.answers.scores)))]
     if worth.before is not None:
         lines.append(

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation.release_comparison import ReleasedAnswers, compare, released_gate
+from slipway.reports.evaluation.reference_comparison import ReleasedAnswers, compare, released_gate
 from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.system.errors import DataError
 

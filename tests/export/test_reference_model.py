@@ -13,8 +13,8 @@ from slipway.config.sections import DataParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.data.tables.source import read_json_rows
 from slipway.export import release as releasing
+from slipway.export.reference_model import ask_released, open_released
 from slipway.export.release import RELEASED, read_known_rows, release
-from slipway.export.released import ask_released, open_released
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from slipway.system import files

@@ -28,7 +28,7 @@ _MOST_POINTS = 200  # of a curve
 
 
 @dataclass(frozen=True)
-class Worth:
+class UncertaintyReport:
     """The answers to the test rows, how they were made, and the metrics of what they are worth."""
 
     calibration: Calibration

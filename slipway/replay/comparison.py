@@ -21,7 +21,7 @@ Answer = Mapping[str, NDArray[np.float32]]  # (rows, ...) by output name
 
 
 @dataclass(frozen=True)
-class Tolerance:
+class AnswerTolerance:
     """How far an answer may be from the one it is compared with.
 
     `relative` is absolute on probabilities and relative to the largest number, where that is above 1, on values and scores;
@@ -34,7 +34,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Hop:
+class BackendResult:
     """One way of answering the request."""
 
     name: str  # "decode", "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "recorded", "service"
@@ -45,18 +45,18 @@ class Hop:
     detail: str = ""  # why it parted, or was not executed
 
 
-def exact(noise: Mapping[str, float]) -> Tolerance:
+def exact(noise: Mapping[str, float]) -> AnswerTolerance:
     """Nothing may change, but for `noise`: how far a runtime's own answers differ between batch sizes, by output name."""
-    return Tolerance(
+    return AnswerTolerance(
         MAX_DIFFERENCE, {name: _MARGIN * difference for name, difference in noise.items()}
     )
 
 
-def of_variant(execution: Execution, measured: float | None) -> Tolerance:
+def of_variant(execution: Execution, measured: float | None) -> AnswerTolerance:
     """What a variant may be off by; `measured` is the largest difference that its certificate saw, where there is one."""
     if execution.variant in ("fp32", "weights"):
         return exact({})
-    return Tolerance(None, {} if measured is None else {"value": _MARGIN * measured})
+    return AnswerTolerance(None, {} if measured is None else {"value": _MARGIN * measured})
 
 
 def compare(
@@ -64,14 +64,14 @@ def compare(
     found: Answer,
     reference: str,
     expected: Answer,
-    tolerance: Tolerance,
+    tolerance: AnswerTolerance,
     output: OutputContract,
-) -> Hop:
+) -> BackendResult:
     """The hop `name`, which answered `found`, against the hop `reference`."""
     main = output.kind
     shown = describe(found[main], output)
     if found[main].shape != expected[main].shape:
-        return Hop(
+        return BackendResult(
             name,
             "parted",
             reference,
@@ -83,7 +83,7 @@ def compare(
     problems = _beyond(found, expected, tolerance) + _flipped(
         found[main], expected[main], tolerance, output
     )
-    return Hop(
+    return BackendResult(
         name, "parted" if problems else "equal", reference, difference, shown, "; ".join(problems)
     )
 
@@ -107,7 +107,7 @@ def describe(outputs: NDArray[np.float32], output: OutputContract) -> str:
     return ", ".join(rows) + (", ..." if len(outputs) > len(rows) else "")
 
 
-def _beyond(found: Answer, expected: Answer, tolerance: Tolerance) -> list[str]:
+def _beyond(found: Answer, expected: Answer, tolerance: AnswerTolerance) -> list[str]:
     problems = []
     for name in found:
         if name not in expected:
@@ -130,7 +130,7 @@ def _beyond(found: Answer, expected: Answer, tolerance: Tolerance) -> list[str]:
 def _flipped(
     found: NDArray[np.float32],
     expected: NDArray[np.float32],
-    tolerance: Tolerance,
+    tolerance: AnswerTolerance,
     output: OutputContract,
 ) -> list[str]:
     if not output.labels:

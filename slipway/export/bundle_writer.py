@@ -34,9 +34,9 @@ from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.sections import ExportParams
 from slipway.data.store.packed import PackedSplit
-from slipway.export.canary import choose_canary, write_canary
 from slipway.export.certification.lineage import package_versions
-from slipway.export.drift import DriftRows, write_drift
+from slipway.export.drift_reference import DriftRows, write_drift
+from slipway.export.golden_rows import choose_canary, write_canary
 from slipway.export.graphs.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.graphs.quantization import largest_batch
 from slipway.export.graphs.variants import (
@@ -132,7 +132,7 @@ def write_bundle(
     ParityError where torch and fp32 differ by more than 1e-5, or where a variant is broken.
     """
     fp32 = _export_fp32(trained, rows, params)
-    loss = _Loss(fp32, trained, rows.validation, resampling)
+    loss = GraphLoss(fp32, trained, rows.validation, resampling)
     whole = _Source(trained, fp32, params.goal.max_metric_loss)
     smaller = (
         _smaller(trained, rows, params, loss)
@@ -215,7 +215,9 @@ class _Source:
     budget: float
 
 
-def _smaller(trained: Trained, rows: ExportRows, params: ExportParams, loss: "_Loss") -> _Source:
+def _smaller(
+    trained: Trained, rows: ExportRows, params: ExportParams, loss: "GraphLoss"
+) -> _Source:
     """The pruned network. int8 of it may lose as much as the goal allows, and what pruning already lost where that is more."""
     pruned = trained.pruned
     if pruned is None:
@@ -238,7 +240,7 @@ def _meant_for(variant: str, pruned: Pruned | None) -> list[Target]:
     return [] if gains_nothing else MEANT_FOR[variant]
 
 
-class _Loss:
+class GraphLoss:
     """What a graph loses against the fp32 one on the validation rows; infinite for answers that are none."""
 
     def __init__(
