@@ -13,8 +13,8 @@ from slipway.data.augmentation.plan import (
 )
 from slipway.data.store.packed import PackedSplit, open_split, read_manifest
 from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import is_table
 from slipway.system import files
-from slipway.system.contract import is_table
 from slipway.training.augmentation.contact_sheet import contact_sheet
 from slipway.training.augmentation.offline_copies import write_copies
 

@@ -19,10 +19,10 @@ from slipway.data.tables.cleaning import clean_table
 from slipway.data.tables.files import TableColumns, write_cells
 from slipway.data.tables.report import column_notes, conflict_hint, table_report
 from slipway.data.tables.source import find_table
+from slipway.kinds.registry import is_table
 from slipway.reports.pages.clean_page import Pictures, clean_page
 from slipway.reports.pages.clean_pictures import pictures_of
 from slipway.system import files
-from slipway.system.contract import is_table
 from slipway.system.errors import DataError
 
 CLEAN = Path("data/clean")

@@ -21,8 +21,8 @@ from slipway.data.store.packed import SPLITS
 from slipway.data.store.store_form import store_form
 from slipway.data.tables.files import read_cells
 from slipway.data.tables.packing import pack_table, rare_categories
+from slipway.kinds.registry import is_table
 from slipway.system import files
-from slipway.system.contract import is_table
 
 CLEAN = Path("data/clean")
 SPLIT = Path("data/split")

@@ -12,8 +12,8 @@ from slipway.data.engine.rows import PACKED_ROWS
 from slipway.data.store import packed
 from slipway.data.store.packed import PackedManifest, TargetScale
 from slipway.inputs.columns import Cell, Column, ColumnContract, encode
+from slipway.kinds.registry import Task, is_classification
 from slipway.system import files
-from slipway.system.contract import Task, is_classification
 from tests.packed_rows import packed_rows
 
 CLASSES = ["high", "low"]

@@ -8,7 +8,7 @@ How columns are standardised is the model's own affair.
 from serving.rollout.state import Allowed, RolloutError
 from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import Column, ColumnContract
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 
 
 def require_successor(candidate: Bundle, stable: Bundle, allowed: Allowed) -> None:

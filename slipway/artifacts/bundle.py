@@ -19,8 +19,9 @@ from pydantic import ValidationError, model_validator
 from slipway.artifacts.golden_rows import Canary, CanaryRows, parse_canary
 from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Calibration
+from slipway.kinds.registry import Task
 from slipway.system import files
-from slipway.system.contract import Contract, Task
+from slipway.system.contract import Contract
 from slipway.system.errors import BundleError
 
 FORMAT_VERSION = 5

@@ -34,13 +34,8 @@ from slipway.config.sections import (
     TrainParams,
     VerifyParams,
 )
-from slipway.system.contract import (
-    UNBOUNDED_METRICS,
-    Task,
-    is_classification,
-    is_table,
-    metric_names,
-)
+from slipway.kinds.registry import Task, is_classification, is_table, metric_names
+from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.system.errors import ParamsError
 
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
-from slipway.system.contract import Task
+from slipway.kinds.registry import Task
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]

@@ -45,8 +45,8 @@ from slipway.data.tables.column_rules import constant_columns, duplicate_columns
 from slipway.data.tables.column_types import column_types, counts_rows
 from slipway.data.tables.source import find_table
 from slipway.data.tables.targets import label_of
+from slipway.kinds.registry import is_classification, is_table
 from slipway.system import files
-from slipway.system.contract import is_classification, is_table
 from slipway.system.errors import DataError
 
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

@@ -11,7 +11,8 @@ from typing import Any
 from slipway.config.sections import TrainParams
 from slipway.doctor.forecast import Facts, waits
 from slipway.doctor.step_times import Part
-from slipway.system.contract import Contract, Task, is_table
+from slipway.kinds.registry import Task, is_table
+from slipway.system.contract import Contract
 from slipway.training.distributed.execution import missing_compiler
 from slipway.training.distributed.strategies import Placement
 

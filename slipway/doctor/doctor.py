@@ -34,10 +34,10 @@ from slipway.doctor.raw_care import look_at_raw_data
 from slipway.doctor.raw_store import raw_store
 from slipway.doctor.step_times import Round
 from slipway.doctor.timed_processes import Measured, Project
+from slipway.kinds.registry import is_table
 from slipway.reports.pages.doctor_page import doctor_page, doctor_text
 from slipway.system import files
 from slipway.system.broken_pipe import quiet_when_unread
-from slipway.system.contract import is_table
 from slipway.system.cores import num_cores
 from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.distributed.strategies import Placement, place, this_machine

@@ -55,11 +55,11 @@ from slipway.export.precision.leaderboard import (
     metric_loss,
 )
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
+from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
-from slipway.system.contract import Task, is_classification
 from slipway.system.errors import BundleError
 from slipway.training.uncertainty.calibrated import CalibratedNetwork
 

@@ -13,9 +13,9 @@ from typing import Any
 from slipway.artifacts.bundle import Choice, Lineage, Metric, ModelFile, Provider
 from slipway.artifacts.uncertainty import Calibration
 from slipway.inputs.columns import ColumnContract
+from slipway.kinds.registry import is_classification
 from slipway.reports.console import baseline_cells, interval, number, size
 from slipway.reports.evaluation.record import baseline_words, headlines
-from slipway.system.contract import is_classification
 from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import ModelCard as TrainingCard
 

@@ -22,10 +22,10 @@ from slipway.data.tables.source import ID_DIGITS, find_table, read_json_rows
 from slipway.export.release import read_known_rows
 from slipway.inputs.columns import Cell, ColumnContract, encode_rows, read_row
 from slipway.inputs.images import ImageContract, array_from_bytes, load_transform
+from slipway.kinds.registry import Task
 from slipway.reports.evaluation.reference_comparison import ReleasedAnswers
 from slipway.runtimes.runtime import Runner, open_onnx, why_unavailable
 from slipway.system import files
-from slipway.system.contract import Task
 from slipway.system.errors import BundleError, CellError, ImageError, IntegrityError
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ probable class is the majority class, or the mean target.
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.kinds.registry import Task, is_classification, metric_names
 from slipway.metrics.scores import ClassAnswers, ValueAnswers, why_absent
-from slipway.system.contract import Task, is_classification, metric_names
 
 
 def baseline_scores(

@@ -9,6 +9,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from slipway.kinds.registry import Task, is_classification, metric_names
 from slipway.metrics.scores import (
     ClassAnswers,
     Resampling,
@@ -17,7 +18,7 @@ from slipway.metrics.scores import (
     resampled_rows,
     why_absent,
 )
-from slipway.system.contract import Contract, Task, is_classification, metric_names
+from slipway.system.contract import Contract
 from slipway.system.errors import MetricError
 
 _NEGLIGIBLE = 1e-18  # of a sum that is at least 1

@@ -18,14 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.artifacts.bundle import Metric
+from slipway.kinds.registry import Task, is_classification
+from slipway.kinds.targets import CLASS, NUMBER
 from slipway.metrics.calibration_error import calibration_errors, errors_by_chance
 from slipway.metrics.roc_auc import RankedClass, rank_classes, ranking_scores
-from slipway.system.contract import (
-    CLASSIFICATION_METRICS,
-    REGRESSION_METRICS,
-    Task,
-    is_classification,
-)
 from slipway.system.errors import MetricError
 
 Float = NDArray[np.float64]
@@ -42,9 +38,7 @@ _ACCURACIES = (
 _RANKING = ("roc_auc", "average_precision")
 _BY_ROW = ("top_k_accuracy", "log_loss", "brier")  # means of a number that each row has
 _COUNTED = tuple(
-    name
-    for name in CLASSIFICATION_METRICS
-    if name not in (*_BY_ROW, *_RANKING, "calibration_error")
+    name for name in CLASS.metrics if name not in (*_BY_ROW, *_RANKING, "calibration_error")
 )
 _SUM_TOLERANCE = 0.01  # float16 probabilities do not sum to 1 exactly; logits are far away
 
@@ -232,7 +226,7 @@ def classification_metrics(
     """Classification metrics with their intervals; see `measure` and, for what is taken and refused, `ClassAnswers`."""
     answers = ClassAnswers(targets, probabilities, top_k)
     absent = why_absent("image_classification", answers.targets, answers.num_classes, top_k)
-    wanted = [name for name in _wanted(CLASSIFICATION_METRICS, names) if name not in absent]
+    wanted = [name for name in _wanted(CLASS.metrics, names) if name not in absent]
     values = answers.scores(np.arange(answers.num_rows)[None], wanted)
     hits = dict.fromkeys(_ACCURACIES, answers.num_hits) | {"top_k_accuracy": answers.num_top_k}
     uncertain = [name for name in wanted if name not in hits]
@@ -266,7 +260,7 @@ def regression_metrics(
 ) -> dict[str, Metric]:
     """MSE, RMSE, MAE, R2 and the median error with their intervals; see `ValueAnswers` for what is taken and refused."""
     answers = ValueAnswers(targets, values)
-    wanted = _wanted(REGRESSION_METRICS, names)
+    wanted = _wanted(NUMBER.metrics, names)
     found = answers.scores(np.arange(answers.num_rows)[None], wanted)
     samples = _samples(answers, wanted, resampling)
     bounds = {name: percentiles(samples[name], resampling.confidence) for name in wanted}

@@ -8,6 +8,7 @@ import torch
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
 from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import is_classification, is_table
 from slipway.planning.available_memory import available_bytes
 from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
 from slipway.planning.plan_checks import (
@@ -19,7 +20,6 @@ from slipway.planning.plan_checks import (
     check_workers,
 )
 from slipway.planning.rehearsal import Rehearsal
-from slipway.system.contract import is_classification, is_table
 from slipway.system.errors import SlipwayError
 from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.distributed.process_memory import own_bytes

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from slipway.config.sections import TrainParams
 from slipway.inputs.images import ImageContract
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule

@@ -17,7 +17,7 @@ from slipway.data.tables.cleaning import check_column_names
 from slipway.data.tables.raw_columns import check_slice_names
 from slipway.data.tables.source import find_table
 from slipway.inputs import user_function
-from slipway.system.contract import is_table
+from slipway.kinds.registry import is_table
 from slipway.system.errors import DataError
 
 

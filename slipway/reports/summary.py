@@ -13,9 +13,9 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, Execution, Hop, read_certificate
 from slipway.artifacts.gates import not_passed
 from slipway.config.command import run_stage
+from slipway.kinds.registry import Task, is_classification
 from slipway.reports.console import baseline_cells, interval, number, size, text_table
 from slipway.reports.evaluation.record import read_metrics
-from slipway.system.contract import Task, is_classification
 from slipway.system.errors import CertificateError, GateMissedError, SchemaError
 
 _SERVE = "serve it on 127.0.0.1:3000\n  make serve\n  bentoml serve serving.service:Slipway"

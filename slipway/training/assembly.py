@@ -10,7 +10,7 @@ from slipway.artifacts.input_contract import InputContract
 from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan
 from slipway.inputs.images import ImageContract
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.system.malloc import keep_freed_memory
 from slipway.training.batches.batches import ImageChanges, StepShape, TrainingBatches
 from slipway.training.distributed.execution import arrange

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
 from slipway.config.sections import TrainParams
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.system.errors import TrainingError
 from slipway.training.augmentation.batch import augment_batch
 from slipway.training.batches.batches import Batch

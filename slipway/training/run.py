@@ -13,8 +13,8 @@ import pytorch_lightning as pl
 from torch import distributed
 
 from slipway.config.sections import TrainParams
+from slipway.kinds.registry import is_classification
 from slipway.system import files
-from slipway.system.contract import is_classification
 from slipway.training.assembly import (
     SetupCheck,
     freezing,

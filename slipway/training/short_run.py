@@ -8,7 +8,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from slipway.config.sections import TrainParams
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.system.errors import UnavailableError
 from slipway.training.assembly import (
     SetupCheck,

@@ -16,7 +16,7 @@ from slipway.data.images.cleaning import Cleaned, clean_samples, collect, digest
 from slipway.data.sources.checksums import DigestList
 from slipway.data.sources.samples import RawSample
 from slipway.inputs.images import ImageContract
-from slipway.system.contract import Task
+from slipway.kinds.registry import Task
 from slipway.system.files import sha256_bytes
 from tests.project_params import PROJECT, clean_params
 

@@ -12,7 +12,7 @@ from slipway.config.sections import CleanParams
 from slipway.data.images.cleaning import Cleaned
 from slipway.data.images.quality import measure
 from slipway.data.sources.samples import RawSample
-from slipway.system.contract import Task
+from slipway.kinds.registry import Task
 from tests.data.pictures import cleaned_by, encode, from_memory, picture, sample
 from tests.project_params import clean_params
 

@@ -33,11 +33,11 @@ from slipway.export.certification.lineage import trace_lineage
 from slipway.export.graphs.graph import torch_answers
 from slipway.export.precision.leaderboard import Effort
 from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import Task
 from slipway.metrics.baseline import baseline_scores
 from slipway.metrics.scores import Resampling, classification_metrics, regression_metrics
 from slipway.reports.evaluation.record import Evaluation, write_evaluation
 from slipway.system import files
-from slipway.system.contract import Task
 from slipway.training.networks.networks import (
     ModelCard,
     Network,

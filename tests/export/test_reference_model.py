@@ -17,8 +17,8 @@ from slipway.export.reference_model import ask_released, open_released
 from slipway.export.release import RELEASED, read_known_rows, release
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
+from slipway.kinds.registry import is_table
 from slipway.system import files
-from slipway.system.contract import is_table
 from slipway.system.errors import BundleError, CertificateError, GateMissedError, IntegrityError
 from tests.data.raw_files import data_params
 from tests.packed_rows import packed_split

@@ -23,8 +23,8 @@ from slipway.export.certification.service_process import serve_command
 from slipway.export.certification.verdict import make_certificate, raise_if_refused
 from slipway.inputs.columns import ColumnContract, encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
+from slipway.kinds.registry import Task
 from slipway.metrics.scores import Resampling
-from slipway.system.contract import Task
 from slipway.system.errors import ParityError
 from tests.conftest import ROOT
 from tests.serving.bundles import (

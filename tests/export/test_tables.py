@@ -24,9 +24,9 @@ from slipway.export.certification.verdict import make_certificate
 from slipway.export.graphs.graph import check_graph, export_graph, prove_parity
 from slipway.export.graphs.half_precision import kept_in_fp32
 from slipway.export.graphs.variants import fp16_graph, make_variant, run_in_batches
+from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling
 from slipway.runtimes.runtime import open_onnx
-from slipway.system.contract import Task, is_classification
 from slipway.system.errors import ParityError
 from slipway.training.networks.networks import (
     NetworkSpec,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn import dummy, metrics
 
+from slipway.kinds.targets import CLASS, NUMBER
 from slipway.metrics.baseline import baseline_scores
-from slipway.system.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS
 
 TRAIN = np.repeat([0.0, 1.0, 2.0], [20, 50, 30])
 TEST = np.repeat([0.0, 1.0, 2.0], [30, 40, 10])
@@ -16,7 +16,7 @@ def test_classes_are_those_of_scikit_learns_dummy() -> None:
     predictor = dummy.DummyClassifier(strategy="prior").fit(np.zeros((100, 1)), TRAIN)
     rows = np.zeros((len(TEST), 1))
     labels, probabilities = predictor.predict(rows), predictor.predict_proba(rows)
-    assert list(found) == list(CLASSIFICATION_METRICS)
+    assert list(found) == list(CLASS.metrics)
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(TEST, labels))
     assert found["f1_macro"] == pytest.approx(
         metrics.f1_score(TEST, labels, average="macro", zero_division=0)
@@ -36,7 +36,7 @@ def test_it_is_fitted_on_training_rows_and_not_on_test_rows() -> None:
     number = baseline_scores(
         "table_regression", np.array([1.0, 3.0]), np.array([2.0, 6.0]), 0, None
     )
-    assert list(number) == list(REGRESSION_METRICS)
+    assert list(number) == list(NUMBER.metrics)
     assert number["mae"] == pytest.approx(2.0)
     assert number["r2"] == pytest.approx(-1.0)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slipway.kinds.targets import CLASS, NUMBER
 from slipway.metrics import scores
 from slipway.metrics.paired_bootstrap import PairedDifference, mcnemar_p_value, paired_difference
 from slipway.metrics.scores import Resampling, measure
-from slipway.system.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS
 from slipway.system.errors import MetricError
 
 HUNDRED = Resampling(seed=1, num_samples=100, confidence=0.95)
@@ -25,7 +25,7 @@ def one_hot(labels: NDArray[np.int64], num_classes: int = 2) -> NDArray[np.float
     return np.eye(num_classes)[labels]
 
 
-@pytest.mark.parametrize("name", CLASSIFICATION_METRICS)
+@pytest.mark.parametrize("name", CLASS.metrics)
 def test_the_difference_is_that_of_the_two_metrics(name: str) -> None:
     generator = np.random.default_rng(0)
     targets = generator.integers(4, size=50)
@@ -49,7 +49,7 @@ def test_the_difference_is_that_of_the_two_metrics(name: str) -> None:
     assert (found.p_value is not None) == (name == "accuracy")
 
 
-@pytest.mark.parametrize("name", REGRESSION_METRICS)
+@pytest.mark.parametrize("name", NUMBER.metrics)
 def test_the_difference_of_numbers_is_that_of_the_two_metrics(name: str) -> None:
     generator = np.random.default_rng(0)
     targets = generator.normal(size=50)
@@ -91,7 +91,7 @@ def test_what_makes_rows_hard_cancels() -> None:
 def test_equal_answers_differ_by_nothing() -> None:
     generator = np.random.default_rng(4)
     targets, outputs = generator.integers(3, size=30), answers(generator, 30, 3)
-    for name in set(CLASSIFICATION_METRICS) - {"top_k_accuracy"}:
+    for name in set(CLASS.metrics) - {"top_k_accuracy"}:
         found = paired_difference("image_classification", name, targets, outputs, outputs, HUNDRED)
         assert (found.difference, found.low, found.high) == (0, 0, 0)
         assert found.p_value in (None, 1)

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics as sklearn_metrics
 
+from slipway.kinds.targets import CLASS, NUMBER
 from slipway.metrics import scores
 from slipway.metrics.calibration_error import calibration_errors, reliability_bins
 from slipway.metrics.scores import (
@@ -21,7 +22,6 @@ from slipway.metrics.scores import (
     regression_metrics,
     why_absent,
 )
-from slipway.system.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS
 from slipway.system.errors import MetricError
 from tests.metric_cases import FEW, TWO, one_hot, random_case
 
@@ -146,7 +146,7 @@ def test_metrics_of_probabilities_are_those_of_slow_and_simple_code(num_cases: i
 
 
 def sklearn_names() -> set[str]:
-    return set(CLASSIFICATION_METRICS) - {
+    return set(CLASS.metrics) - {
         "top_k_accuracy",
         "brier",
         "roc_auc",
@@ -298,9 +298,9 @@ def test_float32_input_is_measured_in_float64() -> None:
 def test_every_name_of_a_task_is_measured_and_no_other() -> None:
     assert (
         tuple(measure("image_classification", [0, 1, 2], one_hot([0, 1, 2], 3), FEW, top_k=2))
-        == CLASSIFICATION_METRICS
+        == CLASS.metrics
     )
-    assert tuple(measure("image_regression", [0.0, 1.0], [[0.0], [2.0]], FEW)) == REGRESSION_METRICS
+    assert tuple(measure("image_regression", [0.0, 1.0], [[0.0], [2.0]], FEW)) == NUMBER.metrics
 
 
 # metrics of probabilities
@@ -365,7 +365,7 @@ def test_what_is_absent_has_a_reason() -> None:
             targets, np.full((len(targets), num_classes), 1 / num_classes), FEW, top_k=top_k
         )
         reasons = why_absent("table_classification", targets, num_classes, top_k)
-        assert reasons.keys() == set(CLASSIFICATION_METRICS) - found.keys()
+        assert reasons.keys() == set(CLASS.metrics) - found.keys()
     assert (
         "with 2 classes the best 9"
         in why_absent("table_classification", [0, 1], 2, 9)["top_k_accuracy"]

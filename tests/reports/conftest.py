@@ -16,7 +16,7 @@ from slipway.data.engine.rows import SPLIT_ROWS, write_table
 from slipway.data.store import packed
 from slipway.data.store.packed import PackedManifest, TargetScale
 from slipway.inputs.images import ImageContract
-from slipway.system.contract import Task
+from slipway.kinds.registry import Task
 from slipway.training.networks.networks import Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.uncertainty.prediction import predict
 from tests.model_cards import model_card

@@ -16,9 +16,10 @@ from slipway.artifacts.gates import not_passed, read_gates
 from slipway.config.params import Params
 from slipway.data.engine.rows import PACKED_ROWS, read_table
 from slipway.data.store.packed import write_split
+from slipway.kinds.registry import Task
+from slipway.kinds.targets import CLASS
 from slipway.reports.evaluation.predictions import read_predictions
 from slipway.reports.evaluation.record import read_baseline, read_metrics
-from slipway.system.contract import CLASSIFICATION_METRICS, Task
 from slipway.system.errors import DataError, IntegrityError, ParamsError, SchemaError, TrainingError
 from slipway.training.uncertainty.prediction import predict
 from stages import evaluate
@@ -516,7 +517,7 @@ def test_a_gate_on_the_best_k_classes_is_judged(
         params_with("image_classification", {"top_k_accuracy": {"min": 0.1, "max": None}}, top_k=2)
     )
     assert "no top_k_accuracy" not in capsys.readouterr().out
-    assert set(read_metrics(evaluate.METRICS)) == set(CLASSIFICATION_METRICS)
+    assert set(read_metrics(evaluate.METRICS)) == set(CLASS.metrics)
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,10 @@ def evaluation(classes: list[str], num_rows: int = 40) -> Evaluation:
             generator.normal(size=num_rows),
             "image_regression",
         )
-    metrics = measure(task, targets, outputs, Resampling(0, 100, 0.95))  # type: ignore[arg-type]
+    metrics = measure(task, targets, outputs, Resampling(0, 100, 0.95))
     ids = [f"{row:032x}" for row in range(num_rows)]
     return Evaluation(
-        task,  # type: ignore[arg-type]
+        task,
         classes,
         ids,
         [f"{EVIL}{row}" for row in range(num_rows)],

@@ -20,9 +20,9 @@ from slipway.artifacts.certificate import Certificate, Execution, Hop, write_cer
 from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.config.command import run_command
 from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import Task
 from slipway.reports.summary import main, summary
 from slipway.system import files
-from slipway.system.contract import Task
 from slipway.system.errors import BundleError, CertificateError, SchemaError, SlipwayError
 from tests.calibrations import CALIBRATION
 from tests.serving.bundles import gate

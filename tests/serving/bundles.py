@@ -26,7 +26,7 @@ from slipway.artifacts.golden_rows import FILE, Canary, CanaryRows, canary_budge
 from slipway.artifacts.uncertainty import Answers
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import ImageContract
-from slipway.system.contract import Task
+from slipway.kinds.registry import Task
 from slipway.system.files import sha256_bytes
 from tests.calibrations import CALIBRATION
 

@@ -9,7 +9,9 @@ import pytest
 from slipway.system.code_digest import reached_files
 from slipway.system.source_code import imported_modules
 
-RING_0_PARTS = {"artifacts", "config", "inputs", "metrics", "runtimes", "system", "traffic"}
+RING_0_PARTS = {
+    *("artifacts", "config", "inputs", "kinds", "metrics", "runtimes", "system", "traffic"),
+}
 RING_0 = {"imagecodecs", "numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}
 HEAVY = (
@@ -35,12 +37,13 @@ def part_of(root: Path, path: Path) -> str:
 
 ALLOWED = {
     "system": {"system"},
-    "inputs": {"system", "inputs"},
-    "config": {"system", "inputs", "config"},
-    "artifacts": {"system", "inputs", "artifacts"},
-    "metrics": {"system", "inputs", "artifacts", "metrics"},
-    "runtimes": {"system", "inputs", "artifacts", "runtimes"},
-    "traffic": {"system", "inputs", "config", "artifacts", "traffic"},
+    "kinds": {"system", "kinds"},
+    "inputs": {"system", "kinds", "inputs"},
+    "config": {"system", "kinds", "inputs", "config"},
+    "artifacts": {"system", "kinds", "inputs", "artifacts"},
+    "metrics": {"system", "kinds", "inputs", "artifacts", "metrics"},
+    "runtimes": {"system", "kinds", "inputs", "artifacts", "runtimes"},
+    "traffic": {"system", "kinds", "inputs", "config", "artifacts", "traffic"},
     "data": {*RING_0_PARTS, "data"},
     "reports": {*RING_0_PARTS, "data", "reports"},
     "training": {*RING_0_PARTS, "data", "reports", "training"},

@@ -28,7 +28,7 @@ from slipway.data.rules.findings import FINDINGS, Findings
 from slipway.data.rules.outliers import robust_deviations
 from slipway.data.sources.checksums import DigestList
 from slipway.data.sources.samples import RawSample
-from slipway.system.contract import Task, is_classification
+from slipway.kinds.registry import Task, is_classification
 from slipway.system.errors import DataError
 
 _BLOCK_ROWS = 128

@@ -15,7 +15,7 @@ from slipway.data.rules.report import (
     target_summary,
 )
 from slipway.data.rules.rules import IMAGE_RULES, images_not_checked
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 
 _MAX_CLUSTERS = 8
 _MAX_SHOWN = 4  # of one cluster

@@ -6,7 +6,7 @@ Rules in `RuleParams` are the user's choice; the others always refuse, because n
 from collections.abc import Iterable
 
 from slipway.config.sections import Action, CleanParams, DataParams, RuleParams
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 
 # What a row says besides its image or its inputs.
 _ANNOTATION_RULES = {

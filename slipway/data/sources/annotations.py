@@ -9,7 +9,7 @@ from slipway.config.sections import DataParams
 from slipway.data.sources.samples import GIVEN_SPLIT, Fault, spelled
 from slipway.data.store.packed import SPLITS
 from slipway.inputs.columns import days_since_1970, read_date
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 
 
 class Annotation(NamedTuple):

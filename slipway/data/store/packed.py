@@ -24,8 +24,9 @@ from slipway.data.engine.randomness import id_keys
 from slipway.data.engine.rows import PACKED_ROWS, read_table, write_table
 from slipway.data.store.jpeg_inputs import JPEG, OFFSETS, JpegInputs
 from slipway.data.store.transform_table import TRANSFORM_TABLE
+from slipway.kinds.registry import Task
 from slipway.system import files
-from slipway.system.contract import Contract, Task
+from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, SchemaError
 
 SPLITS = ("train", "val", "test")

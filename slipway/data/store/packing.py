@@ -31,8 +31,8 @@ from slipway.data.store.targets import class_names, packed_rows, target_scale, t
 from slipway.data.store.transform_table import write_transform_table
 from slipway.inputs.images import load_transform
 from slipway.inputs.user_function import Values
+from slipway.kinds.registry import Task
 from slipway.system import files
-from slipway.system.contract import Task
 
 _FORMAT = 1  # of the work folder
 _MIN_STD = 1 / 255  # one grey level: a constant channel must not be divided by zero

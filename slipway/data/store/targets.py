@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.rows import PACKED_ROWS
 from slipway.data.store.packed import TargetScale
-from slipway.system.contract import Task, is_classification
+from slipway.kinds.registry import Task, is_classification
 from slipway.system.errors import DataError
 
 

@@ -22,7 +22,7 @@ from slipway.data.store.targets import class_names, packed_rows, target_scale, t
 from slipway.data.tables.column_fitting import fit_columns
 from slipway.data.tables.files import ID_COLUMN, TableColumns
 from slipway.inputs.columns import ColumnContract, encode
-from slipway.system.contract import Task
+from slipway.kinds.registry import Task
 from slipway.system.errors import CellError, DataError, IntegrityError
 
 

@@ -21,7 +21,7 @@ from slipway.data.tables.cells import BAD, row_digests, typed_column
 from slipway.data.tables.column_types import infer
 from slipway.data.tables.source import ID_DIGITS, find_table, identified_columns
 from slipway.inputs.columns import Kind
-from slipway.system.contract import is_table
+from slipway.kinds.registry import is_table
 from slipway.system.errors import DataError, IntegrityError
 
 

@@ -12,7 +12,7 @@ from slipway.data.rules.report import (
 )
 from slipway.data.rules.rules import TABLE_RULES, table_not_checked
 from slipway.data.tables.cleaning import CleanedTable
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 
 
 def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> CleanReport:

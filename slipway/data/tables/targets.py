@@ -20,7 +20,7 @@ from slipway.data.tables.cells import (
     typed_column,
 )
 from slipway.data.tables.ledger import BadCell, Ledger
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.system.errors import DataError
 
 _MANY_CLASSES = 20

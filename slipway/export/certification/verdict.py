@@ -14,9 +14,9 @@ from slipway.artifacts.certificate import FORMAT_VERSION, REQUIRED, Certificate,
 from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.export.certification.comparison import headline
 from slipway.export.certification.lineage import describe_hardware, package_versions
+from slipway.kinds.registry import Task
 from slipway.reports.console import interval, number, text_table
 from slipway.system import files
-from slipway.system.contract import Task
 from slipway.system.errors import IntegrityError, ParityError
 
 

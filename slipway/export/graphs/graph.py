@@ -17,8 +17,8 @@ from slipway.artifacts.bundle import SCORE_NAME, OutputContract
 from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.store.packed import Inputs
+from slipway.kinds.registry import Task
 from slipway.runtimes.runtime import open_onnx
-from slipway.system.contract import Task
 from slipway.system.errors import BundleError, ParityError
 from slipway.training.uncertainty.calibrated import CalibratedNetwork
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from slipway.artifacts.bundle import Choice, VariantFigures
 from slipway.config.sections import GoalParams
+from slipway.kinds.registry import Task
 from slipway.reports.console import size
 from slipway.reports.pages.leaderboard_page import loss_text, times_text
-from slipway.system.contract import Task
 
 MOST_BATCH_DEPENDENCE = 1e-5  # of an answer on the CPU; float32 rounding alone stays below 1e-6
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary

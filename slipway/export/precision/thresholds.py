@@ -7,11 +7,11 @@ from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.export.graphs.quantization import largest_batch
 from slipway.export.graphs.variants import run_in_batches
+from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling
 from slipway.metrics.uncertainty_fitting import with_thresholds
 from slipway.reports.evaluation.uncertainty import share_of
 from slipway.runtimes.runtime import open_onnx
-from slipway.system.contract import Task, is_classification
 from slipway.training.uncertainty.calibrating import fitting_half
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.gates import GateResult
 from slipway.config.sections import EvaluateParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
+from slipway.kinds.registry import is_classification
 from slipway.metrics.baseline import baseline_scores
 from slipway.metrics.scores import Resampling, measure, why_absent
 from slipway.metrics.target_errors import errors_by_target
@@ -17,7 +18,6 @@ from slipway.reports.evaluation.reference_comparison import ReleasedAnswers, com
 from slipway.reports.evaluation.slice_scores import RowAnswers, score_slices
 from slipway.reports.evaluation.slices import Dimension
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
-from slipway.system.contract import is_classification
 
 _NUM_RANGES = 5  # of a numeric target
 

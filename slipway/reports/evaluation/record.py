@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from slipway.artifacts.bundle import Metric
+from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import (
     ClassScores,
     Resampling,
@@ -32,7 +33,7 @@ from slipway.reports.evaluation.slice_record import slice_content
 from slipway.reports.evaluation.slice_scores import SliceScores
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.system import files
-from slipway.system.contract import Contract, Task, is_classification
+from slipway.system.contract import Contract
 from slipway.system.errors import SchemaError
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
+from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling, measure, wilson_interval
 from slipway.reports.evaluation.slices import Dimension
-from slipway.system.contract import Task, is_classification
 
 _CHUNK_NUMBERS = 1 << 22  # permuted rows that are held at a time
 _MOST_NAMED = 20  # small slices of one dimension; more are told as one

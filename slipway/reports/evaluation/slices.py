@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from slipway.data.store.packed import Inputs, PackedManifest, PackedSplit
 from slipway.data.tables.raw_columns import RawCells
-from slipway.system.contract import is_table
+from slipway.kinds.registry import is_table
 from slipway.system.errors import IntegrityError
 
 MISSING = "missing"

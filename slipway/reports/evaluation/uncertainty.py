@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import FEW_ROWS, Answers, Calibration, Conformal
+from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.calibration_error import ReliabilityBin, reliability_bins
 from slipway.metrics.scores import (
     Resampling,
@@ -21,7 +22,6 @@ from slipway.metrics.scores import (
     wilson_interval,
 )
 from slipway.metrics.uncertainty_fitting import softmax
-from slipway.system.contract import Task, is_classification
 
 Float = NDArray[np.float64]
 _MOST_POINTS = 200  # of a curve

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from slipway.artifacts.bundle import Choice, Provider, Ratio, VariantFigures
+from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.outlier_shares import LEAST_RANK
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.pages.html_page import Html, Section, join, page, paragraph, table, tiles
-from slipway.system.contract import Contract, Task, is_classification
+from slipway.system.contract import Contract
 
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA"}
 

@@ -16,6 +16,7 @@ from slipway.artifacts.gates import not_passed
 from slipway.artifacts.input_contract import InputContract
 from slipway.data.store.packed import Inputs
 from slipway.inputs.columns import ColumnContract
+from slipway.kinds.registry import Task, is_classification
 from slipway.reports.console import interval, number
 from slipway.reports.pages.cells import read_cells
 from slipway.reports.pages.html_page import (
@@ -31,7 +32,6 @@ from slipway.reports.pages.html_page import (
     tiles,
 )
 from slipway.reports.pages.log_bars import LogBar, log_bars
-from slipway.system.contract import Task, is_classification
 
 _MOST_FLIPS = 12  # shown of one hop; all are counted, and named in the certificate
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from slipway.config.sections import TrainParams
-from slipway.system.contract import Task, is_table
+from slipway.kinds.registry import Task, is_table
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.strategies import Placement
 

@@ -5,7 +5,7 @@ import torch
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
 from slipway.inputs.images import MAX_PIXELS, ImageContract
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.networks.pretrained import (
     load_pretrained,

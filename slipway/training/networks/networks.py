@@ -23,8 +23,9 @@ from slipway.artifacts.input_contract import InputContract
 from slipway.config.network_arguments import SmallResnetArguments, TabmArguments, argument_mistakes
 from slipway.data.store.packed import TargetScale
 from slipway.inputs.columns import ColumnContract
+from slipway.kinds.registry import Task, is_classification
 from slipway.system import files
-from slipway.system.contract import Contract, Task, is_classification
+from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
 from slipway.training.networks.small_resnet import SmallResnet
 from slipway.training.networks.tabm import RowEncoding, Tabm

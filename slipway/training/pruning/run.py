@@ -16,11 +16,11 @@ from torch import Tensor
 from slipway.config.sections import MeasuringParams, PruneParams, TrainParams
 from slipway.data.augmentation.plan import open_augmented
 from slipway.data.store.packed import open_split, read_manifest
+from slipway.kinds.registry import is_classification
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling
 from slipway.reports.console import number, size, text_table
 from slipway.system import files
-from slipway.system.contract import is_classification
 from slipway.training.distributed.strategies import place, requested_setup
 from slipway.training.job import TrainingData, count_parameters
 from slipway.training.networks.networks import Network, load_network, read_model_card

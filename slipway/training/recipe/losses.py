@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipway.config.sections import TrainParams
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.system.errors import ParamsError
 from slipway.training.batches.batches import Mixing
 from slipway.training.networks.networks import Network

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slipway.artifacts.uncertainty import Calibration
-from slipway.system.contract import is_classification
+from slipway.kinds.registry import is_classification
 from slipway.training.networks.features import answer_and_features
 from slipway.training.networks.networks import Network
 from slipway.training.uncertainty.outlier_score import OutlierScore, load_outlier_score

@@ -14,8 +14,8 @@ from slipway.artifacts.uncertainty import Answers, Calibration, Conformal, Outli
 from slipway.config.sections import MeasuringParams
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import Inputs, PackedSplit
+from slipway.kinds.registry import is_classification
 from slipway.metrics.uncertainty_fitting import fit_temperature, softmax, with_thresholds
-from slipway.system.contract import is_classification
 from slipway.training.batches.row_selection import select
 from slipway.training.networks.features import telling_layer
 from slipway.training.networks.networks import Network

@@ -14,7 +14,7 @@ from slipway.data.rules.rules import IMAGE_RULES
 from slipway.data.sources.file_signatures import looks_like
 from slipway.data.sources.samples import Fault, RawSample
 from slipway.inputs.images import FORMATS
-from slipway.system.contract import Task
+from slipway.kinds.registry import Task
 from slipway.system.errors import DataError
 from tests.data.pictures import CLEAN, cleaned_by, encode, from_memory, picture, pixels, sample
 from tests.project_params import PROJECT, clean_params

@@ -15,8 +15,8 @@ from slipway.data.store.packed import open_split, read_manifest
 from slipway.data.store.packing import channel_statistics, pack, packing_key
 from slipway.data.store.store_form import StoreForm
 from slipway.inputs.images import array_from_bytes
+from slipway.kinds.registry import Task
 from slipway.system import files
-from slipway.system.contract import Task
 from slipway.system.errors import DataError, IntegrityError
 from tests.data.pictures import CONTRACT, picture, pixels, sample
 

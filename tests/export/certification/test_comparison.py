@@ -34,7 +34,7 @@ def rows(task: str = "image_classification") -> TestRows:
     targets = np.arange(10) % 2 if task == "image_classification" else np.linspace(100, 1000, 10)
     images = np.zeros((10, 1, 1, 1), dtype=np.uint8)
     return TestRows(
-        task,  # type: ignore[arg-type]
+        task,
         CLASSES if task == "image_classification" else [],
         IDS,
         IDS,

@@ -13,6 +13,7 @@ from slipway.config.sections import Gate
 from slipway.data.engine.rows import SPLIT_ROWS
 from slipway.data.store.packed import PackedManifest, read_manifest
 from slipway.data.tables.raw_columns import RawCells
+from slipway.kinds.registry import Task
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.gates import apply_slice_gates
 from slipway.reports.evaluation.slice_scores import (
@@ -30,7 +31,6 @@ from slipway.reports.evaluation.slices import (
     by_number,
     of_column,
 )
-from slipway.system.contract import Task
 from slipway.system.errors import IntegrityError
 from tests.packed_rows import packed_split
 from tests.reports.conftest import CLASSES, images, split_rows, targets

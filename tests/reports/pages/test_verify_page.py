@@ -18,10 +18,10 @@ from slipway.export.certification.comparison import (
     headline,
     not_executed,
 )
+from slipway.kinds.registry import Task
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.log_bars import LogBar, log_bars
 from slipway.reports.pages.verify_page import HopAnswers, _outliers, verify_page
-from slipway.system.contract import Task
 from tests.reports.test_pages import CONTRACT, EVIL, FOREIGN, faults
 from tests.serving.bundles import COLUMNS, gate
 
