@@ -22,19 +22,27 @@ from sklearn.linear_model import LogisticRegression
 from bench.conditions import conditions
 from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.uncertainty import Answers, Outlier
-from slipway.drift import laws
-from slipway.drift.estimation import Estimate, estimate_quality
+from slipway.drift import distributions
 from slipway.drift.features import extract
-from slipway.drift.judging import Budget, judge
-from slipway.drift.reference import Reference, ReferenceRows, build_reference
-from slipway.drift.statistics import Comparison, kolmogorov_smirnov, mann_whitney, psi
+from slipway.drift.quality_estimate import Estimate, estimate_quality
+from slipway.drift.reference import Reference
+from slipway.drift.two_sample_tests import TwoSampleTest, kolmogorov_smirnov, mann_whitney, psi
+from slipway.drift.verdict import Budget, judge
 from slipway.drift.window import Window
 from slipway.inputs.images import ImageContract
 from slipway.system import files
 from tests.calibrations import CALIBRATION
-from tests.drift.populations import ORDINARY, Population, accuracy, reference_of, window_of
+from tests.drift.populations import (
+    ORDINARY,
+    Population,
+    ReferenceRows,
+    accuracy,
+    build_reference,
+    reference_of,
+    window_of,
+)
 
-RESULT = Path("bench/results/drift_laws.md")
+RESULT = Path("bench/results/drift_distributions.md")
 DIGITS = Path("data/demo/digits.parquet")
 CIFAR10 = Path("../shared/data/cifar10/train.parquet")
 NUM_STREAMS, WINDOWS, NUM_FEATURES, NUM_BINS = 1000, 720, 20, 10
@@ -70,11 +78,13 @@ def shifted(
     ordered = np.sort(random.normal(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
     edges = ordered[starts] - shift
-    below = np.where(edges < 0, laws.normal_tail(edges) / 2, 1 - laws.normal_tail(edges) / 2)
+    below = np.where(
+        edges < 0, distributions.normal_tail(edges) / 2, 1 - distributions.normal_tail(edges) / 2
+    )
     return np.diff([0, *starts, num_rows]), np.diff([0, *below, 1])
 
 
-def logarithmic_psi(windows: Counts, reference: Counts, level: float) -> Comparison:
+def logarithmic_psi(windows: Counts, reference: Counts, level: float) -> TwoSampleTest:
     """The index as it is usually computed, half a row added to each bin."""
     p, q = (
         (counts + 0.5) / (counts.sum(axis=-1, keepdims=True) + 0.5 * counts.shape[-1])
@@ -82,8 +92,11 @@ def logarithmic_psi(windows: Counts, reference: Counts, level: float) -> Compari
     )
     values = ((p - q) * np.log(p / q)).sum(axis=-1)
     scale = 1 / windows.sum(axis=-1) + 1 / reference.sum()
-    return Comparison(
-        "psi", values, laws.chi_square_threshold(level, NUM_BINS - 1) * scale, lambda: values
+    return TwoSampleTest(
+        "psi",
+        values,
+        distributions.chi_square_threshold(level, NUM_BINS - 1) * scale,
+        values,
     )
 
 
@@ -531,9 +544,7 @@ def estimates_of_images(name: str, path: Path, share: int) -> Iterator[list[obje
         is_right = data.model.answer(data.pixels).outputs.argmax(axis=1) == data.targets
         before.append(float(is_right.mean()))
         for (feature, sign), own in found.items():
-            ranks = features[:, data.reference.names.index(feature)].argsort().argsort() / len(
-                features
-            )
+            ranks = features[:, data.reference.column(feature)].argsort().argsort() / len(features)
             weights = np.exp(3 * sign * ranks)
             for _ in range(max(2, 300 // NUM_DIVISIONS // share)):
                 rows = random.choice(

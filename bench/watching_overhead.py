@@ -34,10 +34,10 @@ from bench.serving_speed import (
 )
 from bench.watching_turns import FILE, ORDER, SECONDS, Turn
 from slipway.artifacts.bundle import LoadedBundle
-from slipway.drift.reference import ReferenceRows
 from slipway.inputs.images import ImageContract, array_from_bytes
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
+from tests.drift.populations import ReferenceRows
 from tests.serving.server import running
 from tests.serving.watched import with_reference
 

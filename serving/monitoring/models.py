@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import LoadedBundle
-from slipway.drift.estimation import estimate_quality
 from slipway.drift.features import extract
-from slipway.drift.judging import Budget, judge
+from slipway.drift.quality_estimate import estimate_quality
 from slipway.drift.reference import Reference, read_reference
+from slipway.drift.verdict import Budget, judge
 from slipway.drift.window import Window
 from slipway.inputs.columns import ColumnContract
 
@@ -85,11 +85,8 @@ class WatchedModel:
         minutes of 30 days are a 4,320th of one false alarm.
         """
         assert self.reference is not None
-        verdict = judge(
-            self.reference,
-            window,
-            Budget(false_alarms_per_30_days=1, windows_per_day=_DAY_S / seconds),
-        )
+        budget = Budget(false_alarms_per_30_days=1, windows_per_day=_DAY_S / seconds)
+        verdict = judge(self.reference, window, budget.level)
         if verdict.verdict == "too_small":
             return None
         estimate = estimate_quality(self.reference, window)

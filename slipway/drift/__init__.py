@@ -1,1 +1,4 @@
-"""Does the traffic still look like the rows that the model was made and judged with, and is it still as good?"""
+"""Data drift: compares live traffic with a reference stored in the bundle, on numpy only.
+
+`serving/monitoring` adds traffic to windows; `slipway/export/drift.py` chooses reference rows.
+"""

@@ -1,6 +1,6 @@
-"""One feature and how the rows of the reference are spread over its bins."""
+"""One feature and the distribution of the reference rows over its bins."""
 
-import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -13,62 +13,65 @@ Float32 = NDArray[np.float32]
 
 
 class FeatureReference(Feature):
-    """A feature and how the reference's rows are spread over its bins. Arrays are not kept in it: pydantic could not compare two."""
+    """A feature with bin edges and counts. Lists, not arrays: pydantic cannot compare arrays."""
 
-    rows: int  # of the reference; more for features of the input than for those of the answer
+    rows: int  # input features have more rows than output features
     edges: list[float]  # of a number's bins, increasing; empty for a category
-    counts: list[
-        int
-    ]  # of a number len(edges) + 2, of a category len(categories) + 1; the last is missing values
-    low: (
-        float | None
-    )  # the smallest and the largest number; null for a category and where every value is missing
+    # len(edges) + 2 for a number, len(categories) + 1 for a category; missing values come last.
+    counts: list[int]
+    low: float | None  # smallest number; null for a category, or if all values are missing
     high: float | None
 
     def bins(self, values: Float32) -> NDArray[np.intp]:
-        """(rows,) the bin of each value."""
+        """(rows,) bin of each value."""
         if self.kind == "category":
             return category_bins(values, len(self.categories))
-        return bins_of(values, self._edges)
+        return bins_of(values, np.array(self.edges, np.float32))
 
     def is_outside(self, values: Float32) -> NDArray[np.bool_]:
-        """(rows,) whether a number is below or above all of the reference; never where it is missing, nor for a category."""
-        low, high = (
-            (-math.inf, math.inf)
-            if self.low is None or self.high is None
-            else (self.low, self.high)
-        )
-        return (values < np.float32(low)) | (values > np.float32(high))
+        """(rows,) True for numbers below or above all reference rows."""
+        if self.low is None or self.high is None:
+            return np.zeros(len(values), np.bool_)
+        return (values < np.float32(self.low)) | (values > np.float32(self.high))
 
     @property
     def varies(self) -> bool:
-        """Whether it is a number with two values or more."""
+        """True for a number with at least two values."""
         return self.low is not None and self.high is not None and self.low < self.high
 
     @property
     def normal_scores(self) -> NDArray[np.float64]:
-        """(bins,) the normal quantile of the middle of each bin's rows; 0 for missing values."""
+        """(bins,) normal quantile at the middle of each bin's rows; 0 for missing values."""
         counts = np.array(self.counts[:-1], np.float64)
         middles = (np.cumsum(counts) - counts / 2 + 0.25) / (counts.sum() + 0.5)  # never 0 or 1
         return np.array([*map(NormalDist().inv_cdf, middles), 0.0])
 
-    @property
-    def _edges(self) -> Float32:
-        return np.array(self.edges, np.float32)
 
-
-def describe(feature: Feature, values: Float32) -> FeatureReference:
-    """The reference of one feature from its (rows,) values."""
-    is_number = feature.kind == "number"
-    edges = equal_edges(values) if is_number else np.empty(0, np.float32)
-    bins = bins_of(values, edges) if is_number else category_bins(values, len(feature.categories))
-    num_bins = len(edges) + 2 if is_number else len(feature.categories) + 1
-    known = values[~np.isnan(values)] if is_number else values[:0]
+def describe_feature(feature: Feature, values: Float32) -> FeatureReference:
+    """Build a feature's reference from its (rows,) values."""
+    edges = known = np.empty(0, np.float32)
+    if feature.kind == "number":
+        edges = equal_edges(values)
+        known = values[~np.isnan(values)]
+        counts = np.bincount(bins_of(values, edges), minlength=len(edges) + 2)
+    else:
+        num_categories = len(feature.categories)
+        counts = np.bincount(category_bins(values, num_categories), minlength=num_categories + 1)
     return FeatureReference(
         **feature.model_dump(),
         rows=len(values),
         edges=edges.tolist(),
-        counts=np.bincount(bins, minlength=num_bins).tolist(),
+        counts=counts.tolist(),
         low=float(known.min()) if len(known) else None,
         high=float(known.max()) if len(known) else None,
     )
+
+
+def describe_features(features: Sequence[Feature], values: Float32) -> list[FeatureReference]:
+    """Build the reference of each feature from its column of (rows, features) values."""
+    return [describe_feature(feature, values[:, column]) for column, feature in enumerate(features)]
+
+
+def bin_columns(features: Sequence[FeatureReference], values: Float32) -> list[NDArray[np.intp]]:
+    """(rows,) bins for each feature of (rows, features) values."""
+    return [feature.bins(values[:, column]) for column, feature in enumerate(features)]

@@ -1,18 +1,17 @@
-"""What is watched of a row: a few numbers and categories of what goes into the network and of what comes out.
+"""Drift features: a few numbers and categories per row, from a model's input and its answer.
 
-Of an image: brightness, contrast, sharpness, noise and the like, on a grid of its pixels. Of a table's row: its columns. Of the answer:
-class or value, how sure it is, and the outlier score, which is how far the network's penultimate features are from those of the
-training rows: the summary of these features that the graph itself gives. Numpy alone, vectorised over the rows of a batch.
+Images: brightness, contrast, sharpness, noise and similar, on a grid of pixels. Table rows: their
+columns. Answers: the class or value, its certainty, and the OOD score, which summarises how far the
+network's penultimate activations are from those of training rows. Vectorised numpy only.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.bundle import Bundle, OutputContract
+from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.input_contract import InputContract
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
@@ -23,7 +22,7 @@ Float = NDArray[np.float32]
 PREDICTED_CLASS = "predicted_class"
 CONFIDENCE = "confidence"
 OUTLIER_SCORE = "outlier_score"
-_OF_IMAGES = (
+_IMAGE_FEATURES = (
     "brightness",
     "contrast",
     "skewness",
@@ -34,204 +33,185 @@ _OF_IMAGES = (
     "centre",
     "top",
 )
-_OF_COLOURS = ("red", "green", "blue", "saturation", "yellowness")
+_COLOUR_FEATURES = ("red", "green", "blue", "saturation", "yellowness")
 _LUMA = (np.float32(0.299), np.float32(0.587), np.float32(0.114))
-_GRID = 48  # guess: positions along a side are enough; a larger image is sampled with the stride that leaves as many or more
-_BLOCK_BYTES = 1 << 22  # pixels that are measured at a time
+_GRID = 48  # guess: sample positions per side; larger images are read with a stride
+_BLOCK_BYTES = 1 << 22  # of pixels processed at a time
 _WHITE = 255
 
 
 class Feature(Contract):
-    """One number or category of each row. A category is the position in `categories`; NaN is a missing value."""
+    """One number or category per row. A category is an index into `categories`; NaN is missing."""
 
     name: str
     kind: Literal["number", "category"]
     origin: Literal["input", "output"]
-    categories: list[str]  # of a category; empty for a number
-
-
-def features_of(contract: InputContract, output: OutputContract) -> list[Feature]:
-    """What `extract` gives, in its order."""
-    return [*input_features(contract), *output_features(output)]
-
-
-def feature_names(manifest: Bundle) -> list[str]:
-    """The names of the features of a bundle's rows, in the order of `extract`'s columns."""
-    return [feature.name for feature in features_of(manifest.input, manifest.output)]
+    categories: list[str]  # empty for a number
 
 
 def extract(contract: InputContract, inputs: NDArray[Any], outputs: Float, scores: Float) -> Float:
-    """(rows, features) float32 of `inputs` (rows, ...) as the network takes them and of what it answered.
+    """(rows, features) float32: input features, then output features.
 
-    `outputs` (rows, labels) probabilities or (rows, 1) values, `scores` (rows,) outlier scores.
+    Args:
+        inputs: (rows, ...) as the network takes them.
+        outputs: (rows, labels) probabilities or (rows, 1) values.
+        scores: (rows,) OOD scores.
     """
     return np.concatenate(
         [extract_inputs(contract, inputs), extract_outputs(outputs, scores)], axis=1
     )
 
 
-def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
-    """(rows, features) float32: those of `extract`'s columns, the first ones, that no model is needed for."""
-    if isinstance(contract, ColumnContract):
-        return _of_rows(contract, inputs)
-    rows = max(1, _BLOCK_BYTES // math.prod(contract.shape))
-    blocks = [
-        _of_images(np.asarray(inputs[start : start + rows]))
-        for start in range(0, len(inputs), rows)
-    ]
-    return (
-        np.concatenate(blocks)
-        if blocks
-        else np.empty((0, len(input_features(contract))), np.float32)
-    )
-
-
 def input_features(contract: InputContract) -> list[Feature]:
-    """What `extract_inputs` gives, in its order."""
+    """List the columns of `extract_inputs`."""
     if isinstance(contract, ImageContract):
-        names = [*_OF_IMAGES, *(_OF_COLOURS if contract.channels == 3 else ())]
+        names = [*_IMAGE_FEATURES, *(_COLOUR_FEATURES if contract.channels == 3 else ())]
         return [Feature(name=name, kind="number", origin="input", categories=[]) for name in names]
-    return [
-        Feature(
-            name=f"column {column.name}",
-            kind="category" if column.kind in ("boolean", "category") else "number",
-            origin="input",
-            categories={
-                "boolean": ["false", "true"],
-                "category": ["missing or unknown", *column.categories],
-            }.get(column.kind, []),
+    features = []
+    for column in [*contract.numeric, *contract.categorical]:
+        categories = []
+        if column.kind == "boolean":
+            categories = ["false", "true"]
+        elif column.kind == "category":
+            categories = ["missing or unknown", *column.categories]
+        kind: Literal["number", "category"] = "category" if categories else "number"
+        features.append(
+            Feature(name=f"column {column.name}", kind=kind, origin="input", categories=categories)
         )
-        for column in [*contract.numeric, *contract.categorical]
+    return features
+
+
+def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
+    """(rows, features) float32 of the inputs; needs no model."""
+    if isinstance(contract, ColumnContract):
+        return _table_features(contract, inputs)
+    block_rows = max(1, _BLOCK_BYTES // math.prod(contract.shape))
+    blocks = [
+        _image_features(np.asarray(inputs[start : start + block_rows]))
+        for start in range(0, len(inputs), block_rows)
     ]
+    return np.concatenate([np.empty((0, len(input_features(contract))), np.float32), *blocks])
 
 
 def output_features(output: OutputContract) -> list[Feature]:
-    """What `extract_outputs` gives, in its order."""
-
-    def number(name: str) -> Feature:
-        return Feature(name=name, kind="number", origin="output", categories=[])
-
+    """List the columns of `extract_outputs`."""
     if output.kind == "value":
-        return [number("value"), number(OUTLIER_SCORE)]
+        return [_output_number("value"), _output_number(OUTLIER_SCORE)]
+    numbers = (CONFIDENCE, "entropy", "margin", OUTLIER_SCORE)
     label = Feature(
         name=PREDICTED_CLASS, kind="category", origin="output", categories=output.labels
     )
-    return [label, number(CONFIDENCE), number("entropy"), number("margin"), number(OUTLIER_SCORE)]
+    return [label, *map(_output_number, numbers)]
+
+
+def _output_number(name: str) -> Feature:
+    return Feature(name=name, kind="number", origin="output", categories=[])
 
 
 def extract_outputs(outputs: Float, scores: Float) -> Float:
-    """(rows, features) float32: the last ones of `extract`'s. Entropy in nats; the margin is the best probability less the second."""
+    """(rows, features) float32 of the answers.
+
+    Entropy is in nats; the margin is the largest probability less the second largest.
+    """
     if outputs.shape[1] == 1:
         return np.column_stack([outputs[:, 0], scores]).astype(np.float32)
     probabilities = np.clip(outputs, np.finfo(np.float32).tiny, 1)
     entropy = -(probabilities * np.log(probabilities)).sum(axis=1)
     second, first = np.partition(outputs, -2, axis=1)[:, -2:].T
-    return np.column_stack([outputs.argmax(axis=1), first, entropy, first - second, scores]).astype(
-        np.float32
-    )
+    columns = [outputs.argmax(axis=1), first, entropy, first - second, scores]
+    return np.column_stack(columns).astype(np.float32)
 
 
-def _of_rows(contract: ColumnContract, encoded: Float) -> Float:
-    """The standardised numbers, NaN where they are missing; booleans as 0 and 1; the codes of categories."""
-    numeric, indicated = contract.numeric, contract.indicated
-    found = np.array(encoded[:, : len(numeric)], np.float32)
-    missing = {
-        column.name: encoded[:, len(numeric) + position] > 0
-        for position, column in enumerate(indicated)
-    }
-    for position, column in enumerate(numeric):
+def _table_features(contract: ColumnContract, encoded: Float) -> Float:
+    """Standardised numbers (NaN where missing), booleans as 0 and 1, and category codes."""
+    num_numeric, num_indicated = len(contract.numeric), len(contract.indicated)
+    features = np.array(encoded[:, :num_numeric], np.float32)
+    indicator = num_numeric
+    for position, column in enumerate(contract.numeric):
         if column.kind == "boolean":
-            found[:, position] = np.rint(found[:, position] * column.std + column.mean)
-        if column.name in missing:
-            found[missing[column.name], position] = np.nan
-    return np.concatenate([found, encoded[:, len(numeric) + len(indicated) :]], axis=1)
+            features[:, position] = np.rint(features[:, position] * column.std + column.mean)
+        if column.has_missing:
+            features[encoded[:, indicator] > 0, position] = np.nan
+            indicator += 1
+    return np.concatenate([features, encoded[:, num_numeric + num_indicated :]], axis=1)
 
 
-def _of_images(pixels: NDArray[np.uint8]) -> Float:
-    """(rows, height, width, channels) uint8 -> (rows, features), in grey levels of [0, 255] where nothing else is said.
+def _image_features(pixels: NDArray[np.uint8]) -> Float:
+    """(rows, height, width, channels) uint8 -> (rows, features), mostly in grey levels 0 to 255.
 
-    sharpness: the variance of the Laplacian (Pech-Pacheco et al., ICPR 2000), as log(1 + .). noise: J. Immerkaer, Fast noise variance
-    estimation, Computer Vision and Image Understanding 64 (1996) 300-302. skewness: the third standardised moment. black_share and
-    white_share: of pixels at 0 and 255. centre and top: the mean of the middle quarter, and of the upper half, less the mean.
-    yellowness: the mean of red and green less blue (Hasler and Süsstrunk, Measuring colourfulness in natural images, SPIE 5007, 2003).
+    skewness: third standardised moment. sharpness: log(1 + variance of the Laplacian) (Pech-Pacheco
+    et al., ICPR 2000). noise: J. Immerkaer, Computer Vision and Image Understanding 64 (1996)
+    300-302. black_share, white_share: fraction of pixels at 0 and 255. centre, top: mean of the
+    middle quarter and of the upper half, less the overall mean. yellowness: mean of red and green,
+    less blue (Hasler and Süsstrunk, SPIE 5007, 2003).
     """
     stride = max(1, pixels.shape[1] // _GRID)
     sampled = pixels[:, ::stride, ::stride]
-    colours = [sampled[..., channel].astype(np.float32) for channel in range(pixels.shape[3])]
+    colours = np.moveaxis(sampled, 3, 0).astype(
+        np.float32, order="C"
+    )  # (channels, rows, grid, grid)
     grey = _grey(colours)  # (rows, grid, grid)
-    flat = grey.reshape(len(grey), -1)
-    mean = flat.mean(axis=1)
-    offset = flat - mean[:, None]
-    squares = offset * offset
+    brightness = _mean(grey)
+    offsets = grey.reshape(len(grey), -1) - brightness[:, None]
+    squares = offsets * offsets
     contrast = np.sqrt(squares.mean(axis=1))
-    skewness = (squares * offset).mean(axis=1) / np.maximum(contrast, 1e-3) ** 3
+    skewness = (squares * offsets).mean(axis=1) / np.maximum(contrast, 1e-3) ** 3
     quarter = grey.shape[1] // 4
     middle = grey[:, quarter : grey.shape[1] - quarter, quarter : grey.shape[2] - quarter]
     upper = grey[:, : (grey.shape[1] + 1) // 2]
-    sharpness, noise = _fine_structure(pixels, grey, stride)
-    numbers = sampled.reshape(len(sampled), -1)
-    shares = [(numbers == level).mean(axis=1) for level in (0, _WHITE)]
-    found = [
-        mean,
+    sharpness, noise = _sharpness_and_noise(pixels, grey, stride)
+    features = [
+        brightness,
         contrast,
         skewness,
         sharpness,
         noise,
-        *shares,
-        _mean(middle) - mean,
-        _mean(upper) - mean,
+        _mean(sampled == 0),
+        _mean(sampled == _WHITE),
+        _mean(middle) - brightness,
+        _mean(upper) - brightness,
     ]
     if len(colours) == 3:
-        red, green, blue = colours
-        spread = np.maximum(np.maximum(red, green), blue) - np.minimum(np.minimum(red, green), blue)
-        means = [_mean(red), _mean(green), _mean(blue)]
-        found += [*means, _mean(spread), (means[0] + means[1]) / 2 - means[2]]
-    return np.column_stack(found).astype(np.float32)
+        red, green, blue = map(_mean, colours)
+        saturation = _mean(colours.max(axis=0) - colours.min(axis=0))
+        features += [red, green, blue, saturation, (red + green) / 2 - blue]
+    return np.column_stack(features).astype(np.float32)
 
 
-def _mean(picture: Float) -> Float:
-    """(rows, height, width) -> (rows,)"""
-    mean: Float = picture.reshape(len(picture), -1).mean(axis=1)
+def _mean(values: NDArray[Any]) -> NDArray[Any]:
+    """(rows, ...) -> (rows,)"""
+    mean: NDArray[Any] = values.reshape(len(values), -1).mean(axis=1)
     return mean
 
 
-def _grey(colours: Sequence[Float]) -> Float:
-    """One channel, or the luma of ITU-R BT.601, as Pillow's mode "L" has it."""
+def _grey(colours: Float) -> Float:
+    """(channels, ...) -> (...): the one channel, or the luma of ITU-R BT.601 as in Pillow's "L"."""
     if len(colours) == 1:
-        return colours[0]
-    red, green, blue = (weight * own for weight, own in zip(_LUMA, colours, strict=True))
-    mixed: Float = red + green + blue
-    return mixed
+        channel: Float = colours[0]
+        return channel
+    luma: Float = colours[0] * _LUMA[0] + colours[1] * _LUMA[1] + colours[2] * _LUMA[2]
+    return luma
 
 
-def _fine_structure(pixels: NDArray[np.uint8], grey: Float, stride: int) -> tuple[Float, Float]:
-    """Sharpness and noise, (rows,) each, from each sampled pixel and its eight neighbours; 0 for a side below 3 pixels."""
-    side = pixels.shape[1]
-    if side < 3:
+def _sharpness_and_noise(
+    pixels: NDArray[np.uint8], grey: Float, stride: int
+) -> tuple[Float, Float]:
+    """(rows,) each, from every sampled pixel and its eight neighbours; 0 below 3 pixels a side."""
+    end = pixels.shape[1] - 1
+    if end < 2:
         return np.zeros(len(pixels), np.float32), np.zeros(len(pixels), np.float32)
-    at = _neighbours(pixels, grey, stride)
-    straight = at(-1, 0) + at(1, 0) + at(0, -1) + at(0, 1)
-    diagonal = at(-1, -1) + at(-1, 1) + at(1, -1) + at(1, 1)
-    middle = at(0, 0)
+
+    def shifted(down: int, right: int) -> Float:
+        rows = slice(1 + down, end + down, stride)
+        columns = slice(1 + right, end + right, stride)
+        if stride == 1:  # the whole image is in `grey` already
+            return grey[:, rows, columns]
+        return _grey(np.moveaxis(pixels[:, rows, columns], 3, 0).astype(np.float32, order="C"))
+
+    middle = shifted(0, 0)
+    straight = shifted(-1, 0) + shifted(1, 0) + shifted(0, -1) + shifted(0, 1)
+    diagonal = shifted(-1, -1) + shifted(-1, 1) + shifted(1, -1) + shifted(1, 1)
     laplacian = straight - 4 * middle
     masked = diagonal - 2 * straight + 4 * middle
     noise = np.abs(masked).mean(axis=(1, 2)) * np.float32(math.sqrt(math.pi / 2) / 6)
     return np.log1p(laplacian.var(axis=(1, 2))), noise
-
-
-def _neighbours(pixels: NDArray[np.uint8], grey: Float, stride: int) -> Callable[[int, int], Float]:
-    """The grey levels beside each sampled inner pixel, by (down, right). The whole picture is at hand in grey where none is skipped."""
-    end = pixels.shape[1] - 1
-
-    def at(down: int, right: int) -> Float:
-        rows, columns = slice(1 + down, end + down, stride), slice(1 + right, end + right, stride)
-        if stride == 1:
-            return grey[:, rows, columns]
-        return _grey(
-            [
-                pixels[:, rows, columns, channel].astype(np.float32)
-                for channel in range(pixels.shape[3])
-            ]
-        )
-
-    return at

@@ -1,7 +1,8 @@
-"""Bins of equal probability, with a bin of its own for each number that is common, and the bin of each number.
+"""Quantile bins: edges from reference values, bin indices, and merging of rare bins.
 
-Bins begin at the reference's own quantiles. A number that takes up a bin or more by itself (a constant, the zeros of a share) has a bin of
-its own, so that what leaves it is seen, on either side, even where the reference has nothing there. The last bin is for missing numbers.
+A number that fills a bin by itself (a constant, the zeros of a sparse column) gets a bin of its
+own, so that any departure from it is visible on either side, even if the reference has no values
+there. The last bin holds missing values.
 """
 
 import numpy as np
@@ -11,60 +12,61 @@ Float = NDArray[np.float32]
 Counts = NDArray[np.int64]
 
 NUM_BINS = 10
-_LEAST_ROWS = 20  # of the reference in a bin; fewer rows make fewer bins
+MIN_EXPECTED_ROWS = 20.0  # of the smaller sample in a bin of a test; rarer bins are merged
+_MIN_REFERENCE_ROWS = 20  # per bin; fewer rows make fewer bins
 
 
 def equal_edges(numbers: Float, num_bins: int = NUM_BINS) -> Float:
-    """(E,) increasing float32 edges: bin i holds edge[i-1] <= number < edge[i]. NaN is left out; without numbers there are no edges."""
+    """Return increasing (E,) float32 edges of bins with about equal numbers of rows.
+
+    Bin i holds edge[i-1] <= number < edge[i]. NaN is ignored; without numbers there are no edges.
+    """
     ordered = np.sort(numbers[~np.isnan(numbers)])
-    most = max(1, min(num_bins, len(ordered) // _LEAST_ROWS))
     if not len(ordered):
         return np.empty(0, np.float32)
-    taken = ordered[
-        [len(ordered) * part // most for part in range(most)]
-    ]  # the first value of each part
-    starts, times = np.unique(taken, return_counts=True)
-    is_constant = ordered[0] == ordered[-1]
-    common = starts if is_constant else starts[times > 1]
-    starts = starts if is_constant else starts[starts > ordered[0]]
-    return np.unique(
-        np.concatenate([starts, common, np.nextafter(common, np.float32(np.inf))])
-    ).astype(np.float32)
+    num_bins = max(1, min(num_bins, len(ordered) // _MIN_REFERENCE_ROWS))
+    quantiles = ordered[[len(ordered) * part // num_bins for part in range(num_bins)]]
+    starts, repeats = np.unique(quantiles, return_counts=True)
+    if ordered[0] == ordered[-1]:
+        common = starts
+    else:
+        common = starts[repeats > 1]
+        starts = starts[starts > ordered[0]]
+    ends = np.nextafter(common, np.float32(np.inf))
+    return np.unique(np.concatenate([starts, common, ends])).astype(np.float32)
 
 
 def bins_of(numbers: Float, edges: Float) -> NDArray[np.intp]:
-    """(rows,) from 0 to len(edges), and len(edges) + 1 for NaN."""
-    return np.where(
-        np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, side="right")
-    )
+    """(rows,) bin indices from 0 to len(edges), and len(edges) + 1 for NaN."""
+    bins = np.searchsorted(edges, numbers, side="right")
+    return np.where(np.isnan(numbers), len(edges) + 1, bins)
 
 
 def category_bins(codes: Float, num_categories: int) -> NDArray[np.intp]:
-    """(rows,) the code itself, and `num_categories` for NaN and for codes that there are not."""
-    known = (codes >= 0) & (codes < num_categories)  # False for NaN
-    return np.where(known, np.where(known, codes, 0).astype(np.intp), num_categories)
+    """(rows,) the codes themselves, and `num_categories` for NaN and unknown codes."""
+    is_known = (codes >= 0) & (codes < num_categories)  # False for NaN
+    return np.where(is_known, codes, num_categories).astype(np.intp)
 
 
-def merge_rare(
-    window: ArrayLike, reference: ArrayLike, least: float, *, ordered: bool
-) -> tuple[Counts, Counts]:
-    """Both counts (bins,) with rare bins put together, until the smaller sample is expected to have `least` rows in each.
+def merge_rare(window: ArrayLike, reference: ArrayLike, *, ordered: bool) -> tuple[Counts, Counts]:
+    """Merge bins until the smaller sample expects at least MIN_EXPECTED_ROWS rows in each.
 
-    Neighbours go together where the bins are `ordered`, else the rarest. What is rare is decided on both samples together, so that
-    it says nothing on where they differ.
+    `ordered` bins are merged with a neighbour, others with the rarest. The decision looks at both
+    samples pooled, so it does not depend on how they differ.
     """
     both = np.stack([np.asarray(window, np.int64), np.asarray(reference, np.int64)])
-    share = float(both.sum(axis=1).min()) / max(1, int(both.sum()))
+    smaller_fraction = float(both.sum(axis=1).min()) / max(1, int(both.sum()))
     if not ordered:
         both = both[:, np.argsort(both.sum(axis=0), kind="stable")]
     groups: list[Counts] = []
-    open_group = np.zeros(2, np.int64)
+    group = np.zeros(2, np.int64)
     for bin_counts in both.T:
-        open_group = open_group + bin_counts
-        if open_group.sum() * share >= least:
-            groups.append(open_group)
-            open_group = np.zeros(2, np.int64)
-    if open_group.any():
-        groups = [*groups[:-1], groups[-1] + open_group] if groups else [open_group]
+        group = group + bin_counts
+        if group.sum() * smaller_fraction >= MIN_EXPECTED_ROWS:
+            groups.append(group)
+            group = np.zeros(2, np.int64)
+    if group.any():
+        last = groups.pop() if groups else np.zeros(2, np.int64)
+        groups.append(last + group)
     merged = np.array(groups, np.int64).reshape(-1, 2)
     return merged[:, 0], merged[:, 1]

@@ -1,33 +1,36 @@
-"""What the quality is estimated with where no labels are: what the validation labels say beyond the score, by the features of a row.
+"""Reference for estimating quality without labels: what the validation labels say beyond the score.
 
-Classes: how often the answer is right, less the confidence. Numbers: the squared error. In the bins of the confidence, or of the outlier
-score, it tells whether the score is worth anything, and how much a single row varies.
+The residual of a class answer is 1 or 0 for right or wrong, less its confidence; of a numeric
+answer it is the squared error. Its distribution over bins of the score (the confidence, or the OOD
+score) shows whether the score is informative and how much a single row varies.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
-from slipway.drift.adjustment import Adjustment, fit_adjustment
+from slipway.drift.distributions import chi_square_tail
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.features import CONFIDENCE, OUTLIER_SCORE
 from slipway.drift.histogram import bins_of, equal_edges
-from slipway.drift.laws import chi_square_tail
+from slipway.drift.residual_model import ResidualModel, fit_residual_model
 from slipway.system.contract import Contract
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
+Bins = NDArray[np.intp]
+QualityMetric = Literal["accuracy", "rmse"]
 
-_MOST_BINS = 15  # as slipway/metrics/calibration_error.py
-LEAST_ROWS = 100  # of validation
-_FEW = 1000  # rows of a bin, below which its variance may be 0 by chance
+MIN_ROWS = 100  # of validation
+_MAX_BINS = 15  # as in slipway/metrics/calibration_error.py
+_MANY_ROWS = 1000  # of a bin; with fewer its variance may be 0 by chance
 
 
 class Stratum(Contract):
-    """Residuals by the bins of a feature: rows, their mean, and the variance of one row's."""
+    """Residuals by bin: number of rows, their mean residual, and the variance of one residual."""
 
     counts: list[int]
     residuals: list[float]
@@ -35,46 +38,33 @@ class Stratum(Contract):
 
 
 class QualityReference(Contract):
-    """For each bin of `feature`: rows, the mean of what the labels say beyond the score alone (`residual`), and its variance.
+    """Residuals by bin of the score `feature`, and the model that explains them by all features."""
 
-    accuracy: 1 where the answer is right, else 0, less the confidence. rmse: the squared error.
-    """
-
-    metric: Literal["accuracy", "rmse"]
+    metric: QualityMetric
     feature: str
     edges: list[float]
     counts: list[int]
     residuals: list[float]
-    variances: list[float]  # of one row's residual
-    adjustment: Adjustment  # of the score's claim, by all features
-    strata: list[
-        Stratum
-    ]  # of each feature of the input, in order: what is left of the labels when the estimate is taken off
+    variances: list[float]
+    adjustment: ResidualModel
+    strata: list[Stratum]  # for each input feature: the residuals that the model leaves
 
-    @property
-    def _edges(self) -> Float32:
-        return np.array(self.edges, np.float32)
-
-    def bins(self, scores: Float32) -> NDArray[np.intp]:
-        """(rows,) the bin of each score; the last for NaN, which no answer has."""
-        return bins_of(scores, self._edges)
+    def bins(self, scores: Float32) -> Bins:
+        """(rows,) bin of each score; the last one for NaN."""
+        return bins_of(scores, np.array(self.edges, np.float32))
 
     @property
     def information_p_value(self) -> float:
-        """How likely bins without information would have means so different (Welch, Biometrika 38, 1951; its chi-square form)."""
-        counts, means, variances = (
-            np.array(self.counts),
-            np.array(self.residuals),
-            np.array(self.variances),
-        )
-        there = (counts > 1) & (variances > 0)
-        if there.sum() < 2:
+        """P-value of equal mean residuals in all bins (Welch, Biometrika 38, 1951)."""
+        counts, means = np.array(self.counts), np.array(self.residuals)
+        variances = np.array(self.variances)
+        is_used = (counts > 1) & (variances > 0)
+        if is_used.sum() < 2:
             return 1.0
-        weights = counts[there] / variances[there]
-        centre = (weights @ means[there]) / weights.sum()
-        return float(
-            chi_square_tail(weights @ np.square(means[there] - centre), int(there.sum()) - 1)
-        )
+        weights = counts[is_used] / variances[is_used]
+        centre = (weights @ means[is_used]) / weights.sum()
+        statistic = weights @ np.square(means[is_used] - centre)
+        return float(chi_square_tail(statistic, int(is_used.sum()) - 1))
 
 
 def fit_quality(
@@ -83,72 +73,70 @@ def fit_quality(
     scores: Float32,
     targets: Float64,
     features: Sequence[FeatureReference],
-    bins: Sequence[NDArray[np.intp]],
+    bins: Sequence[Bins],
 ) -> QualityReference | None:
-    """From validation rows; `features` are those of the input and of the answer, `bins` the (rows,) bin of each row in each.
+    """Fit the reference on validation rows; None with fewer than MIN_ROWS.
 
-    None where the rows are fewer than `LEAST_ROWS`.
+    Args:
+        outputs: (rows, labels) probabilities or (rows, 1) values.
+        scores: (rows,) OOD scores.
+        targets: (rows,) class indices or numbers.
+        features: input features, then output features.
+        bins: (rows,) bins for each feature.
     """
-    if len(targets) < LEAST_ROWS:
+    if len(targets) < MIN_ROWS:
         return None
+    metric: QualityMetric
     if output.kind == "value":
-        errors = np.square(outputs[:, 0].astype(np.float64) - targets)
-        return _fit("rmse", OUTLIER_SCORE, scores, errors, np.zeros(len(errors)), features, bins)
-    confidence = outputs.max(axis=1)
-    return _fit(
-        "accuracy",
-        CONFIDENCE,
-        confidence,
-        (outputs.argmax(axis=1) == targets).astype(np.float64),
-        confidence,
+        metric, feature, score = "rmse", OUTLIER_SCORE, scores
+        quality = np.square(outputs[:, 0].astype(np.float64) - targets)
+        claimed = np.zeros(len(targets))
+    else:
+        metric, feature, score = "accuracy", CONFIDENCE, outputs.max(axis=1)
+        quality = (outputs.argmax(axis=1) == targets).astype(np.float64)
+        claimed = score
+
+    edges = equal_edges(score, _MAX_BINS)
+    by_score = _stratum(bins_of(score, edges), len(edges) + 2, quality, claimed, metric)
+    noise = float(np.array(by_score.counts) @ np.array(by_score.variances)) / len(targets)
+    model, fitted = fit_residual_model(
         features,
         bins,
-    )
-
-
-def _fit(
-    metric: Literal["accuracy", "rmse"],
-    feature: str,
-    scores: Float32,
-    truths: Float64,
-    said: NDArray[Any],
-    features: Sequence[FeatureReference],
-    bins: Sequence[NDArray[np.intp]],
-) -> QualityReference:
-    """`truths`: whether an answer is right, or its squared error; `said`: how much of it the score alone says."""
-    edges = equal_edges(scores, _MOST_BINS)
-    own = _stratum(bins_of(scores, edges), len(edges) + 2, truths, said, metric)
-    noise = max(float(np.array(own.counts) @ np.array(own.variances)) / len(truths), 1e-300)
-    adjustment, residuals = fit_adjustment(
-        features, bins, truths - said, noise, towards_none=metric == "accuracy"
+        quality - claimed,
+        max(noise, 1e-300),
+        shrink_level=metric == "accuracy",
     )
     strata = [
-        _stratum(part, len(described.counts), truths, said + residuals, metric)
-        for described, part in zip(features, bins, strict=True)
-        if described.origin == "input"
+        _stratum(own, len(feature.counts), quality, claimed + fitted, metric)
+        for feature, own in zip(features, bins, strict=True)
+        if feature.origin == "input"
     ]
     return QualityReference(
         metric=metric,
         feature=feature,
         edges=edges.tolist(),
-        adjustment=adjustment,
+        adjustment=model,
         strata=strata,
-        **own.model_dump(),
+        **by_score.model_dump(),
     )
 
 
 def _stratum(
-    bins: NDArray[np.intp], num_bins: int, truths: Float64, said: NDArray[Any], metric: str
+    bins: Bins,
+    num_bins: int,
+    quality: Float64,
+    claimed: Float32 | Float64,
+    metric: QualityMetric,
 ) -> Stratum:
+    """Summarise residuals by bin: `quality` measured by the label less `claimed` by the score."""
     counts = np.bincount(bins, minlength=num_bins)
-    residuals = truths - said
+    residuals = quality - claimed
     means = np.bincount(bins, residuals, num_bins) / np.maximum(counts, 1)
-    variances = np.bincount(bins, np.square(residuals - means[bins]), num_bins) / np.maximum(
-        counts - 1, 1
-    )
-    if (
-        metric == "accuracy"
-    ):  # a bin without a wrong answer is not without error: Jeffreys' prior on the share that is right
-        share = (np.bincount(bins, truths, num_bins) + 0.5) / (counts + 1)
-        variances = np.maximum(variances, share * (1 - share) * (counts < _FEW))
+    squares = np.bincount(bins, np.square(residuals - means[bins]), num_bins)
+    variances = squares / np.maximum(counts - 1, 1)
+    if metric == "accuracy":
+        # A small bin without a wrong answer is not free of error: Jeffreys' prior on its accuracy.
+        accuracy = (np.bincount(bins, quality, num_bins) + 0.5) / (counts + 1)
+        prior_variances = accuracy * (1 - accuracy) * (counts < _MANY_ROWS)
+        variances = np.maximum(variances, prior_variances)
     return Stratum(counts=counts.tolist(), residuals=means.tolist(), variances=variances.tolist())

@@ -1,9 +1,10 @@
-"""What the traffic is compared with: `drift.json` in the bundle, made at export and read by the service.
+"""Drift reference: the content of `drift.json`, written at export and read by the service.
 
-Features of the input are described by the training and validation rows together: they need no model, and a reference of few rows hides
-a shift. Features of the answer are described by validation rows alone, since a network is surer of its training rows than of new
-ones, and for each variant by its own answers: what int8 rounds is no drift. The numbers of rows are kept, because the laws account for the
-reference's own sampling error.
+Input features are described by training and validation rows together: they need no model, and a
+reference of few rows hides a shift. Output features are described by validation rows only, because
+a network is more certain of its training rows. Each variant is described by its own answers, so
+that rounding by int8 does not count as drift. Row counts are stored because the tests account for
+the reference's sampling error.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from pydantic import Field
 from slipway.artifacts.bundle import LoadedBundle, OutputContract
 from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
-from slipway.drift.feature_reference import FeatureReference, describe
+from slipway.drift.feature_reference import FeatureReference, bin_columns, describe_features
 from slipway.drift.features import (
     OUTLIER_SCORE,
     extract_inputs,
@@ -28,68 +29,62 @@ from slipway.drift.features import (
     output_features,
 )
 from slipway.drift.histogram import merge_rare
-from slipway.drift.joint import JointReference, fit_joint
+from slipway.drift.joint_reference import JointReference, fit_joint
 from slipway.drift.quality_reference import QualityReference, fit_quality
-from slipway.drift.statistics import psi
+from slipway.drift.two_sample_tests import psi
 from slipway.system.contract import Contract
 from slipway.system.errors import BundleError
 
 Float32 = NDArray[np.float32]
 
 FORMAT_VERSION = 2
-DEFAULT_VARIANT = "fp32"
-_ALIKE = (
-    1e-3  # level at which training rows are found unlike the validation rows, over all features
-)
-_LEAST_EXPECTED = 20.0  # rows in a bin, as slipway/drift/judging.py
+# Over all features: training rows that differ more are left out of the reference.
+_SIMILARITY_LEVEL = 1e-3
 
 
 class InputReference(Contract):
-    """What goes into the network."""
+    """Distribution of the network's inputs."""
 
     features: list[FeatureReference] = Field(min_length=1)
-    joint: JointReference | None  # of the numbers together; null where there are fewer than two
-    outside: int  # rows that alone are the least or the greatest in a number: of as many new rows, so many are expected outside
+    joint: JointReference | None  # of all numbers; null with fewer than two
+    # Rows that alone hold a feature's extreme: so many of as many new rows should fall outside.
+    outside: int
     rows: int
 
 
 class AnswerReference(Contract):
-    """What a variant answers to the validation rows."""
+    """Distribution of one variant's answers to the validation rows."""
 
     features: list[FeatureReference] = Field(min_length=1)
-    quality: (
-        QualityReference | None
-    )  # what the quality is estimated with; null where the rows were too few
-    outlier_threshold: float | None  # scores above are outliers; null: no row is one
-    outliers: int  # rows that are
+    quality: QualityReference | None  # null with too few rows to estimate quality
+    outlier_threshold: float | None  # OOD scores above are outliers; null: no row is one
+    outliers: int  # number of such rows
     rows: int
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a window of one variant's traffic is compared with."""
+    """Reference for the traffic of one variant."""
 
     inputs: InputReference
     answers: AnswerReference
 
     @cached_property
     def features(self) -> list[FeatureReference]:
-        """Of the input, then of the answer: the columns of `slipway.drift.features.extract`."""
+        """Input features, then output features: the columns of `extract`."""
         return [*self.inputs.features, *self.answers.features]
 
-    @property
-    def names(self) -> list[str]:
-        """Of the features, in order."""
-        return [feature.name for feature in self.features]
+    def column(self, name: str) -> int:
+        """Return the index of the feature `name`."""
+        return [feature.name for feature in self.features].index(name)
 
     @cached_property
     def outlier_column(self) -> int:
-        """The position of the outlier score among the features."""
-        return self.names.index(OUTLIER_SCORE)
+        return self.column(OUTLIER_SCORE)
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """(32,) SHA-256 of the content: windows of equal fingerprints can be put together."""
+        """(32,) SHA-256 of the content: windows with equal fingerprints can be merged."""
         content = self.inputs.model_dump_json() + self.answers.model_dump_json()
         return hashlib.sha256(content.encode()).digest()
 
@@ -102,67 +97,41 @@ class References(Contract):
     answers: dict[str, AnswerReference]  # by variant
 
     def of(self, variant: str) -> Reference:
-        """For the traffic that `variant` answers; BundleError if there is none for it."""
+        """Return the reference of `variant`; BundleError if there is none."""
         if variant not in self.answers:
-            raise BundleError(
-                f"the drift reference has no variant {variant!r}, it has {', '.join(sorted(self.answers))}."
-            )
+            found = ", ".join(sorted(self.answers))
+            raise BundleError(f"the drift reference has no variant {variant!r}, it has {found}.")
         return Reference(self.inputs, self.answers[variant])
-
-
-@dataclass(frozen=True)
-class ReferenceRows:
-    """Validation rows, what the network answered to them, and the truth."""
-
-    inputs: NDArray[Any]  # (rows, ...) as the network takes them
-    outputs: Float32  # (rows, labels) probabilities, or (rows, 1) values
-    scores: Float32  # (rows,) outlier scores
-    targets: NDArray[np.float64]  # (rows,) class index, or the number itself
-
-
-def build_reference(
-    contract: InputContract,
-    output: OutputContract,
-    calibration: Calibration,
-    rows: ReferenceRows,
-    further_inputs: Iterable[NDArray[Any]] = (),
-) -> Reference:
-    """The reference of validation rows and of one variant's answers; `further_inputs` as `describe_inputs` takes them."""
-    values = extract_inputs(contract, rows.inputs)
-    inputs = describe_inputs(contract, values, further_inputs)
-    return Reference(
-        inputs,
-        describe_answers(
-            output, calibration, Answers(rows.outputs, rows.scores), rows.targets, inputs, values
-        ),
-    )
 
 
 def describe_inputs(
     contract: InputContract, values: Float32, further: Iterable[NDArray[Any]] = ()
 ) -> InputReference:
-    """Of the features (rows, features) of validation rows, and of blocks of `further` rows (rows, ...), which count unless they are unlike.
+    """Build the input reference.
 
-    Training rows are unlike where a split of the user's own, or one by time, put others into validation, which stand for the traffic.
+    Args:
+        values: (rows, features) of the validation rows.
+        further: blocks (rows, ...) of training rows. All are left out if they differ from the
+            validation rows, as in a split by time: the validation rows then stand for the traffic.
     """
     features = input_features(contract)
-    described = [describe(feature, values[:, column]) for column, feature in enumerate(features)]
+    described = describe_features(features, values)
     more = extract_blocks(contract, further)
-    if len(more) and _are_alike(described, more):
+    if len(more) and _are_similar(described, more):
         values = np.concatenate([values, more])
-        described = [
-            describe(feature, values[:, column]) for column, feature in enumerate(features)
-        ]
-    joint = fit_joint(described, values)
+        described = describe_features(features, values)
     return InputReference(
-        features=described, joint=joint, outside=_num_extreme(described, values), rows=len(values)
+        features=described,
+        joint=fit_joint(described, values),
+        outside=_num_extreme(described, values),
+        rows=len(values),
     )
 
 
 def extract_blocks(contract: InputContract, blocks: Iterable[NDArray[Any]]) -> Float32:
-    """(rows, features) float32 of the input, from blocks of rows that are not all held at a time."""
-    none = np.empty((0, len(input_features(contract))), np.float32)
-    return np.concatenate([none, *(extract_inputs(contract, block) for block in blocks)])
+    """(rows, features) float32 of inputs that come in blocks, one in memory at a time."""
+    empty = np.empty((0, len(input_features(contract))), np.float32)
+    return np.concatenate([empty, *(extract_inputs(contract, block) for block in blocks)])
 
 
 def describe_answers(
@@ -173,19 +142,18 @@ def describe_answers(
     inputs: InputReference,
     input_values: Float32,
 ) -> AnswerReference:
-    """Of what a variant answered to the validation rows, the truth, and the rows' features of the input (rows, features).
+    """Build the reference of one variant's answers to the validation rows.
 
-    `targets` (rows,) are class indices, or numbers.
+    Args:
+        targets: (rows,) class indices or numbers.
+        input_values: (rows, features) of the same rows.
     """
     values = extract_outputs(answers.outputs, answers.scores)
-    own = [
-        describe(feature, values[:, column])
-        for column, feature in enumerate(output_features(output))
-    ]
-    features, both = [*inputs.features, *own], np.concatenate([input_values, values], axis=1)
-    bins = [feature.bins(both[:, column]) for column, feature in enumerate(features)]
+    described = describe_features(output_features(output), values)
+    features = [*inputs.features, *described]
+    bins = bin_columns(features, np.concatenate([input_values, values], axis=1))
     return AnswerReference(
-        features=own,
+        features=described,
         quality=fit_quality(output, answers.outputs, answers.scores, targets, features, bins),
         outlier_threshold=calibration.outlier.threshold,
         outliers=int(calibration.is_outlier(answers.scores).sum()),
@@ -194,53 +162,44 @@ def describe_answers(
 
 
 def references_bytes(inputs: InputReference, answers: Mapping[str, AnswerReference]) -> bytes:
-    """The content of `drift.json`: equal references give equal bytes."""
-    return (
-        References(format_version=FORMAT_VERSION, inputs=inputs, answers=dict(answers))
-        .model_dump_json()
-        .encode()
-    )
-
-
-def reference_bytes(reference: Reference, variant: str = DEFAULT_VARIANT) -> bytes:
-    """The same, with one variant alone."""
-    return references_bytes(reference.inputs, {variant: reference.answers})
+    """Serialise `drift.json`; equal references give equal bytes."""
+    references = References(format_version=FORMAT_VERSION, inputs=inputs, answers=dict(answers))
+    return references.model_dump_json().encode()
 
 
 def parse_references(payload: bytes) -> References:
-    """What is in the content of `drift.json`; BundleError if it is of another format version, or none."""
+    """Parse `drift.json`; BundleError if it has another format."""
     try:
         return References.model_validate_json(payload)
     except ValueError as error:
         raise BundleError(
-            f"drift.json is no reference that this Slipway reads: {error}. Run `dvc repro export`."
+            f"drift.json is not a drift reference of format {FORMAT_VERSION}: {error}. "
+            "Run `dvc repro export`."
         ) from error
 
 
-def read_reference(bundle: LoadedBundle, variant: str = DEFAULT_VARIANT) -> Reference | None:
-    """For the traffic that a bundle's `variant` answers, or None where it has no reference.
+def read_reference(bundle: LoadedBundle, variant: str) -> Reference | None:
+    """Read the reference of a bundle's `variant`; None for a bundle without one.
 
-    BundleError if the file is absent, altered, of another form, or has no such variant.
+    BundleError if the file is missing, altered, of another format, or lacks the variant.
     """
     payload = bundle.drift_bytes()
     return parse_references(payload).of(variant) if payload is not None else None
 
 
-def _are_alike(described: Sequence[FeatureReference], values: Float32) -> bool:
-    """Whether the rows may be of the same source as those described, by the stability index of each feature."""
-    level = _ALIKE / len(described)
-    for column, feature in enumerate(described):
-        counts = np.bincount(feature.bins(values[:, column]), minlength=len(feature.counts))
-        merged = merge_rare(
-            counts, feature.counts, _LEAST_EXPECTED, ordered=feature.kind == "number"
-        )
+def _are_similar(described: Sequence[FeatureReference], values: Float32) -> bool:
+    """Test by each feature's PSI whether (rows, features) match the described rows."""
+    level = _SIMILARITY_LEVEL / len(described)
+    for feature, bins in zip(described, bin_columns(described, values), strict=True):
+        counts = np.bincount(bins, minlength=len(feature.counts))
+        merged = merge_rare(counts, feature.counts, ordered=feature.kind == "number")
         if float(psi(*merged, level).p_values) < level:
             return False
     return True
 
 
 def _num_extreme(features: Sequence[FeatureReference], values: Float32) -> int:
-    """Rows that would lie outside the range if they were left out of it."""
+    """Count the rows that would lie outside the range without themselves."""
     is_extreme = np.zeros(len(values), np.bool_)
     for column, feature in enumerate(features):
         for bound in {feature.low, feature.high} - {None}:

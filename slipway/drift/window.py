@@ -1,4 +1,4 @@
-"""What was seen of the traffic: whole numbers alone, so that windows of workers, and of before a restart, add up exactly in any order."""
+"""Window of traffic: bin counts as integers, so windows of several workers add up exactly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,19 +7,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.drift.joint import FIXED_POINT, random_sums
+from slipway.drift.feature_reference import bin_columns
+from slipway.drift.joint_reference import FIXED_POINT, random_sums
 from slipway.drift.reference import Reference
 from slipway.system.errors import SchemaError
 
 Counts = NDArray[np.int64]
 
 _MAGIC = b"slipway window 1"
-_ROWS, _OUTLIERS, _OUTSIDE, _FIRST_BIN = range(4)  # the first numbers
+_ROWS, _OUTLIERS, _OUTSIDE, _FIRST_BIN = range(4)  # indices of the first numbers
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """Where each part of a window is in its one row of numbers, and what the random features are summed with."""
+class _WindowLayout:
+    """Index of each part in the window's row of numbers, and the table for random features."""
 
     features: list[slice]
     joint: slice
@@ -27,11 +28,11 @@ class _Layout:
     confidence: int
     size: int
     quality_column: int | None
-    joint_table: list[NDArray[np.float64]]
+    angle_table: list[NDArray[np.float64]]
 
 
 class Window:
-    """Counts of the rows that were added: of each feature's bins, of outliers, of rows outside the reference's range."""
+    """Counts of added rows: by feature bin, OOD rows, and rows outside the reference's range."""
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
@@ -39,45 +40,40 @@ class Window:
         self._numbers: Counts = np.zeros(self._layout.size, np.int64)
 
     def add(self, features: NDArray[np.float32]) -> None:
-        """Count (rows, features), as `slipway.drift.features.extract` gives them; ValueError if it is another number of features."""
+        """Count (rows, features) as returned by `slipway.drift.features.extract`."""
         reference, layout = self.reference, self._layout
         if features.ndim != 2 or features.shape[1] != len(reference.features):
-            raise ValueError(
-                f"features of shape {features.shape}, expected (rows, {len(reference.features)})"
-            )
-        bins = [
-            feature.bins(features[:, column]) for column, feature in enumerate(reference.features)
-        ]
+            expected = len(reference.features)
+            raise ValueError(f"features of shape {features.shape}, expected (rows, {expected})")
+        bins = bin_columns(reference.features, features)
         added = np.zeros_like(self._numbers)
         added[_ROWS] = len(features)
         added[_OUTLIERS] = self._num_outliers(features)
         added[_OUTSIDE] = self._num_outside(features)
-        for place, own in zip(layout.features, bins, strict=True):
-            added[place] = np.bincount(own, minlength=place.stop - place.start)
+        for part, own in zip(layout.features, bins, strict=True):
+            added[part] = np.bincount(own, minlength=part.stop - part.start)
         if reference.inputs.joint is not None and len(features):
-            added[layout.joint] = random_sums(
-                [bins[column] for column in reference.inputs.joint.columns], layout.joint_table
-            )
+            columns = [bins[column] for column in reference.inputs.joint.columns]
+            added[layout.joint] = random_sums(columns, layout.angle_table)
         quality = reference.answers.quality
         if quality is not None and layout.quality_column is not None:
             scores = features[:, layout.quality_column]
-            own = quality.bins(scores)
-            added[layout.quality_counts] = np.bincount(own, minlength=len(quality.counts))
+            counts = np.bincount(quality.bins(scores), minlength=len(quality.counts))
+            added[layout.quality_counts] = counts
             if quality.metric == "accuracy":
-                added[layout.confidence] = (
-                    np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64).sum()
-                )
-        self._numbers += added  # at once: a row that cannot be counted leaves nothing behind
+                rounded = np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64)
+                added[layout.confidence] = rounded.sum()
+        self._numbers += added  # all at once: a row that cannot be counted leaves no trace
 
     def merge(self, other: "Window") -> None:
-        """Add the rows of `other`; ValueError if it is of another reference."""
+        """Add the rows of `other`; ValueError if its reference differs."""
         if other.reference.fingerprint != self.reference.fingerprint:
-            raise ValueError("two windows of different references cannot be put together")
+            raise ValueError("cannot merge two windows of different references")
         self._numbers += other._numbers
 
     @classmethod
     def union(cls, windows: Sequence["Window"]) -> "Window":
-        """A new window of the rows of one window or more, of one reference."""
+        """Merge one or more windows of one reference into a new one."""
         total = cls(windows[0].reference)
         for window in windows:
             total.merge(window)
@@ -85,61 +81,58 @@ class Window:
 
     @property
     def num_rows(self) -> int:
-        """Rows that were added."""
         return int(self._numbers[_ROWS])
 
     @property
     def num_outliers(self) -> int:
-        """Rows with an outlier score above the threshold."""
+        """Rows with an OOD score above the threshold."""
         return int(self._numbers[_OUTLIERS])
 
     @property
     def num_outside(self) -> int:
-        """Rows in which at least one number of the input is below or above all of the reference."""
+        """Rows with at least one input number outside the reference's range."""
         return int(self._numbers[_OUTSIDE])
 
     def counts(self, column: int) -> Counts:
-        """(bins,) of the feature in that column."""
+        """(bins,) of the feature at `column`."""
         return self._numbers[self._layout.features[column]].copy()
 
     @property
     def joint_mean(self) -> NDArray[np.float64]:
-        """(frequencies,) the mean of the random features; empty without a joint reference or rows."""
+        """(frequencies,) mean random features; empty without a joint reference."""
         return self._numbers[self._layout.joint] / (FIXED_POINT * max(1, self.num_rows))
 
     @property
     def quality_counts(self) -> Counts:
-        """(bins,) of the score that the quality is estimated with; empty without it."""
+        """(bins,) of the score behind the quality estimate; empty without a quality reference."""
         return self._numbers[self._layout.quality_counts].copy()
 
     @property
     def confidence_sum(self) -> float:
-        """Of all rows; 0 for a number."""
+        """Sum of all confidences; 0 for numeric answers."""
         return float(self._numbers[self._layout.confidence]) / FIXED_POINT
 
     def to_bytes(self) -> bytes:
-        """For `from_bytes`, with the reference's fingerprint; some bytes for each bin."""
+        """Serialise for `from_bytes`: the reference's fingerprint and 8 bytes for each number."""
         return _MAGIC + self.reference.fingerprint + self._numbers.astype("<i8").tobytes()
 
     @classmethod
     def from_bytes(cls, reference: Reference, payload: bytes) -> "Window":
-        """What `to_bytes` gave; SchemaError if it is something else, or of another reference."""
+        """Restore a window; SchemaError for other bytes or another reference."""
         window = cls(reference)
-        start = _MAGIC + reference.fingerprint
-        if not payload.startswith(start) or len(payload) != len(start) + window._numbers.nbytes:
+        header = _MAGIC + reference.fingerprint
+        if not payload.startswith(header) or len(payload) != len(header) + window._numbers.nbytes:
             raise SchemaError(
-                "these bytes are no window of this drift reference. Begin a new window."
+                "these bytes are not a window of this drift reference. Begin a new window."
             )
-        window._numbers = np.frombuffer(payload, "<i8", offset=len(start)).astype(np.int64)
+        window._numbers = np.frombuffer(payload, "<i8", offset=len(header)).astype(np.int64)
         return window
 
     def _num_outliers(self, features: NDArray[np.float32]) -> int:
         threshold = self.reference.answers.outlier_threshold
-        return (
-            0
-            if threshold is None
-            else int((features[:, self.reference.outlier_column] > threshold).sum())
-        )
+        if threshold is None:
+            return 0
+        return int((features[:, self.reference.outlier_column] > threshold).sum())
 
     def _num_outside(self, features: NDArray[np.float32]) -> int:
         is_outside = np.zeros(len(features), np.bool_)
@@ -148,17 +141,18 @@ class Window:
         return int(is_outside.sum())
 
 
-def _lay_out(reference: Reference) -> _Layout:
+def _lay_out(reference: Reference) -> _WindowLayout:
     joint, quality = reference.inputs.joint, reference.answers.quality
-    ends = _FIRST_BIN + np.cumsum([0, *(len(feature.counts) for feature in reference.features)])
-    joint_end = int(ends[-1]) + (len(joint.mean) if joint else 0)
+    sizes = [len(feature.counts) for feature in reference.features]
+    ends = [int(end) for end in _FIRST_BIN + np.cumsum([0, *sizes])]
+    joint_end = ends[-1] + (len(joint.mean) if joint else 0)
     quality_end = joint_end + (len(quality.counts) if quality else 0)
-    return _Layout(
-        features=[slice(int(start), int(end)) for start, end in pairwise(ends)],
-        joint=slice(int(ends[-1]), joint_end),
+    return _WindowLayout(
+        features=[slice(start, end) for start, end in pairwise(ends)],
+        joint=slice(ends[-1], joint_end),
         quality_counts=slice(joint_end, quality_end),
         confidence=quality_end,
         size=quality_end + 1,
-        quality_column=reference.names.index(quality.feature) if quality else None,
-        joint_table=joint.table(reference.features) if joint else [],
+        quality_column=reference.column(quality.feature) if quality else None,
+        angle_table=joint.angle_table(reference.features) if joint else [],
     )

@@ -1,14 +1,22 @@
-"""Rows whose features and answers are drawn, so that what drifts, and how often an answer is right, is known."""
+"""Simulated rows with known drift and known accuracy."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
-from slipway.artifacts.uncertainty import Answers
-from slipway.drift.features import extract
-from slipway.drift.reference import Reference, ReferenceRows, build_reference
+from slipway.artifacts.input_contract import InputContract
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.drift.features import extract, extract_inputs
+from slipway.drift.reference import (
+    Reference,
+    describe_answers,
+    describe_inputs,
+    references_bytes,
+)
 from slipway.drift.window import Window
 from slipway.inputs.columns import Column, ColumnContract
 from tests.calibrations import CALIBRATION
@@ -29,14 +37,24 @@ OUTPUT = OutputContract(kind="probabilities", labels=CLASSES)
 
 
 @dataclass(frozen=True)
-class Population:
-    """Standard normal columns, classes in equal shares, answers that are right as often as they say."""
+class ReferenceRows:
+    """Validation rows with the network's answers and the labels."""
 
-    shift: float = 0.0  # of the first column, in its deviations
-    first_class: float = 0.1  # the share of the first class among the predicted ones
-    hardness: float = 0.0  # share of rows with the confidence of hard ones
-    overconfidence: float = 0.0  # by which an answer says more than how often it is right
-    strangeness: float = 0.0  # is added to the outlier score, whose threshold is 0.75
+    inputs: NDArray[Any]  # (rows, ...) as the network takes them
+    outputs: NDArray[np.float32]  # (rows, labels) probabilities, or (rows, 1) values
+    scores: NDArray[np.float32]  # (rows,) OOD scores
+    targets: NDArray[np.float64]  # (rows,) class index, or the number itself
+
+
+@dataclass(frozen=True)
+class Population:
+    """Standard normal columns, equally frequent classes, perfectly calibrated confidences."""
+
+    shift: float = 0.0  # of the first column, in standard deviations
+    first_class: float = 0.1  # fraction of the first class among the predictions
+    hardness: float = 0.0  # fraction of hard rows, which have low confidences
+    overconfidence: float = 0.0  # confidence above the accuracy
+    strangeness: float = 0.0  # added to the OOD score, whose threshold is 0.75
 
     def draw(self, random: np.random.Generator, num_rows: int) -> ReferenceRows:
         inputs = random.normal(size=(num_rows, NUM_COLUMNS)).astype(np.float32)
@@ -61,6 +79,24 @@ ORDINARY = Population()
 
 def reference_of(rows: ReferenceRows) -> Reference:
     return build_reference(CONTRACT, OUTPUT, CALIBRATION, rows)
+
+
+def build_reference(
+    contract: InputContract,
+    output: OutputContract,
+    calibration: Calibration,
+    rows: ReferenceRows,
+    further: Iterable[NDArray[Any]] = (),
+) -> Reference:
+    values = extract_inputs(contract, rows.inputs)
+    inputs = describe_inputs(contract, values, further)
+    answers = describe_answers(output, calibration, answers_of(rows), rows.targets, inputs, values)
+    return Reference(inputs, answers)
+
+
+def reference_bytes(reference: Reference) -> bytes:
+    """Serialise `drift.json` with the single variant fp32."""
+    return references_bytes(reference.inputs, {"fp32": reference.answers})
 
 
 def features_of_rows(rows: ReferenceRows) -> NDArray[np.float32]:

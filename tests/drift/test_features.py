@@ -1,4 +1,4 @@
-"""Features of images, of tables' rows and of answers: their names, their values, and that a row's do not depend on its neighbours."""
+"""Drift features of images, table rows and answers: names, values, independence of rows."""
 
 from typing import Any
 
@@ -11,14 +11,11 @@ from slipway.drift.features import (
     extract,
     extract_inputs,
     extract_outputs,
-    feature_names,
-    features_of,
     input_features,
     output_features,
 )
 from slipway.inputs.columns import Cell, ColumnContract, encode_rows
 from slipway.inputs.images import ImageContract
-from tests.export.small_bundle import write_small_bundle
 from tests.serving.bundles import COLUMNS, column
 
 VALUE = OutputContract(kind="value", labels=[])
@@ -49,7 +46,7 @@ def noise(size_px: int, channels: int, rows: int = 1) -> NDArray[np.uint8]:
 @pytest.mark.parametrize(
     ("size_px", "channels"), [(16, 1), (28, 1), (32, 3), (97, 3), (224, 3), (2, 1), (1, 3)]
 )
-def test_features_are_finite_and_in_the_order_of_their_names(size_px: int, channels: int) -> None:
+def test_extract_returns_finite_features_in_the_listed_order(size_px: int, channels: int) -> None:
     contract = images(size_px, channels)
     found = extract(
         contract,
@@ -57,34 +54,26 @@ def test_features_are_finite_and_in_the_order_of_their_names(size_px: int, chann
         np.full((5, 2), 0.5, np.float32),
         np.ones(5, np.float32),
     )
-    names = [
-        feature.name
-        for feature in features_of(
-            contract, OutputContract(kind="probabilities", labels=["a", "b"])
-        )
-    ]
+    output = OutputContract(kind="probabilities", labels=["a", "b"])
+    features = [*input_features(contract), *output_features(output)]
+    names = [feature.name for feature in features]
     assert found.shape == (5, len(names))
     assert found.dtype == np.float32
     assert np.isfinite(found).all()
     assert names[-5:] == ["predicted_class", "confidence", "entropy", "margin", "outlier_score"]
 
 
-def test_a_bundle_names_its_features(tmp_path: Any) -> None:
-    manifest = write_small_bundle(tmp_path).manifest
-    assert feature_names(manifest) == [
-        feature.name for feature in features_of(manifest.input, manifest.output)
-    ]
-
-
 @pytest.mark.parametrize(("size_px", "channels"), [(28, 1), (32, 3), (224, 3)])
-def test_a_rows_features_do_not_depend_on_the_rows_beside_it(size_px: int, channels: int) -> None:
+def test_features_of_a_row_do_not_depend_on_other_rows_of_the_batch(
+    size_px: int, channels: int
+) -> None:
     contract, pixels = images(size_px, channels), noise(size_px, channels, 9)
     alone = np.concatenate([extract_inputs(contract, pixels[row : row + 1]) for row in range(9)])
     np.testing.assert_allclose(extract_inputs(contract, pixels), alone, rtol=2e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("size_px", [28, 224])
-def test_each_fault_moves_the_feature_that_is_named_for_it(size_px: int) -> None:
+def test_each_image_fault_moves_its_own_feature(size_px: int) -> None:
     plain = of_image(noise(size_px, 3)[0])
     pixels = noise(size_px, 3)[0].astype(np.int64)
     smooth = (
@@ -114,13 +103,13 @@ def test_each_fault_moves_the_feature_that_is_named_for_it(size_px: int) -> None
     assert of_image(middle)["centre"] > plain["centre"] + 30
 
 
-def test_gaussian_noise_is_measured_in_grey_levels() -> None:
+def test_noise_feature_is_the_standard_deviation_in_grey_levels() -> None:
     random = np.random.default_rng(6)
     pixels = np.clip(np.rint(128 + random.normal(0, 12, (64, 64, 1))), 0, 255)
     assert of_image(pixels)["noise"] == pytest.approx(12, rel=0.1)
 
 
-def test_columns_of_a_row_come_back_with_their_missing_values() -> None:
+def test_table_features_restore_cells_and_their_missing_values() -> None:
     rows: list[dict[str, Cell]] = [
         {
             "age": 65.0,
@@ -159,7 +148,7 @@ def test_columns_of_a_row_come_back_with_their_missing_values() -> None:
     assert kinds["column city"] == ["missing or unknown", "O'Hare <b>", "Zürich"]
 
 
-def test_a_missing_boolean_is_neither_true_nor_false() -> None:
+def test_missing_boolean_becomes_nan() -> None:
     contract = ColumnContract(
         kind="columns", columns=[column("member", "boolean", has_missing=True)]
     )
@@ -167,14 +156,14 @@ def test_a_missing_boolean_is_neither_true_nor_false() -> None:
     np.testing.assert_array_equal(extract_inputs(contract, encoded), [[np.nan], [1.0]])
 
 
-def test_answers_are_described_by_class_and_sureness() -> None:
+def test_class_answers_give_label_confidence_entropy_margin_and_ood_score() -> None:
     outputs = np.array([[0.7, 0.2, 0.1], [0.0, 0.0, 1.0]], np.float32)
     found = extract_outputs(outputs, np.array([0.5, 2.0], np.float32))
     entropy = -(0.7 * np.log(0.7) + 0.2 * np.log(0.2) + 0.1 * np.log(0.1))
     np.testing.assert_allclose(found, [[0, 0.7, entropy, 0.5, 0.5], [2, 1, 0, 1, 2]], atol=1e-5)
 
 
-def test_a_numeric_answer_is_its_value_and_its_outlier_score() -> None:
+def test_numeric_answers_give_value_and_ood_score() -> None:
     found = extract_outputs(np.array([[3.5], [-1.0]], np.float32), np.array([0.5, 2.0], np.float32))
     assert found.tolist() == [[3.5, 0.5], [-1.0, 2.0]]
     assert [feature.name for feature in output_features(VALUE)] == ["value", "outlier_score"]

@@ -1,4 +1,4 @@
-"""The reference in the bundle: what it holds, which rows it takes, and what is refused."""
+"""Drift reference of a bundle: its content, the rows it describes, and refused files."""
 
 import json
 from pathlib import Path
@@ -13,13 +13,20 @@ from slipway.drift.reference import (
     describe_inputs,
     parse_references,
     read_reference,
-    reference_bytes,
     references_bytes,
 )
 from slipway.system.errors import BundleError
 from slipway.system.files import sha256_bytes
 from tests.calibrations import CALIBRATION
-from tests.drift.populations import CONTRACT, ORDINARY, OUTPUT, Population, answers_of, reference_of
+from tests.drift.populations import (
+    CONTRACT,
+    ORDINARY,
+    OUTPUT,
+    Population,
+    answers_of,
+    reference_bytes,
+    reference_of,
+)
 from tests.serving.bundles import write_bundle
 
 ROWS = ORDINARY.draw(np.random.default_rng(1), 800)
@@ -34,26 +41,25 @@ def _with_reference(root: Path) -> LoadedBundle:
     return bundles.load_bundle(root)
 
 
-def test_a_reference_comes_back_from_the_bundle(tmp_path: Path) -> None:
+def test_reference_survives_a_round_trip_through_the_bundle(tmp_path: Path) -> None:
     bundle = _with_reference(tmp_path)
-    found = read_reference(bundle)
-    assert found == reference_of(ROWS)
+    assert read_reference(bundle, "fp32") == reference_of(ROWS)
     assert DRIFT in bundle.file_names
     bundle.verify()
 
 
-def test_a_bundle_without_one_has_none(tmp_path: Path) -> None:
-    assert read_reference(write_bundle(tmp_path)) is None
+def test_bundle_without_drift_json_has_no_reference(tmp_path: Path) -> None:
+    assert read_reference(write_bundle(tmp_path), "fp32") is None
 
 
-def test_every_altered_byte_is_refused(tmp_path: Path) -> None:
+def test_drift_json_with_one_altered_bit_is_refused(tmp_path: Path) -> None:
     bundle = _with_reference(tmp_path)
     whole = (tmp_path / DRIFT).read_bytes()
     for place in np.random.default_rng(2).integers(0, len(whole), 100):
         (tmp_path / DRIFT).write_bytes(
             whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
         )
-        for read in (read_reference, LoadedBundle.verify):
+        for read in (LoadedBundle.drift_bytes, LoadedBundle.verify):
             with pytest.raises(BundleError, match=r"drift\.json was altered"):
                 read(bundle)
     (tmp_path / DRIFT).unlink()
@@ -62,13 +68,13 @@ def test_every_altered_byte_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"format_version": 1}, {"colour": "red"}, {"inputs": None}])
-def test_a_file_of_another_form_is_refused(change: dict[str, object]) -> None:
+def test_drift_json_of_another_format_is_refused(change: dict[str, object]) -> None:
     content = json.loads(reference_bytes(reference_of(ROWS))) | change
-    with pytest.raises(BundleError, match="no reference that this Slipway reads"):
+    with pytest.raises(BundleError, match="is not a drift reference of format 2"):
         parse_references(json.dumps(content).encode())
 
 
-def test_each_variant_is_compared_with_its_own_answers() -> None:
+def test_each_variant_has_a_reference_of_its_own_answers() -> None:
     other = Population(overconfidence=-0.1).draw(np.random.default_rng(3), 800)
     inputs = describe_inputs(CONTRACT, ROWS.inputs)
     answers = {
@@ -84,7 +90,7 @@ def test_each_variant_is_compared_with_its_own_answers() -> None:
         both.of("fp16")
 
 
-def test_training_rows_make_the_reference_of_the_input_larger() -> None:
+def test_similar_training_rows_enlarge_the_input_reference() -> None:
     train = ORDINARY.draw(np.random.default_rng(4), 3000).inputs
     found = describe_inputs(CONTRACT, ROWS.inputs, [train[:2000], train[2000:]])
     assert found.rows == 3800
@@ -93,12 +99,12 @@ def test_training_rows_make_the_reference_of_the_input_larger() -> None:
     assert found.joint.rows == 3800
 
 
-def test_training_rows_that_are_of_another_kind_do_not_count() -> None:
+def test_training_rows_that_differ_from_validation_rows_are_left_out() -> None:
     train = Population(shift=0.5).draw(np.random.default_rng(4), 3000).inputs
     assert describe_inputs(CONTRACT, ROWS.inputs, [train]) == describe_inputs(CONTRACT, ROWS.inputs)
 
 
-def test_the_rows_that_are_expected_outside_the_range_are_counted() -> None:
+def test_reference_counts_rows_that_hold_an_extreme_value() -> None:
     inputs = describe_inputs(CONTRACT, ROWS.inputs)
     extremes = {
         int(place) for column in ROWS.inputs.T for place in (column.argmin(), column.argmax())
@@ -106,7 +112,7 @@ def test_the_rows_that_are_expected_outside_the_range_are_counted() -> None:
     assert inputs.outside == len(extremes)
 
 
-def test_few_rows_make_a_reference_without_an_estimate() -> None:
+def test_reference_of_few_rows_has_no_quality_and_no_joint_part() -> None:
     found = reference_of(ORDINARY.draw(np.random.default_rng(5), 60))
     assert found.answers.quality is None
     assert found.inputs.joint is None

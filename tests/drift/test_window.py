@@ -1,4 +1,4 @@
-"""Windows add up exactly, whatever the order, and are refused where they do not belong together."""
+"""Windows add up exactly in any order, and refuse windows of other references."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def _window(features: NDArray[np.float32]) -> Window:
     return window
 
 
-def test_rows_count_the_same_in_any_order_and_any_parts() -> None:
+def test_window_counts_do_not_depend_on_the_order_or_division_of_rows() -> None:
     whole = _window(FEATURES)
     shuffled = np.random.default_rng(3).permutation(FEATURES)
     parts = [_window(part) for part in np.array_split(shuffled, [1, 8, 300])]
@@ -29,13 +29,13 @@ def test_rows_count_the_same_in_any_order_and_any_parts() -> None:
     assert one_by_one.to_bytes() == whole.to_bytes()
 
 
-def test_another_row_makes_another_window() -> None:
+def test_one_changed_row_changes_the_window() -> None:
     other = FEATURES.copy()
     other[0, 0] = 40.0
     assert _window(other).to_bytes() != _window(FEATURES).to_bytes()
 
 
-def test_a_window_comes_back_from_its_bytes() -> None:
+def test_window_survives_a_round_trip_through_bytes() -> None:
     window = _window(FEATURES)
     again = Window.from_bytes(REFERENCE, window.to_bytes())
     assert again.to_bytes() == window.to_bytes()
@@ -43,38 +43,38 @@ def test_a_window_comes_back_from_its_bytes() -> None:
     assert again.num_rows == 507
 
 
-def test_bytes_that_are_no_window_are_refused() -> None:
+def test_from_bytes_refuses_truncated_or_altered_bytes() -> None:
     payload = _window(FEATURES).to_bytes()
     for wrong in (payload[:-8], b"x" + payload[1:], b"", payload + b"0"):
-        with pytest.raises(SchemaError, match="no window of this drift reference"):
+        with pytest.raises(SchemaError, match="not a window of this drift reference"):
             Window.from_bytes(REFERENCE, wrong)
 
 
-def test_windows_of_different_references_are_never_put_together() -> None:
+def test_merge_refuses_a_window_of_another_reference() -> None:
     other = reference_of(ORDINARY.draw(np.random.default_rng(9), 1000))
     window = window_of(other, ORDINARY.draw(np.random.default_rng(4), 200))
     with pytest.raises(ValueError, match="different references"):
         _window(FEATURES).merge(window)
-    with pytest.raises(SchemaError, match="no window of this drift reference"):
+    with pytest.raises(SchemaError, match="not a window of this drift reference"):
         Window.from_bytes(REFERENCE, window.to_bytes())
 
 
-def test_features_of_another_shape_are_refused_and_leave_nothing_behind() -> None:
+def test_add_refuses_features_of_another_shape_and_counts_nothing() -> None:
     window = _window(FEATURES)
     with pytest.raises(ValueError, match="expected \\(rows, 25\\)"):
         window.add(FEATURES[:, 1:])
     assert window.to_bytes() == _window(FEATURES).to_bytes()
 
 
-def test_no_rows_are_no_change() -> None:
+def test_adding_no_rows_changes_nothing() -> None:
     window = _window(FEATURES)
     window.add(FEATURES[:0])
     assert window.to_bytes() == _window(FEATURES).to_bytes()
 
 
-def test_outliers_and_rows_outside_the_range_are_counted() -> None:
+def test_window_counts_outliers_and_rows_outside_the_range() -> None:
     features = features_of_rows(ORDINARY.draw(np.random.default_rng(5), 300))
-    scores, far = REFERENCE.outlier_column, REFERENCE.names.index("column x3")
+    scores, far = REFERENCE.outlier_column, REFERENCE.column("column x3")
     features[:40, scores], features[100:130, far] = 0.76, 50.0
     inside, window = _window(features[130:]), _window(features)
     assert window.num_outliers - inside.num_outliers == 40

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from slipway.artifacts.bundle import DRIFT
-from slipway.drift.estimation import estimate_quality
 from slipway.drift.features import extract
-from slipway.drift.judging import judge
+from slipway.drift.quality_estimate import estimate_quality
 from slipway.drift.reference import parse_references, read_reference
+from slipway.drift.verdict import judge
 from slipway.drift.window import Window
 from slipway.export.drift_reference import choose_rows, has_served_form
 from slipway.export.graphs.variants import run_in_batches
@@ -54,9 +54,9 @@ def test_the_rows_that_it_was_made_of_are_no_drift_and_inverted_ones_are(
 
 
 def test_a_regressors_bundle_has_a_reference_of_its_values(regressor: Project) -> None:
-    reference = read_reference(regressor.bundle())
+    reference = read_reference(regressor.bundle(), "fp32")
     assert reference is not None
-    assert reference.names[-2:] == ["value", "outlier_score"]
+    assert [feature.name for feature in reference.features][-2:] == ["value", "outlier_score"]
 
 
 def test_one_changed_byte_of_it_makes_the_bundle_unusable(

@@ -200,7 +200,7 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
         "serving/page/app.js",
         "serving/page/style.css",
         "serving/page/zh.json",
-        "slipway/drift/judging.py",
+        "slipway/drift/verdict.py",
         "slipway/replay/__main__.py",
         "slipway/reports/console.py",
         "slipway/runtimes/runtime.py",

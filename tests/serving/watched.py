@@ -11,9 +11,9 @@ from PIL import Image
 
 from slipway.artifacts import bundle as bundles
 from slipway.artifacts.bundle import DRIFT, LoadedBundle
-from slipway.drift.reference import ReferenceRows, build_reference, reference_bytes
 from slipway.system.files import sha256_bytes
 from slipway.traffic.monitoring_records import DATABASE
+from tests.drift.populations import ReferenceRows, build_reference, reference_bytes
 from tests.serving.bundles import CONTRACT, certify, probabilities, write_bundle
 
 NUM_REFERENCE = 4000

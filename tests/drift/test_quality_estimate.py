@@ -1,4 +1,4 @@
-"""The accuracy without labels: near the truth under covariate shift, and marked invalid where it cannot be known."""
+"""Quality estimates without labels: accurate under covariate shift, and invalid if unknowable."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,15 +8,16 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
-from slipway.drift.estimation import MIN_ROWS, Estimate, estimate_quality
-from slipway.drift.reference import ReferenceRows, build_reference
+from slipway.drift.quality_estimate import MIN_ROWS, Estimate, estimate_quality
 from slipway.drift.window import Window
 from tests.calibrations import CALIBRATION
 from tests.drift.populations import (
     CONTRACT,
     ORDINARY,
     Population,
+    ReferenceRows,
     accuracy,
+    build_reference,
     features_of_rows,
     reference_of,
     window_of,
@@ -35,7 +36,7 @@ def _estimate(population: Population, seed: int, num_rows: int = 3000) -> tuple[
 
 
 @pytest.mark.parametrize("hardness", [0.0, 0.2, 0.5, 0.9])
-def test_the_accuracy_is_within_two_points_when_hard_rows_become_common_or_rare(
+def test_estimated_accuracy_is_within_two_points_when_hard_rows_become_more_or_less_frequent(
     hardness: float,
 ) -> None:
     differences = []
@@ -48,13 +49,13 @@ def test_the_accuracy_is_within_two_points_when_hard_rows_become_common_or_rare(
     assert np.mean(np.abs(differences) < 0.02) >= 11 / 12
 
 
-def test_the_references_accuracy_would_be_far_off() -> None:
-    """The twin: without looking at the traffic the answer is wrong by more than ten points."""
+def test_accuracy_of_the_reference_rows_is_no_substitute_for_an_estimate() -> None:
+    """Counter-check: the reference's own accuracy is off by more than ten points."""
     assert abs(_estimate(Population(hardness=0.9), 3)[1] - accuracy(REFERENCE_ROWS)) > 0.1
 
 
 @pytest.mark.process
-def test_the_interval_holds_the_truth_at_least_as_often_as_it_says() -> None:
+def test_estimate_interval_covers_the_true_accuracy_in_at_least_90_percent_of_windows() -> None:
     random, held, widths = np.random.default_rng(5), 0, []
     for _ in range(150):
         reference = reference_of(MIXED.draw(random, 1000))
@@ -68,7 +69,7 @@ def test_the_interval_holds_the_truth_at_least_as_often_as_it_says() -> None:
     assert np.mean(widths) < 0.11
 
 
-def test_a_badly_calibrated_network_gets_no_valid_estimate() -> None:
+def test_estimate_is_invalid_for_a_miscalibrated_network() -> None:
     rows = Population(hardness=0.5, overconfidence=0.2).draw(np.random.default_rng(6), 3000)
     reference = reference_of(rows)
     estimate = estimate_quality(reference, window_of(reference, rows))
@@ -79,7 +80,10 @@ def test_a_badly_calibrated_network_gets_no_valid_estimate() -> None:
 def _miscalibrated_by_x0(
     seed: int, num_rows: int, excess: Callable[[Float], Float], above: float = -np.inf
 ) -> ReferenceRows:
-    """Answers whose confidence is right on the whole, and by `excess` of the first column too high; rows where that is above a bound."""
+    """Answers calibrated on average, but overconfident by `excess` of the first column.
+
+    Only rows whose first column is `above` a bound are returned.
+    """
     random = np.random.default_rng(seed)
     rows = Population(hardness=1.0).draw(random, 4 * num_rows)
     rows.inputs[:, 0] = random.permutation(rows.inputs[:, 0])
@@ -105,7 +109,7 @@ def _in_stripes_of_x0(x0: Float) -> Float:
 
 
 @pytest.mark.process
-def test_rows_whose_confidence_is_worth_another_accuracy_are_estimated_by_their_features() -> None:
+def test_estimate_corrects_a_confidence_whose_calibration_depends_on_a_feature() -> None:
     reference = reference_of(_miscalibrated_by_x0(22, 12000, _more_with_x0))
     differences = []
     for seed in range(8):
@@ -116,12 +120,12 @@ def test_rows_whose_confidence_is_worth_another_accuracy_are_estimated_by_their_
         differences.append(estimate.value - accuracy(rows))
         assert (
             abs(float(rows.outputs.max(axis=1).mean()) - accuracy(rows)) > 0.05
-        )  # the twin: what the confidence alone says
+        )  # counter-check: the mean confidence is far off
     assert abs(np.mean(differences)) < 0.01
     assert np.mean(np.abs(differences) < 0.02) >= 7 / 8
 
 
-def test_rows_whose_confidence_is_worth_what_no_smooth_curve_says_get_no_valid_estimate() -> None:
+def test_estimate_is_invalid_if_calibration_depends_on_a_feature_in_steps() -> None:
     reference = reference_of(_miscalibrated_by_x0(22, 12000, _in_stripes_of_x0))
     like, unlike = (
         _miscalibrated_by_x0(23, 3000, _in_stripes_of_x0, above) for above in (-np.inf, 0.0)
@@ -133,13 +137,13 @@ def test_rows_whose_confidence_is_worth_what_no_smooth_curve_says_get_no_valid_e
     assert estimate_quality(reference, window_of(reference, like)).valid
     estimate = estimate_quality(reference, window_of(reference, unlike))
     assert not estimate.valid
-    assert "with such a column x0" in estimate.reason
+    assert "validation rows with such values of column x0" in estimate.reason
     assert estimate.value is not None
     assert abs(estimate.value - accuracy(unlike)) > 0.05
 
 
 @pytest.mark.parametrize(("num_labels", "is_enough"), [(600, False), (6000, True)])
-def test_an_accuracy_that_the_labels_do_not_tell_to_two_points_is_not_valid(
+def test_estimate_is_valid_only_if_the_labels_determine_it_to_two_points(
     num_labels: int, is_enough: bool
 ) -> None:
     reference = reference_of(MIXED.draw(np.random.default_rng(24), num_labels))
@@ -149,12 +153,13 @@ def test_an_accuracy_that_the_labels_do_not_tell_to_two_points_is_not_valid(
     )
     assert estimate.valid == is_enough
     assert (
-        f"{num_labels:,} validation labels tell the accuracy of 5,000 such rows" in estimate.reason
+        f"{num_labels:,} validation labels determine the accuracy of 5,000 such rows"
+        in estimate.reason
     ) != is_enough
 
 
-def test_a_short_window_is_valid_where_a_long_one_would_be() -> None:
-    """The noise of its own labels is in the interval alone."""
+def test_short_windows_widen_the_interval_without_making_the_estimate_invalid() -> None:
+    """The noise of a window's own labels only widens the interval."""
     (short, _), (long, _) = (
         _estimate(Population(hardness=0.5), 26, num_rows) for num_rows in (500, 5000)
     )
@@ -165,19 +170,19 @@ def test_a_short_window_is_valid_where_a_long_one_would_be() -> None:
     assert widths[0] > 0.04
 
 
-def test_rows_that_are_strangers_get_no_valid_estimate() -> None:
+def test_estimate_is_invalid_if_too_many_rows_are_out_of_distribution() -> None:
     estimate, _ = _estimate(Population(hardness=0.2, strangeness=0.4), 7)
     assert not estimate.valid
     assert "outliers" in estimate.reason
 
 
-def test_rows_outside_the_references_range_get_no_valid_estimate() -> None:
+def test_estimate_is_invalid_if_too_many_inputs_leave_the_reference_range() -> None:
     estimate, _ = _estimate(Population(hardness=0.2, shift=6.0), 8)
     assert not estimate.valid
     assert "outside the range" in estimate.reason
 
 
-def test_too_few_rows_get_no_estimate() -> None:
+def test_too_few_window_or_validation_rows_give_no_estimate() -> None:
     estimate, _ = _estimate(MIXED, 9, MIN_ROWS - 1)
     assert (estimate.valid, estimate.value) == (False, None)
     few = reference_of(MIXED.draw(np.random.default_rng(10), 80))
@@ -186,7 +191,7 @@ def test_too_few_rows_get_no_estimate() -> None:
     assert "80 validation rows" in found.reason
 
 
-def test_a_few_validation_rows_make_an_interval_too_wide_to_tell() -> None:
+def test_estimate_from_120_validation_rows_is_invalid() -> None:
     reference = reference_of(MIXED.draw(np.random.default_rng(12), 120))
     estimate = estimate_quality(
         reference,
@@ -196,7 +201,7 @@ def test_a_few_validation_rows_make_an_interval_too_wide_to_tell() -> None:
 
 
 def _values(seed: int, num_rows: int, far: float, informed: bool = True) -> ReferenceRows:
-    """Errors that grow with the outlier score; of a share `far` of the rows both are larger."""
+    """Errors that grow with the OOD score; both are larger for a fraction `far` of the rows."""
     random = np.random.default_rng(seed)
     rows = ORDINARY.draw(random, num_rows)
     scores = random.gamma(20, 0.02, num_rows) + np.where(
@@ -219,7 +224,7 @@ def _rmse_estimate(reference_rows: ReferenceRows, rows: ReferenceRows) -> Estima
     return estimate_quality(reference, window)
 
 
-def test_the_rmse_follows_the_outlier_score() -> None:
+def test_estimated_rmse_follows_the_ood_score() -> None:
     rows = _values(15, 3000, far=0.6)
     truth, before = (
         float(np.sqrt(np.square(own.outputs[:, 0] - own.targets).mean()))
@@ -231,15 +236,15 @@ def test_the_rmse_follows_the_outlier_score() -> None:
     assert abs(before / truth - 1) > 0.15
 
 
-def test_an_outlier_score_that_tells_nothing_makes_no_valid_rmse() -> None:
+def test_estimated_rmse_is_invalid_if_the_ood_score_is_uninformative() -> None:
     estimate = _rmse_estimate(
         _values(17, 3000, far=0.2, informed=False), _values(18, 1000, far=0.2, informed=False)
     )
     assert not estimate.valid
-    assert "does not tell large errors from small ones" in estimate.reason
+    assert "does not separate large errors from small ones" in estimate.reason
 
 
-def test_labels_are_not_needed() -> None:
+def test_estimate_does_not_read_the_labels() -> None:
     rows = MIXED.draw(np.random.default_rng(19), 1000)
     blind = replace(rows, targets=np.full(1000, np.nan))
     assert estimate_quality(REFERENCE, window_of(REFERENCE, blind)) == estimate_quality(

@@ -1,0 +1,169 @@
+"""Residual model: how far answers are better or worse than their score claims, by feature.
+
+A linear model fitted on the labels of the validation rows. A number contributes its bin's normal
+score, the square of that score, and an indicator of missing values; a category contributes one
+column per value. The model is additive, so a window's counts per feature are enough to evaluate it,
+and interactions between features are not modelled. Coefficients are shrunk according to their
+noise, so few labels do no harm; the remaining uncertainty is reported as a variance.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.drift.feature_reference import FeatureReference
+from slipway.system.contract import Contract
+
+Float = NDArray[np.float64]
+Bins = NDArray[np.intp]
+
+_MAX_COLUMNS = (
+    128  # the bundle stores their square; wider features (a thousand classes) are skipped
+)
+_SCALES = np.linspace(0.0, 0.3, 31)  # of a coefficient, in standard deviations of a residual
+# Half normal: 0.1 is five percentage points where half of the answers are right.
+_PRIOR = np.exp(-0.5 * np.square(_SCALES / 0.1))
+
+
+class ResidualModel(Contract):
+    """Linear model of the mean residual, with the covariance of its coefficients.
+
+    The covariance is `unknown` times the identity, less the sum of the outer products of `learned`:
+    the part of the prior variance that the labels removed.
+    """
+
+    features: list[int]  # indices of the features in the model
+    level: float  # mean residual of rows like the validation rows
+    level_variance: float
+    centre: list[float]  # (columns,) mean of the validation rows
+    coefficients: list[float]  # (columns,)
+    unknown: float  # prior variance of a coefficient
+    learned: list[list[float]]  # (directions, columns)
+
+    def predict(
+        self, features: Sequence[FeatureReference], counts: Sequence[NDArray[np.int64]]
+    ) -> tuple[float, float]:
+        """Return mean residual and its variance for rows with these (bins,) counts per feature."""
+        means = [
+            counts[index] / counts[index].sum() @ _columns(features[index])
+            for index in self.features
+        ]
+        shift = np.concatenate(means) - np.array(self.centre)
+        learned = np.array(self.learned).reshape(-1, len(shift)) @ shift
+        variance = self.unknown * float(shift @ shift) - float(learned @ learned)
+        mean = self.level + float(shift @ np.array(self.coefficients))
+        return mean, self.level_variance + max(0.0, variance)
+
+
+def fit_residual_model(
+    features: Sequence[FeatureReference],
+    bins: Sequence[Bins],
+    residuals: Float,
+    noise: float,
+    *,
+    shrink_level: bool,
+) -> tuple[ResidualModel, Float]:
+    """Fit the model and return it with its (rows,) fitted values.
+
+    Ridge regression whose penalty is averaged over its evidence (MacKay, Bayesian interpolation,
+    Neural Computation 4, 1992). Coefficients are normal with one common scale, in standard
+    deviations of the noise; the scale has a half-normal prior (Gelman, Bayesian Analysis 1, 2006).
+
+    Args:
+        bins: (rows,) bins for each feature.
+        residuals: (rows,) measured quality less claimed quality.
+        noise: variance of one residual.
+        shrink_level: shrink the mean residual towards 0 as well, with a scale of its own.
+    """
+    chosen = _choose_features(features, bins, residuals)
+    design = np.concatenate([_columns(features[index])[bins[index]] for index in chosen], axis=1)
+    centre = design.mean(axis=0)
+    design -= centre
+    strengths, directions = _principal_directions(design)
+    deviation = np.sqrt(noise)
+    products = directions @ (design.T @ residuals) / deviation
+    means, variances, unknown = _shrink(strengths, products)
+
+    num_rows = len(residuals)
+    level, level_variance = float(residuals.mean()) / deviation, 1 / num_rows
+    if shrink_level:
+        level_means, level_variances, _ = _shrink(
+            np.array([num_rows]), np.array([level * num_rows])
+        )
+        level, level_variance = float(level_means[0]), float(level_variances[0])
+
+    coefficients = deviation * means @ directions
+    removed = np.sqrt(noise * np.maximum(0, unknown - variances))
+    model = ResidualModel(
+        features=chosen,
+        level=level * deviation,
+        level_variance=level_variance * noise,
+        centre=centre.tolist(),
+        coefficients=coefficients.tolist(),
+        unknown=unknown * noise,
+        learned=(removed[:, None] * directions).tolist(),
+    )
+    return model, model.level + design @ coefficients
+
+
+def _choose_features(
+    features: Sequence[FeatureReference], bins: Sequence[Bins], residuals: Float
+) -> list[int]:
+    """Choose features up to _MAX_COLUMNS columns, first those that separate the residuals most."""
+    separations = [_separation(column, residuals) for column in bins]
+    chosen, num_free = [], _MAX_COLUMNS
+    for index in sorted(range(len(features)), key=lambda index: -separations[index]):
+        width = _columns(features[index]).shape[1]
+        if width <= num_free:
+            chosen.append(index)
+            num_free -= width
+    return sorted(chosen)
+
+
+def _separation(bins: Bins, residuals: Float) -> float:
+    """Return the excess of the between-bin sum of squares over noise, in standard deviations."""
+    counts = np.bincount(bins)
+    is_used = counts > 0
+    sums = np.bincount(bins, residuals - residuals.mean())
+    between = float((np.square(sums[is_used]) / counts[is_used]).sum())
+    freedom = max(1, int(is_used.sum()) - 1)
+    return (between / max(float(residuals.var()), 1e-300) - freedom) / float(np.sqrt(2 * freedom))
+
+
+def _columns(feature: FeatureReference) -> Float:
+    """(bins, columns) design of one feature.
+
+    A number has the first two Hermite polynomials of its normal score, nearly uncorrelated, and an
+    indicator of missing values.
+    """
+    if feature.kind == "category":
+        return np.eye(len(feature.counts))
+    scores = feature.normal_scores
+    is_missing = np.arange(len(feature.counts)) == len(feature.counts) - 1
+    squares = (np.square(scores) - 1) / np.sqrt(2) * ~is_missing
+    return np.column_stack([scores, squares, is_missing])
+
+
+def _principal_directions(design: Float) -> tuple[Float, Float]:
+    """Return the (directions,) sums of squares and (directions, columns) along which rows vary."""
+    strengths, vectors = np.linalg.eigh(design.T @ design)
+    is_varied = strengths > 1e-6 * len(design)
+    return strengths[is_varied], vectors[:, is_varied].T
+
+
+def _shrink(strengths: Float, products: Float) -> tuple[Float, Float, float]:
+    """Return the posterior means and variances of coefficients, and the variance without data.
+
+    All are in standard deviations of the noise; both arrays are (directions,).
+    """
+    squares = np.square(_SCALES)
+    spreads = 1 + squares[:, None] * strengths  # (scales, directions)
+    evidence = -0.5 * (np.log(spreads) + np.square(products) / strengths / spreads).sum(axis=1)
+    weights = _PRIOR * np.exp(evidence - evidence.max())
+    weights /= weights.sum()
+    variances = squares[:, None] / spreads
+    means_by_scale = variances * products
+    means = weights @ means_by_scale
+    total_variances = weights @ (variances + np.square(means_by_scale - means))
+    return means, total_variances, float(weights @ squares)
