@@ -29,7 +29,7 @@ from slipway.training.assembly import (
     training_module,
 )
 from slipway.training.batches.batches import Batch, TrainingBatches, training_loader
-from slipway.training.distributed.execution import arrange
+from slipway.training.distributed.execution import apply_execution
 from slipway.training.job import Job, Paths, prepare
 from slipway.training.networks.networks import Network, build_network
 from slipway.training.recipe.optimizers import optimizer_and_schedule
@@ -206,7 +206,7 @@ def measure(case: Case) -> Turns:
     prepare_process(job.params, job.placement, network)
     torch.manual_seed(job.seed)
     own = build_network(job.spec)
-    arrange(own, job.params, job.placement, job.spec.task)
+    apply_execution(own, job.params, job.placement, job.spec.task)
     batches = training_batches(
         job.data, job.shape, 0, job.seed, on_gpu=job.placement.accelerator == "gpu"
     )

@@ -40,7 +40,7 @@ from slipway.system import files
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.cores import num_cores
 from slipway.system.errors import ParamsError, TrainingError
-from slipway.training.distributed.strategies import Placement, place, this_machine
+from slipway.training.distributed.strategies import Placement, place, this_host
 
 NUM_ROUNDS = 5
 _BUSY = 0.2  # of a step
@@ -55,7 +55,7 @@ class Patient:
         self.project = project
         self.train: TrainParams = project.params.train
         self.manifest: PackedManifest = read_manifest(project.packed)
-        self.placement: Placement = place(self.train, this_machine())
+        self.placement: Placement = place(self.train, this_host())
         if self.placement.num_nodes > 1:
             raise ParamsError(
                 f"train.num_nodes is {self.placement.num_nodes}; the doctor measures one node. Set it to 1 for this."

@@ -13,7 +13,7 @@ from slipway.planning.planning import Plan, make_plan
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
 from slipway.training.checkpoints.fingerprint import take_fingerprint
-from slipway.training.distributed.strategies import this_machine
+from slipway.training.distributed.strategies import this_host
 from slipway.training.job import PROJECT_PATHS, Paths
 from slipway.training.telemetry.costs import read_costs
 
@@ -49,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     def run(params: Params) -> None:
-        plan = make_plan(params, PROJECT_PATHS, this_machine(), arguments.seconds)
+        plan = make_plan(params, PROJECT_PATHS, this_host(), arguments.seconds)
         print(
             "\n".join(
                 filter(None, [describe(plan, params), _comparison(plan, params, PROJECT_PATHS)])

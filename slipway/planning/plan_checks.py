@@ -12,7 +12,7 @@ from slipway.config.sections import TrainParams
 from slipway.reports.console import size
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
-from slipway.training.distributed.strategies import Machine, Placement, place
+from slipway.training.distributed.strategies import Placement, TrainingHost, place
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_PER_WORKER = 2  # torch's loader fetches so many ahead
@@ -27,27 +27,29 @@ class Findings:
     remarks: list[str] = field(default_factory=list)
 
 
-def check_placement(params: TrainParams, machine: Machine, findings: Findings) -> Placement | None:
+def check_placement(
+    params: TrainParams, host: TrainingHost, findings: Findings
+) -> Placement | None:
     """The placement asked for, or the nearest that can be had here once each refused key is left to "auto"."""
     while True:
         try:
-            return place(params, machine)
+            return place(params, host)
         except SlipwayError as error:
             findings.mismatches.append(str(error))
-            relaxed = _relaxed(params, machine, str(error))
+            relaxed = _relaxed(params, host, str(error))
             if relaxed is None:
                 return None
             params = relaxed
 
 
-def _relaxed(params: TrainParams, machine: Machine, refusal: str) -> TrainParams | None:
+def _relaxed(params: TrainParams, host: TrainingHost, refusal: str) -> TrainParams | None:
     """With the key at "auto" that the refusal comes from."""
     for key in _CHOICES:
         if getattr(params, key) == "auto":
             continue
         candidate = params.model_copy(update={key: "auto"})
         try:
-            place(candidate, machine)
+            place(candidate, host)
         except SlipwayError as error:
             if str(error) == refusal:
                 continue

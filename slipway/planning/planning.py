@@ -23,7 +23,7 @@ from slipway.planning.rehearsal import Rehearsal
 from slipway.system.errors import SlipwayError
 from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.distributed.process_memory import own_bytes
-from slipway.training.distributed.strategies import Machine, Placement
+from slipway.training.distributed.strategies import Placement, TrainingHost
 from slipway.training.job import Paths, TrainingData, network_spec, open_data
 from slipway.training.networks.drawing import image_network_spec
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
@@ -75,11 +75,11 @@ class Plan:
         return self.data.num_train // self.shape.batch_size if self.data and self.shape else None
 
 
-def make_plan(params: Params, paths: Paths, machine: Machine, timing_seconds: float) -> Plan:
-    """Predict, and check against `machine`; `timing_seconds` bounds the real steps, 0 for none."""
+def make_plan(params: Params, paths: Paths, host: TrainingHost, timing_seconds: float) -> Plan:
+    """Predict, and check against `host`; `timing_seconds` bounds the real steps, 0 for none."""
     train, plan = params.train, Plan()
     base_bytes = own_bytes()  # of a process that has imported what the trainer imports
-    plan.placement = check_placement(train, machine, plan.findings)
+    plan.placement = check_placement(train, host, plan.findings)
     plan.data = _data(paths, plan.findings)
     plan.network = _network(params, plan)
     if plan.placement:

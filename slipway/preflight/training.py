@@ -54,13 +54,13 @@ def machine_mistakes(params: Params) -> list[str]:
     from slipway.training.batches.batches import cut_step
     from slipway.training.distributed.execution import check_execution
     from slipway.training.distributed.launchers import RELAUNCH
-    from slipway.training.distributed.strategies import this_machine
+    from slipway.training.distributed.strategies import this_host
 
     if os.environ.get(RELAUNCH, "").strip():
         return []
     findings, train = Findings(), params.train
     try:
-        placement = check_placement(train, this_machine(), findings)
+        placement = check_placement(train, this_host(), findings)
         if placement is not None:
             check_packages(train, placement, findings)
             cut_step(train.batch_size, placement.world_size, train.max_batch_per_device)

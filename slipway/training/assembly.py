@@ -13,7 +13,7 @@ from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import is_classification
 from slipway.system.malloc import keep_freed_memory
 from slipway.training.batches.batches import ImageChanges, StepShape, TrainingBatches
-from slipway.training.distributed.execution import arrange
+from slipway.training.distributed.execution import apply_execution
 from slipway.training.distributed.strategies import (
     Placement,
     actual_setup,
@@ -48,7 +48,7 @@ def prepare_process(
         torch.backends.cudnn.allow_tf32 = (
             False  # which torch allows in convolutions: 10 bits of mantissa, not 23
         )
-    arrange(network, params, placement, network.spec.task)
+    apply_execution(network, params, placement, network.spec.task)
 
 
 def step_arguments(

@@ -19,7 +19,7 @@ from slipway.training.checkpoints.checkpoints import Save, Saves
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.processes import is_first_process
-from slipway.training.distributed.strategies import Placement, place, this_machine
+from slipway.training.distributed.strategies import Placement, place, this_host
 from slipway.training.networks.drawing import drawn_network
 from slipway.training.networks.networks import Network, NetworkSpec, Stretch
 from slipway.training.networks.pretrained import pretrained_file, pretrained_normalisation
@@ -140,7 +140,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
 
     ParamsError, UnavailableError, SchemaError, DataError where it cannot be trained as asked.
     """
-    placement = place(params, this_machine())
+    placement = place(params, this_host())
     data = open_data(paths)
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)

@@ -27,17 +27,17 @@ from slipway.training.batches.batches import ValidationBatches, training_loader,
 from slipway.training.checkpoints.callback import Saver
 from slipway.training.checkpoints.checkpoints import Save
 from slipway.training.checkpoints.resuming import Resumption
-from slipway.training.distributed.faults import explain_bus_errors
+from slipway.training.distributed.faults import report_bus_errors
 from slipway.training.distributed.processes import (
+    disable_lightning_signals,
     end_with_parent,
-    ended_together,
     is_first_process,
-    leave_signals_alone,
-    started_as,
-    told_once,
+    launched_rank,
+    report_error_once,
+    terminate_ranks_together,
     was_started_by_another,
 )
-from slipway.training.distributed.stopping import Signals, Stopped, requeue
+from slipway.training.distributed.stopping import Stopped, StopSignals, requeue
 from slipway.training.finishing import write_checkpoint
 from slipway.training.job import Job, Paths, count_parameters, prepare
 from slipway.training.networks.networks import Network
@@ -63,10 +63,10 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     ParamsError, UnavailableError: it cannot run as asked. TrainingError: it went wrong. LockedError: another one runs.
     """
     silence_chatter()
-    explain_bus_errors()
-    rank, world_size = started_as()
+    report_bus_errors()
+    rank, world_size = launched_rank()
     with RunLog(paths.log, rank) as log:
-        with told_once(rank, world_size):
+        with report_error_once(rank, world_size):
             job, network = prepare(seed, params, paths)
         log.name_run(job.fingerprint.name)
         _train(job, network, log)
@@ -116,7 +116,7 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
     stretch = job.stretch(resumed)
     prepare_process(params, placement, network, stretch.threads)
-    signals, clock = Signals(), StepClock()
+    signals, clock = StopSignals(), StepClock()
     steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
     average = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     resumption = Resumption(job.saves, resumed, stretch, average, **steps)
@@ -152,8 +152,8 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
         classes=classes,
     )
     resumption.load_weights(network)
-    leave_signals_alone(trainer)
-    with ended_together(trainer), _stopping_said(saver, signals):
+    disable_lightning_signals(trainer)
+    with terminate_ranks_together(trainer), handle_stop_signals(saver, signals):
         trainer.fit(
             training_module(network, params, job.seed, data, batches),
             training_loader(
@@ -166,7 +166,7 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
 
 
 @contextmanager
-def _stopping_said(saver: Saver, signals: Signals) -> Iterator[None]:
+def handle_stop_signals(saver: Saver, signals: StopSignals) -> Iterator[None]:
     """Signals stop the training in the block; rank 0 tells where it stands then, and puts a Slurm job back into the queue."""
     signals.listen()
     try:

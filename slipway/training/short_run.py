@@ -24,8 +24,8 @@ from slipway.training.batches.batches import (
     training_loader,
     validation_loader,
 )
-from slipway.training.distributed.processes import leave_signals_alone
-from slipway.training.distributed.strategies import Machine, Placement, this_machine
+from slipway.training.distributed.processes import disable_lightning_signals
+from slipway.training.distributed.strategies import Placement, TrainingHost, this_host
 from slipway.training.job import TrainingData
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import Network
@@ -39,15 +39,15 @@ ONE_PROCESS = {
 }  # of the section train
 
 
-def one_process(what: str, stage: str) -> Machine:
+def one_process(what: str, stage: str) -> TrainingHost:
     """This machine; UnavailableError where a launcher started more than one process."""
-    machine = this_machine()
-    if machine.launch and machine.launch.world_size > 1:
-        started = f"{machine.launch.launcher} started {machine.launch.world_size}"
+    host = this_host()
+    if host.launch and host.launch.world_size > 1:
+        started = f"{host.launch.launcher} started {host.launch.world_size}"
         raise UnavailableError(
             f"{what} is one process, but {started}. Run `dvc repro {stage}` without it."
         )
-    return machine
+    return host
 
 
 def train_short(
@@ -74,7 +74,7 @@ def train_short(
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    leave_signals_alone(trainer)
+    disable_lightning_signals(trainer)
     trainer.fit(
         training_module(network, params, seed, data, batches),
         training_loader(batches, params.num_workers, pin_memory=on_gpu),

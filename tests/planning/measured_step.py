@@ -18,7 +18,7 @@ from slipway.planning.rehearsal import Rehearsal
 from slipway.planning.step_memory import trace_step
 from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.process_memory import own_bytes, peak_bytes
-from slipway.training.distributed.strategies import Machine, place
+from slipway.training.distributed.strategies import TrainingHost, place
 from slipway.training.job import TrainingData, network_spec
 from slipway.training.networks.networks import build_network
 from tests.packed_rows import packed_split
@@ -76,7 +76,7 @@ def measure(network: str, arguments: dict[str, Any], rows: int, precision: str) 
     gc.collect()
     before = own_bytes()
     rehearsal = Rehearsal(
-        7, params, data, place(params, Machine(0, True, None)), StepShape(rows, rows, 1, 1)
+        7, params, data, place(params, TrainingHost(0, True, None)), StepShape(rows, rows, 1, 1)
     )
     for index in range(3):
         rehearsal.step(index)

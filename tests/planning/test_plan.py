@@ -18,7 +18,7 @@ from slipway.planning.memory_plan import STRATEGIES, Traces, device_memory
 from slipway.planning.plan_text import describe
 from slipway.planning.planning import Plan, make_plan
 from slipway.planning.step_memory import StepMemory, trace_step
-from slipway.training.distributed.strategies import Machine
+from slipway.training.distributed.strategies import TrainingHost
 from slipway.training.job import PROJECT_PATHS
 from slipway.training.networks.networks import build_network
 from slipway.training.telemetry.costs import read_costs
@@ -27,7 +27,7 @@ from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec, write_project
 from tests.training.real_runs import environment, run_command
 
-NO_GPU = Machine(num_gpus=0, has_bfloat16=True, launch=None)
+NO_GPU = TrainingHost(num_gpus=0, has_bfloat16=True, launch=None)
 SMALL = {
     "width": 64,
     "blocks": [1, 1, 1],

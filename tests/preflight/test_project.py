@@ -14,7 +14,7 @@ from slipway.config.sections import TrainParams
 from slipway.preflight.project import check_project, repository_mistakes
 from slipway.preflight.training import needs_the_machine
 from slipway.system.errors import ParamsError, UnavailableError
-from slipway.training.distributed.strategies import Machine, place
+from slipway.training.distributed.strategies import TrainingHost, place
 from tests.conftest import ROOT
 from tests.end_to_end.project import Project, copy_checkout
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
@@ -327,21 +327,21 @@ def test_the_columns_of_a_table_are_checked_by_its_header_only(tmp_path: Path) -
     )
 
 
-MACHINES = [Machine(0, True, None)]
+HOSTS = [TrainingHost(0, True, None)]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("host", HOSTS)
 def test_what_is_left_to_auto_cannot_be_refused_without_a_gpu(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    host: TrainingHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway.preflight.training.why_no_cuda_driver", lambda: "no driver")
     train = TrainParams.model_validate(CONTENT["train"])
     assert not needs_the_machine(train)
-    assert place(train, machine).world_size == 1
+    assert place(train, host).world_size == 1
     named = train.model_copy(update={"accelerator": "gpu"})
     assert needs_the_machine(named)
     with pytest.raises(UnavailableError):
-        place(named, machine)
+        place(named, host)
 
 
 def test_a_gpu_is_always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from slipway.data.store.packed import PackedSplit
 from slipway.system.errors import ParamsError
 from slipway.training.augmentation.batch import Changes, device_changes
 from slipway.training.augmentation.host import StoredRows, changed_images, mixed_images
-from slipway.training.distributed.stopping import heed_trainer_alone
+from slipway.training.distributed.stopping import ignore_signals_in_worker
 
 
 class Mixing(NamedTuple):
@@ -287,7 +287,7 @@ def _loader(
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=num_workers > 0,
-        worker_init_fn=heed_trainer_alone,
+        worker_init_fn=ignore_signals_in_worker,
     )
 
 

@@ -13,7 +13,8 @@ from slipway.config.sections import TrainParams
 from slipway.training.checkpoints.checkpoints import Save, Saves, write_trainer_state
 from slipway.training.checkpoints.positions import Position
 from slipway.training.checkpoints.rank_state import write_rank_state
-from slipway.training.distributed.stopping import SAVE, Agreement, Signals, Stopped
+from slipway.training.distributed.collectives import MaxReducer
+from slipway.training.distributed.stopping import SAVE, Stopped, StopSignals
 from slipway.training.distributed.strategies import actual_setup
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import Stretch
@@ -34,7 +35,7 @@ class Saver(pl.callbacks.Checkpoint):
         resumed: Save | None,
         stretch: Stretch,
         params: TrainParams,
-        signals: Signals,
+        signals: StopSignals,
         averages: Sequence[WeightAverage] = (),
         *,
         steps_per_epoch: int,
@@ -44,7 +45,7 @@ class Saver(pl.callbacks.Checkpoint):
             saves,
             params,
             signals,
-            Agreement(),
+            MaxReducer(),
         )
         self._averages = averages
         self._steps_per_epoch, self._num_accumulated = steps_per_epoch, num_accumulated

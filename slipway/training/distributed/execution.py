@@ -1,6 +1,7 @@
-"""How the network is executed: the layout of its weights, and whether torch compiles it.
+"""Memory layout of the weights (channels_last) and compilation of the network.
 
-Neither changes what a checkpoint holds. What is asked for and cannot be had is refused before the first step.
+Neither changes the saved weights. A setting that this machine or strategy cannot provide is
+refused before the first step.
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ from slipway.training.distributed.strategies import Placement
 
 
 def check_execution(params: TrainParams, placement: Placement, task: Task) -> None:
-    """ParamsError or UnavailableError where `train.channels_last` or `train.compile` cannot be had."""
+    """Raise ParamsError or UnavailableError if channels_last or compile is not possible here."""
     if params.channels_last is True:
         if is_table(task):
             raise ParamsError(
@@ -23,28 +24,28 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
             )
         if placement.zero_stage is not None:
             raise ParamsError(
-                f"train.channels_last is true, but strategy {placement.strategy!r} views weights as flat bytes, which this layout "
-                "forbids. Use 'auto', or the strategy 'single' or 'ddp'."
+                f"train.channels_last is true, but strategy {placement.strategy!r} views weights "
+                "as flat bytes, which this layout forbids. Use 'auto', or the strategy 'single' "
+                "or 'ddp'."
             )
     if not params.compile:
         return
     if placement.zero_stage == 3:
         raise ParamsError(
-            "train.compile is true, but under deepspeed_stage_3 a layer's weights come and go with each call, which torch's compiler "
-            "does not see. Use false, or another strategy."
+            "train.compile is true, but deepspeed_stage_3 gathers and frees the weights of each "
+            "layer as it is called, which torch's compiler does not support. Use false, or "
+            "another strategy."
         )
     if missing := missing_compiler(placement.accelerator):
         raise UnavailableError(f"train.compile is true, but {missing}. Install it, or use false.")
 
 
 def missing_compiler(accelerator: str) -> str:
-    """What torch would need to compile for a "cpu" or "gpu" and does not find here; "" if nothing."""
+    """Name the compiler that torch needs for a "cpu" or "gpu" and cannot find; "" if it is there."""
     if accelerator == "gpu":
-        return (
-            ""
-            if importlib.util.find_spec("triton")
-            else "triton, which compiles for GPUs, is not installed"
-        )
+        if importlib.util.find_spec("triton"):
+            return ""
+        return "triton, which compiles for GPUs, is not installed"
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -55,14 +56,15 @@ def missing_compiler(accelerator: str) -> str:
     return ""
 
 
-def arrange(network: nn.Module, params: TrainParams, placement: Placement, task: Task) -> None:
-    """Lay out the weights as `params` ask, and have the network compiled when it is first called.
+def apply_execution(
+    network: nn.Module, params: TrainParams, placement: Placement, task: Task
+) -> None:
+    """Set the memory layout and mark the network for compilation at its first call.
 
-    It compiles in place: names of weights stay, and so does what is saved.
+    Compilation is in place, so the names of the weights and the saved state stay the same.
     """
-    automatic = placement.zero_stage is None and not is_table(
-        task
-    )  # images arrive as NHWC, so no layout is ever changed
+    # Images arrive as NHWC, so channels_last never has to convert them.
+    automatic = placement.zero_stage is None and not is_table(task)
     if params.channels_last is True or (params.channels_last == "auto" and automatic):
         network.to(memory_format=torch.channels_last)
     if params.compile:

@@ -1,7 +1,8 @@
-"""Who started this process, and as which rank of how many: the variables of each launcher, read into one form.
+"""Reads rank and number of processes from the environment variables of each launcher.
 
-torchrun, the DeepSpeed launcher, Open MPI's mpirun and Slurm's srun start one process per device on every node. Without
-one of them Lightning starts the processes of this node. What a launcher says is never guessed at: it is understood, or refused.
+torchrun, the DeepSpeed launcher, Open MPI's mpirun and Slurm's srun start one process per device
+on every node. Without one of them Lightning starts the processes of this node. Variables that do
+not fit together are refused.
 """
 
 import os
@@ -17,49 +18,49 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from slipway.system.errors import UnavailableError
 
-RELAUNCH = "TRAIN_LAUNCHER"  # not SLIPWAY_...: those are the service's, which refuses what it does not know
+# Not SLIPWAY_...: these are the service's, which refuses unknown ones.
+RELAUNCH = "TRAIN_LAUNCHER"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One of the processes that a launcher started, equally many on each node."""
+    """One process started by a launcher, which starts equally many on each node."""
 
-    launcher: str  # as messages name it
+    launcher: str  # its name in messages
     rank: int  # over all nodes
     local_rank: int
     num_local: int  # processes on this node
     num_nodes: int
-    main_address: str  # of the node of rank 0, where all meet
+    main_address: str  # of the node of rank 0, where all ranks meet
     main_port: int
 
     @property
     def world_size(self) -> int:
-        """Processes over all nodes."""
         return self.num_local * self.num_nodes
 
 
 def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """What a launcher says of this process; None where Lightning has to start the processes, or has.
+    """Read the launcher's variables; None if Lightning starts the processes.
 
-    UnavailableError where a launcher is not understood, or has not dealt out processes equally.
+    Raises UnavailableError for an unknown launcher or an unequal number of processes per node.
     """
-    for (
-        sign,
-        read,
-    ) in _READERS.items():  # the inner launcher first: torchrun and mpirun also run inside srun
-        if sign in environment:
+    # The inner launcher comes first: torchrun and mpirun also run inside srun.
+    for variable, read in _READERS.items():
+        if variable in environment:
             return read(environment)
     if int(environment.get("PMI_SIZE", "1")) > 1:
         raise UnavailableError(
-            "an mpirun that is not Open MPI's started this process. Use Open MPI, torchrun or srun: docs/scaling.md."
+            "an mpirun that is not Open MPI's started this process. Use Open MPI, torchrun or "
+            "srun: docs/scaling.md."
         )
     return None
 
 
 def relaunch(module: str) -> None:
-    """Where TRAIN_LAUNCHER names a command, become it, with `python -m MODULE` behind it; else, and in what it started, return.
+    """Replace this process by the command in TRAIN_LAUNCHER followed by `python -m MODULE`.
 
-    The process stays the same, so signals and the exit code are the launcher's.
+    Does nothing without that variable and inside a launched process. The process id stays the
+    same, so signals and the exit code are the launcher's.
     """
     text = os.environ.pop(RELAUNCH, "")
     if not text.strip() or find_launch():
@@ -69,12 +70,13 @@ def relaunch(module: str) -> None:
         os.execvp(command[0], [*command, sys.executable, "-u", "-m", module])
     except (OSError, ValueError) as error:
         raise UnavailableError(
-            f"{RELAUNCH} is {text!r}, which cannot be started: {error}. Expected a command such as 'srun'."
+            f"{RELAUNCH} is {text!r}, which cannot be started: {error}. Expected a command such "
+            "as 'srun'."
         ) from None
 
 
 class LaunchedEnvironment(ClusterEnvironment):
-    """Answers Lightning's questions about processes that a launcher started."""
+    """Lightning's view of processes that a launcher started."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__()
@@ -100,13 +102,13 @@ class LaunchedEnvironment(ClusterEnvironment):
         return self._launch.world_size
 
     def set_world_size(self, size: int) -> None:
-        """The launcher has set it; that it is what was asked for is checked before."""
+        """Ignored: the launcher decides."""
 
     def global_rank(self) -> int:
         return self._launch.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """The launcher has set it."""
+        """Ignored: the launcher decides."""
 
     def local_rank(self) -> int:
         return self._launch.local_rank
@@ -116,20 +118,24 @@ class LaunchedEnvironment(ClusterEnvironment):
 
 
 def cluster_environment(launch: Launch | None) -> ClusterEnvironment:
-    """For the trainer. Named even without a launcher: else Lightning takes any shell inside a Slurm allocation for one of its tasks."""
+    """Make the trainer's cluster environment.
+
+    It is explicit even without a launcher: Lightning would otherwise mistake any shell inside a
+    Slurm allocation for one of its tasks.
+    """
     return LaunchedEnvironment(launch) if launch else LightningEnvironment()
 
 
 def _torchrun(environment: Mapping[str, str]) -> Launch:
-    return _of_torch_variables("torchrun", environment, num_local="LOCAL_WORLD_SIZE")
+    return _from_torch_variables("torchrun", environment, num_local="LOCAL_WORLD_SIZE")
 
 
 def _deepspeed(environment: Mapping[str, str]) -> Launch:
-    return _of_torch_variables("the DeepSpeed launcher", environment, num_local="LOCAL_SIZE")
+    return _from_torch_variables("the DeepSpeed launcher", environment, num_local="LOCAL_SIZE")
 
 
-def _of_torch_variables(launcher: str, environment: Mapping[str, str], num_local: str) -> Launch:
-    """Both set what torch.distributed reads, and the number of processes on this node under names of their own."""
+def _from_torch_variables(launcher: str, environment: Mapping[str, str], num_local: str) -> Launch:
+    """Read torch.distributed's variables; `num_local` is the launcher's own variable."""
     local = int(environment[num_local])
     return Launch(
         launcher=launcher,
@@ -143,16 +149,15 @@ def _of_torch_variables(launcher: str, environment: Mapping[str, str], num_local
 
 
 def _open_mpi(environment: Mapping[str, str]) -> Launch | None:
-    size, local = (
-        int(environment["OMPI_COMM_WORLD_SIZE"]),
-        int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"]),
-    )
+    size = int(environment["OMPI_COMM_WORLD_SIZE"])
+    local = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
     if size == 1:
         return None
     num_nodes = _num_nodes("mpirun", size, local)
     if num_nodes > 1 and "MASTER_ADDR" not in environment:
         raise UnavailableError(
-            "mpirun does not say on which node rank 0 runs. Add -x MASTER_ADDR=HOST, as launch/mpirun.sh does."
+            "mpirun does not say on which node rank 0 runs. Add -x MASTER_ADDR=HOST, as "
+            "launch/mpirun.sh does."
         )
     return Launch(
         launcher="mpirun",
@@ -161,24 +166,21 @@ def _open_mpi(environment: Mapping[str, str]) -> Launch | None:
         num_local=local,
         num_nodes=num_nodes,
         main_address=environment.get("MASTER_ADDR", "127.0.0.1"),
-        # The name differs between two runs of mpirun, and is the same in all processes of one.
+        # The namespace differs between two runs of mpirun and is the same within one.
         main_port=_port(environment, zlib.crc32(environment.get("PMIX_NAMESPACE", "").encode())),
     )
 
 
 def _slurm(environment: Mapping[str, str]) -> Launch | None:
     size = int(environment["SLURM_STEP_NUM_TASKS"])
-    if (
-        size == 1
-    ):  # a single task may be a shell, in which Lightning starts as many processes as are asked for
+    if size == 1:  # may be a shell, in which Lightning starts the processes
         return None
     nodes = int(environment["SLURM_STEP_NUM_NODES"])
-    if size % nodes or environment["SLURM_STEP_TASKS_PER_NODE"].partition("(")[0] != str(
-        size // nodes
-    ):
+    per_node = environment["SLURM_STEP_TASKS_PER_NODE"]
+    if size % nodes or per_node.partition("(")[0] != str(size // nodes):
         raise UnavailableError(
-            f"Slurm started {size} processes as {environment['SLURM_STEP_TASKS_PER_NODE']} on {nodes} nodes, expected equally many. "
-            "Use --ntasks-per-node."
+            f"Slurm started {size} processes as {per_node} on {nodes} nodes, expected equally "
+            "many. Use --ntasks-per-node."
         )
     return Launch(
         launcher="Slurm",
@@ -195,17 +197,18 @@ def _slurm(environment: Mapping[str, str]) -> Launch | None:
 def _num_nodes(launcher: str, world_size: int, num_local: int) -> int:
     if world_size % num_local:
         raise UnavailableError(
-            f"{launcher} started {world_size} processes, {num_local} of them on this node, expected equally many on each."
+            f"{launcher} started {world_size} processes, {num_local} of them on this node, "
+            "expected equally many on each."
         )
     return world_size // num_local
 
 
 def _port(environment: Mapping[str, str], number: int) -> int:
-    """MASTER_PORT, or one that follows from `number`, below those that Linux gives to clients."""
+    """Return MASTER_PORT, or derive a port from `number` below Linux's ephemeral ports."""
     return int(environment.get("MASTER_PORT") or 15000 + number % 10000)
 
 
-# By a variable that this launcher alone sets.
+# By a variable that only this launcher sets.
 _READERS = {
     "TORCHELASTIC_RUN_ID": _torchrun,
     "CROSS_SIZE": _deepspeed,

@@ -1,4 +1,4 @@
-"""The most memory that this process has held so far."""
+"""Memory of this process: the peak so far, and the current size."""
 
 import resource
 from pathlib import Path
@@ -9,24 +9,25 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_bytes(*, on_gpu: bool) -> int:
-    """On a GPU what torch had allocated on it; on the CPU the largest resident set, without what is mapped from files now.
+    """Peak memory: torch's allocations on a GPU, the resident set without mapped files on a CPU.
 
-    Mapped pages (libraries, the packed store) the system takes back when it is short of memory, and counts as it likes until then.
+    Mapped pages (libraries, the packed store) do not count, because the system reclaims them when
+    memory runs short.
     """
     if on_gpu:
         return torch.cuda.max_memory_allocated()
-    # Not `ru_maxrss` where the kernel tells: it begins with that of the process which started this one.
+    # `ru_maxrss` is the fallback only: it starts at the value of the parent process.
     largest = status_bytes("VmHWM") - status_bytes("RssFile")
     return largest or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def own_bytes() -> int:
-    """What this process holds now that is not mapped from files; 0 where the system does not tell."""
+    """Current memory that is not mapped from files; 0 if the system does not report it."""
     return status_bytes("RssAnon")
 
 
 def status_bytes(key: str) -> int:
-    """A size of /proc/self/status, such as VmRSS; 0 where there is none."""
+    """Read a size such as VmRSS from /proc/self/status; 0 if it is not there."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Where and how a training runs: what `auto` means here, what is refused, and what really ran.
+"""Strategy, precision and devices of a training: resolves "auto", and checks the actual setup.
 
-What is asked for by name is done or refused, never replaced. After the trainer has set itself up,
-`actual_setup` reads from it what came out, and a difference ends the run.
+A setting that is named is used or refused, never replaced. Once the trainer has set itself up,
+`actual_setup` reads from it what really runs, and a difference ends the run.
 """
 
 import os
@@ -32,17 +32,17 @@ _DTYPES = {"16-mixed": "float16", "bf16-mixed": "bfloat16", "32-true": "float32"
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What there is to train on."""
+class TrainingHost:
+    """The hardware of this node and the launcher of this process."""
 
     num_gpus: int
-    has_bfloat16: bool  # the GPUs compute in it, or there are none and the CPU does
-    launch: Launch | None  # None where Lightning starts the processes
+    has_bfloat16: bool  # of the GPUs; True without one, because the CPU computes in it
+    launch: Launch | None  # None if Lightning starts the processes
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A decided way of training: nothing is left to "auto"."""
+    """A resolved way of training, without any "auto"."""
 
     strategy: str
     precision: PrecisionName
@@ -51,28 +51,27 @@ class Placement:
     num_nodes: int
     offload: Offload
     launch: Launch | None
-    reasons: tuple[str, ...]  # why "auto" became what it became
+    reasons: tuple[str, ...]  # why each "auto" became its value
 
     @property
     def world_size(self) -> int:
-        """Processes over all nodes."""
         return self.devices * self.num_nodes
 
     @property
     def zero_stage(self) -> int | None:
-        """1, 2 or 3 with DeepSpeed."""
+        """1, 2 or 3 with DeepSpeed, else None."""
         return int(self.strategy[-1]) if self.strategy.startswith("deepspeed") else None
 
     @property
     def half_dtype(self) -> torch.dtype | None:
-        """The dtype that DeepSpeed casts parameters to, if it does. DDP and single keep them in float32."""
+        """The dtype to which DeepSpeed casts parameters; DDP and single keep them in float32."""
         if self.zero_stage is None or self.precision == "32-true":
             return None
         return torch.float16 if self.precision == "16-mixed" else torch.bfloat16
 
     @property
     def expected(self) -> TrainingSetup:
-        """What `actual_setup` has to find."""
+        """The setup that `actual_setup` has to find."""
         return TrainingSetup(
             strategy=self.strategy,
             precision=self.precision,
@@ -84,10 +83,9 @@ class Placement:
         )
 
 
-def this_machine() -> Machine:
-    """What this process finds."""
+def this_host() -> TrainingHost:
     num_gpus = torch.cuda.device_count()
-    return Machine(
+    return TrainingHost(
         num_gpus=num_gpus,
         has_bfloat16=num_gpus == 0 or torch.cuda.is_bf16_supported(including_emulation=False),
         launch=find_launch(),
@@ -95,7 +93,7 @@ def this_machine() -> Machine:
 
 
 def requested_setup(params: TrainParams) -> TrainingSetup:
-    """What `params` ask for, "auto" included."""
+    """The setup in `params`, "auto" included."""
     devices = params.devices
     return TrainingSetup(
         strategy=params.strategy,
@@ -108,14 +106,17 @@ def requested_setup(params: TrainParams) -> TrainingSetup:
     )
 
 
-def place(params: TrainParams, machine: Machine) -> Placement:
-    """Decide where "auto" leaves it open. UnavailableError or ParamsError where what is asked for cannot be had."""
+def place(params: TrainParams, host: TrainingHost) -> Placement:
+    """Resolve every "auto" for `host`.
+
+    Raises UnavailableError or ParamsError if a named setting is not possible.
+    """
     reasons: list[str] = []
-    _check_num_nodes(params.num_nodes, machine.launch)
-    accelerator = _accelerator(params, machine, reasons)
-    devices = _devices(params, machine, accelerator, reasons)
+    _check_num_nodes(params.num_nodes, host.launch)
+    accelerator = _accelerator(params, host, reasons)
+    devices = _devices(params, host, accelerator, reasons)
     strategy = _strategy(params, accelerator, devices, reasons)
-    precision = _precision(params, machine, accelerator, strategy, reasons)
+    precision = _precision(params, host, accelerator, strategy, reasons)
     return Placement(
         strategy,
         precision,
@@ -123,7 +124,7 @@ def place(params: TrainParams, machine: Machine) -> Placement:
         devices,
         params.num_nodes,
         params.offload,
-        machine.launch,
+        host.launch,
         tuple(reasons),
     )
 
@@ -131,65 +132,69 @@ def place(params: TrainParams, machine: Machine) -> Placement:
 def _check_num_nodes(num_nodes: int, launch: Launch | None) -> None:
     if launch is None and num_nodes > 1:
         raise ParamsError(
-            f"train.num_nodes is {num_nodes}, but this process was started alone, on one node. "
-            "Start it with Slurm, torchrun, mpirun or the DeepSpeed launcher: docs/scaling.md. Or set it to 1."
+            f"train.num_nodes is {num_nodes}, but no launcher started this process, so it runs on "
+            "one node. Start it with Slurm, torchrun, mpirun or the DeepSpeed launcher: "
+            "docs/scaling.md. Or set it to 1."
         )
     if launch and launch.num_nodes != num_nodes:
         nodes = f"{launch.num_nodes} node{'s' * (launch.num_nodes > 1)}"
         raise ParamsError(
-            f"train.num_nodes is {num_nodes}, but {launch.launcher} started processes on {nodes}. Make them equal."
+            f"train.num_nodes is {num_nodes}, but {launch.launcher} started processes on {nodes}. "
+            "Make them equal."
         )
 
 
-def _accelerator(params: TrainParams, machine: Machine, reasons: list[str]) -> str:
-    if params.accelerator == "gpu" and machine.num_gpus == 0:
+def _accelerator(params: TrainParams, host: TrainingHost, reasons: list[str]) -> str:
+    if params.accelerator == "gpu" and host.num_gpus == 0:
         raise UnavailableError(
-            "train.accelerator is 'gpu', but torch finds no GPU here. Use 'cpu' or 'auto', or mend the driver."
+            "train.accelerator is 'gpu', but torch finds no GPU here. Use 'cpu' or 'auto', or "
+            "repair the driver."
         )
     if params.accelerator != "auto":
         return params.accelerator
-    found = "gpu" if machine.num_gpus else "cpu"
-    reasons.append(
-        f"accelerator {found}: {machine.num_gpus or 'no'} GPU{'s' * (machine.num_gpus > 1)} found"
-    )
+    found = "gpu" if host.num_gpus else "cpu"
+    gpus = f"{host.num_gpus or 'no'} GPU{'s' * (host.num_gpus > 1)}"
+    reasons.append(f"accelerator {found}: {gpus} found")
     return found
 
 
-def _devices(params: TrainParams, machine: Machine, accelerator: str, reasons: list[str]) -> int:
-    asked, launch = params.devices, machine.launch
-    if launch and asked not in ("auto", launch.num_local):
+def _devices(params: TrainParams, host: TrainingHost, accelerator: str, reasons: list[str]) -> int:
+    requested, launch = params.devices, host.launch
+    if launch and requested not in ("auto", launch.num_local):
         processes = f"{launch.num_local} process{'es' * (launch.num_local > 1)}"
         raise ParamsError(
-            f"train.devices is {asked}, but {launch.launcher} started {processes} on this node. Make them equal, or use 'auto'."
+            f"train.devices is {requested}, but {launch.launcher} started {processes} on this "
+            "node. Make them equal, or use 'auto'."
         )
-    if asked == "auto":
-        single = params.strategy == "single"
-        available = machine.num_gpus if accelerator == "gpu" and not single else 1
-        devices = launch.num_local if launch else available
-        reasons.append(f"devices {devices}: {_why_devices(launch, accelerator, single)}")
+    if requested == "auto":
+        devices, reason = _auto_devices(params, host, accelerator)
+        reasons.append(f"devices {devices}: {reason}")
     else:
-        devices = asked
-    if accelerator == "gpu" and devices > machine.num_gpus:
+        devices = requested
+    if accelerator == "gpu" and devices > host.num_gpus:
         raise UnavailableError(
-            f"{devices} GPUs per node are asked for (train.devices), but there are {machine.num_gpus}."
+            f"train.devices needs {devices} GPUs per node, but there are {host.num_gpus}."
         )
     return devices
 
 
-def _why_devices(launch: Launch | None, accelerator: str, single: bool) -> str:
-    if launch:
-        return f"{launch.launcher} started that many processes on this node"
-    if single:
-        return "strategy 'single' is one process"
-    return "every GPU" if accelerator == "gpu" else "one process uses every core"
+def _auto_devices(params: TrainParams, host: TrainingHost, accelerator: str) -> tuple[int, str]:
+    if host.launch:
+        reason = f"{host.launch.launcher} started that many processes on this node"
+        return host.launch.num_local, reason
+    if params.strategy == "single":
+        return 1, "strategy 'single' is one process"
+    if accelerator == "gpu":
+        return host.num_gpus, "every GPU"
+    return 1, "one process uses every core"
 
 
 def _strategy(params: TrainParams, accelerator: str, devices: int, reasons: list[str]) -> str:
     world_size = devices * params.num_nodes
     if params.strategy == "single" and world_size > 1:
         raise ParamsError(
-            f"train.strategy is 'single', but train.devices and train.num_nodes make {world_size} processes. "
-            "Use 'ddp' or a deepspeed strategy, or one device on one node."
+            "train.strategy is 'single', but train.devices and train.num_nodes make "
+            f"{world_size} processes. Use 'ddp' or a deepspeed strategy, or one device on one node."
         )
     if params.strategy != "auto":
         return params.strategy
@@ -202,42 +207,41 @@ def _strategy(params: TrainParams, accelerator: str, devices: int, reasons: list
 
 
 def _precision(
-    params: TrainParams, machine: Machine, accelerator: str, strategy: str, reasons: list[str]
+    params: TrainParams, host: TrainingHost, accelerator: str, strategy: str, reasons: list[str]
 ) -> PrecisionName:
     if params.precision == "auto":
         precision: PrecisionName = "16-mixed" if accelerator == "gpu" else "32-true"
         reasons.append(f"precision {precision}: training on the {accelerator}")
         return precision
-    if (
-        params.precision == "16-mixed"
-        and accelerator == "cpu"
-        and not strategy.startswith("deepspeed")
-    ):
+    is_deepspeed = strategy.startswith("deepspeed")
+    if params.precision == "16-mixed" and accelerator == "cpu" and not is_deepspeed:
         raise UnavailableError(
-            f"train.precision is '16-mixed', which strategy {strategy!r} cannot do on the CPU (torch has no fp16 autocast with loss "
-            "scaling there). Use 'bf16-mixed' or '32-true', or a deepspeed strategy."
+            f"train.precision is '16-mixed', which strategy {strategy!r} cannot do on the CPU "
+            "(torch has no fp16 autocast with loss scaling there). Use 'bf16-mixed' or '32-true', "
+            "or a deepspeed strategy."
         )
-    if params.precision == "bf16-mixed" and accelerator == "gpu" and not machine.has_bfloat16:
+    if params.precision == "bf16-mixed" and accelerator == "gpu" and not host.has_bfloat16:
         raise UnavailableError(
-            "train.precision is 'bf16-mixed', but this GPU does not compute in bfloat16. Use '16-mixed' or '32-true'."
+            "train.precision is 'bf16-mixed', but this GPU does not compute in bfloat16. "
+            "Use '16-mixed' or '32-true'."
         )
     return params.precision
 
 
 class PortableDeepSpeedStrategy(DeepSpeedStrategy):
-    """Lightning's DeepSpeed strategy, which also runs on the CPU, over gloo. On CUDA nothing is changed.
+    """Lightning's DeepSpeed strategy that also runs on the CPU, over gloo.
 
-    Lightning 2.6 refuses the CPU in `setup_environment` and `setup_distributed`; the overrides go when it does not.
+    On CUDA it behaves as the original. Lightning 2.6 refuses the CPU in `setup_environment` and
+    `setup_distributed`; the overrides can go when it no longer does.
     """
 
     @property
     def root_device(self) -> torch.device:
-        """DeepSpeed compares the device's index, which a plain CPU device lacks."""
+        """Adds an index to the CPU device, because DeepSpeed compares indices."""
         device = super().root_device
         return torch.device("cpu", self.local_rank) if device.type == "cpu" else device
 
     def setup_environment(self) -> None:
-        """Skips the refusal of anything but CUDA."""
         if isinstance(self.accelerator, CPUAccelerator):
             os.environ["DS_ACCELERATOR"] = "cpu"
             DDPStrategy.setup_environment(self)
@@ -245,11 +249,10 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
             super().setup_environment()
 
     def setup_distributed(self) -> None:
-        """Skips the check of CUDA device numbers."""
         if isinstance(self.accelerator, CPUAccelerator):
             import deepspeed.ops
 
-            # It would be compiled into the user's home at the first start; gloo does the same without a compiler.
+            # DeepSpeed would compile it into the user's home; gloo needs no compiler.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
             reset_seed()
             self.set_world_ranks()
@@ -259,7 +262,7 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
 
 
 class _DeepSpeedPrecision(DeepSpeedPrecision):
-    """Leaves batches alone, and divides the loss by the number of accumulated batches once."""
+    """Leaves batches unchanged, and divides the loss by the number of accumulated batches once."""
 
     def convert_input(self, data: Any) -> Any:
         """Lightning would cast sampling matrices and numeric targets to half precision."""
@@ -268,14 +271,17 @@ class _DeepSpeedPrecision(DeepSpeedPrecision):
     def backward(  # type: ignore[override]
         self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Lightning 2.6 has divided the loss by then, and DeepSpeed 0.19 would again: gradients too small, hardly ever clipped."""
+        """Lightning 2.6 has divided the loss already, and DeepSpeed 0.19 would divide it again."""
         super().backward(tensor, model, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
 
 def trainer_arguments(
     placement: Placement, per_device_batch: int, *, freezes: bool = False
 ) -> dict[str, Any]:
-    """The arguments of `pl.Trainer` that a placement decides; `freezes` where some parameters get no gradient in some epochs."""
+    """Make the arguments of `pl.Trainer` that follow from `placement`.
+
+    `freezes` means that some parameters get no gradient in some epochs.
+    """
     arguments: dict[str, Any] = {
         "accelerator": placement.accelerator,
         "devices": placement.devices,
@@ -283,50 +289,40 @@ def trainer_arguments(
         "plugins": [cluster_environment(placement.launch)],
     }
     if placement.zero_stage is None:
-        # Without `broadcast_buffers` every rank has running statistics of its own, to be averaged after the epoch;
-        # with it the shares of all but rank 0 would be thrown away before each step.
-        strategy = (
-            DDPStrategy(broadcast_buffers=False, find_unused_parameters=freezes)
-            if placement.strategy == "ddp"
-            else "auto"
-        )
-        return {**arguments, "strategy": strategy, "precision": placement.precision}
+        arguments["precision"] = placement.precision
+        arguments["strategy"] = "auto"
+        if placement.strategy == "ddp":
+            # `broadcast_buffers` would replace every rank's running statistics by rank 0's before
+            # each step. Without it they are averaged after the epoch.
+            arguments["strategy"] = DDPStrategy(
+                broadcast_buffers=False, find_unused_parameters=freezes
+            )
+        return arguments
     if placement.accelerator == "cpu":
-        os.environ["DS_ACCELERATOR"] = (
-            "cpu"  # read when deepspeed is imported, which the strategy does
-        )
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read when the strategy imports deepspeed
     strategy = PortableDeepSpeedStrategy(
         stage=placement.zero_stage,
         logging_batch_size_per_gpu=per_device_batch,
         offload_optimizer=placement.offload != "none",
         offload_parameters=placement.offload == "optimizer_and_parameters",
-        pin_memory=placement.accelerator
-        == "gpu",  # twice as fast to copy from, and never swapped out
+        pin_memory=placement.accelerator == "gpu",  # twice as fast to copy, never swapped out
     )
-    # DeepSpeed would insist on an Adam of its own, which it compiles at the first start; torch's fused one needs no compiler.
+    # DeepSpeed's own Adam is compiled at the first start; torch's fused one needs no compiler.
     strategy.config = {**(strategy.config or {}), "zero_force_ds_cpu_optimizer": False}
-    return {
-        **arguments,
-        "strategy": strategy,
-        "plugins": [*arguments["plugins"], _DeepSpeedPrecision(placement.precision)],
-    }
+    arguments["strategy"] = strategy
+    arguments["plugins"].append(_DeepSpeedPrecision(placement.precision))
+    return arguments
 
 
 def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
-    """What a trainer that has set itself up really does."""
+    """Read from a trainer that has set itself up how it really trains."""
     strategy = trainer.strategy
-    stage = (
-        strategy.deepspeed_engine.zero_optimization_stage()
-        if isinstance(strategy, DeepSpeedStrategy)
-        else None
-    )
-    model = (
-        strategy.deepspeed_engine.module
-        if isinstance(strategy, DeepSpeedStrategy)
-        else trainer.lightning_module
-    )
+    model, stage = trainer.lightning_module, None
+    if isinstance(strategy, DeepSpeedStrategy):
+        model = strategy.deepspeed_engine.module
+        stage = strategy.deepspeed_engine.zero_optimization_stage()
     return TrainingSetup(
-        strategy=_name(strategy, stage),
+        strategy=_actual_strategy(strategy, stage),
         precision=_actual_precision(strategy),
         accelerator="gpu" if strategy.root_device.type == "cuda" else strategy.root_device.type,
         world_size=trainer.world_size,
@@ -337,7 +333,7 @@ def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
 
 
 def check_actual(expected: TrainingSetup, actual: TrainingSetup) -> None:
-    """TrainingError naming every field in which they differ."""
+    """Raise a TrainingError that names every field in which they differ."""
     found, wanted = actual.model_dump(), expected.model_dump()
     differing = [
         f"  {key}: requested {wanted[key]}, actual {found[key]}"
@@ -345,14 +341,11 @@ def check_actual(expected: TrainingSetup, actual: TrainingSetup) -> None:
         if wanted[key] != found[key]
     ]
     if differing:
-        raise TrainingError(
-            "the training does not run as requested:\n"
-            + "\n".join(differing)
-            + "\nSee docs/training.md."
-        )
+        lines = ["the training does not run as requested:", *differing, "See docs/training.md."]
+        raise TrainingError("\n".join(lines))
 
 
-def _name(strategy: Strategy, stage: int | None) -> str:
+def _actual_strategy(strategy: Strategy, stage: int | None) -> str:
     if stage is not None:
         return f"deepspeed_stage_{stage}"
     if isinstance(strategy, DDPStrategy):
@@ -361,22 +354,16 @@ def _name(strategy: Strategy, stage: int | None) -> str:
 
 
 def _actual_offload(strategy: Strategy) -> str:
-    """From the optimizer that ZeRO made, and from where its float32 masters lie."""
+    """Read the offload from ZeRO's optimizer and the device of its float32 masters."""
     if not isinstance(strategy, DeepSpeedStrategy):
         return "none"
     zero = strategy.deepspeed_engine.optimizer
     if strategy.zero_stage_3:
-        optimizer, parameters, masters = (
-            zero.offload_optimizer,
-            zero.offload_param,
-            zero.fp32_partitioned_groups_flat,
-        )
+        optimizer, parameters = zero.offload_optimizer, zero.offload_param
+        masters = zero.fp32_partitioned_groups_flat
     else:
-        optimizer, parameters, masters = (
-            zero.cpu_offload,
-            False,
-            zero.single_partition_of_fp32_groups,
-        )
+        optimizer, parameters = zero.cpu_offload, False
+        masters = zero.single_partition_of_fp32_groups
     if optimizer and any(master.device.type != "cpu" for master in masters):
         return f"none: the optimizer's masters are on {masters[0].device}"
     names = {
@@ -389,14 +376,9 @@ def _actual_offload(strategy: Strategy) -> str:
 
 def _actual_precision(strategy: Strategy) -> str:
     if isinstance(strategy, DeepSpeedStrategy):
-        engine = strategy.deepspeed_engine
-        return (
-            "16-mixed"
-            if engine.fp16_enabled()
-            else "bf16-mixed"
-            if engine.bfloat16_enabled()
-            else "32-true"
-        )
+        if strategy.deepspeed_engine.fp16_enabled():
+            return "16-mixed"
+        return "bf16-mixed" if strategy.deepspeed_engine.bfloat16_enabled() else "32-true"
     plugin = strategy.precision_plugin
     if isinstance(plugin, MixedPrecision):
         return str(plugin.precision)

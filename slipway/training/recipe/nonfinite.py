@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DeepSpeedStrategy
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from slipway.config.sections import TrainParams
 from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import Batch
+from slipway.training.distributed.collectives import gather_objects
 
 _LOWEST_LOSS_SCALE = 1.0  # DeepSpeed's floor; torch's scaler has none and would sink until nothing is left of the gradient
 _MOST_NAMED = 64
@@ -155,7 +156,7 @@ class StepGuard:
         rows = torch.cat([batch.rows for batch in seen]).tolist()
         finite = torch.isfinite(torch.cat([batch.losses for batch in seen])).tolist()
         own = ([row for row, is_finite in zip(rows, finite, strict=True) if not is_finite], rows)
-        of_ranks = _gathered(own)
+        of_ranks = gather_objects(own)
         bad = [row for of_rank, _ in of_ranks for row in of_rank]
         every = [row for _, of_rank in of_ranks for row in of_rank]
         return _BadStep(bool(bad), len(every), [self._ids[row] for row in bad or every])
@@ -217,12 +218,3 @@ def _named(ids: list[str]) -> str:
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
     if sources:
         torch._foreach_copy_(targets, sources)
-
-
-def _gathered(own: Any) -> list[Any]:
-    """What every rank has, by rank."""
-    if not distributed.is_available() or not distributed.is_initialized():
-        return [own]
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, own)
-    return found

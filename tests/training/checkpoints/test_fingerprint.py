@@ -7,12 +7,12 @@ from slipway.config.params import load_params
 from slipway.system import files
 from slipway.system.errors import IntegrityError
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
-from slipway.training.distributed.strategies import Machine, place
+from slipway.training.distributed.strategies import TrainingHost, place
 
 
 def _take(project: Path, seed: int = 7, **train: Any) -> Fingerprint:
     params = load_params(project / "params.yaml").train.model_copy(update=train)
-    placement = place(params, Machine(num_gpus=0, has_bfloat16=True, launch=None))
+    placement = place(params, TrainingHost(num_gpus=0, has_bfloat16=True, launch=None))
     return take_fingerprint(
         seed, params, placement, project / "data/packed", project / "data/augmented", project
     )
@@ -56,7 +56,7 @@ def test_another_kind_of_device_is_another_training(project: Path) -> None:
     )
     digests = set()
     for num_gpus in (0, 1):
-        placement = place(params, Machine(num_gpus=num_gpus, has_bfloat16=True, launch=None))
+        placement = place(params, TrainingHost(num_gpus=num_gpus, has_bfloat16=True, launch=None))
         digests.add(
             take_fingerprint(
                 7, params, placement, project / "data/packed", project / "data/augmented", project

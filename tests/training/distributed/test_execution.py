@@ -1,4 +1,4 @@
-"""Compiling and the layout of weights: done or refused, and never seen in what is saved."""
+"""Compilation and memory layout: applied or refused, and without effect on saved weights."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 
 from slipway.config.sections import TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
-from slipway.training.distributed.execution import arrange, check_execution
+from slipway.training.distributed.execution import apply_execution, check_execution
 from slipway.training.distributed.strategies import Placement
 from slipway.training.networks.networks import build_network
 from tests.project_params import PROJECT
@@ -36,10 +36,10 @@ def _params(**changes: Any) -> TrainParams:
     [
         ({"channels_last": True}, ZERO_2, "image_classification", "views weights as flat bytes"),
         ({"channels_last": True}, SINGLE, "table_regression", "no channels"),
-        ({"compile": True}, ZERO_3, "image_classification", "come and go"),
+        ({"compile": True}, ZERO_3, "image_classification", "gathers and frees"),
     ],
 )
-def test_what_cannot_be_had_is_refused(
+def test_impossible_execution_settings_are_refused(
     changes: dict[str, Any], placement: Placement, task: Any, text: str
 ) -> None:
     with pytest.raises(ParamsError, match=text):
@@ -66,18 +66,20 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     ("channels_last", "placement", "expected"),
     [("auto", SINGLE, True), (True, SINGLE, True), (False, SINGLE, False), ("auto", ZERO_2, False)],
 )
-def test_the_layout_is_what_was_asked_for(
+def test_weights_have_the_requested_memory_layout(
     channels_last: Any, placement: Placement, expected: bool
 ) -> None:
     network = build_network(spec())
-    arrange(network, _params(channels_last=channels_last), placement, "image_classification")
+    apply_execution(
+        network, _params(channels_last=channels_last), placement, "image_classification"
+    )
     weight = network.get_parameter("backbone.stages.0.conv1.weight")
     assert weight.is_contiguous(memory_format=torch.channels_last) is expected
 
 
-def test_compiling_changes_no_name_of_a_weight() -> None:
+def test_compilation_keeps_the_names_of_the_weights() -> None:
     network, compiled = build_network(spec()), build_network(spec())
-    arrange(compiled, _params(compile=True), SINGLE, "image_classification")
+    apply_execution(compiled, _params(compile=True), SINGLE, "image_classification")
     assert list(compiled.state_dict()) == list(network.state_dict())
     assert compiled._compiled_call_impl is not None
 
@@ -85,7 +87,7 @@ def test_compiling_changes_no_name_of_a_weight() -> None:
 @NEEDS_COMPILER
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninterrupted_one(
+def test_a_killed_compiled_training_ends_with_the_weights_of_an_uninterrupted_one(
     tmp_path: Path,
 ) -> None:
     whole, killed, plain = (
@@ -108,7 +110,7 @@ def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninter
 @NEEDS_COMPILER
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_2"])
-def test_two_processes_train_compiled(tmp_path: Path, strategy: str) -> None:
+def test_compilation_works_with_two_processes(tmp_path: Path, strategy: str) -> None:
     done = run_training(
         write_project(tmp_path, compile=True, devices=2, strategy=strategy, epochs=2)
     )

@@ -1,4 +1,4 @@
-"""One rank fails: all end within seconds, and its cause is told once."""
+"""When a rank fails, all ranks end within seconds and the cause is reported once."""
 
 import os
 import re
@@ -14,8 +14,8 @@ import torch
 from pytorch_lightning.strategies.launchers import subprocess_script
 
 from slipway.system.errors import IntegrityError, TrainingError
-from slipway.training.distributed.faults import explained, is_lost_peer
-from slipway.training.distributed.processes import told_once
+from slipway.training.distributed.faults import explain, is_lost_rank
+from slipway.training.distributed.processes import report_error_once
 from tests import warm_starts
 from tests.training import test_table_runs
 from tests.training.real_runs import environment
@@ -34,8 +34,8 @@ TORCHRUN = [
 WORKER = "DataLoader worker (pid 71) is killed by signal: "
 
 
-def _marked(project: Path) -> list[int]:
-    """The living processes whose working directory is the project: those of its training."""
+def _living_processes(project: Path) -> list[int]:
+    """Find the living processes of the training: their working directory is the project."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -50,7 +50,7 @@ def _marked(project: Path) -> list[int]:
 
 
 def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, str]:
-    """Exit code, seconds from the fault to the end of the last process over those from the start to the fault, and all that was said."""
+    """Return the exit code, the time to end relative to the time to start, and the output."""
     started_at, variables = time.monotonic(), {**environment(), "FAIL": fault}
     with subprocess.Popen(
         command,
@@ -68,7 +68,7 @@ def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, st
             said += line
         code = process.wait(60)
     assert failed_at, said
-    while _marked(project):
+    while _living_processes(project):
         time.sleep(0.1)
     return code, (time.monotonic() - failed_at) / (failed_at - started_at), said
 
@@ -79,7 +79,7 @@ def _project(tmp_path: Path) -> Iterator[Path]:
         tmp_path / "project", devices=2, strategy="ddp", epochs=200
     )
     yield project
-    for process in _marked(project):
+    for process in _living_processes(project):
         os.kill(process, 9)
 
 
@@ -95,7 +95,7 @@ CAUSES = [
     ),
     (
         "0:kill",
-        r"error: rank 0 \(process \d+\) is gone without a word, so it was killed\. All others end\.$",
+        r"error: rank 0 \(process \d+\) was killed\. All others end\.$",
     ),
     ("0:error", r"ZeroDivisionError: a fault of its own\n(\[rank0\]: )?\(rank 0 of 2\)$"),
     (
@@ -120,25 +120,27 @@ CAUSES = [
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
-        pytest.param(fault, told, marks=[] if fault == "0:kill" else pytest.mark.nightly)
-        for fault, told in CAUSES
+        pytest.param(fault, message, marks=[] if fault == "0:kill" else pytest.mark.nightly)
+        for fault, message in CAUSES
     ],
 )
-def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(
-    project: Path, fault: str, told: str, is_nightly: bool
+def test_a_failing_rank_ends_all_ranks_and_its_cause_is_reported_last(
+    project: Path, fault: str, message: str, is_nightly: bool
 ) -> None:
-    code, share, said = _fail(project, LIGHTNING, fault)
+    code, relative_time, said = _fail(project, LIGHTNING, fault)
     assert code == (-9 if fault == "0:kill" else 1)
-    assert not is_nightly or share < 1, said  # to start takes some 8 seconds on a quiet machine
-    assert re.search(told, said.strip(), re.MULTILINE | re.DOTALL), said
+    assert not is_nightly or relative_time < 1, (
+        said
+    )  # to start takes some 8 seconds on a quiet machine
+    assert re.search(message, said.strip(), re.MULTILINE | re.DOTALL), said
     assert said.count("Traceback") == (1 if fault.endswith("error") else 0), said
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("1:kill", r"Signal 9 \(SIGKILL\)"),
         ("0:kill", r"Signal 9 \(SIGKILL\)"),
@@ -146,19 +148,19 @@ def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(
         ("1:memory", "error: rank 1 ran out of memory: "),
     ],
 )
-def test_torchrun_ends_all_and_its_report_names_the_rank(
-    project: Path, fault: str, told: str
+def test_torchrun_ends_all_ranks_and_reports_the_failing_one(
+    project: Path, fault: str, message: str
 ) -> None:
-    code, share, said = _fail(project, TORCHRUN, fault)
+    code, relative_time, said = _fail(project, TORCHRUN, fault)
     assert code == 1
-    assert share < 1, said
-    assert re.search(told, said), said
+    assert relative_time < 1, said
+    assert re.search(message, said), said
     root_cause = said[said.index("Root Cause") :]
     assert re.search(rf"rank\s+: {fault[0]} ", root_cause), said
 
 
 @pytest.mark.process
-def test_a_rank_that_hangs_is_not_mistaken_for_one_that_failed(project: Path) -> None:
+def test_a_hanging_rank_does_not_count_as_failed(project: Path) -> None:
     with warm_starts.start([MODULE], project, {**environment(), "FAIL": "1:hang"}) as process:
         assert process.stdout is not None
         assert any(line == "failing\n" for line in process.stdout)
@@ -177,7 +179,7 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried"),
@@ -192,7 +194,7 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         ),
         (
             RuntimeError(WORKER + "Killed. "),
-            r"a loader process of rank 3 \(71\) was ended by a signal \(Killed\).*lower train.num_workers",
+            r"a loader process of rank 3 \(71\) was killed by a signal \(Killed\).*lower train.num_workers",
         ),
         (
             RuntimeError(WORKER + "Bus error. It is possible"),
@@ -200,7 +202,7 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         ),
         (
             RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"),
-            r"of rank 3 \(7, 8\) ended without a word",
+            r"of rank 3 \(7, 8\) exited without an error",
         ),
         (
             RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
@@ -208,7 +210,7 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         ),
         (
             RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:9"),
-            "rank 3 lost another process of the training",
+            "rank 3 lost the connection to another rank",
         ),
         (
             IntegrityError(
@@ -218,10 +220,12 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         ),
     ],
 )
-def test_a_fault_from_outside_is_explained(error: Exception, told: str) -> None:
-    found = explained(error, "rank 3")
+def test_known_external_faults_become_a_one_line_training_error(
+    error: Exception, message: str
+) -> None:
+    found = explain(error, "rank 3")
     assert isinstance(found, TrainingError)
-    assert re.search(told, str(found))
+    assert re.search(message, str(found))
     assert "\n" not in str(found)
 
 
@@ -233,14 +237,14 @@ def test_a_fault_from_outside_is_explained(error: Exception, told: str) -> None:
         OSError(9, "bad"),
     ],
 )
-def test_a_fault_of_ours_stays_what_it_is(error: Exception) -> None:
-    assert explained(error, "rank 3") is error
-    assert not is_lost_peer(error)
+def test_other_errors_are_returned_unchanged(error: Exception) -> None:
+    assert explain(error, "rank 3") is error
+    assert not is_lost_rank(error)
 
 
-def test_an_error_has_the_number_of_its_rank_where_there_are_several() -> None:
+def test_errors_of_several_ranks_carry_the_rank() -> None:
     for world_size, notes in ((1, []), (2, ["(rank 0 of 2)"])):
-        with pytest.raises(ZeroDivisionError) as raised, told_once(0, world_size):
+        with pytest.raises(ZeroDivisionError) as raised, report_error_once(0, world_size):
             raise ZeroDivisionError("ours")
         assert getattr(raised.value, "__notes__", []) == notes
 
@@ -248,9 +252,9 @@ def test_an_error_has_the_number_of_its_rank_where_there_are_several() -> None:
 TRUNCATED = """
 import os, sys
 import numpy as np
-from slipway.training.distributed.faults import explain_bus_errors
+from slipway.training.distributed.faults import report_bus_errors
 if sys.argv[2] == "explained":
-    explain_bus_errors()
+    report_bus_errors()
 mapped = np.load(sys.argv[1], mmap_mode="r")
 os.truncate(sys.argv[1], 4096)
 mapped[np.arange(len(mapped))].sum()
@@ -259,7 +263,7 @@ mapped[np.arange(len(mapped))].sum()
 
 @pytest.mark.process
 @pytest.mark.parametrize(("explanation", "code"), [("explained", 1), ("", -7)])
-def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(
+def test_a_truncated_mapped_file_ends_with_a_message_instead_of_a_bus_error(
     tmp_path: Path, explanation: str, code: int
 ) -> None:
     path = tmp_path / "inputs.npy"
@@ -268,11 +272,13 @@ def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(
         [sys.executable, "-c", TRUNCATED, str(path), explanation], capture_output=True, text=True
     )
     assert ended.returncode == code, ended.stderr
-    assert ended.stderr.count("error: a file that is mapped into memory was cut off") == (code == 1)
+    assert ended.stderr.count("error: a file that is mapped into memory was truncated") == (
+        code == 1
+    )
 
 
 @pytest.mark.process
-def test_a_killed_loader_process_is_one_message(tmp_path: Path) -> None:
+def test_a_killed_loader_process_is_reported_in_one_message(tmp_path: Path) -> None:
     project = test_table_runs.write_project(tmp_path / "project", num_workers=2, epochs=200)
     variables = {**environment(), "FAIL": "9:kill"}
     with subprocess.Popen(
@@ -295,7 +301,7 @@ def test_a_killed_loader_process_is_one_message(tmp_path: Path) -> None:
         said = process.stdout.read()
     assert process.returncode == 1
     assert (
-        f"error: a loader process of the training ({loaders[0]}) was ended by a signal (Killed)"
+        f"error: a loader process of the training ({loaders[0]}) was killed by a signal (Killed)"
         in said
     )
     assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""What each launcher says of a process is understood, or refused."""
+"""Each launcher's environment variables are read, or refused with a reason."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from slipway.training.distributed.launchers import (
 from tests import warm_starts
 from tests.conftest import ROOT
 
-# What a process of rank 3 finds, the second one on the second of two nodes.
+# The variables of rank 3: the second process on the second of two nodes.
 ENVIRONMENTS = {
     "torchrun": {
         "TORCHELASTIC_RUN_ID": "none",
@@ -60,7 +60,7 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("launcher", ENVIRONMENTS)
-def test_each_launcher_is_understood(launcher: str) -> None:
+def test_the_variables_of_each_launcher_are_read(launcher: str) -> None:
     launch = find_launch(ENVIRONMENTS[launcher])
     assert launch is not None
     assert launch.launcher == launcher
@@ -78,19 +78,24 @@ def test_each_launcher_is_understood(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", ENVIRONMENTS)
-def test_lightning_is_told_what_the_launcher_said(launcher: str) -> None:
-    told = cluster_environment(find_launch(ENVIRONMENTS[launcher]))
-    assert isinstance(told, LaunchedEnvironment)
-    assert told.creates_processes_externally
-    assert (told.world_size(), told.global_rank(), told.local_rank(), told.node_rank()) == (
+def test_lightning_gets_rank_and_world_size_from_the_launcher(launcher: str) -> None:
+    environment = cluster_environment(find_launch(ENVIRONMENTS[launcher]))
+    assert isinstance(environment, LaunchedEnvironment)
+    assert environment.creates_processes_externally
+    assert (
+        environment.world_size(),
+        environment.global_rank(),
+        environment.local_rank(),
+        environment.node_rank(),
+    ) == (
         4,
         3,
         1,
         1,
     )
-    told.set_world_size(1)
-    told.set_global_rank(0)
-    assert (told.world_size(), told.global_rank()) == (4, 3)
+    environment.set_world_size(1)
+    environment.set_global_rank(0)
+    assert (environment.world_size(), environment.global_rank()) == (4, 3)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_without_a_launcher_lightning_starts_the_processes(environment: dict[str
 
 
 @pytest.mark.parametrize("inner", ["torchrun", "mpirun"])
-def test_the_inner_launcher_counts(inner: str) -> None:
+def test_a_launcher_inside_slurm_takes_precedence(inner: str) -> None:
     launch = find_launch(ENVIRONMENTS["Slurm"] | ENVIRONMENTS[inner])
     assert launch is not None
     assert launch.launcher == inner
@@ -154,12 +159,12 @@ def test_the_inner_launcher_counts(inner: str) -> None:
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "not Open MPI's"),
     ],
 )
-def test_what_is_not_understood_is_refused(environment: dict[str, str], text: str) -> None:
+def test_unknown_or_unequal_launches_are_refused(environment: dict[str, str], text: str) -> None:
     with pytest.raises(UnavailableError, match=text):
         find_launch(environment)
 
 
-def test_two_runs_of_mpirun_on_one_machine_meet_at_different_ports() -> None:
+def test_two_runs_of_mpirun_on_one_machine_use_different_ports() -> None:
     one_node = {
         "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
         "OMPI_COMM_WORLD_SIZE": "4",
@@ -175,14 +180,14 @@ def test_two_runs_of_mpirun_on_one_machine_meet_at_different_ports() -> None:
     assert all(launch and launch.main_address == "127.0.0.1" for launch in launches)
 
 
-def test_torchrun_without_its_four_arguments_says_which_it_takes() -> None:
+def test_torchrun_script_prints_its_usage_without_arguments() -> None:
     answer = subprocess.run(["launch/torchrun.sh", "2"], capture_output=True, text=True)
     assert answer.returncode == 2
     assert answer.stderr == "usage: launch/torchrun.sh NUM_NODES DEVICES NODE_RANK FIRST_NODE\n"
 
 
 def _run(*environments: dict[str, str]) -> str:
-    """What a process says that calls `relaunch` in each of them, one after the other."""
+    """Return the output of a process that calls `relaunch` in each environment in turn."""
     done = warm_starts.run(
         ["tests.training.relaunched", json.dumps(environments)], ROOT, {}, timeout=60
     )
@@ -191,7 +196,7 @@ def _run(*environments: dict[str, str]) -> str:
 
 
 @pytest.mark.process
-def test_a_launcher_that_is_named_takes_the_place_of_the_process() -> None:
+def test_relaunch_replaces_the_process_by_the_named_launcher() -> None:
     assert (
         _run({"TRAIN_LAUNCHER": "echo one 'two three'"})
         == f"one two three {sys.executable} -u -m stages.train\n"
@@ -199,7 +204,7 @@ def test_a_launcher_that_is_named_takes_the_place_of_the_process() -> None:
 
 
 @pytest.mark.process
-def test_what_a_launcher_started_and_what_names_none_goes_on() -> None:
+def test_relaunch_does_nothing_in_launched_processes_or_without_a_command() -> None:
     started = {"TRAIN_LAUNCHER": "echo", **ENVIRONMENTS["torchrun"]}
     assert _run(started, {"TRAIN_LAUNCHER": " "}, {}) == "went on\n" * 3
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slipway.training.distributed.processes import (
-    ended_together,
     is_first_process,
+    terminate_ranks_together,
     was_started_by_another,
 )
 from slipway.training.distributed.stopping import Stopped
@@ -73,12 +73,12 @@ def _child_of_a_killed_parent(code: str) -> int:
 
 
 @pytest.mark.process
-def test_a_rank_ends_when_the_process_that_started_it_is_killed() -> None:
+def test_a_rank_ends_when_its_parent_is_killed() -> None:
     assert _ends_within(_child_of_a_killed_parent(WAIT_FOR_PARENT), 5)
 
 
 @pytest.mark.process
-def test_a_process_that_does_not_watch_its_parent_stays() -> None:
+def test_a_process_without_the_parent_watch_outlives_its_killed_parent() -> None:
     child = _child_of_a_killed_parent(WAIT)
     assert not _ends_within(child, 2)
     os.kill(child, 9)
@@ -90,11 +90,11 @@ def _fail_with(children: list[Any]) -> None:
         world_size=1,
         strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)),
     )
-    with ended_together(trainer):
+    with terminate_ranks_together(trainer):
         raise ValueError("rank 0 failed")
 
 
-def test_started_ranks_end_when_the_first_one_fails() -> None:
+def test_started_ranks_are_killed_when_rank_0_fails() -> None:
     with subprocess.Popen([sys.executable, "-c", WAIT]) as child:
         with pytest.raises(ValueError, match="rank 0 failed"):
             _fail_with([child])
@@ -102,7 +102,7 @@ def test_started_ranks_end_when_the_first_one_fails() -> None:
 
 
 @pytest.mark.process
-def test_started_ranks_that_stop_with_the_first_one_end_by_themselves() -> None:
+def test_stopping_ranks_get_time_to_end_by_themselves() -> None:
     slow = "import sys, time; time.sleep(1); sys.exit(143)"
     with subprocess.Popen([sys.executable, "-c", slow]) as child:
         trainer: Any = SimpleNamespace(
@@ -110,7 +110,7 @@ def test_started_ranks_that_stop_with_the_first_one_end_by_themselves() -> None:
             world_size=1,
             strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])),
         )
-        with pytest.raises(Stopped), ended_together(trainer):
+        with pytest.raises(Stopped), terminate_ranks_together(trainer):
             raise Stopped(15)
         assert child.returncode == 143
 
@@ -119,7 +119,7 @@ def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
     trainer: Any = SimpleNamespace(
         global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=None)
     )
-    with pytest.raises(ValueError, match="its own"), ended_together(trainer):
+    with pytest.raises(ValueError, match="its own"), terminate_ranks_together(trainer):
         raise ValueError("its own")
 
 
@@ -135,7 +135,7 @@ def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
         (SLURM | {"SLURM_PROCID": "0"}, True, False),
     ],
 )
-def test_every_launcher_names_one_first_process(
+def test_exactly_one_process_of_each_launcher_is_the_first(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], first: bool, started: bool
 ) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)

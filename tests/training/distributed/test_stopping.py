@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop: saved within a step by all processes, and resumed with every bit."""
+"""Stop signals: all processes save within a step, and the resumed training is bit-exact."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def saves(project: Path) -> list[str]:
 
 
 def fake_scontrol(folder: Path, exit_code: int = 0) -> None:
-    """A command of that name that writes down its arguments."""
+    """Install a fake `scontrol` that records its arguments."""
     folder.mkdir()
     (folder / "scontrol").write_text(
         f'#!/bin/sh\necho "$@" >> {folder}/asked\necho "no such job" >&2\nexit {exit_code}\n'
@@ -39,7 +39,7 @@ def stop_for_requeue(number: int, scontrol: Path, exit_code: int, array: bool) -
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
-def test_a_signal_stops_after_the_next_step_with_a_save(
+def test_a_signal_saves_a_checkpoint_after_the_step_and_ends_the_training(
     tmp_path: Path, name: str, code: int
 ) -> None:
     project = write_project(tmp_path, **EVERY_STEP)
@@ -53,7 +53,7 @@ def test_a_signal_stops_after_the_next_step_with_a_save(
     assert saves(project) == ["step-00000002", "step-00000003"]
 
 
-def test_a_training_stopped_in_a_step_and_in_a_validation_ends_with_equal_bits(
+def test_a_training_stopped_in_a_step_and_in_validation_ends_with_the_same_weights(
     tmp_path: Path,
 ) -> None:
     whole, stopped = (
@@ -77,7 +77,7 @@ def test_a_training_stopped_in_a_step_and_in_a_validation_ends_with_equal_bits(
     ("exit_code", "array", "said"),
     [(0, False, "requeue 123 done"), (1, True, "requeue 120_3 failed: no such job")],
 )
-def test_sigusr1_puts_a_slurm_job_back_into_the_queue(
+def test_sigusr1_requeues_a_slurm_job(
     tmp_path: Path, exit_code: int, array: bool, said: str
 ) -> None:
     project = write_project(tmp_path / "project", **EVERY_STEP)
@@ -87,21 +87,21 @@ def test_sigusr1_puts_a_slurm_job_back_into_the_queue(
     assert (tmp_path / "bin/asked").read_text() == ("requeue 120_3\n" if array else "requeue 123\n")
 
 
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     ended, _ = run_forked(write_project(tmp_path, **EVERY_STEP), stop_twice)
     assert ended == -signal.SIGTERM
 
 
 def stop_twice() -> None:
-    from slipway.training.distributed.stopping import Agreement
+    from slipway.training.distributed.collectives import MaxReducer
 
-    def never(self: Agreement, request: int) -> int:
-        if request > 1:
+    def never(self: MaxReducer, own: int) -> int:
+        if own > 1:
             time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGTERM)
         return 0
 
-    Agreement.highest = never  # type: ignore[method-assign]
+    MaxReducer.highest = never  # type: ignore[method-assign]
     stop_after_save(1, "SIGTERM")
 
 
@@ -113,9 +113,7 @@ def stop_twice() -> None:
         pytest.param("all", marks=pytest.mark.nightly),
     ],
 )
-def test_whichever_process_of_two_gets_the_signal_both_save_and_end(
-    tmp_path: Path, to: str
-) -> None:
+def test_both_processes_save_and_end_whichever_gets_the_signal(tmp_path: Path, to: str) -> None:
     project = write_project(tmp_path, epochs=1000, devices=2, num_workers=1)
     with start_training(project) as process:
         assert process.stdout is not None
@@ -134,11 +132,11 @@ def test_whichever_process_of_two_gets_the_signal_both_save_and_end(
 
 
 def _other_rank(first: int) -> int:
-    """The process of rank 1: the first child of rank 0, whose others load batches."""
+    """Return the process of rank 1: the first child of rank 0. The others are loaders."""
     return int((Path(f"/proc/{first}/task") / str(first) / "children").read_text().split()[0])
 
 
-def test_a_killed_trainer_gives_its_lock_back(tmp_path: Path) -> None:
+def test_a_killed_trainer_releases_its_lock(tmp_path: Path) -> None:
     project = write_project(tmp_path, epochs=1000, num_workers=2)
     with start_training(project) as process:
         assert process.stdout is not None

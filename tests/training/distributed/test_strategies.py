@@ -8,16 +8,18 @@ from slipway.config.params import load_params
 from slipway.config.sections import TrainParams
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
 from slipway.training.distributed.launchers import Launch
-from slipway.training.distributed.strategies import Machine, check_actual, place
+from slipway.training.distributed.strategies import TrainingHost, check_actual, place
 from tests.training.conftest import ROOT
 
-NO_GPU = Machine(num_gpus=0, has_bfloat16=True, launch=None)
-TWO_GPUS = Machine(num_gpus=2, has_bfloat16=True, launch=None)
-OLD_GPU = Machine(num_gpus=1, has_bfloat16=False, launch=None)
-TORCHRUN = Machine(
+NO_GPU = TrainingHost(num_gpus=0, has_bfloat16=True, launch=None)
+TWO_GPUS = TrainingHost(num_gpus=2, has_bfloat16=True, launch=None)
+OLD_GPU = TrainingHost(num_gpus=1, has_bfloat16=False, launch=None)
+TORCHRUN = TrainingHost(
     num_gpus=0, has_bfloat16=True, launch=Launch("torchrun", 0, 0, 2, 1, "127.0.0.1", 15000)
 )
-SLURM = Machine(num_gpus=0, has_bfloat16=True, launch=Launch("Slurm", 5, 1, 2, 3, "node1", 15000))
+SLURM = TrainingHost(
+    num_gpus=0, has_bfloat16=True, launch=Launch("Slurm", 5, 1, 2, 3, "node1", 15000)
+)
 
 
 def _params(**changes: Any) -> TrainParams:
@@ -33,7 +35,7 @@ def _params(**changes: Any) -> TrainParams:
 
 
 @pytest.mark.parametrize(
-    ("machine", "changes", "expected"),
+    ("host", "changes", "expected"),
     [
         (NO_GPU, {}, ("single", "32-true", "cpu", 1)),
         (NO_GPU, {"devices": 2}, ("ddp", "32-true", "cpu", 2)),
@@ -49,10 +51,10 @@ def _params(**changes: Any) -> TrainParams:
         ),
     ],
 )
-def test_auto_becomes(
-    machine: Machine, changes: dict[str, Any], expected: tuple[str, str, str, int]
+def test_auto_resolves_to(
+    host: TrainingHost, changes: dict[str, Any], expected: tuple[str, str, str, int]
 ) -> None:
-    placement = place(_params(**changes), machine)
+    placement = place(_params(**changes), host)
     assert (
         placement.strategy,
         placement.precision,
@@ -61,17 +63,17 @@ def test_auto_becomes(
     ) == expected
 
 
-def test_auto_says_why() -> None:
+def test_auto_records_its_reasons() -> None:
     assert any("2 GPUs found" in reason for reason in place(_params(), TWO_GPUS).reasons)
 
 
-def test_what_is_named_needs_no_reason() -> None:
+def test_named_settings_have_no_reasons() -> None:
     named = _params(strategy="ddp", precision="32-true", accelerator="cpu", devices=2)
     assert place(named, NO_GPU).reasons == ()
 
 
 @pytest.mark.parametrize(
-    ("machine", "changes", "error", "text"),
+    ("host", "changes", "error", "text"),
     [
         (NO_GPU, {"accelerator": "gpu"}, UnavailableError, "finds no GPU"),
         (TWO_GPUS, {"devices": 3}, UnavailableError, "3 GPUs .* there are 2"),
@@ -106,15 +108,15 @@ def test_what_is_named_needs_no_reason() -> None:
             NO_GPU,
             {"num_nodes": 2, "devices": 1},
             ParamsError,
-            "train.num_nodes is 2, but this process was started alone",
+            "train.num_nodes is 2, but no launcher started this process",
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(
-    machine: Machine, changes: dict[str, Any], error: type[Exception], text: str
+def test_impossible_settings_are_refused(
+    host: TrainingHost, changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        place(_params(**changes), machine)
+        place(_params(**changes), host)
 
 
 def test_a_difference_between_requested_and_actual_ends_the_run() -> None:
@@ -126,7 +128,7 @@ def test_a_difference_between_requested_and_actual_ends_the_run() -> None:
     check_actual(expected, expected)
 
 
-def test_offload_that_did_not_happen_ends_the_run() -> None:
+def test_missing_offload_ends_the_run() -> None:
     expected = place(
         _params(strategy="deepspeed_stage_2", offload="optimizer", devices=2), NO_GPU
     ).expected
