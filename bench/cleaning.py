@@ -33,7 +33,7 @@ from bench.conditions import conditions
 from bench.growth import COUNTS
 from slipway.data.images.cleaning import clean_samples, collect, digest_pixels
 from slipway.data.images.inspection import FACTS
-from slipway.data.images.near_duplicates import find_twins
+from slipway.data.images.near_duplicates import find_pairs
 from slipway.data.images.quality import THUMBNAIL_PX, measure
 from slipway.data.sources.sources import read_samples
 from slipway.inputs.images import decode_image
@@ -184,7 +184,7 @@ def planted(images: list[Image.Image], hay: NDArray[np.uint8]) -> dict[str, floa
     for image in images:
         for name, changed in variants(image, random):
             made.setdefault(name, []).append(thumbnail(changed))
-    twins = find_twins(
+    twins = find_pairs(
         np.concatenate([hay, own, *(np.stack(copies) for copies in made.values())]),
         CLEAN.near_duplicate_bits,
     )
@@ -215,7 +215,7 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
     """Lines of the table: what is found, what is not, and what is found that is not there."""
     images, labels, num_train = cifar(cifar_folder)
     thumbnails = np.stack([thumbnail(image) for image in images])
-    pairs = find_twins(thumbnails, CLEAN.near_duplicate_bits).pairs
+    pairs = find_pairs(thumbnails, CLEAN.near_duplicate_bits).pairs
     crossing = pairs[(pairs[:, 0] < num_train) & (pairs[:, 1] >= num_train)]
     strange = pairs[labels[pairs[:, 0]] != labels[pairs[:, 1]]]
     chosen = np.random.default_rng(0).choice(num_train, NUM_PLANTED, replace=False)

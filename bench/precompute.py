@@ -19,7 +19,7 @@ from bench.conditions import conditions
 from slipway.data.engine.parallel import ordered_map
 from slipway.data.engine.rows import SPLIT_ROWS
 from slipway.data.sources.samples import RawSample
-from slipway.data.store.filling import finished_shards, places_of
+from slipway.data.store.image_conversion import finished_shards, places_of
 from slipway.data.store.jpeg_inputs import decode_jpeg, encode_jpeg
 from slipway.data.store.packing import pack
 from slipway.data.store.store_form import StoreForm

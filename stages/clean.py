@@ -13,7 +13,7 @@ from slipway.data.images.report import image_report
 from slipway.data.rules.report import CleanReport, to_json
 from slipway.data.sources import sources
 from slipway.data.sources.archives import ArchiveLimits, unpacked
-from slipway.data.sources.checksums import read_digests
+from slipway.data.sources.checksums import read_checksums
 from slipway.data.sources.raw_tables import read_raw_table
 from slipway.data.tables.cleaning import clean_table
 from slipway.data.tables.files import TableColumns, write_cells
@@ -43,7 +43,7 @@ def run(params: Params) -> None:
 
 def _run_table(params: Params, data: DataParams, layout: sources.Layout) -> None:
     if data.digests:
-        read_digests(Path(data.digests), Path(data.path)).check_table(find_table(data))
+        read_checksums(Path(data.digests), Path(data.path)).check_table(find_table(data))
     table = clean_table(read_raw_table(find_table(data)), data, params.clean)
     print(layout.described(table.cleaned.rows), end="")
     try:
@@ -66,7 +66,7 @@ def _run_table(params: Params, data: DataParams, layout: sources.Layout) -> None
 
 
 def _run_images(params: Params, data: DataParams, layout: sources.Layout) -> None:
-    digests = read_digests(Path(data.digests), Path(data.path)) if data.digests else None
+    digests = read_checksums(Path(data.digests), Path(data.path)) if data.digests else None
     num_workers, engine = params.clean.num_workers, data.engine
     read = partial(
         sources.read_samples, data, read_files=engine == "ray"

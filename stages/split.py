@@ -6,7 +6,7 @@ from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
 from slipway.data.splits.report import report, summary
-from slipway.data.splits.splitting import check_columns, split_rows
+from slipway.data.splits.split import check_columns, split_rows
 from slipway.data.tables.target_copies import find_target_copies, target_copy_report
 from slipway.reports.pages.split_page import split_page
 from slipway.system import files

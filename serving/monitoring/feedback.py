@@ -56,7 +56,7 @@ class Feedback:
     async def tell(self, body: bytes, manifest: Bundle) -> tuple[int, dict[str, Any]]:
         """Status and answer to the JSON text of a request; Refusal if it is not right, or cannot be written down."""
         try:
-            truths, is_list = read_truths(body, manifest, self._max_items)
+            truths, is_list = read_ground_truths(body, manifest, self._max_items)
         except Refusal:
             self._metrics.feedback("invalid")
             raise
@@ -103,7 +103,7 @@ class Feedback:
         return heard
 
 
-def read_truths(body: bytes, manifest: Bundle, max_items: int) -> tuple[list[Told], bool]:
+def read_ground_truths(body: bytes, manifest: Bundle, max_items: int) -> tuple[list[Told], bool]:
     """The truths of a JSON text, and whether they came in a list; Refusal naming the first fault by its place."""
     if may_exceed(body, _MAX_VALUES):
         raise Refusal(

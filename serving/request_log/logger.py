@@ -17,8 +17,8 @@ from serving.settings import Settings
 from slipway.system.disk_faults import disk_fault
 from slipway.traffic.request_log import (
     REPLAYED,
-    KeptFolder,
-    KeptRequest,
+    LoggedRequest,
+    RequestLogWriter,
     digest_inputs,
     encode_line,
 )
@@ -42,7 +42,7 @@ class Keeper:
     """One worker's queue and thread. `count` is told what became of how many requests, by one of OUTCOMES."""
 
     def __init__(
-        self, folder: KeptFolder, share: float, count: Count, tidy_s: float | None = None
+        self, folder: RequestLogWriter, share: float, count: Count, tidy_s: float | None = None
     ) -> None:
         self._folder = folder
         self._share = share
@@ -176,7 +176,9 @@ def open_keeper(settings: Settings, count: Count) -> Keeper | None:
             logger.warning("nothing is kept: %s without SLIPWAY_KEEP_DIRECTORY", ", ".join(idle))
         return None
     max_age_s = settings.keep_days * _DAY_S or None
-    folder = KeptFolder(settings.keep_directory, settings.keep_bytes, settings.workers, max_age_s)
+    folder = RequestLogWriter(
+        settings.keep_directory, settings.keep_bytes, settings.workers, max_age_s
+    )
     limit = f", for {settings.keep_days:g} days" if max_age_s else ""
     logger.info(
         "%g %% of the requests are kept in %s, at most %d bytes%s",
@@ -198,9 +200,9 @@ def is_sampled(request_id: str, share: float) -> bool:
     return drawn < share * 2**64
 
 
-def _kept(moment: float, answered: Answered) -> KeptRequest:
+def _kept(moment: float, answered: Answered) -> LoggedRequest:
     content_type, payload = answered.payload.as_request()
-    return KeptRequest(
+    return LoggedRequest(
         request_id=answered.request_id,
         time=datetime.fromtimestamp(moment, UTC),
         bundle_digest=answered.bundle_digest,

@@ -8,10 +8,10 @@ from slipway.config.params import Params
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.engine import ray
 from slipway.data.sources.archives import ENDINGS
-from slipway.data.sources.checksums import read_digests
+from slipway.data.sources.checksums import read_checksums
 from slipway.data.sources.raw_tables import column_names
 from slipway.data.sources.sources import find_layout, read_samples
-from slipway.data.splits.splitting import check_given
+from slipway.data.splits.split import check_given
 from slipway.data.splits.time_order import read_cuts
 from slipway.data.tables.cleaning import check_column_names
 from slipway.data.tables.raw_columns import check_slice_names
@@ -66,7 +66,7 @@ def check_time_cuts(params: Params) -> None:
 def check_digests(params: Params) -> None:
     """DataError if the user's list of digests cannot be read."""
     if params.data.digests is not None:
-        read_digests(Path(params.data.digests), Path(params.data.path))
+        read_checksums(Path(params.data.digests), Path(params.data.path))
 
 
 def check_engine(params: Params) -> None:

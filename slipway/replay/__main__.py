@@ -19,7 +19,7 @@ from slipway.reports.console import number, text_table
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.disk_faults import disk_fault
 from slipway.system.errors import SlipwayError, UnavailableError
-from slipway.traffic.request_log import KeptRequest, find_kept, segments
+from slipway.traffic.request_log import LoggedRequest, find_requests, segments
 
 EQUAL, PARTED, CANNOT = 0, 1, 2
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 def _lineage(arguments: argparse.Namespace) -> int:
     kept = arguments.kept or kept_directory()
     request = None
-    if kept is not None and find_kept(kept, _sane(arguments.request_id)):
+    if kept is not None and find_requests(kept, _sane(arguments.request_id)):
         request = _request(arguments)
     elif not _VERSION.fullmatch(arguments.request_id):
         _request(arguments)  # says why there is none
@@ -129,7 +129,7 @@ def _bundle(arguments: argparse.Namespace, digest: str) -> LoadedBundle:
     return bundle
 
 
-def _request(arguments: argparse.Namespace) -> KeptRequest:
+def _request(arguments: argparse.Namespace) -> LoggedRequest:
     """The kept request of that id; the newest, or the one of `--time`."""
     kept = arguments.kept or kept_directory()
     if kept is None:
@@ -140,7 +140,7 @@ def _request(arguments: argparse.Namespace) -> KeptRequest:
         raise UnavailableError(
             f"{kept} is no folder; give with --kept the one that the service has as SLIPWAY_KEEP_DIRECTORY."
         )
-    found = find_kept(kept, _sane(arguments.request_id))
+    found = find_requests(kept, _sane(arguments.request_id))
     if not found:
         there = segments(kept)
         state = (
@@ -181,7 +181,7 @@ def _sane(request_id: str) -> str:
     return request_id
 
 
-def _times(found: list[KeptRequest]) -> str:
+def _times(found: list[LoggedRequest]) -> str:
     shown = [request.time.isoformat(timespec="microseconds") for request in found[-10:]]
     return ", ".join((["..."] if len(found) > len(shown) else []) + shown)
 

@@ -36,7 +36,7 @@ from slipway.replay.torch_hop import torch_answers
 from slipway.runtimes import runtime
 from slipway.runtimes.runtime import Runner
 from slipway.system.errors import BundleError, ParityError, SlipwayError, UnavailableError
-from slipway.traffic.request_log import KeptRequest, digest_inputs
+from slipway.traffic.request_log import LoggedRequest, digest_inputs
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
 _BATCH_SIZES = (1, 2, 4, 8)  # in which a GPU's own answers are compared with each other
@@ -66,7 +66,7 @@ class Replay:
 
     def __init__(
         self,
-        request: KeptRequest,
+        request: LoggedRequest,
         bundle: LoadedBundle,
         certificate: Certificate | None,
         places: Places,

@@ -3,7 +3,7 @@
 import json
 
 from slipway.artifacts.bundle import DataSource, Lineage, LoadedBundle
-from slipway.traffic.request_log import KeptRequest
+from slipway.traffic.request_log import LoggedRequest
 
 _STAGE = "dvc.lock#"
 _PACKED = "packed/manifest.json"
@@ -11,7 +11,7 @@ _SHORT = 12
 _INDENT = 13
 
 
-def describe_request(request: KeptRequest) -> str:
+def describe_request(request: LoggedRequest) -> str:
     """One line: when it was answered, how many rows, and what ran."""
     ran = f"{request.execution.backend}/{request.execution.provider}/{request.execution.variant}"
     rows = "1 row" if request.num_rows == 1 else f"{request.num_rows} rows"

@@ -12,7 +12,7 @@ from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.artifacts.certificate import Execution
 from slipway.replay.comparison import Answer
 from slipway.system.errors import ParityError, UnavailableError
-from slipway.traffic.request_log import REPLAYED, KeptRequest
+from slipway.traffic.request_log import REPLAYED, LoggedRequest
 
 _TIMEOUT_S = 30.0
 _SHOWN = 300
@@ -37,7 +37,7 @@ def served_execution(url: str, bundle: LoadedBundle) -> Execution:
     return actual
 
 
-def ask_again(url: str, request: KeptRequest, manifest: Bundle) -> Answer:
+def ask_again(url: str, request: LoggedRequest, manifest: Bundle) -> Answer:
     """What the service answers now; ParityError if it refuses what it answered before, or answers in another form."""
     headers = {
         "content-type": request.content_type,

@@ -19,8 +19,8 @@ from slipway.config.command import run_command
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.system import files
 from slipway.system.errors import DataError, UnavailableError
-from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_truths
-from slipway.traffic.selection import Collected, Content, collect
+from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_ground_truths
+from slipway.traffic.selection import Content, SelectedRows, collect
 
 _OPTIONAL_COLUMNS = (
     "group_column",
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise DataError(f"{given.out} does not end in .parquet, which is what this writes.")
     manifest = load_bundle(given.bundle).manifest
     image_column, target_column = _column_names(manifest, given)
-    truths, drifted = read_truths(given.state), read_drifted_spans(given.state)
+    truths, drifted = read_ground_truths(given.state), read_drifted_spans(given.state)
     collected = collect(
         given.kept,
         truths,
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(summary(collected, manifest, given.out, target_column))
 
 
-def summary(collected: Collected, manifest: Bundle, out: Path, target_column: str) -> str:
+def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column: str) -> str:
     """What was written and what was left out, and the command that a person may run next."""
     items = collected.items
     num_unlabelled = sum(item.truth is None for item in items)
@@ -180,7 +180,7 @@ def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, str
 
 
 def _table(
-    collected: Collected, manifest: Bundle, image_column: str, target_column: str
+    collected: SelectedRows, manifest: Bundle, image_column: str, target_column: str
 ) -> pa.Table:
     contents = [collected.contents[item.key] for item in collected.items]
     if isinstance(manifest.input, ColumnContract):
@@ -202,7 +202,7 @@ def _cells(contents: Sequence[Content], column: Column) -> pa.Array:
     return pa.array(values, _ARROW[column.kind])
 
 
-def _left_out(collected: Collected) -> str:
+def _left_out(collected: SelectedRows) -> str:
     return (
         ", ".join(
             f"{count} {reason}" for reason, count in sorted(collected.left_out.items()) if count

@@ -69,7 +69,7 @@ CREATE TABLE quality (model TEXT PRIMARY KEY, time REAL NOT NULL, latest REAL NO
 
 
 @dataclass(frozen=True)
-class Truth:
+class GroundTruth:
     """What a caller said is right of one item of a request."""
 
     request_id: str
@@ -88,17 +88,17 @@ class DriftedSpan:
     closed: float
 
 
-def read_truths(state: Path) -> Iterator[Truth]:
+def read_ground_truths(state: Path) -> Iterator[GroundTruth]:
     """Every truth that is remembered, the oldest first. UnavailableError where there is no database, or one of another form."""
     with _reading(state) as connection:
         for row in connection.execute(
             "SELECT request_id, item, label, value, told FROM truths ORDER BY told, request_id, item"
         ):
-            yield Truth(*row)
+            yield GroundTruth(*row)
 
 
 def read_drifted_spans(state: Path) -> list[DriftedSpan]:
-    """When the traffic drifted, the oldest first. Errors as of `read_truths`."""
+    """When the traffic drifted, the oldest first. Errors as of `read_ground_truths`."""
     with _reading(state) as connection:
         rows = connection.execute(
             "SELECT model, opened, closed FROM windows WHERE drifted = 1 ORDER BY opened"

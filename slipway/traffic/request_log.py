@@ -42,7 +42,7 @@ _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", "
 
 
 @dataclass(frozen=True)
-class KeptRequest:
+class LoggedRequest:
     """One request that the model answered."""
 
     request_id: str  # callers may choose it, so several requests can have the same
@@ -86,7 +86,7 @@ class _Outputs(Contract):
     float32: str  # base64 of the little-endian bytes in C order
 
 
-class _Line(Contract):
+class StoredRequest(Contract):
     """A request on disk. `request_id` comes first, so that a line is found by its beginning."""
 
     request_id: str
@@ -109,7 +109,7 @@ def digest_inputs(inputs: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(inputs).data).hexdigest()
 
 
-def encode_line(request: KeptRequest) -> bytes:
+def encode_line(request: LoggedRequest) -> bytes:
     """The request as one line of JSON; ValueError for an answer that JSON cannot hold."""
     content = {
         "request_id": request.request_id,
@@ -129,13 +129,13 @@ def encode_line(request: KeptRequest) -> bytes:
     return _JSON.encode(content).encode() + b"\n"
 
 
-def decode_line(line: bytes) -> KeptRequest:
+def decode_line(line: bytes) -> LoggedRequest:
     """The request of one line; ValueError if it is not what `encode_line` made."""
-    content = _Line.model_validate_json(line)
+    content = StoredRequest.model_validate_json(line)
     payload = base64.b64decode(content.payload, validate=True)
     if files.sha256_bytes(payload) != content.sha256:
         raise ValueError("the payload's SHA-256 is another")
-    return KeptRequest(
+    return LoggedRequest(
         request_id=content.request_id,
         time=content.time,
         bundle_digest=content.bundle_digest,
@@ -149,13 +149,13 @@ def decode_line(line: bytes) -> KeptRequest:
     )
 
 
-def read_kept(folder: Path) -> Iterator[KeptRequest | DamagedLine]:
+def read_requests(folder: Path) -> Iterator[LoggedRequest | DamagedLine]:
     """Every kept request from the oldest segment on, and every line that was altered. A torn last line is left out."""
     for segment, number, line in _lines(folder, b""):
         yield _decoded(segment, number, line)
 
 
-def find_kept(folder: Path, request_id: str) -> list[KeptRequest]:
+def find_requests(folder: Path, request_id: str) -> list[LoggedRequest]:
     """The requests of that id, the oldest first; IntegrityError if one of them was altered."""
     found = [_decoded(*place) for place in _lines(folder, _beginning(request_id))]
     for request in found:
@@ -164,7 +164,7 @@ def find_kept(folder: Path, request_id: str) -> list[KeptRequest]:
                 f"{request}. It cannot be replayed; remove the line, or take another request."
             )
     return sorted(
-        (request for request in found if isinstance(request, KeptRequest)),
+        (request for request in found if isinstance(request, LoggedRequest)),
         key=lambda request: request.time,
     )
 
@@ -176,7 +176,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _SEGMENT.fullmatch(path.name))
 
 
-class KeptFolder:
+class RequestLogWriter:
     """Writes segments and keeps the folder within its bounds; for one thread. Nothing happens on disk before the first request.
 
     Over all of `num_writers` the folder never holds more than `max_bytes`. With `max_age_s` no request stays longer than that,
@@ -325,7 +325,7 @@ def _beginning(request_id: str) -> bytes:
     return f'{{"request_id":{json.dumps(request_id, ensure_ascii=False)},'.encode()
 
 
-def _decoded(segment: Path, number: int, line: bytes) -> KeptRequest | DamagedLine:
+def _decoded(segment: Path, number: int, line: bytes) -> LoggedRequest | DamagedLine:
     try:
         return decode_line(line)
     except ValidationError as error:

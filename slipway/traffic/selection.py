@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from slipway.artifacts.input_contract import InputContract
 from slipway.inputs.columns import Column, ColumnContract, listed_rows
 from slipway.inputs.multipart import decode_images
-from slipway.traffic.monitoring_records import EARLY_S, DriftedSpan, Truth
-from slipway.traffic.request_log import DamagedLine, KeptRequest, read_kept
+from slipway.traffic.monitoring_records import EARLY_S, DriftedSpan, GroundTruth
+from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests
 
 Content = bytes | dict[str, Any]  # an encoded image, or the cells of a row
 Key = tuple[str, int, float]  # request id, item, time of the answer
 
 
 @dataclass(frozen=True)
-class Item:
+class LoggedItem:
     """One kept item, without its content."""
 
     key: Key
@@ -51,10 +51,10 @@ class Item:
 
 
 @dataclass
-class Collected:
+class SelectedRows:
     """What was chosen, the most worth first, and what was left out and why."""
 
-    items: list[Item]
+    items: list[LoggedItem]
     contents: dict[Key, Content]
     num_kept: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -62,19 +62,19 @@ class Collected:
 
 def collect(
     kept: Path,
-    truths: Iterable[Truth],
+    truths: Iterable[GroundTruth],
     drifted: Sequence[DriftedSpan],
     contract: InputContract,
     labels: Sequence[str],
     *,
     num_rows: int | None = None,
     unlabelled: bool = False,
-) -> Collected:
+) -> SelectedRows:
     """The `num_rows` rows of most worth (None: all) that have a truth, with `unlabelled` also those that have none.
 
     `labels` are the classes that a truth may name; empty for a numeric target.
     """
-    collected = Collected([], {})
+    collected = SelectedRows([], {})
     told = {
         (truth.request_id, truth.item): truth
         for truth in truths
@@ -116,10 +116,10 @@ def _items(
     drifted: Sequence[DriftedSpan],
     contract: InputContract,
     has_classes: bool,
-    collected: Collected,
-) -> Iterator[Item]:
+    collected: SelectedRows,
+) -> Iterator[LoggedItem]:
     """Every kept item, without its truth."""
-    for request in read_kept(kept):
+    for request in read_requests(kept):
         if isinstance(request, DamagedLine):
             collected.left_out["in a damaged line"] += 1
             continue
@@ -138,7 +138,7 @@ def _items(
             if predicted is None:
                 collected.left_out["of another model's form"] += 1
                 continue
-            yield Item(
+            yield LoggedItem(
                 key=(request.request_id, item, moment),
                 model=request.model_version,
                 digest=_digest(content),
@@ -151,7 +151,7 @@ def _items(
             )
 
 
-def _request_contents(request: KeptRequest, contract: InputContract) -> list[Content]:
+def _request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:
     """Each item of a request; ValueError where it is of another form than `contract`."""
     is_json = request.content_type == "application/json"
     if is_json != isinstance(contract, ColumnContract):
@@ -174,16 +174,16 @@ def _digest(content: Content) -> str:
 
 
 def _labelled(
-    items: Sequence[Item],
-    told: Mapping[tuple[str, int], Truth],
+    items: Sequence[LoggedItem],
+    told: Mapping[tuple[str, int], GroundTruth],
     has_classes: bool,
-    collected: Collected,
-) -> list[Item]:
+    collected: SelectedRows,
+) -> list[LoggedItem]:
     """Of each request id, which callers may use again, the item that its truth is of, and the last one, which may be another."""
-    by_id: dict[tuple[str, int], list[Item]] = {}
+    by_id: dict[tuple[str, int], list[LoggedItem]] = {}
     for item in sorted(items, key=lambda item: item.key[2]):
         by_id.setdefault(item.key[:2], []).append(item)
-    chosen: list[Item] = []
+    chosen: list[LoggedItem] = []
     for name, same in by_id.items():
         truth = told.get(name)
         place = None if truth is None else _place_of(truth, same)
@@ -194,11 +194,11 @@ def _labelled(
     return chosen
 
 
-def _told(truth: Truth, has_classes: bool) -> str | float | None:
+def _told(truth: GroundTruth, has_classes: bool) -> str | float | None:
     return truth.label if has_classes else truth.value
 
 
-def _place_of(truth: Truth, items: Sequence[Item]) -> int | None:
+def _place_of(truth: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
     """Which item of one id, the oldest first, a truth is of: the last that was answered before it was told."""
     num_before = sum(item.key[2] <= truth.told for item in items)
     if num_before:
@@ -206,9 +206,9 @@ def _place_of(truth: Truth, items: Sequence[Item]) -> int | None:
     return 0 if items[0].key[2] <= truth.told + EARLY_S else None
 
 
-def _without_copies(items: Sequence[Item], collected: Collected) -> list[Item]:
+def _without_copies(items: Sequence[LoggedItem], collected: SelectedRows) -> list[LoggedItem]:
     """One item for each content: the last with a truth, or else the last."""
-    best: dict[str, Item] = {}
+    best: dict[str, LoggedItem] = {}
     for item in sorted(items, key=lambda item: (item.truth is not None, item.key[2])):
         before = best.get(item.digest)
         if before is not None and before.truth is not None and before.truth != item.truth:
@@ -219,7 +219,7 @@ def _without_copies(items: Sequence[Item], collected: Collected) -> list[Item]:
     return list(best.values())
 
 
-def _ranked(items: Sequence[Item]) -> list[Item]:
+def _ranked(items: Sequence[LoggedItem]) -> list[LoggedItem]:
     """The most worth first; of equals the newest."""
     if not items:
         return []
@@ -246,8 +246,8 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
 def _contents(kept: Path, wanted: set[Key], contract: InputContract) -> dict[Key, Content]:
     names = {key[0] for key in wanted}
     found: dict[Key, Content] = {}
-    for request in read_kept(kept):
-        if isinstance(request, KeptRequest) and request.request_id in names:
+    for request in read_requests(kept):
+        if isinstance(request, LoggedRequest) and request.request_id in names:
             keys = [
                 (request.request_id, item, request.time.timestamp())
                 for item in range(request.num_rows)

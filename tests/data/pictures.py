@@ -13,7 +13,7 @@ from PIL import Image
 
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.images.cleaning import Cleaned, clean_samples, collect, digest_pixels
-from slipway.data.sources.checksums import DigestList
+from slipway.data.sources.checksums import ChecksumList
 from slipway.data.sources.samples import RawSample
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import Task
@@ -77,7 +77,7 @@ def cleaned_by(
     task: Task,
     num_workers: int = 1,
     classes: Iterable[str] | None = None,
-    digests: DigestList | None = None,
+    digests: ChecksumList | None = None,
 ) -> Cleaned:
     """What the stage makes of the samples that `read` gives: all of them, or those with some sources."""
 

@@ -14,7 +14,7 @@ from slipway.replay.backends import Places, Replay
 from slipway.replay.comparison import BackendResult
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
-from slipway.traffic.request_log import KeptRequest, digest_inputs
+from slipway.traffic.request_log import LoggedRequest, digest_inputs
 from tests.calibrations import described
 from tests.export.conftest import Project, _png
 from tests.export.test_planted_faults import altered, scale_weights
@@ -47,7 +47,7 @@ def replay(
         "label": labels[int(outputs.argmax())],
         "probabilities": dict(zip(labels, outputs[0].tolist(), strict=True)),
     }
-    request = KeptRequest(
+    request = LoggedRequest(
         request_id="one",
         time=datetime.now(UTC),
         bundle_digest=bundle.digest,

@@ -28,7 +28,7 @@ from slipway.artifacts.bundle import (
 )
 from slipway.inputs.images import array_from_bytes
 from slipway.replay.__main__ import main
-from slipway.traffic.request_log import KeptFolder, encode_line, find_kept
+from slipway.traffic.request_log import RequestLogWriter, encode_line, find_requests
 from tests.conftest import ROOT
 from tests.serving.bundles import (
     COLUMNS,
@@ -204,8 +204,8 @@ def test_a_service_that_decoded_otherwise_parted_at_decode(
 
 def kept_as(folder: Path, **changes: Any) -> None:
     """The request "one" once more, changed before it was written, as "changed"."""
-    (request,) = find_kept(folder, "one")
-    writer = KeptFolder(folder, 1 << 20, 1)
+    (request,) = find_requests(folder, "one")
+    writer = RequestLogWriter(folder, 1 << 20, 1)
     writer.append(encode_line(replace(request, request_id="changed", **changes)))
     writer.close()
 
@@ -214,7 +214,7 @@ def test_an_answer_that_the_model_does_not_give_any_more_parted_at_recorded(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
-    (request,) = find_kept(tmp_path / "kept", "one")
+    (request,) = find_requests(tmp_path / "kept", "one")
     outputs = request.outputs["probabilities"] + np.array([2e-5, -2e-5, 0], np.float32)
     answer = request.answers[0] | {
         "probabilities": dict(
@@ -239,7 +239,7 @@ def test_an_answer_that_is_not_what_the_model_answered_parted_at_recorded(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
-    (request,) = find_kept(tmp_path / "kept", "one")
+    (request,) = find_requests(tmp_path / "kept", "one")
     kept_as(
         tmp_path / "kept",
         outputs=request.outputs | {"probabilities": request.outputs["probabilities"][:, ::-1]},
@@ -285,7 +285,7 @@ def test_a_running_service_that_answers_otherwise_is_named(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
-    (request,) = find_kept(tmp_path / "kept", "one")
+    (request,) = find_requests(tmp_path / "kept", "one")
     card = {
         "model_version": request.model_version,
         "execution": {"actual": request.execution.model_dump()},
@@ -381,7 +381,7 @@ def test_of_several_requests_with_one_id_the_newest_is_taken_and_the_others_are_
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image(seed=1), image(seed=2))
-    first, second = find_kept(tmp_path / "kept", "one")
+    first, second = find_requests(tmp_path / "kept", "one")
     code, output, error = replayed("one")
     assert code == 0
     assert "2 requests have this id, this is the newest" in error

@@ -19,9 +19,9 @@ from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Lineage
 from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic import collect as collecting_command
-from slipway.traffic.monitoring_records import DriftedSpan, Truth
-from slipway.traffic.request_log import KeptRequest, read_kept
-from slipway.traffic.selection import Collected, Item, _labelled, _ranked, collect
+from slipway.traffic.monitoring_records import DriftedSpan, GroundTruth
+from slipway.traffic.request_log import LoggedRequest, read_requests
+from slipway.traffic.selection import LoggedItem, SelectedRows, _labelled, _ranked, collect
 from tests.data.test_data_stages import prepare
 from tests.data.test_table_stages import prepare_table
 from tests.serving.bundles import (
@@ -313,9 +313,9 @@ def test_a_truth_may_be_some_seconds_older_than_its_answer_but_no_more(
     settings, *_ = served
     assert settings.keep_directory is not None
     request = next(
-        one for one in read_kept(settings.keep_directory) if isinstance(one, KeptRequest)
+        one for one in read_requests(settings.keep_directory) if isinstance(one, LoggedRequest)
     )
-    truth = Truth(request.request_id, 0, "dark", None, request.time.timestamp() + seconds)
+    truth = GroundTruth(request.request_id, 0, "dark", None, request.time.timestamp() + seconds)
     found = collect(settings.keep_directory, [truth], [], CONTRACT, LABELS)
     assert [(one.key[0], one.truth) for one in found.items] == [
         (request.request_id, "dark")
@@ -328,9 +328,9 @@ def test_of_an_id_used_daily_the_last_answer_before_the_truth_is_labelled_and_no
 ):
     same = [item(0, key=("7", 0, 86400.0 * day), digest=f"{day}", truth=None) for day in range(5)]
     for day in range(5):
-        left_out = Collected([], {})
+        left_out = SelectedRows([], {})
         found = _labelled(
-            same, {("7", 0): Truth("7", 0, "dark", None, 86400.0 * day + 60)}, True, left_out
+            same, {("7", 0): GroundTruth("7", 0, "dark", None, 86400.0 * day + 60)}, True, left_out
         )
         assert [(one.digest, one.truth) for one in found] == [(f"{day}", "dark")] + [
             ("4", None)
@@ -355,7 +355,7 @@ def test_what_was_collected_is_as_private_as_what_was_kept(
     assert stat.S_IMODE((tmp_path / "out.parquet").stat().st_mode) == 0o600
 
 
-def item(number: int, **changes: Any) -> Item:
+def item(number: int, **changes: Any) -> LoggedItem:
     fields: dict[str, Any] = {
         "key": (f"id-{number}", 0, float(number)),
         "model": "m",
@@ -363,7 +363,7 @@ def item(number: int, **changes: Any) -> Item:
         "truth": "a",
         "predicted": "a",
     }
-    return Item(
+    return LoggedItem(
         **fields
         | {"doubt": 0.1, "outlier_score": 0.1, "is_outlier": False, "drifted": False}
         | changes
@@ -388,11 +388,11 @@ def test_rows_of_a_drifted_window_are_known_by_model_and_time(
     assert settings.keep_directory is not None
     kept = [
         request
-        for request in read_kept(settings.keep_directory)
-        if isinstance(request, KeptRequest)
+        for request in read_requests(settings.keep_directory)
+        if isinstance(request, LoggedRequest)
     ]
     version, middle = kept[0].model_version, kept[30].time.timestamp()
-    truths = [Truth(request.request_id, 0, "dark", None, time.time()) for request in kept]
+    truths = [GroundTruth(request.request_id, 0, "dark", None, time.time()) for request in kept]
     spans = [DriftedSpan(version, middle, middle + 60), DriftedSpan("another", 0.0, middle)]
     found = collect(settings.keep_directory, truths, spans, CONTRACT, LABELS)
     assert sum(one.drifted for one in found.items) >= 29

@@ -18,7 +18,7 @@ from serving.monitoring import watcher as watching
 from serving.monitoring.quality import compare, measure_joined
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Metric
-from slipway.traffic.monitoring_records import DATABASE, read_truths
+from slipway.traffic.monitoring_records import DATABASE, read_ground_truths
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, run, until
@@ -84,7 +84,7 @@ def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_
         assert (counted(worker, "joined"), counted(worker, "duplicate")) == (1, 1)
 
     run(settings, work)
-    (truth,) = read_truths(settings.state)
+    (truth,) = read_ground_truths(settings.state)
     assert (truth.request_id, truth.item, truth.value) == ("one", 0, None)
 
 
@@ -110,7 +110,7 @@ def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(
         worker.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher; it was set before TIDY_S
         await client.post("/feedback", json={"request_id": "nobody", "truth": "dark"})
         await until(lambda: counted(worker, "unknown_request") == 1)
-        assert list(read_truths(worker.settings.state)) == []
+        assert list(read_ground_truths(worker.settings.state)) == []
 
     run(make_settings(), work)
 
@@ -203,7 +203,9 @@ def test_what_is_no_truth_is_refused_with_its_place(
         assert counted(worker, "invalid") == 1
 
     run(settings, work)
-    assert not (settings.state / DATABASE).exists() or list(read_truths(settings.state)) == []
+    assert (
+        not (settings.state / DATABASE).exists() or list(read_ground_truths(settings.state)) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_a_thousand_truths_fit_into_one_request(make_settings: MakeSettings) -> 
         ]
         told = await client.post("/feedback", json={"feedback": truths})
         assert (told.status_code, len(told.json()["feedback"])) == (202, 1000)
-        assert len(list(read_truths(worker.settings.state))) == 1000
+        assert len(list(read_ground_truths(worker.settings.state))) == 1000
 
     run(make_settings(), work)
 
@@ -389,7 +391,7 @@ def test_only_the_last_predictions_and_truths_are_remembered(make_settings: Make
             await client.post("/feedback", json={"request_id": f"id-{number}", "truth": "dark"})
         worker.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher
         await until(lambda: remembered(worker.settings.state) == 100)
-        assert len(list(read_truths(worker.settings.state))) == 100
+        assert len(list(read_ground_truths(worker.settings.state))) == 100
 
     run(make_settings(feedback_rows=100), work)
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from slipway.replay.service import outputs_of
-from slipway.traffic.request_log import DamagedLine, KeptRequest, read_kept, segments
+from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests, segments
 from tests.serving.bundles import LABELS, certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, running, until
 
@@ -48,10 +48,10 @@ def wait_for(server: Server, outcome: str, count: int) -> None:
         time.sleep(0.05)
 
 
-def kept_in(folder: Path) -> list[KeptRequest]:
-    found = list(read_kept(folder))
+def kept_in(folder: Path) -> list[LoggedRequest]:
+    found = list(read_requests(folder))
     assert not [one for one in found if isinstance(one, DamagedLine)]
-    return [one for one in found if isinstance(one, KeptRequest)]
+    return [one for one in found if isinstance(one, LoggedRequest)]
 
 
 def size(folder: Path) -> int:

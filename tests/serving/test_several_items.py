@@ -13,7 +13,7 @@ from serving.worker import ModelWorker
 from slipway.inputs.images import array_from_bytes
 from slipway.inputs.multipart import encode_images
 from slipway.replay.decoding import decode_payload
-from slipway.traffic.request_log import KeptRequest, digest_inputs, read_kept
+from slipway.traffic.request_log import LoggedRequest, digest_inputs, read_requests
 from tests.serving.bundles import (
     CLASS_FIELDS,
     CONTRACT,
@@ -132,8 +132,8 @@ def test_several_images_are_kept_as_a_body_that_can_be_sent_again(
         )
 
     run(make_settings(keep_directory=tmp_path / "kept"), work)
-    (kept,) = read_kept(tmp_path / "kept")
-    assert isinstance(kept, KeptRequest)
+    (kept,) = read_requests(tmp_path / "kept")
+    assert isinstance(kept, LoggedRequest)
     assert (kept.content_type, kept.payload) == encode_images(payloads)
     assert (kept.is_list, kept.num_rows) == (True, 3)
     assert (

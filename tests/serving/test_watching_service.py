@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slipway.traffic.monitoring_records import DATABASE, read_truths
+from slipway.traffic.monitoring_records import DATABASE, read_ground_truths
 from tests.serving.server import ROOT, Server, environment, free_port, running, until
 from tests.serving.test_kept_service import can_mount
 from tests.serving.watched import pictures, watched_bundle
@@ -151,7 +151,7 @@ def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path
         )  # the other worker may hold the last predictions still
         until(lambda: counted(server, 'slipway_feedback_total{outcome="joined"}') == 100)
         until(lambda: counted(server, 'slipway_true_quality{metric="accuracy"}') == 1)
-    assert len(list(read_truths(tmp_path / "state"))) == 100
+    assert len(list(read_ground_truths(tmp_path / "state"))) == 100
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

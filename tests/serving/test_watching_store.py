@@ -16,7 +16,7 @@ from serving.monitoring.models import WatchedModel
 from serving.monitoring.store import _ROWS_AT_ONCE, Limits, Part, Prediction, Store, Told
 from slipway.drift.window import Window
 from slipway.system.errors import UnavailableError
-from slipway.traffic.monitoring_records import DATABASE, SCHEMA_VERSION, read_truths
+from slipway.traffic.monitoring_records import DATABASE, SCHEMA_VERSION, read_ground_truths
 from tests.serving.bundles import probabilities
 from tests.serving.watched import pixels, watched_bundle
 
@@ -147,7 +147,7 @@ def test_truths_of_unknown_requests_push_out_none_that_was_joined_and_are_counte
     store.tell([told(f"unknown-{number}", "dark") for number in range(130)])
     assert store.tidy() == 30
     assert len(store.joined("1", 1000)) == 60
-    assert len(list(read_truths(tmp_path / "state"))) == 160
+    assert len(list(read_ground_truths(tmp_path / "state"))) == 160
 
 
 def test_of_an_id_that_came_again_the_last_answer_counts_whoever_hands_it_over_first(
@@ -416,13 +416,13 @@ def test_a_fault_inside_leaves_nothing_of_a_transaction(tmp_path: Path) -> None:
 
 def test_readers_refuse_what_is_no_database_of_this_form(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="is not there"):
-        list(read_truths(tmp_path))
+        list(read_ground_truths(tmp_path))
     no_database(tmp_path / DATABASE)
     with pytest.raises(UnavailableError, match="cannot be read"):
-        list(read_truths(tmp_path))
+        list(read_ground_truths(tmp_path))
     (tmp_path / DATABASE).unlink()
     open_store(tmp_path, LIMITS).tell([Told("a", None, "dark", None)])
-    assert [truth.label for truth in read_truths(tmp_path)] == ["dark"]
+    assert [truth.label for truth in read_ground_truths(tmp_path)] == ["dark"]
     another_version(tmp_path / DATABASE)
     with pytest.raises(UnavailableError, match="schema version"):
-        list(read_truths(tmp_path))
+        list(read_ground_truths(tmp_path))

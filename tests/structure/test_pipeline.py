@@ -136,7 +136,7 @@ def test_dvc_yaml_stays_short(root: Path) -> None:
 
 def test_only_the_stages_that_run_the_users_functions_reach_their_caller(root: Path) -> None:
     callers = {
-        "slipway/data/store/filling.py",
+        "slipway/data/store/image_conversion.py",
         "slipway/export/reference_model.py",
         "serving/requests/decoding.py",
     }

@@ -15,13 +15,13 @@ from slipway.artifacts.certificate import Execution
 from slipway.system.errors import IntegrityError
 from slipway.traffic.request_log import (
     DamagedLine,
-    KeptFolder,
-    KeptRequest,
+    LoggedRequest,
+    RequestLogWriter,
     decode_line,
     digest_inputs,
     encode_line,
-    find_kept,
-    read_kept,
+    find_requests,
+    read_requests,
     segments,
 )
 
@@ -30,8 +30,8 @@ EXECUTION = Execution(backend="onnxruntime", provider="cpu", precision="fp32", v
 OUTPUTS = np.array([[0.1, -0.0, 1e-42], [np.float32(1) / 3, 3.4e38, 0.7]], np.float32)
 
 
-def kept(number: int = 0, num_bytes: int = 100) -> KeptRequest:
-    return KeptRequest(
+def kept(number: int = 0, num_bytes: int = 100) -> LoggedRequest:
+    return LoggedRequest(
         request_id=f"request-{number}",
         time=datetime.fromtimestamp(1.7e9 + number + 0.123456, UTC),
         bundle_digest="ab" * 32,
@@ -45,14 +45,14 @@ def kept(number: int = 0, num_bytes: int = 100) -> KeptRequest:
     )
 
 
-def requests_in(folder: Path) -> list[KeptRequest]:
-    found = list(read_kept(folder))
+def requests_in(folder: Path) -> list[LoggedRequest]:
+    found = list(read_requests(folder))
     assert not [one for one in found if isinstance(one, DamagedLine)]
-    return [one for one in found if isinstance(one, KeptRequest)]
+    return [one for one in found if isinstance(one, LoggedRequest)]
 
 
 def write(folder: Path, numbers: range, num_bytes: int = 100) -> None:
-    writer = KeptFolder(folder, MIB, 1)
+    writer = RequestLogWriter(folder, MIB, 1)
     for number in numbers:
         writer.append(encode_line(kept(number, num_bytes)))
     writer.close()
@@ -102,27 +102,27 @@ def test_an_altered_line_is_named_and_the_others_are_read(tmp_path: Path, damage
     place = lines[1].index(damage[: damage.rindex(b":") + 2])
     lines[1] = lines[1][:place] + damage + lines[1][place + len(damage) :]
     path.write_bytes(b"".join(lines))
-    found = list(read_kept(tmp_path))
+    found = list(read_requests(tmp_path))
     assert [isinstance(one, DamagedLine) for one in found] == [False, True, False]
     assert str(found[1]).startswith(f"line 2 of {path} was altered: ")
-    assert len(find_kept(tmp_path, "request-2")) == 1
+    assert len(find_requests(tmp_path, "request-2")) == 1
     with pytest.raises(IntegrityError, match=r"line 2 of .* was altered"):
-        find_kept(tmp_path, "request-1")
+        find_requests(tmp_path, "request-1")
 
 
 def test_an_id_is_found_whole_with_all_that_have_it_and_never_as_a_path(tmp_path: Path) -> None:
     write(tmp_path / "kept", range(12))
     write(tmp_path / "kept", range(1, 2))
-    assert [request.request_id for request in find_kept(tmp_path / "kept", "request-1")] == [
+    assert [request.request_id for request in find_requests(tmp_path / "kept", "request-1")] == [
         "request-1"
     ] * 2
-    assert find_kept(tmp_path / "kept", "request-") == []
-    assert find_kept(tmp_path / "kept", '../kept/"') == []
-    assert find_kept(tmp_path / "gone", "request-1") == []
+    assert find_requests(tmp_path / "kept", "request-") == []
+    assert find_requests(tmp_path / "kept", '../kept/"') == []
+    assert find_requests(tmp_path / "gone", "request-1") == []
 
 
 def test_the_folder_stays_within_its_bound_and_the_oldest_go_first(tmp_path: Path) -> None:
-    writers = [KeptFolder(tmp_path, MIB, 3) for _ in range(3)]
+    writers = [RequestLogWriter(tmp_path, MIB, 3) for _ in range(3)]
     for number in range(600):
         writers[number % 3].append(encode_line(kept(number, 4000)))
         assert number % 50 or size(tmp_path) <= MIB
@@ -134,14 +134,14 @@ def test_the_folder_stays_within_its_bound_and_the_oldest_go_first(tmp_path: Pat
 
 
 def test_without_the_bound_it_would_be_larger(tmp_path: Path) -> None:
-    writer = KeptFolder(tmp_path, 100 * MIB, 1)
+    writer = RequestLogWriter(tmp_path, 100 * MIB, 1)
     for number in range(600):
         writer.append(encode_line(kept(number, 4000)))
     assert size(tmp_path) > 3 * MIB
 
 
 def test_what_a_living_writer_has_open_is_not_removed_and_a_dead_ones_is(tmp_path: Path) -> None:
-    first, second = KeptFolder(tmp_path, MIB, 2), KeptFolder(tmp_path, MIB, 2)
+    first, second = RequestLogWriter(tmp_path, MIB, 2), RequestLogWriter(tmp_path, MIB, 2)
     first.append(encode_line(kept(1)))
     path = segments(tmp_path)[0]
     for number in range(400):
@@ -171,7 +171,7 @@ def test_no_request_stays_longer_than_its_days(
             return datetime.fromtimestamp(now, UTC)
 
     monkeypatch.setattr("slipway.traffic.request_log.datetime", Clock)
-    writer = KeptFolder(tmp_path, MIB, 1, max_age_s=2400)
+    writer = RequestLogWriter(tmp_path, MIB, 1, max_age_s=2400)
     writer.append(encode_line(kept(1)))
     now += 90
     writer.append(encode_line(kept(2)))
@@ -189,7 +189,7 @@ def test_no_request_stays_longer_than_its_days(
 def test_a_disk_that_refuses_leaves_no_part_of_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, writer = os.write, KeptFolder(tmp_path, MIB, 1)
+    real, writer = os.write, RequestLogWriter(tmp_path, MIB, 1)
     writer.append(encode_line(kept(1)))
 
     def refuse(descriptor: int, content: memoryview) -> int:

@@ -19,14 +19,14 @@ from slipway.data.engine.parallel import Engine, ordered_map
 from slipway.data.engine.rows import ROWS, hexadecimal, ids
 from slipway.data.engine.scratch_arrays import full, rows_where, taken
 from slipway.data.engine.scratch_tables import gathered, is_present, numbers, stored
-from slipway.data.images.duplicate_clusters import Named, without_look_alikes
-from slipway.data.images.exact_duplicates import DigestPixels, without_copies
+from slipway.data.images.duplicate_clusters import ClusteredRows, apply_near_duplicate_rule
+from slipway.data.images.exact_duplicates import DigestPixels, apply_exact_duplicate_rule
 from slipway.data.images.inspection import Inspector, PixelDigester
 from slipway.data.images.thumbnails import thumbnail_file
 from slipway.data.rules import rules
-from slipway.data.rules.findings import FINDINGS, Findings
+from slipway.data.rules.findings import FINDINGS, RuleFindings
 from slipway.data.rules.outliers import robust_deviations
-from slipway.data.sources.checksums import DigestList
+from slipway.data.sources.checksums import ChecksumList
 from slipway.data.sources.samples import RawSample
 from slipway.kinds.registry import Task, is_classification
 from slipway.system.errors import DataError
@@ -107,22 +107,24 @@ def collect(
     params: CleanParams,
     task: Task,
     again: DigestPixels,
-    digests: DigestList | None = None,
+    digests: ChecksumList | None = None,
 ) -> Cleaned:
     """Compare the samples with each other and with the user's digests, and sort them into kept, flagged and refused.
 
     `again` reads samples a second time; DataError if they are not what they were.
     """
-    findings = Findings(params.rules)
+    findings = RuleFindings(params.rules)
     with thumbnail_file() as thumbnails:
         facts = stored(map(thumbnails.take_from, batches), thumbnails.schema)
         facts = digests.check(facts) if digests else facts
         alone = pc.is_valid(facts["rule"])
         findings.refuse_table(facts.select(["source", "rule", "detail"]).filter(alone))
         rows = rows_where(~is_present(facts["rule"]))
-        rows = without_copies(facts, rows, thumbnails, again, findings)
+        rows = apply_exact_duplicate_rule(facts, rows, thumbnails, again, findings)
         rows = _without_outliers(facts, rows, params, task, findings)
-        named = without_look_alikes(facts, rows, thumbnails, params.near_duplicate_bits, findings)
+        named = apply_near_duplicate_rule(
+            facts, rows, thumbnails, params.near_duplicate_bits, findings
+        )
     findings.flag_tables(_with_flags(facts, named.rows))
     if len(named.rows) + findings.num_refused != facts.num_rows:
         raise AssertionError(
@@ -171,7 +173,11 @@ def _listing(quarantine: pa.Table) -> str:
 
 
 def _without_outliers(
-    facts: pa.Table, rows: NDArray[np.int64], params: CleanParams, task: Task, findings: Findings
+    facts: pa.Table,
+    rows: NDArray[np.int64],
+    params: CleanParams,
+    task: Task,
+    findings: RuleFindings,
 ) -> NDArray[np.int64]:
     """Targets far from the others."""
     if is_classification(task) or findings.action("outlier") == "off":
@@ -204,7 +210,9 @@ def _with_flags(facts: pa.Table, rows: NDArray[np.int64]) -> Iterator[pa.RecordB
         begin += batch.num_rows
 
 
-def _row_batches(facts: pa.Table, named: Named, findings: Findings) -> Iterator[pa.RecordBatch]:
+def _row_batches(
+    facts: pa.Table, named: ClusteredRows, findings: RuleFindings
+) -> Iterator[pa.RecordBatch]:
     """Batches of ROWS, by id."""
     for begin in range(0, len(named.rows), _WRITTEN_ROWS):
         clusters = named.clusters[begin : begin + _WRITTEN_ROWS]

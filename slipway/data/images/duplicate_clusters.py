@@ -13,13 +13,13 @@ from slipway.data.engine.scratch_tables import first_bytes, gathered, numbers
 from slipway.data.images import near_duplicates
 from slipway.data.images.quality import THUMBNAIL_PX
 from slipway.data.images.thumbnails import ThumbnailFile
-from slipway.data.rules.findings import Findings
+from slipway.data.rules.findings import RuleFindings
 
 _ID_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Named:
+class ClusteredRows:
     """Rows of the facts by id, and each one's cluster."""
 
     rows: NDArray[np.int64]  # (N,)
@@ -27,21 +27,21 @@ class Named:
     names: pa.Array  # the smallest id in each cluster
 
 
-def without_look_alikes(
+def apply_near_duplicate_rule(
     facts: pa.Table,
     rows: NDArray[np.int64],
     thumbnails: ThumbnailFile,
     max_bits: int,
-    findings: Findings,
-) -> Named:
+    findings: RuleFindings,
+) -> ClusteredRows:
     """The rows by id, without the near duplicates that are refused."""
     rows = _by_id(facts, rows)
     clusters = full(len(rows), -1, np.int32)
     if findings.action("near_duplicate") == "off":
-        return Named(rows, clusters, pa.array([], pa.string()))
+        return ClusteredRows(rows, clusters, pa.array([], pa.string()))
     twins = _twins(facts, rows, thumbnails, max_bits)
     places = np.unique(twins.pairs)  # from here on only of those that look like another
-    twins = near_duplicates.Twins(
+    twins = near_duplicates.DuplicatePairs(
         np.searchsorted(places, twins.pairs).reshape(-1, 2), twins.correlations
     )
     roots = near_duplicates.clusters(twins, len(places), len(rows))
@@ -61,8 +61,8 @@ def without_look_alikes(
         is_kept = full(len(rows), True, np.bool_)
         is_kept[places[later]] = False
         kept = rows_where(is_kept)
-        return Named(taken(rows, kept), taken(clusters, kept), names)
-    return Named(rows, clusters, names)
+        return ClusteredRows(taken(rows, kept), taken(clusters, kept), names)
+    return ClusteredRows(rows, clusters, names)
 
 
 def _by_id(facts: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -72,7 +72,7 @@ def _by_id(facts: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _twins(
     facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int
-) -> near_duplicates.Twins:
+) -> near_duplicates.DuplicatePairs:
     """Pairs of places in `rows`, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
     widths, heights, is_large = (
         numbers(facts["width"]),
@@ -82,11 +82,13 @@ def _twins(
     for part in parts_of(len(rows)):
         is_large[part] = np.minimum(widths[rows[part]], heights[rows[part]]) >= THUMBNAIL_PX
     large = rows_where(is_large)
-    twins = near_duplicates.find_twins(thumbnails.at(taken(rows, large)), max_bits)
-    return near_duplicates.Twins(large[twins.pairs], twins.correlations)
+    twins = near_duplicates.find_pairs(thumbnails.at(taken(rows, large)), max_bits)
+    return near_duplicates.DuplicatePairs(large[twins.pairs], twins.correlations)
 
 
-def _like_whom(table: pa.Table, twins: near_duplicates.Twins, roots: NDArray[np.int64]) -> pa.Array:
+def _like_whom(
+    table: pa.Table, twins: near_duplicates.DuplicatePairs, roots: NDArray[np.int64]
+) -> pa.Array:
     """(N,) the source of one row that each row looks like, the first by id; its cluster's first where no pair is left."""
     others = np.where(roots < 0, 0, roots)
     same = roots[twins.pairs[:, 0]] == roots[twins.pairs[:, 1]]
@@ -96,7 +98,9 @@ def _like_whom(table: pa.Table, twins: near_duplicates.Twins, roots: NDArray[np.
     return table["source"].combine_chunks().take(pa.array(others))
 
 
-def _note_conflicts(table: pa.Table, twins: near_duplicates.Twins, findings: Findings) -> None:
+def _note_conflicts(
+    table: pa.Table, twins: near_duplicates.DuplicatePairs, findings: RuleFindings
+) -> None:
     if table["label"].null_count == table.num_rows:
         return
     labels = table["label"].combine_chunks().dictionary_encode()

@@ -20,9 +20,9 @@ from slipway.data.engine.scratch_tables import (
     scratch_array,
 )
 from slipway.data.images.inspection import PIXELS
-from slipway.data.images.possible_copies import possible_copies
+from slipway.data.images.luma_candidates import luma_candidates
 from slipway.data.images.thumbnails import ThumbnailFile
-from slipway.data.rules.findings import Findings
+from slipway.data.rules.findings import RuleFindings
 from slipway.data.rules.rules import IN_ANOTHER_SPLIT
 from slipway.system.errors import DataError
 
@@ -39,12 +39,12 @@ DigestPixels = Callable[
 ]  # batches of PIXELS of the samples with these sources
 
 
-def without_copies(
+def apply_exact_duplicate_rule(
     facts: pa.Table,
     rows: NDArray[np.int64],
     thumbnails: ThumbnailFile,
     again: DigestPixels,
-    findings: Findings,
+    findings: RuleFindings,
 ) -> NDArray[np.int64]:
     """Of `rows` of the facts, rising, those that are kept."""
     pixels = _pixel_digests(facts, rows, thumbnails, again)
@@ -94,7 +94,7 @@ def _pixel_digests(
         for side, name in enumerate(("width", "height")):
             sizes[:, side] = taken(numbers(facts[name]), rows)
         doubtful = rows_where(
-            possible_copies(thumbnails.at(rows), sizes, pixels.view(np.uint64)[:, 0], is_digested)
+            luma_candidates(thumbnails.at(rows), sizes, pixels.view(np.uint64)[:, 0], is_digested)
         )
         if len(doubtful):
             pixels[doubtful] = _read_again(
@@ -127,7 +127,7 @@ def _read_again(doubtful: pa.Table, again: DigestPixels) -> NDArray[np.uint8]:
     return first_bytes(found["pixels"].take(places), _PIXEL_BYTES)
 
 
-def _compare(rows: pa.Table, findings: Findings) -> pa.Table:
+def _compare(rows: pa.Table, findings: RuleFindings) -> pa.Table:
     """Of rows with equal pixels, which lie together, the first is kept; with different classes or numbers, the params decide."""
     if not rows.num_rows:
         return rows
@@ -169,7 +169,7 @@ def _note_conflicts(
     rule: str,
     starts: NDArray[np.intp],
     groups: NDArray[np.intp],
-    findings: Findings,
+    findings: RuleFindings,
 ) -> None:
     ends = np.append(starts[1:], rows.num_rows)
     for group in groups:

@@ -77,29 +77,29 @@ _32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
-class Twins:
+class DuplicatePairs:
     """Pairs that look the same, and how well their thumbnails correlate at the best alignment."""
 
     pairs: Pairs
     correlations: NDArray[np.float64]  # (P,)
 
 
-def find_twins(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Twins:
+def find_pairs(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> DuplicatePairs:
     """All near duplicates among (N, 256) thumbnails whose hashes differ in at most `max_bits` of 64."""
     if not len(thumbnails):
-        return Twins(_NONE, np.zeros(0))
+        return DuplicatePairs(_NONE, np.zeros(0))
     candidates = _candidates(hashes(thumbnails), max_bits)
     correlations = _correlations(thumbnails, candidates)
     same = rows_where(correlations >= MIN_CORRELATION)
-    return Twins(candidates[same], correlations[same])
+    return DuplicatePairs(candidates[same], correlations[same])
 
 
-def alike_as_they_are(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Pairs:
+def find_pairs_by_hash(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Pairs:
     """Pairs among (N, 256) thumbnails whose hashes differ in at most `max_bits` of 64 without any crop."""
     return _candidates(hashes(thumbnails, with_crops=False), max_bits) if len(thumbnails) else _NONE
 
 
-def clusters(twins: Twins, num_rows: int, of_rows: int | None = None) -> NDArray[np.int64]:
+def clusters(twins: DuplicatePairs, num_rows: int, of_rows: int | None = None) -> NDArray[np.int64]:
     """(N,) the smallest row number among those connected with each of `num_rows` rows, or -1 for a row that is alone.
 
     Chains of pairs that each look alike could glue a whole data set together. So a cluster of more than MAX_CLUSTER_SHARE of all rows

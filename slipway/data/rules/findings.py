@@ -21,7 +21,7 @@ FINDINGS = pa.schema(
 )
 
 
-class Findings:
+class RuleFindings:
     """Collects tables of FINDINGS, one for the refused samples and one for the flagged ones."""
 
     def __init__(self, chosen: RuleParams) -> None:

@@ -23,7 +23,7 @@ _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class DigestList:
+class ChecksumList:
     """What the list says: `names` relative to `root`, and the digest of each, 32 bytes."""
 
     path: Path
@@ -109,7 +109,7 @@ class DigestList:
         return None
 
 
-def read_digests(path: Path, data_path: Path) -> DigestList:
+def read_checksums(path: Path, data_path: Path) -> ChecksumList:
     """Read `data.digests`; DataError naming every line that is not one of sha256sum's, and every file listed twice."""
     try:
         lines = _lines(path.read_bytes())
@@ -134,7 +134,7 @@ def read_digests(path: Path, data_path: Path) -> DigestList:
         )
     root = data_path if data_path.is_dir() else data_path.parent
     digests = pa.array([bytes.fromhex(digest) for digest in listed.values()], pa.binary())
-    return DigestList(path, root, pa.array(list(listed), pa.string()), digests)
+    return ChecksumList(path, root, pa.array(list(listed), pa.string()), digests)
 
 
 def _lines(content: bytes) -> list[str]:

@@ -33,7 +33,7 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Order:
+class TimeOrder:
     """The latest time of the earlier split, the earliest of the later one, and the later one's rows that are not later."""
 
     latest_before: float
@@ -46,7 +46,7 @@ class Leaks:
     """By pair of splits ("train/test"): the overlap in each column, and the order in time where rows have one."""
 
     shared: dict[str, dict[str, Overlap]]  # column -> pair -> overlap
-    time: dict[str, Order]  # pair -> order; empty where rows have no time
+    time: dict[str, TimeOrder]  # pair -> order; empty where rows have no time
     rows: NDArray[np.bool_]  # (N,) rows of val and test that are leaked
 
     @property
@@ -69,7 +69,7 @@ def find_leaks(table: pa.Table) -> Leaks:
     for column in COLUMNS:
         shared[column], rows = _overlaps(table[column], parts)
         leaked |= rows
-    time: dict[str, Order] = {}
+    time: dict[str, TimeOrder] = {}
     if table.num_rows and not table["time"].null_count:
         time, rows = _orders(table["time"].to_numpy(), parts)
         leaked |= rows
@@ -117,7 +117,7 @@ def leak_report(leaks: Leaks) -> dict[str, Any]:
     return {"rows": int(leaks.rows.sum()), "shared": shared, "time_order": time or None}
 
 
-def _describe(pair: str, order: Order) -> str:
+def _describe(pair: str, order: TimeOrder) -> str:
     earlier, later = pair.split("/")
     return f"{order.rows_not_later} rows of {later} are not later than {earlier}'s latest ({order.latest_before:g})"
 
@@ -148,14 +148,14 @@ def _overlap(values: pa.Array, in_both: NDArray[np.bool_]) -> Overlap:
 
 def _orders(
     times: NDArray[np.float64], parts: NDArray[np.int64]
-) -> tuple[dict[str, Order], NDArray[np.bool_]]:
+) -> tuple[dict[str, TimeOrder], NDArray[np.bool_]]:
     """Equal times are not later: what happened at the same moment must not be in two splits."""
     orders, leaked = {}, np.zeros(len(times), np.bool_)
     for one, other in itertools.combinations(range(len(SPLITS)), 2):
         before, after = times[parts == one], times[parts == other]
         if len(before) and len(after):
             late = (parts == other) & (times <= before.max())
-            orders[f"{SPLITS[one]}/{SPLITS[other]}"] = Order(
+            orders[f"{SPLITS[one]}/{SPLITS[other]}"] = TimeOrder(
                 float(before.max()), float(after.min()), int(late.sum())
             )
             leaked |= late

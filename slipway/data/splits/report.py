@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.data.splits.leakage import leak_report
-from slipway.data.splits.splitting import Split, count_classes, count_rows
+from slipway.data.splits.split import Split, count_classes, count_rows
 from slipway.data.store.packed import SPLITS
 
 

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.code_version import pixel_code
 from slipway.data.engine.parallel import Engine
-from slipway.data.store.filling import Place, Read, fill, finished_shards, places_of, prepare
+from slipway.data.store.image_conversion import (
+    Read,
+    RowPlacement,
+    fill,
+    finished_shards,
+    places_of,
+    prepare,
+)
 from slipway.data.store.jpeg_inputs import JPEG, OFFSETS
 from slipway.data.store.packed import (
     SPLITS,
@@ -123,7 +130,7 @@ def _sums_of_squares(lines: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 
 def _assemble(
-    work: Path, tables: dict[str, pa.Table], places: dict[str, Place], form: StoreForm
+    work: Path, tables: dict[str, pa.Table], places: dict[str, RowPlacement], form: StoreForm
 ) -> None:
     """What is kept with the shards goes into the store, by id: JPEGs, and what the transform found."""
     if form.encoding == "raw" and form.network.transform is None:

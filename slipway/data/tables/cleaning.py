@@ -31,9 +31,9 @@ from slipway.data.tables.cells import (
     shown_cell,
     typed_column,
 )
-from slipway.data.tables.column_rules import judge_columns
+from slipway.data.tables.column_rules import apply_column_rules
 from slipway.data.tables.column_types import ColumnGuess, column_type, column_types, columns_yaml
-from slipway.data.tables.duplicate_rows import judge_twins, refuse_duplicates
+from slipway.data.tables.duplicate_rows import apply_equal_input_rules, refuse_duplicates
 from slipway.data.tables.files import CELL_TYPES, ID_COLUMN, cell_schema
 from slipway.data.tables.ledger import BadCell, Ledger
 from slipway.data.tables.source import ID_DIGITS, identified_columns
@@ -86,7 +86,7 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     _refuse_all_missing(inputs, clean, ledger)
     _find_outliers(inputs, annotations, raw.columns[data.target_column], clean, ledger)
     insisted = frozenset(name for name, said in data.columns.items() if said.kind != "ignore")
-    verdicts = judge_columns(
+    verdicts = apply_column_rules(
         [column.typed for column in inputs], annotations, ledger.alive, clean.rules, insisted
     )
     ignored = {
@@ -300,7 +300,7 @@ def _compare(
     for part in parts_of(len(alive)):
         digests[alive[part]] = found[part]
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
-    clusters = judge_twins(
+    clusters = apply_equal_input_rules(
         [column.keys for column in inputs], annotations, digests, clean.rules, ledger
     )
     left = np.flatnonzero(ledger.alive)

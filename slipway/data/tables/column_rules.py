@@ -107,7 +107,7 @@ class ColumnVerdicts(NamedTuple):
     noted: dict[str, str]  # inputs all the same
 
 
-def judge_columns(
+def apply_column_rules(
     columns: Sequence[TypedColumn],
     annotations: Annotations,
     alive: NDArray[np.bool_],

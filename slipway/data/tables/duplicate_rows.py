@@ -44,7 +44,7 @@ def refuse_duplicates(
             )
 
 
-def judge_twins(
+def apply_equal_input_rules(
     inputs: Sequence[NDArray[np.int64]],
     annotations: Annotations,
     digests: NDArray[np.uint8],

@@ -19,7 +19,7 @@ from slipway.data.store.packed import (
     write_split,
 )
 from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
-from slipway.data.tables.column_fitting import fit_columns
+from slipway.data.tables.column_statistics import fit_columns
 from slipway.data.tables.files import ID_COLUMN, TableColumns
 from slipway.inputs.columns import ColumnContract, encode
 from slipway.kinds.registry import Task

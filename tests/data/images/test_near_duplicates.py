@@ -10,10 +10,10 @@ from PIL import Image, ImageEnhance
 
 from slipway.data.images.near_duplicates import (
     MIN_CORRELATION,
-    Twins,
-    alike_as_they_are,
+    DuplicatePairs,
     clusters,
-    find_twins,
+    find_pairs,
+    find_pairs_by_hash,
     hashes,
 )
 from slipway.data.images.quality import measure
@@ -75,7 +75,7 @@ def _originals() -> NDArray[np.uint8]:
 @pytest.mark.parametrize("kind", PLANTED)
 def test_planted_copies_are_found_and_nothing_else(kind: str, originals: NDArray[np.uint8]) -> None:
     copies = np.stack([thumbnail(PLANTED[kind](photograph(seed), seed)) for seed in SEEDS])
-    pairs = find_twins(np.concatenate([originals, copies]), BITS).pairs.tolist()
+    pairs = find_pairs(np.concatenate([originals, copies]), BITS).pairs.tolist()
     expected = [[index, index + len(originals)] for index in range(len(originals))]
     assert sum(pair in pairs for pair in expected) >= 0.95 * len(expected)
     assert [pair for pair in pairs if pair not in expected] == []
@@ -83,7 +83,7 @@ def test_planted_copies_are_found_and_nothing_else(kind: str, originals: NDArray
 
 def test_mirrored_pictures_are_others(originals: NDArray[np.uint8]) -> None:
     mirrored = originals.reshape(-1, 16, 16)[:, :, ::-1].reshape(-1, 256)
-    assert len(find_twins(np.concatenate([originals, mirrored]), BITS).pairs) == 0
+    assert len(find_pairs(np.concatenate([originals, mirrored]), BITS).pairs) == 0
 
 
 def test_the_order_of_the_pictures_does_not_matter(originals: NDArray[np.uint8]) -> None:
@@ -91,11 +91,11 @@ def test_the_order_of_the_pictures_does_not_matter(originals: NDArray[np.uint8])
         originals + np.random.default_rng(0).integers(-9, 10, originals.shape), 0, 255
     ).astype(np.uint8)
     pictures = np.concatenate([originals, noisy])
-    expected = {tuple(pair) for pair in find_twins(pictures, BITS).pairs.tolist()}
+    expected = {tuple(pair) for pair in find_pairs(pictures, BITS).pairs.tolist()}
     assert expected
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(pictures))
-        found = order[find_twins(pictures[order], BITS).pairs]
+        found = order[find_pairs(pictures[order], BITS).pairs]
         assert {tuple(sorted(pair)) for pair in found.tolist()} == expected
 
 
@@ -111,7 +111,7 @@ def test_a_near_duplicate_differs_in_no_more_bits_than_allowed_and_may_differ_in
     pictures = noisy(originals, 9)
     codes = hashes(pictures).codes
     for max_bits in (0, 4, 8):
-        pairs = find_twins(pictures, max_bits).pairs
+        pairs = find_pairs(pictures, max_bits).pairs
         one_way, other_way = (
             codes[pairs[:, side]] ^ codes[pairs[:, 1 - side], :1] for side in (0, 1)
         )
@@ -124,7 +124,7 @@ def test_pictures_with_near_hashes_that_correlate_too_little_are_no_duplicates(
     originals: NDArray[np.uint8],
 ) -> None:
     pictures = noisy(originals, 25)
-    near = alike_as_they_are(pictures, 16)
+    near = find_pairs_by_hash(pictures, 16)
     correlations = [
         np.corrcoef(pictures[first], pictures[second])[0, 1] for first, second in near.tolist()
     ]
@@ -132,7 +132,7 @@ def test_pictures_with_near_hashes_that_correlate_too_little_are_no_duplicates(
         len([correlation for correlation in correlations if 0.7 < correlation < MIN_CORRELATION])
         > 5
     )
-    assert len(find_twins(pictures, 16).pairs) == 0
+    assert len(find_pairs(pictures, 16).pairs) == 0
 
 
 def test_a_hash_does_not_depend_on_its_neighbours(originals: NDArray[np.uint8]) -> None:
@@ -145,22 +145,22 @@ def test_a_hash_does_not_depend_on_its_neighbours(originals: NDArray[np.uint8]) 
 
 def test_a_crowd_of_equal_pictures_stays_together_without_comparing_all_with_all() -> None:
     crowd = np.tile(thumbnail(photograph(1)), (1000, 1))
-    twins = find_twins(crowd, BITS)
+    twins = find_pairs(crowd, BITS)
     assert len(twins.pairs) < 1000 * 100
     assert set(clusters(twins, 1000).tolist()) == {0}
 
 
 def test_constant_pictures_look_like_nothing() -> None:
-    assert len(find_twins(np.full((50, 256), 90, np.uint8), BITS).pairs) == 0
+    assert len(find_pairs(np.full((50, 256), 90, np.uint8), BITS).pairs) == 0
 
 
-def chain(length: int, correlation: float) -> Twins:
+def chain(length: int, correlation: float) -> DuplicatePairs:
     pairs = np.stack([np.arange(length - 1), np.arange(1, length)], axis=1)
-    return Twins(pairs, np.full(length - 1, correlation))
+    return DuplicatePairs(pairs, np.full(length - 1, correlation))
 
 
 def test_a_cluster_is_named_by_its_smallest_row_and_a_row_alone_by_none() -> None:
-    twins = Twins(np.array([[1, 4], [2, 3], [4, 5]]), np.array([0.99, 0.99, 0.99]))
+    twins = DuplicatePairs(np.array([[1, 4], [2, 3], [4, 5]]), np.array([0.99, 0.99, 0.99]))
     assert clusters(twins, 7).tolist() == [-1, 1, 2, 2, 1, 1, -1]
 
 
@@ -175,5 +175,5 @@ def test_a_chain_below_the_limit_and_a_crowd_of_real_copies_stay() -> None:
 
 
 def test_no_pictures_have_no_twins() -> None:
-    assert len(find_twins(np.zeros((0, 256), np.uint8), BITS).pairs) == 0
-    assert len(find_twins(np.zeros((1, 256), np.uint8), BITS).pairs) == 0
+    assert len(find_pairs(np.zeros((0, 256), np.uint8), BITS).pairs) == 0
+    assert len(find_pairs(np.zeros((1, 256), np.uint8), BITS).pairs) == 0

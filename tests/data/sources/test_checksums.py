@@ -8,7 +8,7 @@ import pytest
 
 from slipway.config.sections import DataParams
 from slipway.data.images.cleaning import Cleaned
-from slipway.data.sources.checksums import read_digests
+from slipway.data.sources.checksums import read_checksums
 from slipway.data.sources.sources import read_samples
 from slipway.system.errors import DataError
 from slipway.system.files import sha256_bytes
@@ -31,7 +31,7 @@ def _data(tmp_path: Path) -> DataParams:
 
 def clean(data: DataParams) -> Cleaned:
     params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), "off"))
-    listed = read_digests(Path(str(data.digests)), Path(data.path))
+    listed = read_checksums(Path(str(data.digests)), Path(data.path))
     return cleaned_by(
         partial(read_samples, data, read_files=False), params, data.task, digests=listed
     )
@@ -153,13 +153,13 @@ def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
 def test_a_list_that_is_none_is_refused(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "sums").write_text(content)
     with pytest.raises(DataError, match="sha256sum") as raised:
-        read_digests(tmp_path / "sums", tmp_path)
+        read_checksums(tmp_path / "sums", tmp_path)
     assert words in str(raised.value)
 
 
 def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        read_digests(tmp_path / "sums", tmp_path)
+        read_checksums(tmp_path / "sums", tmp_path)
 
 
 def test_a_table_is_checked_as_the_file_that_it_is(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_a_table_is_checked_as_the_file_that_it_is(tmp_path: Path) -> None:
     listing = tmp_path / "SHA256SUMS"
     listing.write_text(f"{sha256_bytes(table.read_bytes())}  ./t.csv\n")
     for data_path in (table, tmp_path):
-        read_digests(listing, data_path).check_table(table)
+        read_checksums(listing, data_path).check_table(table)
     table.write_text("a,label\n2,x\n")
     with pytest.raises(DataError, match="altered after it was listed"):
-        read_digests(listing, table).check_table(table)
+        read_checksums(listing, table).check_table(table)
     listing.write_text(f"{sha256_bytes(table.read_bytes())}  u.csv\n")
     with pytest.raises(DataError, match=r"does not list 't.csv'"):
-        read_digests(listing, table).check_table(table)
+        read_checksums(listing, table).check_table(table)

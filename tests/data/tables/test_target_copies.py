@@ -8,7 +8,7 @@ import pytest
 
 from slipway.config.sections import DataParams
 from slipway.data.splits.report import summary
-from slipway.data.splits.splitting import split_rows
+from slipway.data.splits.split import split_rows
 from slipway.data.tables.files import TableColumns, write_cells
 from slipway.data.tables.target_copies import TargetCopy, find_target_copies, target_copy_report
 from slipway.reports.pages.split_page import split_page

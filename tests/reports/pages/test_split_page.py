@@ -7,7 +7,7 @@ import pyarrow as pa
 from slipway.config.sections import SplitParams
 from slipway.data.engine.rows import ROWS
 from slipway.data.splits.report import report
-from slipway.data.splits.splitting import split_rows
+from slipway.data.splits.split import split_rows
 from slipway.reports.pages.split_page import split_page
 from tests.data.pictures import row
 from tests.project_params import split_params

@@ -20,7 +20,13 @@ from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
-from slipway.traffic.request_log import KeptFolder, KeptRequest, digest_inputs, find_kept, read_kept
+from slipway.traffic.request_log import (
+    LoggedRequest,
+    RequestLogWriter,
+    digest_inputs,
+    find_requests,
+    read_requests,
+)
 from tests.serving.bundles import (
     CLASS_FIELDS,
     COLUMNS,
@@ -101,8 +107,8 @@ def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(
     run(
         make_settings(keep_directory=tmp_path / "kept"), work
     )  # what waits is written when the service ends
-    (found,) = read_kept(tmp_path / "kept")
-    assert isinstance(found, KeptRequest)
+    (found,) = read_requests(tmp_path / "kept")
+    assert isinstance(found, LoggedRequest)
     assert (found.request_id, found.payload, found.content_type) == (
         "mine",
         payload,
@@ -127,7 +133,10 @@ def test_rows_of_a_table_are_kept_with_an_answer_for_each(
         await wait_for(worker, "kept", 2)
 
     run(make_settings(keep_directory=tmp_path / "kept"), work)
-    (found,), (one,) = find_kept(tmp_path / "kept", "list"), find_kept(tmp_path / "kept", "one")
+    (found,), (one,) = (
+        find_requests(tmp_path / "kept", "list"),
+        find_requests(tmp_path / "kept", "one"),
+    )
     encoded = encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)
     assert (found.is_list, found.num_rows, one.is_list, one.num_rows) == (True, 7, False, 1)
     assert np.allclose(found.outputs["probabilities"], row_probabilities(encoded), atol=1e-6)
@@ -155,8 +164,8 @@ def test_a_sampled_share_is_what_is_on_disk(make_settings: MakeSettings, tmp_pat
     run(make_settings(keep_directory=tmp_path / "kept", keep_share=0.3), work)
     found = [
         request.request_id
-        for request in read_kept(tmp_path / "kept")
-        if isinstance(request, KeptRequest)
+        for request in read_requests(tmp_path / "kept")
+        if isinstance(request, LoggedRequest)
     ]
     assert found == [name for name in ids if is_sampled(name, 0.3)]
     assert 30 < len(found) < 90
@@ -170,8 +179,8 @@ def test_what_a_replay_sends_is_not_kept_again(make_settings: MakeSettings, tmp_
     run(make_settings(keep_directory=tmp_path / "kept"), work)
     assert [
         request.request_id
-        for request in read_kept(tmp_path / "kept")
-        if isinstance(request, KeptRequest)
+        for request in read_requests(tmp_path / "kept")
+        if isinstance(request, LoggedRequest)
     ] == ["other"]
 
 
@@ -181,14 +190,14 @@ def test_what_a_replay_sends_is_not_kept_again(make_settings: MakeSettings, tmp_
 def test_a_thread_that_raises_costs_no_request_and_is_counted(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def refuse(folder: KeptFolder, lines: bytes) -> None:
+    def refuse(folder: RequestLogWriter, lines: bytes) -> None:
         raise error
 
     monkeypatch.setattr(logger, "_RETRY_S", 0.05)
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(KeptFolder, "append", refuse)
+            patched.setattr(RequestLogWriter, "append", refuse)
             for _ in range(10):
                 assert (
                     await client.post("/predict", content=picture(), headers=PNG)
@@ -213,7 +222,7 @@ def answered(number: int, num_bytes: int = 100) -> Answered:
     return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), MODEL, rows, [{"value": 0.0}])
 
 
-class HangingFolder(KeptFolder):
+class HangingFolder(RequestLogWriter):
     """A disk that does not come back until it is let go."""
 
     def __init__(self, root: Path) -> None:
@@ -250,13 +259,13 @@ def test_a_full_queue_drops_and_counts_without_waiting(
     folder.free.set()
     keeper.close()
     assert counts == {"kept": 6, "dropped": 15, "failed": 0}
-    assert len(list(read_kept(tmp_path))) == 6
+    assert len(list(read_requests(tmp_path))) == 6
 
 
 def test_a_request_that_no_segment_can_hold_is_dropped(tmp_path: Path) -> None:
     counts: list[tuple[str, int]] = []
     keeper = Keeper(
-        KeptFolder(tmp_path, 1 << 20, 1),
+        RequestLogWriter(tmp_path, 1 << 20, 1),
         1.0,
         lambda outcome, number: counts.append((outcome, number)),
     )
@@ -264,5 +273,7 @@ def test_a_request_that_no_segment_can_hold_is_dropped(tmp_path: Path) -> None:
     keeper.close()
     assert sorted(counts) == [("dropped", 1), ("kept", 1)]
     assert [
-        request.request_id for request in read_kept(tmp_path) if isinstance(request, KeptRequest)
+        request.request_id
+        for request in read_requests(tmp_path)
+        if isinstance(request, LoggedRequest)
     ] == ["id-2"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.scratch_arrays import full, order_of, parts_of, rows_where, uncut
 from slipway.data.engine.scratch_tables import scratch_array
-from slipway.data.images.near_duplicates import alike_as_they_are
+from slipway.data.images.near_duplicates import find_pairs_by_hash
 from slipway.data.images.thumbnails import Thumbnails
 
 _MOST_BITS = 8  # of 64, by which the hashes of a copy may differ
@@ -27,7 +27,7 @@ Keys = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 
 
-def possible_copies(
+def luma_candidates(
     thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: Keys, is_digested: Mask
 ) -> Mask:
     """(N,) the rows that are not digested and that may have a copy with another content.
@@ -46,7 +46,7 @@ def possible_copies(
     for part in parts_of(len(mixed)):
         found[mixed[part][is_flat[mixed[part]]]] = True
     if len(mixed):
-        pairs = mixed[alike_as_they_are(thumbnails.of(mixed), _MOST_BITS)]
+        pairs = mixed[find_pairs_by_hash(thumbnails.of(mixed), _MOST_BITS)]
         of_both = (is_digested[pairs].sum(axis=1) == 1) & (
             size_keys[pairs[:, 0]] == size_keys[pairs[:, 1]]
         )

@@ -38,7 +38,7 @@ _MAX_SHOWN = 10
 _CHUNK_OF_TRANSFORMED = 16  # a transform may take a second for each image: then few at a time, so that every worker has some
 
 
-class Place(NamedTuple):
+class RowPlacement(NamedTuple):
     number: int  # in the table sorted by id
     split: str
     position: int  # in the split
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 class _Placed(NamedTuple):
     sample: RawSample
-    place: Place
+    place: RowPlacement
 
 
 class _Problem(NamedTuple):
@@ -81,19 +81,19 @@ def _is_array(path: Path, shape: tuple[int, ...]) -> bool:
     return found.shape == shape and found.dtype == np.uint8
 
 
-def places_of(rows: pa.Table) -> dict[str, Place]:
+def places_of(rows: pa.Table) -> dict[str, RowPlacement]:
     """By source."""
     places, counts = {}, dict.fromkeys(SPLITS, 0)
     for number, (source, sha256, split) in enumerate(
         zip(*(rows[name].to_pylist() for name in ("source", "sha256", "split")), strict=True)
     ):
-        places[source] = Place(number, split, counts[split], sha256)
+        places[source] = RowPlacement(number, split, counts[split], sha256)
         counts[split] += 1
     return places
 
 
 def finished_shards(
-    work: Path, places: dict[str, Place], form: StoreForm
+    work: Path, places: dict[str, RowPlacement], form: StoreForm
 ) -> Iterator[tuple[Path, Shard]]:
     by_number = {place.number: place for place in places.values()}
     images = {
@@ -118,7 +118,7 @@ def _open_for_reading(folder: Path) -> NDArray[np.uint8]:
 
 def fill(
     read: Read,
-    places: dict[str, Place],
+    places: dict[str, RowPlacement],
     num_rows: int,
     form: StoreForm,
     work: Path,
@@ -200,7 +200,7 @@ def _pack_one(placed: _Placed, form: StoreForm, store: str | None) -> _Packed:
     return _Packed(sample.source, None, row, None)
 
 
-def _store_pixels(store: Path, place: Place, pixels: NDArray[np.uint8]) -> None:
+def _store_pixels(store: Path, place: RowPlacement, pixels: NDArray[np.uint8]) -> None:
     _images(str(store / place.split / "inputs.npy"))[place.position] = pixels
 
 

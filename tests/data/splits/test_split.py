@@ -16,7 +16,7 @@ from slipway.config.sections import SplitParams
 from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS
 from slipway.data.splits.assignment import largest_remainder
 from slipway.data.splits.report import report, summary
-from slipway.data.splits.splitting import Split, check_columns, split_rows
+from slipway.data.splits.split import Split, check_columns, split_rows
 from slipway.reports.pages.split_page import split_page
 from slipway.system.errors import DataError
 from tests.data.pictures import row
