@@ -10,14 +10,13 @@ from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.config.sealing import check_inputs
 from slipway.data.engine.progress import progress
-from slipway.data.engine.rows import SPLIT_ROWS, read_table
+from slipway.data.engine.rows import SPLIT_ROWS, SPLITS, read_table
 from slipway.data.engine.work_folder import work_folder
 from slipway.data.sources import sources
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.store import packing
 from slipway.data.store.disk_space import check_disk_space, space_needed
 from slipway.data.store.jpeg_inputs import JPEG
-from slipway.data.store.packed import SPLITS
 from slipway.data.store.store_form import store_form
 from slipway.data.tables.files import read_cells
 from slipway.data.tables.packing import pack_table, rare_categories

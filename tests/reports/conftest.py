@@ -12,7 +12,7 @@ import yaml
 from numpy.typing import NDArray
 
 from slipway.config.params import Params, parse_params
-from slipway.data.engine.rows import SPLIT_ROWS, write_table
+from slipway.data.engine.rows import SPLIT_ROWS, SPLITS, write_table
 from slipway.data.store import packed
 from slipway.data.store.packed import PackedManifest, TargetScale
 from slipway.inputs.images import ImageContract
@@ -82,7 +82,7 @@ def targets(task: Task) -> NDArray[np.float64]:
 def write_project(task: Task) -> None:
     """Everything that the evaluate stage reads, below the current directory."""
     splits, wanted = {}, spec(task)
-    for split in packed.SPLITS:
+    for split in SPLITS:
         folder = Path("data/packed", split)
         folder.mkdir(parents=True)
         np.save(folder / "inputs.npy", images(NUM_TEST_ROWS))

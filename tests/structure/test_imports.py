@@ -1,4 +1,4 @@
-"""Which part may import which: the arrows of docs/pipeline.md, and that the service stays light."""
+"""Imports follow the tables of `rooms`, and the service stays light."""
 
 import subprocess
 import sys
@@ -8,11 +8,9 @@ import pytest
 
 from slipway.system.code_digest import reached_files
 from slipway.system.source_code import imported_modules
+from tests.structure.rooms import RING_0, TABLES, forbidden_arrows, unlisted_rooms, upward_rows
 
-RING_0_PARTS = {
-    *("artifacts", "config", "inputs", "kinds", "metrics", "runtimes", "system", "traffic"),
-}
-RING_0 = {"imagecodecs", "numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
+PACKAGES_OF_RING_0 = {"imagecodecs", "numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}
 HEAVY = (
     "torch",
@@ -27,88 +25,76 @@ HEAVY = (
 )
 
 
-def part_of(root: Path, path: Path) -> str:
-    """The folder of `slipway` ("system", "data", ...), "stages" or "serving"."""
-    first, *rest = path.relative_to(root).parts
-    if first != "slipway":
-        return first
-    return rest[0] if len(rest) > 1 else first
+@pytest.mark.parametrize("folder", TABLES)
+def test_tables_name_earlier_rows_only(folder: str) -> None:
+    assert upward_rows(TABLES[folder]) == []
 
 
-ALLOWED = {
-    "system": {"system"},
-    "kinds": {"system", "kinds"},
-    "inputs": {"system", "kinds", "inputs"},
-    "config": {"system", "kinds", "inputs", "config"},
-    "artifacts": {"system", "kinds", "inputs", "artifacts"},
-    "metrics": {"system", "kinds", "inputs", "artifacts", "metrics"},
-    "runtimes": {"system", "kinds", "inputs", "artifacts", "runtimes"},
-    "traffic": {"system", "kinds", "inputs", "config", "artifacts", "traffic"},
-    "data": {*RING_0_PARTS, "data"},
-    "reports": {*RING_0_PARTS, "data", "reports"},
-    "training": {*RING_0_PARTS, "data", "reports", "training"},
-    "planning": {*RING_0_PARTS, "data", "reports", "training", "planning"},
-    "preflight": {
-        *RING_0_PARTS,
-        *("drift", "data", "reports", "training", "planning", "export", "preflight"),
-    },
-    "doctor": {*RING_0_PARTS, "data", "reports", "training", "doctor"},
-    "export": {*RING_0_PARTS, "drift", "data", "reports", "training", "export"},
-    "drift": {*RING_0_PARTS, "drift"},
-    "replay": {*RING_0_PARTS, "drift", "reports", "training", "export", "replay"},
-    "stages": {*RING_0_PARTS, "drift", "data", "reports", "training", "export", "preflight"},
-    "serving": {*RING_0_PARTS, "drift", "serving"},
-}
+def test_a_row_that_names_a_later_one_is_reported() -> None:
+    assert upward_rows({"low": ("high",), "high": ("low", "high")}) == [
+        "low -> high",
+        "high -> high",
+    ]
 
 
-def forbidden_arrows(root: Path) -> list[str]:
-    """Every import that goes against ALLOWED, as "file -> file"."""
-    found = []
-    for package in ("slipway", "stages", "serving"):
-        for path in sorted((root / package).rglob("*.py")):
-            for target in _direct_imports(root, path):
-                if part_of(root, target) not in ALLOWED[part_of(root, path)]:
-                    found.append(f"{path.relative_to(root)} -> {target.relative_to(root)}")
-    return found
-
-
-def _direct_imports(root: Path, path: Path) -> set[Path]:
-    targets = (
-        root / (module.replace(".", "/") + ".py") for module in imported_modules(path.read_text())
+@pytest.mark.parametrize("folder", TABLES)
+def test_each_room_has_a_row_in_the_table_of_its_folder(root: Path, folder: str) -> None:
+    assert unlisted_rooms(root, folder) == [], (
+        "add, rename or remove rows of tests/structure/rooms.py"
     )
-    return {target for target in targets if target.is_file() and target != path}
 
 
-def test_imports_follow_the_arrows(root: Path) -> None:
-    assert forbidden_arrows(root) == []
+@pytest.mark.parametrize("folder", TABLES)
+def test_imports_follow_the_arrows(root: Path, folder: str) -> None:
+    assert forbidden_arrows(root, folder) == []
 
 
-def test_an_import_against_the_arrows_is_noticed(tmp_path: Path) -> None:
-    for folder in ("slipway/data", "slipway/training", "stages", "serving"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "slipway" / "training" / "network.py").write_text("import torch\n")
-    (tmp_path / "slipway" / "data" / "wrong.py").write_text(
-        "from slipway.training import network\n"
+def test_an_import_against_the_arrows_is_reported(tmp_path: Path) -> None:
+    write_modules(
+        tmp_path,
+        {
+            "slipway/training/networks/network.py": "import torch\n",
+            "slipway/training/run.py": "from slipway.training.networks import network\n",
+            "slipway/training/networks/wrong.py": "import slipway.training.run\n",
+            "slipway/training/networks/wrong_too.py": "import slipway.training.pruning.fine_tune\n",
+            "slipway/training/pruning/fine_tune.py": "",
+            "slipway/data/wrong.py": "from slipway.training import run\n",
+            "serving/wrong.py": "import slipway.data.wrong\n",
+        },
     )
-    (tmp_path / "serving" / "wrong.py").write_text("import slipway.data.wrong\n")
-    assert forbidden_arrows(tmp_path) == [
-        "slipway/data/wrong.py -> slipway/training/network.py",
+    assert forbidden_arrows(tmp_path, "slipway") == [
+        "slipway/data/wrong.py -> slipway/training/run.py",
         "serving/wrong.py -> slipway/data/wrong.py",
     ]
+    assert forbidden_arrows(tmp_path, "slipway/training") == [
+        "slipway/training/networks/wrong.py -> slipway/training/run.py",
+        "slipway/training/networks/wrong_too.py -> slipway/training/pruning/fine_tune.py",
+    ]
+
+
+def test_a_room_without_a_row_is_reported(tmp_path: Path) -> None:
+    write_modules(
+        tmp_path, {f"slipway/data/{room}/a.py": "" for room in (*TABLES["slipway/data"], "attic")}
+    )
+    assert unlisted_rooms(tmp_path, "slipway/data") == ["attic"]
+
+
+def write_modules(root: Path, modules: dict[str, str]) -> None:
+    for path, source in modules.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(source)
 
 
 def test_ring_0_imports_its_few_packages_only(root: Path) -> None:
-    paths = [
-        path for part in sorted(RING_0_PARTS) for path in (root / "slipway" / part).rglob("*.py")
-    ]
-    assert len(paths) > len(RING_0_PARTS)
+    paths = [path for room in RING_0 for path in (root / "slipway" / room).rglob("*.py")]
+    assert len(paths) > len(RING_0)
     for path in paths:
         outside = (
             {name.split(".")[0] for name in imported_modules(path.read_text())}
             - set(sys.stdlib_module_names)
             - {"slipway"}
         )
-        allowed = RING_0 | RUNTIMES if path.parent.name == "runtimes" else RING_0
+        allowed = PACKAGES_OF_RING_0 | (RUNTIMES if path.parent.name == "runtimes" else set())
         assert outside <= allowed, path.name
 
 
@@ -133,7 +119,7 @@ def test_importing_the_service_loads_nothing_heavy(root: Path) -> None:
 
 
 @pytest.mark.process
-def test_importing_a_heavy_package_would_be_noticed(root: Path) -> None:
+def test_a_heavy_package_in_the_service_is_reported(root: Path) -> None:
     code = f"import sys, torch, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
     answer = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True

@@ -15,6 +15,7 @@ from slipway.data.engine.scratch_tables import first_bytes
 from slipway.system import files
 from slipway.system.errors import SchemaError
 
+SPLITS = ("train", "val", "test")
 _GROUP_ROWS = 1 << 17  # of a Parquet file are in memory while it is written
 _HEXADECIMAL = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(
     256, 2

@@ -6,8 +6,8 @@ from datetime import date, datetime
 from typing import Any, NamedTuple
 
 from slipway.config.sections import DataParams
+from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.samples import GIVEN_SPLIT, Fault, spelled
-from slipway.data.store.packed import SPLITS
 from slipway.inputs.columns import days_since_1970, read_date
 from slipway.kinds.registry import is_classification
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.config.sections import DataParams
+from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.folders import walk_files
 from slipway.data.sources.image_tables import is_table_file
 from slipway.data.sources.samples import spelled, visible_entries
 from slipway.data.sources.shards import listed, named_split
-from slipway.data.store.packed import SPLITS
 from slipway.system.errors import DataError
 
 _POOL = "Set data.split_folders to pool to let Slipway split the rows of all these folders. "

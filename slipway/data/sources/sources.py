@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.config.sections import DataParams
+from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.folders import read_folder, walk_files
 from slipway.data.sources.given_splits import split_folders
 from slipway.data.sources.image_tables import (
@@ -30,7 +31,6 @@ from slipway.data.sources.shards import (
     shard_splits,
     table_files,
 )
-from slipway.data.store.packed import SPLITS
 from slipway.system.errors import DataError
 
 _MAX_SHOWN = 3

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.data.store.packed import SPLITS
+from slipway.data.engine.rows import SPLITS
 from slipway.system.errors import DataError
 
 COLUMNS = {

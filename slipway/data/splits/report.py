@@ -5,9 +5,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipway.data.engine.rows import SPLITS
 from slipway.data.splits.leakage import leak_report
 from slipway.data.splits.split import Split, count_classes, count_rows
-from slipway.data.store.packed import SPLITS
 
 
 def report(split: Split, seed: int) -> dict[str, Any]:

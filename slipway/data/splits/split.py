@@ -14,12 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.config.sections import SplitParams
-from slipway.data.engine.rows import PURGED, SPLIT_ROWS
+from slipway.data.engine.rows import PURGED, SPLIT_ROWS, SPLITS
 from slipway.data.splits.assignment import assign_exact, assign_stable
 from slipway.data.splits.leakage import Leaks, check_leaks, find_leaks
 from slipway.data.splits.time_order import assign_by_time, cut_val_by_time, latest_parts
 from slipway.data.splits.units import Int, Units, find_units
-from slipway.data.store.packed import SPLITS
 from slipway.system.errors import DataError
 
 Way = Literal["given", "time", "stable", "exact"]

@@ -14,10 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slipway.data.engine.parallel import Engine, ordered_map
+from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.samples import RawSample
 from slipway.data.store.disk_space import check_jpeg_space
 from slipway.data.store.jpeg_inputs import encode_jpeg
-from slipway.data.store.packed import SPLITS
 from slipway.data.store.shards import (
     SHARD_ROWS,
     FinishedRow,

@@ -29,7 +29,6 @@ from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, SchemaError
 
-SPLITS = ("train", "val", "test")
 _PIXELS = "inputs.npy"
 
 

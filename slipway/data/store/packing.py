@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.code_version import pixel_code
 from slipway.data.engine.parallel import Engine
+from slipway.data.engine.rows import SPLITS
 from slipway.data.store.image_conversion import (
     Read,
     RowPlacement,
@@ -26,7 +27,6 @@ from slipway.data.store.image_conversion import (
 )
 from slipway.data.store.jpeg_inputs import JPEG, OFFSETS
 from slipway.data.store.packed import (
-    SPLITS,
     Inputs,
     PackedManifest,
     open_inputs,

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import PrecomputeParams
+from slipway.data.engine.rows import SPLITS
 from slipway.data.store.packed import (
-    SPLITS,
     PackedManifest,
     PackedSplitManifest,
     write_manifest,

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.raw_tables import NOT_UTF8, RawColumn, RawTable
-from slipway.data.store.packed import SPLITS
 from slipway.data.tables.cells import (
     BAD,
     GOOD,

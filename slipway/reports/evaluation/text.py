@@ -5,7 +5,7 @@ from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import Evaluation, baseline_words, headlines
 from slipway.reports.evaluation.reference_comparison import ReleasedComparison
 from slipway.reports.evaluation.slice_scores import SliceScores
-from slipway.reports.pages.uncertainty_section import in_words
+from slipway.reports.evaluation.uncertainty import UncertaintyReport
 
 _MOST_SHOWN = 5
 
@@ -34,7 +34,7 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
         text_table(["metric", "value", "interval", "rows", "baseline", "difference"], rows, "  ")
     ]
     lines += [f"  baseline: {baseline_words(evaluation.task)}"] if evaluation.baseline else []
-    lines += [f"  {in_words(evaluation.worth)}"] if evaluation.worth else []
+    lines += [f"  {uncertainty_text(evaluation.worth)}"] if evaluation.worth else []
     lines += (
         [f"  WARNING: {doubt}" for doubt in evaluation.worth.doubts] if evaluation.worth else []
     )
@@ -84,3 +84,21 @@ def _released(released: ReleasedComparison) -> list[str]:
         f"{left_out} left out",
         f"  of the released model: {released.knowledge}",
     ]
+
+
+def uncertainty_text(worth: UncertaintyReport) -> str:
+    """What was fitted and on how many rows, and what they were too few for."""
+    conformal, outlier = worth.calibration.conformal, worth.calibration.outlier
+    if worth.before is not None:
+        made = f'Logits are divided by the temperature {number(worth.calibration.temperature)}; "before" is without it'
+        made += f". A set has every label with a probability of at least {number(conformal.threshold or 0.0)}, and always the best"
+    elif conformal.threshold is not None:
+        made = f"An interval is the value +/- {number(conformal.threshold)}"
+    else:
+        made = "There are no intervals"
+    asked = f"{made}, fitted on {conformal.rows} validation rows for a coverage of {conformal.coverage:g}."
+    if conformal.is_vacuous:
+        asked += " So few rows say nothing for that coverage: use a larger validation split, or ask for less in evaluate.coverage."
+    if outlier.threshold is None:
+        return f"{asked} Too few rows for evaluate.outlier_share {outlier.share:g}: no row is called an outlier."
+    return f"{asked} Of ordinary rows at most {outlier.share:.1%} score above {number(outlier.threshold)} and are called outliers."

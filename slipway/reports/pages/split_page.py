@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slipway.data.store.packed import SPLITS
+from slipway.data.engine.rows import SPLITS
 from slipway.reports.pages.html_page import Html, Section, join, page, paragraph, table, tiles
 
 _MOST_CLASSES = 50

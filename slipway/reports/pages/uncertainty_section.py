@@ -2,6 +2,7 @@
 
 from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number
+from slipway.reports.evaluation.text import uncertainty_text
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.reports.pages.charts import Series, line_chart
 from slipway.reports.pages.html_page import Html, Section, beside, figure, join, paragraph, tiles
@@ -23,31 +24,13 @@ def calibration_section(worth: UncertaintyReport) -> Section:
     charts = [_risk(worth)] if worth.before is None else [_reliability(worth), _risk(worth)]
     return Section(
         "What the answers are worth",
-        join([boxes, *marks, paragraph(in_words(worth), "note"), beside(charts)]),
+        join([boxes, *marks, paragraph(uncertainty_text(worth), "note"), beside(charts)]),
     )
 
 
 def _tile(worth: UncertaintyReport, name: str, metric: Metric) -> tuple[str, str, str]:
     what = "interval" if worth.before is None else "set"
     return _NAMES[name].format(what=what), number(metric.value), interval(metric)
-
-
-def in_words(worth: UncertaintyReport) -> str:
-    """What was fitted and on how many rows, and what they were too few for."""
-    conformal, outlier = worth.calibration.conformal, worth.calibration.outlier
-    if worth.before is not None:
-        made = f'Logits are divided by the temperature {number(worth.calibration.temperature)}; "before" is without it'
-        made += f". A set has every label with a probability of at least {number(conformal.threshold or 0.0)}, and always the best"
-    elif conformal.threshold is not None:
-        made = f"An interval is the value +/- {number(conformal.threshold)}"
-    else:
-        made = "There are no intervals"
-    asked = f"{made}, fitted on {conformal.rows} validation rows for a coverage of {conformal.coverage:g}."
-    if conformal.is_vacuous:
-        asked += " So few rows say nothing for that coverage: use a larger validation split, or ask for less in evaluate.coverage."
-    if outlier.threshold is None:
-        return f"{asked} Too few rows for evaluate.outlier_share {outlier.share:g}: no row is called an outlier."
-    return f"{asked} Of ordinary rows at most {outlier.share:.1%} score above {number(outlier.threshold)} and are called outliers."
 
 
 def _reliability(worth: UncertaintyReport) -> Html:

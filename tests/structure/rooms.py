@@ -1,0 +1,158 @@
+"""The rooms of the code, from the bottom up, and the arrows between them.
+
+An arrow is an import from one room into another. Each table lists its rooms in order and names
+the rooms that each one may import. A row may name earlier rows only, so no circle can be written
+down. A module that lies directly in a divided folder is a room of its own if it has a row.
+Without a row it stands above the rooms of its folder: it may import all, and none may import it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from slipway.system.source_code import imported_modules
+
+Table = Mapping[str, tuple[str, ...]]
+TOP = "(top)"  # the modules of a divided folder that have no row
+# What every part may import, the service included: few packages, no torch.
+RING_0 = (*("system", "kinds", "inputs", "config", "artifacts", "metrics", "runtimes", "traffic"),)
+_BELOW_TRAINING = (*RING_0, "data", "reports")
+_BELOW_EXPORT = (*_BELOW_TRAINING, "training")
+# The rooms of `slipway/`, and the two packages that use them.
+ROOMS: Table = {
+    "system": (),
+    "kinds": ("system",),
+    "inputs": ("system", "kinds"),
+    "config": ("system", "kinds", "inputs"),
+    "artifacts": ("system", "kinds", "inputs"),
+    "metrics": ("system", "kinds", "inputs", "artifacts"),
+    "runtimes": ("system", "kinds", "inputs", "artifacts"),
+    "traffic": ("system", "kinds", "inputs", "config", "artifacts"),
+    "drift": RING_0,
+    "data": RING_0,
+    "reports": (*RING_0, "data"),
+    "training": _BELOW_TRAINING,
+    "planning": _BELOW_EXPORT,
+    "doctor": _BELOW_EXPORT,
+    "export": (*_BELOW_EXPORT, "drift"),
+    "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
+    "replay": (*_BELOW_EXPORT, "drift", "export"),
+    "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
+    "serving": (*RING_0, "drift"),
+}
+
+
+def in_order(*rooms: str) -> Table:
+    """A table in which each room may import all rooms before it."""
+    return {room: rooms[:place] for place, room in enumerate(rooms)}
+
+
+# Inside the rooms that are divided. The table of `serving/` is in test_serving_imports.py.
+DATA = in_order(
+    *("engine", "sources", "rules", "store", "augmentation", "splits", "images", "tables")
+)
+TRAINING = in_order(
+    *("epoch_sums", "running_statistics", "networks", "distributed", "threads", "augmentation"),
+    *("batches", "recipe", "module", "checkpoints", "job", "assembly", "telemetry"),
+    *("short_run", "uncertainty", "pruning"),
+)
+EXPORT = in_order("graphs", "certification", "precision")
+REPORTS = in_order("console", "evaluation", "pages")
+TABLES: Mapping[str, Table] = {
+    "slipway": ROOMS,
+    "slipway/data": DATA,
+    "slipway/training": TRAINING,
+    "slipway/export": EXPORT,
+    "slipway/reports": REPORTS,
+}
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """An import from one room of a divided folder into another."""
+
+    folder: str
+    source: str
+    target: str
+    importer: Path
+    imported: Path
+
+    def __str__(self) -> str:
+        return f"{self.importer} -> {self.imported}"
+
+
+def upward_rows(table: Table) -> list[str]:
+    """The rows that name a room which does not stand before them, as "room -> room"."""
+    order = list(table)
+    return [
+        f"{room} -> {other}"
+        for place, (room, others) in enumerate(table.items())
+        for other in others
+        if other not in order[:place]
+    ]
+
+
+def unlisted_rooms(root: Path, folder: str) -> list[str]:
+    """The rooms of a divided folder that its table lacks, and the rows without a room."""
+    found = {_room(folder, path) for path in _modules(root) if _lies_in(folder, path)}
+    return sorted((found - {TOP}) ^ set(TABLES[folder]))
+
+
+def arrows(root: Path, folder: str) -> Iterator[Arrow]:
+    """Every import between two rooms of a divided folder."""
+    for importer in _modules(root):
+        if not _lies_in(folder, importer):
+            continue
+        for imported in _imports(root, importer):
+            if _lies_in(folder, imported):
+                source, target = _room(folder, importer), _room(folder, imported)
+                if source != target:
+                    yield Arrow(folder, source, target, importer, imported)
+
+
+def forbidden_arrows(root: Path, folder: str) -> list[str]:
+    """The imports that the folder's table does not allow, as "file -> file"."""
+    allowed = {**TABLES[folder], TOP: tuple(TABLES[folder])}
+    return [
+        str(arrow)
+        for arrow in arrows(root, folder)
+        if arrow.target not in allowed.get(arrow.source, ())
+    ]
+
+
+def _lies_in(folder: str, path: Path) -> bool:
+    """True for a module of the folder; `stages` and `serving` belong to the table of `slipway`."""
+    if path.as_posix() == f"{folder}/__init__.py":
+        return False
+    return folder == "slipway" or folder in [parent.as_posix() for parent in path.parents]
+
+
+def _room(folder: str, path: Path) -> str:
+    if folder == "slipway" and path.parts[0] != "slipway":
+        return path.parts[0]
+    inside = path.relative_to(folder)
+    if len(inside.parts) > 1:
+        return inside.parts[0]
+    return inside.stem if inside.stem in TABLES[folder] else TOP
+
+
+def _modules(root: Path) -> list[Path]:
+    """All modules below `root`, relative to it."""
+    return [
+        path.relative_to(root)
+        for package in ("slipway", "stages", "serving")
+        for path in sorted((root / package).rglob("*.py"))
+    ]
+
+
+def _imports(root: Path, importer: Path) -> list[Path]:
+    """The modules of `root` that a module imports."""
+    names = _imported_names((root / importer).read_text())
+    targets = {Path(name.replace(".", "/") + ".py") for name in names}
+    return sorted(path for path in targets if path != importer and (root / path).is_file())
+
+
+@cache
+def _imported_names(source: str) -> frozenset[str]:
+    return frozenset(imported_modules(source))
