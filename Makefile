@@ -29,7 +29,7 @@ serve: install ## start the service on 127.0.0.1:3000, with the settings in serv
 	set -a; test ! -f serving.env || . ./serving.env; exec bentoml serve
 
 .PHONY: release
-release: install ## make the certified bundle the released one, for evaluate.released to compare with
+release: install ## keep the certified bundle as the reference model of later trainings
 	@python -m slipway.export.release
 
 .PHONY: doctor
@@ -94,6 +94,6 @@ lock: install ## resolve requirements.lock anew from pyproject.toml
 	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 .PHONY: clean
-clean: ## remove what stages wrote and all work in progress; the data, dvc's cache, .venv and the released bundle stay
+clean: ## remove what stages wrote and all work in progress; the data, dvc's cache, .venv and the reference model stay
 	rm -rf .work .bentoml tmp dvc_plots data/clean data/split data/packed data/augmented reports
-	test ! -d artifacts || find artifacts -mindepth 1 -maxdepth 1 ! -name 'released*' -exec rm -rf {} +
+	test ! -d artifacts || find artifacts -mindepth 1 -maxdepth 1 ! -name 'reference_model*' -exec rm -rf {} +

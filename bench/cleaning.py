@@ -45,7 +45,7 @@ RESULT = Path("bench/results/cleaning.md")
 NUM_FILES = 12_000
 NUM_ROUNDS = 5
 NUM_PLANTED = 300
-CLEAN = clean_params(max_bad_share=1.0)
+CLEAN = clean_params(max_bad_fraction=1.0)
 
 
 def write_photographs(sources: list[Path], folder: Path) -> list[Path]:

@@ -159,7 +159,7 @@ def _timed(project: Project, stages: str) -> float:
 
 def _figures(project: Project) -> list[str]:
     clean = json.loads((project.path / "reports/clean.json").read_text())
-    model = json.loads((project.path / "artifacts/checkpoint/model.json").read_text())
+    model = json.loads((project.path / "artifacts/model/model.json").read_text())
     certificate = read_certificate(project.path / "artifacts/certificate.json")
     metric = read_metrics(project.path / "metrics/evaluate.json")[certificate.metric]
     executed = [hop for hop in certificate.hops if hop.actual is not None]

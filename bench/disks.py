@@ -55,7 +55,7 @@ def main() -> None:
         project.set_params(
             SMALL | {"train": train, "evaluate": {"gates": {}}}
         )  # it is the disks that are measured, not the network
-        project.set_value("clean.rules.near_duplicate", "off")
+        project.set_value("clean.rules.near_duplicate", None)
         project.shell("dvc repro")
         for stage in STAGES:
             cells = [seconds(project, scratch, stage, fault) for fault in TRIED]

@@ -384,7 +384,7 @@ def divided(pixels: Pixels, labels: Sequence[str], learned: float) -> RealData:
         "kind": "images",
         "size_px": pixels.shape[1],
         "channels": pixels.shape[3],
-        "fit": "stretch",
+        "resize_mode": "stretch",
         "interpolation": "bilinear",
     }
     contract = ImageContract.model_validate(shape | {"max_pixels": 10**6, "transform": None})

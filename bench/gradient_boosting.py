@@ -120,7 +120,7 @@ def compare(project: Path) -> list[list[str]]:
 
 
 def _network(project: Path) -> list[str]:
-    model = json.loads((project / "artifacts/checkpoint/model.json").read_text())
+    model = json.loads((project / "artifacts/model/model.json").read_text())
     metrics = read_metrics(project / "metrics/evaluate.json")
     return [
         model["network"]["name"],

@@ -69,9 +69,9 @@ def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
         "task": task,
         "image_column": "image",
         "target_column": target,
-        "digests": None,
+        "checksums": None,
     }
-    params["clean"] |= {"num_workers": 1, "max_bad_share": 0.5}
+    params["clean"] |= {"num_workers": 1, "max_bad_fraction": 0.5}
     if kind == "table":
         params["train"] |= {"network": "tabm", "network_arguments": _TABM}
         params["evaluate"]["gates"] = {}

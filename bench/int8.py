@@ -72,7 +72,7 @@ def contract(size_px: int) -> ImageContract:
         transform=None,
         size_px=size_px,
         channels=3,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="bilinear",
         max_pixels=10**6,
     )

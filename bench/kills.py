@@ -47,7 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "evaluate": {"gates": {"accuracy": {"min": 0.1, "max": None}}},
 }
 EQUAL = (
-    "artifacts/checkpoint/weights.safetensors",
+    "artifacts/model/weights.safetensors",
     "metrics/train.json",
     "metrics/evaluate.json",
     "data/split/rows.parquet",

@@ -40,7 +40,12 @@ def write_images(folder: Path) -> None:
 
 def pack_images(images: Path, folder: Path, transform: str | None) -> None:
     """What `precompute` makes of these images, with the user's function where there is one, and a plan of flips and crops."""
-    changes = {"image_size_px": SIZE_PX, "channels": 3, "fit": "stretch", "transform": transform}
+    changes = {
+        "image_size_px": SIZE_PX,
+        "channels": 3,
+        "resize_mode": "stretch",
+        "transform": transform,
+    }
     form = store_form(PROJECT.precompute.model_copy(update=changes), MAX_PIXELS)
     samples = list(_samples(images))
     payloads = {sample.source: sample for sample in samples}

@@ -4,6 +4,7 @@
 prints its rows per second. TRANSFORM is "none" or "denoise".
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -63,7 +64,9 @@ def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[in
                 network(images), targets, label_smoothing=PROJECT.train.label_smoothing
             )
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(network.parameters(), PROJECT.train.gradient_clip_norm)
+            torch.nn.utils.clip_grad_norm_(
+                network.parameters(), PROJECT.train.gradient_clip_norm or math.inf
+            )
             optimizer.step()
             yield len(images)
 

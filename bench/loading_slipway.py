@@ -31,7 +31,7 @@ def pack(case: Case, folder: Path) -> PackedSplit:
         transform=None,
         size_px=case.stored_px,
         channels=3,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="bilinear",
         max_pixels=10**6,
     )

@@ -129,7 +129,7 @@ def _cifar10(size_px: int, channels: int) -> Rows:
         transform=None,
         size_px=size_px,
         channels=channels,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="bilinear",
         max_pixels=10**6,
     )
@@ -280,14 +280,14 @@ def area_under_curve(ordinary: Float, strange: Float) -> float:
 def run(data_set: DataSet) -> Iterator[list[str]]:
     """One line for each kind of stranger."""
     folder = SCRATCH / data_set.name.partition(",")[0].replace(" ", "_")
-    if not (folder / "artifacts/checkpoint").exists():
+    if not (folder / "artifacts/model").exists():
         shutil.rmtree(folder, ignore_errors=True)
         write_project(folder, data_set.table(), data_set.params)
         for stage in STAGES:
             run_stage(folder, stage)
     manifest, network = (
         read_manifest(folder / "data/packed"),
-        load_network(folder / "artifacts/checkpoint"),
+        load_network(folder / "artifacts/model"),
     )
     train, test = (
         open_split(folder / "data/packed", manifest, split) for split in ("train", "test")

@@ -32,7 +32,7 @@ RESULT = ROOT / "bench/results/precompute.md"
 NUM_IMAGES, NUM_DISTINCT, NUM_ROUNDS = 1500, 200, 5
 MAX_PIXELS = 10**6
 NETWORK = ImageContract(
-    kind="images", transform=None, size_px=224, channels=3, fit="crop", interpolation="bilinear", max_pixels=MAX_PIXELS
+    kind="images", transform=None, size_px=224, channels=3, resize_mode="crop", interpolation="bilinear", max_pixels=MAX_PIXELS
 )  # fmt: skip
 RAW = StoreForm(network=NETWORK, train_size_px=224, encoding="raw", jpeg_quality=None)
 JPEG = StoreForm(network=NETWORK, train_size_px=224, encoding="jpeg", jpeg_quality=95)

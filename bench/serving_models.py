@@ -46,7 +46,7 @@ def contract(size_px: int, channels: Any) -> ImageContract:
         transform=None,
         size_px=size_px,
         channels=channels,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="bilinear",
         max_pixels=10**6,
     )

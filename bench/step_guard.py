@@ -94,7 +94,7 @@ def _step(
     name: str, arguments: dict[str, Any], size_px: int, num_rows: int, device: torch.device
 ) -> Step:
     contract = ImageContract(
-        kind="images", transform=None, size_px=size_px, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6
+        kind="images", transform=None, size_px=size_px, channels=3, resize_mode="stretch", interpolation="bilinear", max_pixels=10**6
     )  # fmt: skip
     spec = NetworkSpec(
         task="image_classification", name=name, arguments=arguments, classes=list("abcdefghij"), input=contract,

@@ -25,13 +25,13 @@ SCRATCH = ROOT / "tmp" / "bench" / "strategies"
 RESULT = Path("bench/results/strategies.md")
 SEEDS = (7, 1, 2)
 SETUPS = (
-    ("single", "32-true", "none", 1),
-    ("ddp", "32-true", "none", 2),
-    ("deepspeed_stage_1", "bf16-mixed", "none", 2),
-    ("deepspeed_stage_2", "bf16-mixed", "none", 2),
+    ("single", "32-true", None, 1),
+    ("ddp", "32-true", None, 2),
+    ("deepspeed_stage_1", "bf16-mixed", None, 2),
+    ("deepspeed_stage_2", "bf16-mixed", None, 2),
     ("deepspeed_stage_2", "bf16-mixed", "optimizer", 2),
-    ("deepspeed_stage_2", "16-mixed", "none", 2),
-    ("deepspeed_stage_3", "bf16-mixed", "none", 2),
+    ("deepspeed_stage_2", "16-mixed", None, 2),
+    ("deepspeed_stage_3", "bf16-mixed", None, 2),
     ("deepspeed_stage_3", "bf16-mixed", "optimizer_and_parameters", 2),
 )
 

@@ -49,12 +49,12 @@ def _split(params: TrainParams) -> tuple[PackedManifest, PackedSplit]:
         transform=None,
         size_px=SIZE_PX,
         channels=1,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="bilinear",
         max_pixels=10_000,
     )
     facts: dict[str, Any] = {
-        "format_version": 2,
+        "format_version": 3,
         "classes": list("0123456789"),
         "target_scale": None,
         "splits": {},

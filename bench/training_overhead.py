@@ -4,6 +4,7 @@
 clipping, loader and batches, on images as large as the demo's and CIFAR-10's. It prints and writes one table.
 """
 
+import math
 import statistics
 import sys
 import time
@@ -80,12 +81,12 @@ def write_store(case: Case, folder: Path) -> None:
         transform=None,
         size_px=case.size_px,
         channels=case.channels,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="bilinear",
         max_pixels=10**6,
     )
     manifest = packed.PackedManifest(
-        format_version=2,
+        format_version=3,
         task="image_classification",
         input=contract,
         classes=[str(number) for number in range(case.num_classes)],
@@ -144,7 +145,9 @@ def hand_written(job: Job, network: Network, batches: TrainingBatches) -> Iterat
             )
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(network.parameters(), job.params.gradient_clip_norm)
+            torch.nn.utils.clip_grad_norm_(
+                network.parameters(), job.params.gradient_clip_norm or math.inf
+            )
             scaler.step(optimizer)
             scaler.update()
             schedule.step()

@@ -26,7 +26,7 @@ def run(params: Params) -> None:
         _audit(params)
         return
     _write(None, {"folds": 0}, page_of_no_audit())
-    print(f"no audit of the labels was asked for: audit.folds is 0; see {PAGE}")
+    print(f"audit.folds is null: labels were not audited; see {PAGE}")
 
 
 def _audit(params: Params) -> None:

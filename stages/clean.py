@@ -42,8 +42,8 @@ def run(params: Params) -> None:
 
 
 def _run_table(params: Params, data: DataParams, layout: sources.Layout) -> None:
-    if data.digests:
-        read_checksums(Path(data.digests), Path(data.path)).check_table(find_table(data))
+    if data.checksums:
+        read_checksums(Path(data.checksums), Path(data.path)).check_table(find_table(data))
     table = clean_table(read_raw_table(find_table(data)), data, params.clean)
     print(layout.described(table.cleaned.rows), end="")
     try:
@@ -66,7 +66,7 @@ def _run_table(params: Params, data: DataParams, layout: sources.Layout) -> None
 
 
 def _run_images(params: Params, data: DataParams, layout: sources.Layout) -> None:
-    digests = read_checksums(Path(data.digests), Path(data.path)) if data.digests else None
+    digests = read_checksums(Path(data.checksums), Path(data.path)) if data.checksums else None
     num_workers, engine = params.clean.num_workers, data.engine
     read = partial(
         sources.read_samples, data, read_files=engine == "ray"

@@ -32,7 +32,7 @@ from slipway.training.uncertainty.calibrating import Calibrator
 from slipway.training.uncertainty.outlier_score import save_outlier_score
 from slipway.training.uncertainty.prediction import default_device
 
-CHECKPOINT = Path("artifacts/checkpoint")
+CHECKPOINT = Path("artifacts/model")
 PACKED = Path("data/packed")
 SPLIT = Path("data/split")
 LIVE = Path("reports/live")
@@ -98,10 +98,10 @@ def _dimensions(params: Params, test: PackedSplit, manifest: PackedManifest) -> 
 def _released(
     params: Params, test: PackedSplit, manifest: PackedManifest
 ) -> ReleasedAnswers | None:
-    if params.evaluate.released is None:
+    if params.evaluate.reference_model is None:
         return None
     return ask_released(
-        open_released(Path(params.evaluate.released), manifest),
+        open_released(Path(params.evaluate.reference_model), manifest),
         test,
         PACKED,
         manifest,

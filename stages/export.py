@@ -13,7 +13,7 @@ from slipway.reports.evaluation.record import read_baseline, read_coverage, read
 from slipway.reports.pages.leaderboard_page import leaderboard_page, leaderboard_text
 from slipway.system import files
 
-CHECKPOINT = Path("artifacts/checkpoint")
+CHECKPOINT = Path("artifacts/model")
 PACKED = Path("data/packed")
 METRICS = Path("metrics/evaluate.json")
 CALIBRATION = Path("artifacts/calibration.json")
@@ -29,7 +29,7 @@ def run(params: Params) -> None:
     """Export, check, measure, choose and bundle."""
     from slipway.export.bundle_writer import ExportRows, Pruned, Trained, write_bundle
     from slipway.export.certification.lineage import trace_lineage
-    from slipway.export.graphs.variants import calibration_rows
+    from slipway.export.graphs.variants import quantization_samples
     from slipway.export.model_card import CardFacts, model_card, read_report
     from slipway.training.networks.networks import load_network, read_model_card
     from slipway.training.pruning.result import load_pruned, read_pruned
@@ -56,7 +56,9 @@ def run(params: Params) -> None:
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
     rows = ExportRows(
-        calibration=calibration_rows(PACKED, manifest, params.seed, params.export.calibration_rows),
+        calibration=quantization_samples(
+            PACKED, manifest, params.seed, params.export.quantization_samples
+        ),
         validation=open_split(PACKED, manifest, "val", verify=True),
         train=train,
         test=open_split(PACKED, manifest, "test", verify=True),
@@ -70,7 +72,7 @@ def run(params: Params) -> None:
     ]
     read += [PRUNED / "model.json"]
     sealed = sealed_params(params.model_dump(mode="json", exclude={"compile", "verify"}))
-    judging = ("gates", "slice_gates", "released_max_loss")  # the release, not the weights
+    judging = ("gates", "slice_gates", "max_regression")  # the release, not the weights
     shaping = {key: value for key, value in sealed["evaluate"].items() if key not in judging}
     lineage = trace_lineage(sealed | {"evaluate": shaping}, read)
     resampling = Resampling(

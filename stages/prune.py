@@ -7,7 +7,7 @@ from slipway.config.params import Params
 from slipway.config.sections import MeasuringParams
 from slipway.system import files
 
-CHECKPOINT = Path("artifacts/checkpoint")
+CHECKPOINT = Path("artifacts/model")
 PACKED = Path("data/packed")
 AUGMENTED = Path("data/augmented")
 PRUNED = Path("artifacts/pruned")
@@ -15,14 +15,14 @@ REPORT = Path("reports/prune.json")
 
 
 def run(params: Params) -> None:
-    """Prune, fine-tune and calibrate, or write down that it was not asked for."""
-    if params.prune.kind != "none":
+    """Prune, fine-tune and calibrate, or record that prune.kind is null."""
+    if params.prune.kind:
         _prune(params)
         return
     with files.new_directory(PRUNED) as folder:
-        files.write_json(folder / "model.json", {"format_version": 1, "kind": "none"})
-    files.write_json(REPORT, {"kind": "none"})
-    print("no pruned network was asked for: prune.kind is none")
+        files.write_json(folder / "model.json", {"format_version": 1, "kind": None})
+    files.write_json(REPORT, {"kind": None})
+    print("prune.kind is null: no network was pruned")
 
 
 def _prune(params: Params) -> None:
@@ -35,7 +35,7 @@ def _prune(params: Params) -> None:
         confidence=params.evaluate.confidence,
         calibration=params.evaluate.calibration,
         coverage=params.evaluate.coverage,
-        outlier_share=params.evaluate.outlier_share,
+        ood_fraction=params.evaluate.ood_fraction,
     )
     found = prune(
         params.seed,

@@ -1,4 +1,4 @@
-"""Trains the network on the packed store and writes `artifacts/checkpoint/` and `metrics/train.json`."""
+"""Trains the network on the packed store and writes `artifacts/model/` and `metrics/train.json`."""
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slipway.export.certification.hops import Measured
 
 PACKED = Path("data/packed")
-CHECKPOINT = Path("artifacts/checkpoint")
+CHECKPOINT = Path("artifacts/model")
 CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 BUNDLE = Path("artifacts/bundle")

@@ -8,7 +8,7 @@ SETUP = TrainingSetup(
     accelerator="cpu",
     world_size=1,
     zero_stage=None,
-    offload="none",
+    offload=None,
     parameter_dtype="float32",
 )
 

@@ -137,7 +137,7 @@ def write_packed(
         start += size
     train = targets[: num_rows["train"]]
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task=task,
         input=contract,
         classes=CLASSES if is_classification(task) else [],

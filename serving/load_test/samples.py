@@ -76,7 +76,7 @@ def _read(given: Path) -> list[bytes]:
 
 
 def _pictures(bundle: LoadedBundle) -> tuple[list[bytes], str]:
-    rows = bundle.canary_rows()
+    rows = bundle.golden_rows()
     pixels = (
         example_inputs(bundle.manifest.input, 1) if rows is None else rows.inputs[:_MAX_SAMPLES]
     )

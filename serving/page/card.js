@@ -79,7 +79,7 @@ function executionTile({ execution, canary, rebuild }) {
       why ? [t("model.why"), html("ul", { lang: "en" }, html("li", {}, why))] : null,
       passedOver.length ? [t("model.passed_over"), html("ul", { lang: "en" }, passedOver.map((reason) => html("li", {}, reason)))] : null,
       [t("model.batch"), number(execution.max_batch_size)],
-      canary ? [t("model.canary"), t("model.canary_rows", { rows: canary.rows })] : null,
+      canary ? [t("model.canary"), t("model.golden_rows", { rows: canary.rows })] : null,
       rebuild && !["not_asked_for", "not_needed"].includes(rebuild.status) ? [t("model.rebuild"), `${rebuild.status}: ${rebuild.reason}`] : null,
     ]),
   );

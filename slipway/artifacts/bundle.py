@@ -2,7 +2,7 @@
 
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
-artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.canary_rows is 0
+artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.golden_rows is 0
 artifacts/bundle/drift.json         what the traffic is compared with; slipway/drift/ is its reader and writer
 artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
 
@@ -24,7 +24,7 @@ from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import BundleError
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 MANIFEST = "bundle.json"
 CARD = "MODEL_CARD.md"
 DRIFT = "drift.json"
@@ -141,7 +141,7 @@ class Lineage(Contract):
 class Bundle(Contract):
     """The content of `bundle.json`."""
 
-    format_version: Literal[5]
+    format_version: Literal[6]
     task: Task
     input: InputContract
     input_name: str  # "image" or "row"
@@ -153,7 +153,7 @@ class Bundle(Contract):
     ]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
-    canary: Canary | None  # null where export.canary_rows is 0
+    canary: Canary | None  # null where export.golden_rows is 0
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     # Share of the test rows whose set or interval held the truth. Null: there is no interval; absent from older bundles.
     coverage: Metric | None = None
@@ -229,7 +229,7 @@ class LoadedBundle:
             else None
         )
 
-    def canary_rows(self) -> CanaryRows | None:
+    def golden_rows(self) -> CanaryRows | None:
         """The canary rows, or None where the bundle has none; BundleError if their file is absent or altered."""
         canary = self.manifest.canary
         return (
@@ -254,7 +254,7 @@ class LoadedBundle:
         for variant in self.manifest.models:
             self.model_bytes(variant)
         self.card()
-        self.canary_rows()
+        self.golden_rows()
         self.drift_bytes()
 
     def _verified(self, file: str, sha256: str) -> bytes:

@@ -10,7 +10,7 @@ import datetime
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -44,6 +44,7 @@ _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 class Params(Section):
     """The whole file."""
 
+    version: Literal[1]  # of the format of this file
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     data: DataParams
     clean: CleanParams
@@ -172,7 +173,7 @@ def _asked_for_in_vain(params: Params) -> list[str]:
         found |= {
             "data.label_map": data.label_map or None,
             "data.classes": data.classes,
-            "audit.folds": params.audit.folds or None,
+            "audit.folds": params.audit.folds,
         }
     reasons = {
         "precompute.transform": "works on images; set it to null",
@@ -180,7 +181,7 @@ def _asked_for_in_vain(params: Params) -> list[str]:
         "data.columns": "is for tables; set it to {}",
         "data.label_map": "is for classes; set it to {}",
         "data.classes": "is for classes; set it to null",
-        "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to 0",
+        "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to null",
     }
     return [
         f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}"
@@ -194,11 +195,12 @@ def _pruned_in_vain(params: Params) -> list[str]:
     kind, train = params.prune.kind, params.train
     wanted = [variant for variant in params.export.variants if variant in PRUNED_VARIANTS]
     problems = []
-    if wanted and kind == "none":
+    if wanted and kind is None:
         problems.append(
-            f"export.variants asks for {wanted}, but prune.kind is 'none': set it to structured or magnitude"
+            f"export.variants contains {wanted}, but prune.kind is null: "
+            "set it to structured or magnitude"
         )
-    if not wanted and kind != "none":
+    if not wanted and kind is not None:
         problems.append(
             f"prune.kind is {kind!r}, but export.variants {params.export.variants} has neither 'pruned' nor 'pruned_int8'"
         )
@@ -223,9 +225,9 @@ def _loss_of_another_task(params: Params) -> list[str]:
         problems.append(
             f"train.loss is {train.loss!r}, but data.task is {task!r}, which takes {' or '.join(map(repr, fitting))}"
         )
-    if train.class_weights != "none" and not classes:
+    if train.class_weights is not None and not classes:
         problems.append(
-            f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: set it to none"
+            f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: set it to null"
         )
     return problems
 
@@ -375,7 +377,7 @@ def _budgets_without_end(params: Params) -> list[str]:
         return []
     budgets = {
         "export.goal.max_metric_loss": params.export.goal.max_metric_loss,
-        "evaluate.released_max_loss": params.evaluate.released_max_loss,
+        "evaluate.max_regression": params.evaluate.max_regression,
         **{
             f"verify.max_metric_loss.{variant}": budget
             for variant, budget in params.verify.max_metric_loss.items()

@@ -31,7 +31,7 @@ from slipway.system.errors import ParamsError, SchemaError, SealError, Unavailab
 SEALS = Path("artifacts/seals")
 _FORMAT = 2
 _PARAMS, _PIPELINE, _LOCK = "params.yaml", Path("dvc.yaml"), Path("dvc.lock")
-_MODEL = "artifacts/checkpoint"  # whose model.json holds the params of train
+_MODEL = "artifacts/model"  # whose model.json holds the params of train
 _ROOT = Path()
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
@@ -397,7 +397,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    return "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _raise_changed(stage: str, what: str, changes: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""The sections of `params.yaml`, each typed by itself: units, bounds, and what its own values say to each other.
+"""The typed sections of `params.yaml`: units, bounds, and rules between the keys of one section.
 
-How sections fit together, and how the file is read, is in slipway/config/params.py.
+slipway/config/params.py reads the file and checks the rules between sections.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -11,12 +11,14 @@ from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
 from slipway.kinds.registry import Task
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[int, Field(ge=1)]
+NotNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-Action = Literal[
-    "refuse", "flag", "off"
-]  # refuse: into the quarantine; flag: kept, named in rows.parquet; off: not checked
+# refuse: quarantine the row; flag: keep it and name the rule in rows.parquet; null: do not check.
+Action = Literal["refuse", "flag"] | None
 Operation = Literal[
     "random_resized_crop",
     "rotation_deg",
@@ -33,19 +35,19 @@ Operation = Literal[
     "mixup_alpha",
     "cutmix_alpha",
 ]
-Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
+Offload = Literal["optimizer", "optimizer_and_parameters"]
 Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
 PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
 
 class Section(BaseModel):
-    """Strict: no unknown key, no value of another type, nothing that is not finite."""
+    """A strict section: no unknown keys, no type conversion, finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ColumnParams(Section):
-    """What the user says of one column of a table; what is inferred otherwise is written to reports/columns.yaml."""
+    """Corrections for one table column. reports/columns.yaml lists the inferred types."""
 
     kind: Literal["number", "category", "boolean", "date", "ignore"]  # ignore: not an input
     min: float | None  # smaller numbers are out of range; null for no bound
@@ -62,29 +64,30 @@ class ColumnParams(Section):
 
 
 class DataParams(Section):
-    """Where the raw data is and what its columns mean."""
+    """Location of the raw data and the meaning of its columns."""
 
-    path: str  # folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these
+    # A folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz
+    # of these.
+    path: str
     task: Task
-    image_column: str  # image bytes ({bytes, path} or binary) or a path relative to the file; for image tasks with a table
+    # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
+    # tasks that read a table.
+    image_column: str
     target_column: str  # class names or numbers; without effect for a folder
-    group_column: str | None  # rows of one group stay in one split; null for none
-    time_column: (
-        str | None
-    )  # the test split is the latest, the training split the earliest; null for none
-    weight_column: str | None  # how much a row counts in the training loss; null: all the same
-    split_column: (
-        str | None
-    )  # the user's own split: train, val, test; null: split_folders, or Slipway splits
-    # Folders and Parquet shards that name splits. auto: they are the given split; pool: Slipway splits; classes: folders are classes.
+    group_column: str | None  # rows of one group stay in one split
+    time_column: str | None  # the test split is the latest, the training split the earliest
+    weight_column: str | None  # weight of a row in the training loss; null: equal weights
+    # The user's own split (train, val, test). null: split_folders decides, or Slipway splits.
+    split_column: str | None
+    # Folders and Parquet shards named after splits. auto: they are the given split; pool: Slipway
+    # splits all rows; classes: the folders are classes.
     split_folders: Literal["auto", "pool", "classes"]
     label_map: dict[str, str]  # spelling variants of a class: {found: meant}
-    classes: (
-        list[str] | None
-    )  # every class there may be; another label is unknown. null: all that are found
-    columns: dict[str, ColumnParams]  # for table tasks: corrections of the inferred column types
-    digests: str | None  # a file of lines "SHA-256  path" as sha256sum writes them; null for none
-    engine: Literal["local", "ray"]  # where clean and precompute run
+    # The allowed classes. The rule `unknown_label` handles any other label. null: all found.
+    classes: list[str] | None
+    columns: dict[str, ColumnParams]  # table tasks: corrections of the inferred column types
+    checksums: str | None  # file of lines "SHA-256  path", as sha256sum writes them
+    engine: Literal["local", "ray"]  # runs clean and precompute
 
     @field_validator("path")
     @classmethod
@@ -95,12 +98,10 @@ class DataParams(Section):
 
 
 class RuleParams(Section):
-    """What happens to a row that breaks a rule. Rules that leave nothing to choose are not here: see docs/data.md."""
+    """Action for a row that breaks a rule. docs/data.md lists the rules without a choice, too."""
 
-    near_duplicate: Action  # flag: its cluster stays in one split; refuse: one of a cluster is kept
-    conflicting_label: (
-        Action  # the same picture or row under different classes or with different numbers
-    )
+    near_duplicate: Action  # flag: its cluster stays in one split; refuse: one row per cluster
+    conflicting_label: Action  # equal images or rows with different classes or targets
     unknown_label: Action  # not in data.classes
     wrong_extension: Action
     too_small: Action
@@ -118,51 +119,48 @@ class RuleParams(Section):
 
 
 class CleanParams(Section):
-    """When a sample is refused or flagged, and when there are too many of them."""
+    """Limits beyond which a sample is refused or flagged, and the allowed number of bad rows."""
 
-    max_bad_share: (
-        Share  # refused rows over read rows above which the stage fails; duplicates do not count
-    )
-    num_workers: Annotated[int, Field(ge=0)]  # decoding processes; 0 means one per core
-    min_side_px: Positive  # a shorter side is too_small
-    # Images of more pixels are refused before they are decoded; the service has the same limit. Pillow itself objects to more.
+    # The stage fails if refused rows are a larger fraction of the rows read. Duplicates do not
+    # count.
+    max_bad_fraction: Fraction
+    num_workers: NotNegativeInt  # decoding processes; 0: one per core
+    min_side_px: Positive  # a shorter side breaks too_small
+    # Larger images are refused before they are decoded; the service has the same limit.
     max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)]
-    near_duplicate_bits: Annotated[
-        int, Field(ge=0, le=16)
-    ]  # of 64 in the perceptual hash that near duplicates may differ in
-    constant_std: (
-        NotNegative  # grey levels of 255; a smaller standard deviation is a constant_image
-    )
+    # Near duplicates differ in at most this many of the 64 bits of the perceptual hash.
+    near_duplicate_bits: Annotated[int, Field(ge=0, le=16)]
+    constant_std: NotNegative  # grey levels of 255; a smaller deviation is a constant_image
     blur_variance: NotNegative  # of the Laplacian, in grey levels squared; less is blurred
     dark_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; a darker mean is too_dark
-    bright_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; a brighter mean is too_bright
-    max_aspect: Annotated[float, Field(ge=1)]  # longer side over shorter side; more is odd_aspect
-    outlier_deviations: Annotated[
-        float, Field(gt=0)
-    ]  # robust standard deviations from the median; further is an outlier
+    bright_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; above it is too_bright
+    max_aspect: Annotated[float, Field(ge=1)]  # longer side over shorter side
+    # Distance from the median in robust standard deviations (1.4826 MAD) that makes an outlier.
+    outlier_mad_threshold: PositiveFloat
     max_archive_members: Positive
-    max_archive_ratio: Positive  # bytes out over bytes in, of a whole archive
+    max_archive_ratio: Positive  # unpacked bytes over packed bytes of a whole archive
     rules: RuleParams
 
 
 class SplitParams(Section):
-    """Shares of the three splits; each class is split in these shares."""
+    """Fractions of the three splits. Each class is split in these fractions."""
 
-    train: Annotated[float, Field(gt=0, lt=1)]
-    val: Annotated[float, Field(gt=0, lt=1)]
-    test: Annotated[float, Field(gt=0, lt=1)]
-    # stable: each row by its own content, so that new rows move no old one; exact: exact shares in each class.
+    train: OpenFraction
+    val: OpenFraction
+    test: OpenFraction
+    # stable: the row's own content decides, so new rows move no old one; exact: exact fractions
+    # in each class.
     assignment: Literal["stable", "exact"]
-    # report: leaked rows are marked, and metrics come with and without them; auto: report with a given split, else fail
+    # report: leaked rows are marked, and metrics come with and without them; auto: report with a
+    # given split, else fail.
     on_leak: Literal["auto", "fail", "report"]
-    time_cuts: (
-        Annotated[list[str], Field(min_length=2, max_length=2)] | None
-    )  # where val and test begin; null: by the shares
-    folds: Annotated[int, Field(ge=0)]  # of the rows that are not for testing; 0 for none
-    fold: Annotated[int, Field(ge=0)]  # which of them is val, counted from 0
+    # Times at which val and test begin. null: the fractions decide.
+    time_cuts: Annotated[list[str], Field(min_length=2, max_length=2)] | None
+    folds: Annotated[int, Field(ge=2)] | None  # folds of the rows outside test
+    fold: NotNegativeInt  # the fold that is val, counted from 0
 
     @model_validator(mode="after")
-    def _shares_sum_to_one(self) -> Self:
+    def _fractions_sum_to_one(self) -> Self:
         total = self.train + self.val + self.test
         if abs(total - 1) > 1e-9:
             raise ValueError(
@@ -172,9 +170,7 @@ class SplitParams(Section):
 
     @model_validator(mode="after")
     def _fold_is_one_of_the_folds(self) -> Self:
-        if self.folds == 1:
-            raise ValueError("folds is 1, expected 0 for none, or at least 2")
-        if self.fold >= max(self.folds, 1):
+        if self.fold >= (self.folds or 1):
             raise ValueError(
                 f"fold is {self.fold}, expected less than folds {self.folds} (0 without folds)"
             )
@@ -182,29 +178,22 @@ class SplitParams(Section):
 
 
 class PrecomputeParams(Section):
-    """What the network sees."""
+    """Format of the network's input."""
 
     image_size_px: Annotated[int, Field(ge=4, le=4096)]  # side of the square
-    train_size_px: (
-        Annotated[int, Field(ge=4, le=4096)] | None
-    )  # side that training images are stored with, for crops; null: the same
+    # Side that training images are stored with, for random crops. null: image_size_px.
+    train_size_px: Annotated[int, Field(ge=4, le=4096)] | None
     channels: Literal[1, 3]  # 1 grey, 3 RGB
-    fit: Literal["stretch", "crop", "pad"]  # how an oblong image becomes a square
+    resize_mode: Literal["stretch", "crop", "pad"]  # turns an oblong image into a square
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
-    encoding: Literal[
-        "raw", "jpeg"
-    ]  # of the packed pixels; jpeg is about an eighth of the size, lossy and slower to read
+    # Of the packed pixels. jpeg takes about an eighth of the disk, is lossy and slower to read.
+    encoding: Literal["raw", "jpeg"]
     jpeg_quality: Annotated[int, Field(ge=1, le=100)]  # without effect for raw
-    transform: (
-        str | None
-    )  # a function of yours, "package.module:function", on each decoded image; null for none
-    num_workers: Annotated[int, Field(ge=0)]  # decoding processes; 0 means one per core
-    max_categories: Annotated[
-        int, Field(ge=1, le=2000)
-    ]  # of a table's column; rarer ones count as unknown. fp16 counts to 2048
-    num_quantiles: Annotated[
-        int, Field(ge=2, le=256)
-    ]  # of a table's numeric column, which its embedding is cut at
+    transform: str | None  # your function "package.module:function" on each decoded image
+    num_workers: NotNegativeInt  # decoding processes; 0: one per core
+    # Of a table column; rarer ones count as unknown. The limit is fp16's exact integers (2048).
+    max_categories: Annotated[int, Field(ge=1, le=2000)]
+    num_quantiles: Annotated[int, Field(ge=2, le=256)]  # bins of a numeric column's embedding
 
     @model_validator(mode="after")
     def _training_images_are_not_smaller(self) -> Self:
@@ -215,41 +204,32 @@ class PrecomputeParams(Section):
         return self
 
 
-Range = Annotated[
-    list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)
-]  # [smallest, largest]
+# [smallest, largest]
+Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
 
 
 class AugmentParams(Section):
-    """Random changes of training images, drawn anew for each sample and epoch. Without effect for tables."""
+    """Random changes of training images, drawn anew for each sample and epoch."""
 
-    random_resized_crop: Range  # area that is cropped, as a share of the image; [1, 1] for none
-    crop_aspect: Range  # width over height of that area; without effect where nothing is cropped
-    rotation_deg: Annotated[float, Field(ge=0, le=180)]  # up to this angle either way
-    scale: Range  # zoom between these factors
-    translation: Share  # shift by up to this share of the side either way
-    crop_padding_px: Annotated[
-        int, Field(ge=0)
-    ]  # random crop after padding every side by this much
-    horizontal_flip: Share  # probability
-    vertical_flip: Share  # probability
-    brightness: Share  # factor between 1 - this and 1 + this
-    contrast: Share
-    saturation: Share  # without effect for grey images
-    hue: Annotated[
-        float, Field(ge=0, le=0.5)
-    ]  # turn of the colour circle either way; without effect for grey images
-    erasing: Share  # probability that a rectangle is filled with grey
-    erasing_area: Range  # of that rectangle, as a share of the image
-    mixup_alpha: NotNegative  # of the beta distribution that two images are blended by; 0 for none
-    cutmix_alpha: NotNegative  # of the beta distribution of the area that comes from a second image; 0 for none
-    mix_probability: Share  # of a row to be mixed at all; without effect where both alphas are 0
-    forbid: list[
-        Operation
-    ]  # operations that would change the label; asking for one of them fails the stage
-    offline_copies: Annotated[
-        int, Field(ge=0)
-    ]  # augmented copies of each training row, written to disk; 0 for none
+    random_resized_crop: Range  # cropped area as a fraction of the image; [1, 1]: no crop
+    crop_aspect: Range  # width over height of that area; without effect if nothing is cropped
+    rotation_deg: Annotated[float, Field(ge=0, le=180)]  # largest angle either way
+    scale: Range  # zoom factors
+    translation: Fraction  # largest shift either way, as a fraction of the side
+    crop_padding_px: NotNegativeInt  # random crop after padding every side by this much
+    horizontal_flip: Fraction  # probability
+    vertical_flip: Fraction  # probability
+    brightness: Fraction  # factor between 1 - this and 1 + this
+    contrast: Fraction
+    saturation: Fraction  # without effect for grey images
+    hue: Annotated[float, Field(ge=0, le=0.5)]  # turn of the colour circle; not for grey images
+    erasing: Fraction  # probability that a rectangle is filled with grey
+    erasing_area: Range  # of that rectangle, as a fraction of the image
+    mixup_alpha: NotNegative  # beta distribution of the blend of two images; 0: no mixup
+    cutmix_alpha: NotNegative  # beta distribution of the pasted area; 0: no cutmix
+    mix_probability: Fraction  # of a row to be mixed; without effect if both alphas are 0
+    forbid: list[Operation]  # operations that would change the label; using one fails the stage
+    offline_copies: NotNegativeInt  # augmented copies of each training row, written to disk
 
     @model_validator(mode="after")
     def _ranges_go_up(self) -> Self:
@@ -262,16 +242,16 @@ class AugmentParams(Section):
         for name in ("random_resized_crop", "erasing_area"):
             if getattr(self, name)[1] > 1:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}, a share of the image, expected at most 1"
+                    f"{name} is {getattr(self, name)}, a fraction of the image, expected at most 1"
                 )
         return self
 
 
-_WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2, or 0"
+_WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2"
 
 
 def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
-    """What is wrong with values that one choice of `key` needs, and that the others have no use for."""
+    """Mistakes in values that exactly one choice of `key` needs."""
     if chosen == choice:
         return [
             f"{key} is {chosen!r}, which needs {name}"
@@ -290,85 +270,59 @@ def _yaml(value: object) -> str:
 
 
 class TrainParams(Section):
-    """The network and how it is trained."""
+    """The network and its training recipe."""
 
     network: str  # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables
     network_arguments: dict[str, Any]  # passed to the network's constructor
-    pretrained: (
-        str | None
-    )  # of timm's networks: "hub", or a .safetensors or .pth file; null for fresh weights
-    freeze_epochs: Annotated[
-        int, Field(ge=0)
-    ]  # in which the head of a pretrained network learns alone; 0 for none
-    unfreeze_epochs: Annotated[
-        int, Field(ge=0)
-    ]  # over which its other parts then join, the last first; 0: at once
+    # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights.
+    pretrained: str | None
+    freeze_epochs: NotNegativeInt  # epochs that train only the head of a pretrained network
+    # Epochs over which the frozen parts join, the last one first. 0: all at once.
+    unfreeze_epochs: NotNegativeInt
     epochs: Positive
-    early_stopping_patience: (
-        Positive | None
-    )  # epochs without a lower validation loss, after which training ends; null for never
+    # Training ends after this many epochs without a lower validation loss. null: never early.
+    early_stopping_patience: Positive | None
     batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
-    max_batch_per_device: (
-        Positive  # above it the gradient is accumulated over several smaller batches
-    )
-    loss: Literal[
-        "auto", "cross_entropy", "mse", "huber"
-    ]  # auto: cross_entropy for classes, mse for a number
-    huber_delta: (
-        Annotated[float, Field(gt=0)] | None
-    )  # standard deviations of the target from where huber is linear; for huber alone
-    class_weights: (
-        Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]
-    )  # in the loss; for classes alone
+    max_batch_per_device: Positive  # above it gradients are accumulated over smaller batches
+    loss: Literal["auto", "cross_entropy", "mse", "huber"]  # auto: cross_entropy or mse
+    # Error, in standard deviations of the target, above which the Huber loss is linear.
+    huber_delta: PositiveFloat | None
+    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None  # in the loss
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]  # without effect for a numeric target
     optimizer: Literal["adamw", "sgd"]
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None  # for sgd alone
-    nesterov: bool  # for sgd alone
-    learning_rate: Annotated[float, Field(gt=0)]  # at its peak
-    weight_decay: Annotated[float, Field(ge=0)]
-    l1: Annotated[
-        float, Field(ge=0)
-    ]  # times the sum of the magnitudes of the weights that decay, added to the loss
-    schedule: Literal[
-        "cosine", "one_cycle", "step", "constant"
-    ]  # of the learning rate, after its warm-up
-    warmup_epochs: Annotated[float, Field(ge=0)]  # in which the learning rate rises
-    step_epochs: (
-        Positive | None
-    )  # after every so many the learning rate is multiplied by step_factor; for step alone
-    step_factor: Annotated[float, Field(gt=0, lt=1)] | None  # for step alone
-    gradient_clip_norm: Annotated[float, Field(ge=0)]  # 0 for none
-    ema_decay: Annotated[
-        float, Field(ge=0, lt=1)
-    ]  # of the moving average of the weights, per step; 0 for none
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None  # only for sgd
+    nesterov: bool  # only for sgd
+    learning_rate: PositiveFloat  # at its peak
+    weight_decay: NotNegative
+    l1: NotNegative  # factor of the sum of the magnitudes of the decayed weights, in the loss
+    schedule: Literal["cosine", "one_cycle", "step", "constant"]  # after the warm-up
+    warmup_epochs: NotNegative  # the learning rate rises during these
+    step_epochs: Positive | None  # epochs between multiplications by step_factor; only for step
+    step_factor: OpenFraction | None  # only for step
+    gradient_clip_norm: PositiveFloat | None
+    ema_decay: OpenFraction | None  # of the moving average of the weights, per step
     strategy: Literal[
         "auto", "single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"
     ]
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
     accelerator: Literal["auto", "cpu", "gpu"]
-    offload: Offload  # what DeepSpeed keeps in the host's memory: nothing, or more room on the GPU for less speed
+    # State that DeepSpeed keeps in host memory: more room on the GPU for less speed.
+    offload: Offload | None
     devices: Literal["auto"] | Positive  # per node
     num_nodes: Positive
-    num_workers: Annotated[
-        int, Field(ge=0)
-    ]  # loader processes per device; 0 loads in the trainer itself
-    not_finite: Literal[
-        "stop", "skip"
-    ]  # what a step does whose loss or gradient is NaN or infinite; it never changes a weight
-    max_skipped_steps: Annotated[int, Field(ge=0)]  # of the whole run; one more stops it
-    compile: bool  # the network, by torch; needs a C++ compiler, or triton on a GPU
-    channels_last: Literal["auto"] | bool  # layout of the weights of networks for images
-    keep: Literal[
-        "best", "last"
-    ]  # which epoch's weights become the checkpoint; best is by the validation loss
-    checkpoint_every_epochs: Positive  # how much a killed run repeats at most
-    checkpoint_every_minutes: (
-        Annotated[float, Field(gt=0)] | None
-    )  # the same where epochs are long; null saves at their ends alone
-    log_every_steps: Positive  # scalars of a step in TensorBoard and the run log
-    log_histograms_every_epochs: Annotated[
-        int, Field(ge=0)
-    ]  # of weights and gradients in TensorBoard; 0 for none
+    num_workers: NotNegativeInt  # loader processes per device; 0 loads in the trainer itself
+    # Action for a step whose loss or gradient is NaN or infinite. Such a step never changes a
+    # weight.
+    on_nonfinite: Literal["fail", "skip"]
+    max_skipped_steps: NotNegativeInt  # of the whole run; one more fails it
+    compile: bool  # torch.compile; needs a C++ compiler, or triton on a GPU
+    channels_last: Literal["auto"] | bool  # memory layout of the weights of image networks
+    keep: Literal["best", "last"]  # epoch that the model comes from; best by validation loss
+    checkpoint_every_epochs: Positive  # a killed run repeats at most this many
+    # Checkpoints within an epoch as well. null: only at the ends of epochs.
+    checkpoint_every_minutes: PositiveFloat | None
+    log_every_steps: Positive  # scalars in TensorBoard and the run log
+    log_histograms_every_epochs: Positive | None  # weights and gradients in TensorBoard
 
     @model_validator(mode="after")
     def _warms_up_before_its_end(self) -> Self:
@@ -393,15 +347,18 @@ class TrainParams(Section):
         ]
         if self.nesterov and not self.momentum:
             problems.append(
-                f"nesterov is true, but momentum is {_yaml(self.momentum)}: it is a way of momentum, of optimizer 'sgd'"
+                f"nesterov is true, but momentum is {_yaml(self.momentum)}: "
+                "set nesterov to false, or use optimizer 'sgd' with a momentum"
             )
         if self.schedule == "one_cycle" and not self.warmup_epochs:
             problems.append(
-                "schedule is 'one_cycle', but warmup_epochs is 0: its first part is the rise of the learning rate"
+                "schedule is 'one_cycle', but warmup_epochs is 0: "
+                "one_cycle begins with a rise of the learning rate"
             )
         if self.early_stopping_patience is not None and self.early_stopping_patience >= self.epochs:
             problems.append(
-                f"early_stopping_patience is {self.early_stopping_patience}, which epochs {self.epochs} cannot exhaust; set it to null"
+                f"early_stopping_patience is {self.early_stopping_patience}, "
+                f"which epochs {self.epochs} cannot exhaust; set it to null"
             )
         if self.strategy == "deepspeed_stage_3":
             wanted = {
@@ -422,11 +379,13 @@ class TrainParams(Section):
     def _pretrained_weights_are_there_to_be_frozen(self) -> Self:
         if self.pretrained is not None and not self.network.startswith("timm/"):
             raise ValueError(
-                f"pretrained is {self.pretrained!r}, but network is {self.network!r}: there are such weights for 'timm/NAME' alone"
+                f"pretrained is {self.pretrained!r}, but network is {self.network!r}: "
+                "only 'timm/NAME' has pretrained weights"
             )
         if self.freeze_epochs and self.pretrained is None:
             raise ValueError(
-                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: weights that nothing has trained would be frozen"
+                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: "
+                "untrained weights would be frozen"
             )
         if self.freeze_epochs > self.epochs:
             raise ValueError(
@@ -434,21 +393,20 @@ class TrainParams(Section):
             )
         if self.unfreeze_epochs and not self.freeze_epochs:
             raise ValueError(
-                f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: nothing is frozen"
+                f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: "
+                "nothing is frozen"
             )
         return self
 
     @model_validator(mode="after")
     def _strategy_can_offload(self) -> Self:
-        needed = {
-            "none": "",
-            "optimizer": "deepspeed_stage_",
-            "optimizer_and_parameters": "deepspeed_stage_3",
-        }[self.offload]
-        if not self.strategy.startswith(needed):
-            expected = "'deepspeed_stage_3'" if needed.endswith("3") else "a deepspeed strategy"
+        needs_zero_3 = self.offload == "optimizer_and_parameters"
+        needed = "deepspeed_stage_3" if needs_zero_3 else "deepspeed_stage_"
+        if self.offload and not self.strategy.startswith(needed):
+            expected = "'deepspeed_stage_3'" if needs_zero_3 else "a deepspeed strategy"
             raise ValueError(
-                f"offload is {self.offload!r}, which needs strategy {expected}, but strategy is {self.strategy!r}"
+                f"offload is {self.offload!r}, which needs strategy {expected}, "
+                f"but strategy is {self.strategy!r}"
             )
         return self
 
@@ -460,22 +418,16 @@ class TrainParams(Section):
 
 
 class AuditParams(Section):
-    """The search for wrong labels, by networks that learn from the other rows. For classes only."""
+    """Search for wrong labels by cross-validation. Only for classification."""
 
-    folds: Annotated[
-        int, Field(ge=0)
-    ]  # networks that are trained, each without one fold of the rows of train and val; 0: no search
-    epochs: Positive  # of each of them; fewer than train.epochs, since a network that learns long learns wrong labels by heart
-
-    @model_validator(mode="after")
-    def _one_fold_leaves_nothing_to_learn(self) -> Self:
-        if self.folds == 1:
-            raise ValueError("folds is 1, expected 0 for no audit, or at least 2")
-        return self
+    # Networks to train, each without one fold of the rows of train and val. null: no search.
+    folds: Annotated[int, Field(ge=2)] | None
+    # Of each network. Fewer than train.epochs, because long training memorises wrong labels.
+    epochs: Positive
 
 
 class Gate(Section):
-    """A required range of a metric; null for no bound."""
+    """Required range of a metric."""
 
     min: float | None
     max: float | None
@@ -490,36 +442,29 @@ class Gate(Section):
 
 
 class MeasuringParams(Section):
-    """The keys of `evaluate` that `prune` reads as well: how answers are calibrated and measured."""
+    """Keys of `evaluate` that `prune` reads as well: calibration and measurement of predictions."""
 
     batch_size: Positive
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
-    confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals
-    calibration: Literal["temperature", "none"]  # of probabilities, on validation rows
-    coverage: Annotated[
-        float, Field(gt=0, lt=1)
-    ]  # of rows whose prediction set or interval has to hold the truth
-    outlier_share: Annotated[
-        float, Field(gt=0, lt=1)
-    ]  # of ordinary rows that may be called outliers
+    confidence: OpenFraction  # of the intervals
+    calibration: Literal["temperature"] | None  # of probabilities, fitted on validation rows
+    coverage: OpenFraction  # of prediction sets and intervals
+    ood_fraction: OpenFraction  # of ordinary rows that may be flagged as out of distribution
 
 
 class EvaluateParams(MeasuringParams):
-    """Measures of the test split, and what is required for a release."""
+    """Measurements on the test split, and the requirements for a release."""
 
-    top_k: Positive  # of top_k_accuracy; without effect for a numeric target, and where there are no more classes
-    gates: dict[str, Gate]  # by metric; a model that misses one is not released
-    slices: list[
-        str
-    ]  # columns of the user's table that the test rows are also cut by; class, size, brightness and group always are
-    slice_min_rows: Annotated[int, Field(ge=2)]  # a slice with fewer is named, and not judged
-    slice_gates: dict[str, Gate]  # by metric, required of every slice that is judged
-    released: (
-        str | None
-    )  # folder of a released bundle to compare with on the same rows; null for none
-    released_max_loss: (
-        NotNegative  # accuracy points that may be lost against it, or relative growth of the RMSE
-    )
+    top_k: Positive  # of top_k_accuracy; without effect for a numeric target or fewer classes
+    gates: dict[str, Gate]  # by metric; a model that misses one is neither served nor released
+    # Columns of the user's table that also cut the test rows into slices. Class, size, brightness
+    # and group are always slices.
+    slices: list[str]
+    slice_min_rows: Annotated[int, Field(ge=2)]  # smaller slices are listed, but not judged
+    slice_gates: dict[str, Gate]  # by metric, required of every judged slice
+    reference_model: str | None  # folder of an earlier bundle to compare with on the same rows
+    # Largest loss against it: accuracy points, or relative growth of the RMSE.
+    max_regression: NotNegative
 
     @model_validator(mode="after")
     def _slices_are_named_once(self) -> Self:
@@ -530,49 +475,40 @@ class EvaluateParams(MeasuringParams):
 
 
 class PruneParams(Section):
-    """A smaller network from the trained one, for the variants `pruned` and `pruned_int8`."""
+    """A smaller network made from the trained one, for the variants `pruned` and `pruned_int8`."""
 
-    kind: Literal[
-        "none", "structured", "magnitude"
-    ]  # structured: channels are taken out; magnitude: single weights become zero
-    share: Annotated[
-        float, Field(gt=0, lt=1)
-    ]  # of the channels of each layer that has some to spare, or of all weights of layers
+    # structured: removes whole channels; magnitude: sets single weights to zero.
+    kind: Literal["structured", "magnitude"] | None
+    sparsity: OpenFraction  # of the channels of each layer that can spare some, or of all weights
     epochs: Positive  # of the fine-tune
-    learning_rate: Annotated[
-        float, Field(gt=0)
-    ]  # of the fine-tune, at its beginning; it falls to zero
+    learning_rate: PositiveFloat  # of the fine-tune at its start; it falls to zero
 
 
 class GoalParams(Section):
-    """What the service's `auto` is to serve, of all variants that fit a provider."""
+    """Selection of the variant that the service's `auto` serves, per provider."""
 
-    max_metric_loss: NotNegative  # on validation rows, against fp32: accuracy points, or relative growth of the RMSE
-    prefer: Literal["fastest", "smallest"]  # among those that lose no more
+    # Against fp32 on validation rows: accuracy points, or relative growth of the RMSE.
+    max_metric_loss: NotNegative
+    prefer: Literal["fastest", "smallest"]  # among the variants within max_metric_loss
 
 
 class ExportParams(Section):
-    """The ONNX graphs that are made, and which of them is chosen."""
+    """The ONNX graphs to make, and the selection among them."""
 
-    purpose: (
-        str | None
-    )  # what the model is for and what not, for its card; null: the card says that nobody wrote it down
+    purpose: str | None  # intended use, for the model card; null: the card says it is unknown
     opset: Annotated[int, Field(ge=18, le=24)]
-    max_batch_size: Annotated[
-        int, Field(ge=1, le=4096)
-    ]  # largest batch the graphs and the service take
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # of the graphs and the service
     variants: Annotated[list[Variant], Field(min_length=1)]
-    calibration_rows: Positive  # training rows that int8 ranges are measured on
-    canary_rows: Annotated[
-        int, Field(ge=0, le=4096)
-    ]  # validation rows that travel in the bundle; 0 for none
+    quantization_samples: Positive  # training rows that int8 ranges are measured on
+    golden_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows stored in the bundle
     goal: GoalParams
 
     @model_validator(mode="after")
     def _fp32_is_there_and_none_twice(self) -> Self:
         if "fp32" not in self.variants:
             raise ValueError(
-                f"variants {self.variants} lacks 'fp32', which the others are made from and compared with"
+                f"variants {self.variants} lacks 'fp32', "
+                "which the others are made from and compared with"
             )
         twice = sorted({name for name in self.variants if self.variants.count(name) > 1})
         if twice:
@@ -583,24 +519,17 @@ class ExportParams(Section):
 class CompileParams(Section):
     """The TensorRT engine."""
 
-    variant: Literal["fp32", "fp16", "int8_tensorrt"]  # which exported graph is compiled
-    require: bool  # true: fail where there is no GPU or no TensorRT; false: leave a skipped build
-    optimal_batch_size: (
-        Positive  # the batch the engine is tuned for; it takes 1 to export.max_batch_size
-    )
-    workspace_mib: Positive  # scratch memory the builder may use
+    variant: Literal["fp32", "fp16", "int8_tensorrt"]  # exported graph to compile
+    # true: fail without a GPU or TensorRT; false: record why there is no engine.
+    require: bool
+    optimal_batch_size: Positive  # tuned for; the engine takes 1 to export.max_batch_size
+    workspace_mib: Positive  # scratch memory of the builder
 
 
 class VerifyParams(Section):
-    """How much two hops may differ."""
+    """Allowed differences between the hops of the certificate."""
 
-    max_difference: Annotated[
-        float, Field(gt=0)
-    ]  # torch to ONNX fp32, and ONNX to HTTP: absolute, on the outputs
-    max_metric_loss: dict[
-        Variant, Annotated[float, Field(ge=0)]
-    ]  # accuracy points lost, or relative growth of the RMSE
-    batch_seconds: Annotated[
-        float, Field(gt=0)
-    ]  # that fp32 may answer for in each small batch size
+    max_difference: PositiveFloat  # torch to ONNX fp32 and ONNX to HTTP: absolute, on the outputs
+    max_metric_loss: dict[Variant, NotNegative]  # accuracy points, or relative growth of the RMSE
+    batch_seconds: PositiveFloat  # limit for the repetition of fp32 in each small batch size
     timing_rounds: Positive  # latency is the median of this many calls

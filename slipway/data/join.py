@@ -142,8 +142,8 @@ def next_command(data: DataParams, out: Path) -> str:
         changes.append(
             f"data.split_column={GIVEN_SPLIT}"
         )  # folders and shards say nothing of the joined file
-    if data.digests is not None:
-        changes.append("data.digests=null")
+    if data.checksums is not None:
+        changes.append("data.checksums=null")
     return " ".join(["dvc exp run", *(f"-S {shlex.quote(change)}" for change in changes)])
 
 

@@ -185,7 +185,7 @@ def write_bundle(
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
     canary = write_canary(
         root,
-        choose_canary(rows.validation, resampling.seed, params.canary_rows),
+        choose_canary(rows.validation, resampling.seed, params.golden_rows),
         models,
         params.max_batch_size,
     )

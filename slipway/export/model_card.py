@@ -114,7 +114,7 @@ def _contract(facts: CardFacts) -> str:
         contract = network.input
         colour = "grey" if contract.channels == 1 else "RGB"
         height, width, _ = contract.shape
-        takes = f"One picture in any common format; it is turned upright, brought to {width} x {height} px ({contract.fit}) and to {colour}."
+        takes = f"One picture in any common format; it is turned upright, brought to {width} x {height} px ({contract.resize_mode}) and to {colour}."
     if network.classes:
         shown = ", ".join(f"`{name}`" for name in network.classes[:_MOST_CLASSES])
         more = (

@@ -43,7 +43,7 @@ def open_released(root: Path, manifest: PackedManifest) -> LoadedBundle:
     if found != expected:
         raise BundleError(
             f"the released model in {root} answers other classes: it lacks {sorted(expected - found)} and has {sorted(found - expected)} "
-            "besides. Set evaluate.released to null until a model of these classes is released."
+            "besides. Set evaluate.reference_model to null until a model of these classes is released."
         )
     return bundle
 
@@ -52,7 +52,7 @@ def open_released_of(root: Path, task: Task) -> LoadedBundle:
     """The bundle in `root`, every file checked; BundleError if it is none, or of another task."""
     if not (root / MANIFEST).is_file():
         raise BundleError(
-            f"evaluate.released is {str(root)!r}, where there is no {MANIFEST}. Run `make release` once a bundle is certified, "
+            f"evaluate.reference_model is {str(root)!r}, where there is no {MANIFEST}. Run `make release` once a bundle is certified, "
             "or set it to null."
         )
     bundle = load_bundle(root)
@@ -60,7 +60,7 @@ def open_released_of(root: Path, task: Task) -> LoadedBundle:
     if bundle.manifest.task != task:
         raise BundleError(
             f"the released model in {root} is for {bundle.manifest.task}, data.task is {task}. "
-            "Set evaluate.released to null until a model of this task is released."
+            "Set evaluate.reference_model to null until a model of this task is released."
         )
     return bundle
 
@@ -162,7 +162,7 @@ def _read(
     if lacking:
         raise BundleError(
             f"the released model in {root} takes the columns {', '.join(sorted(lacking))}, which {data.path!r} lacks. "
-            "Set evaluate.released to null until a model of these columns is released."
+            "Set evaluate.reference_model to null until a model of these columns is released."
         )
     places = _Places(test)
     for source, row_id, row in read_json_rows(data, contract.columns, set(test.sources)):

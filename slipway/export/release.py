@@ -1,9 +1,9 @@
-"""`make release`: the certified bundle becomes the released one, which later trainings are compared with (`evaluate.released`).
+"""`make release`: the certified bundle becomes the released one, which later trainings are compared with (`evaluate.reference_model`).
 
-artifacts/released/bundle.json, model_*.onnx   the bundle as it was certified, with its model card and canary rows
-artifacts/released/certificate.json            its certificate
-artifacts/released/known_rows.parquet          ids of the rows that it learned from or was chosen by, where they can be told
-artifacts/released/release.json                digests of bundle, certificate and rows, written last
+artifacts/reference_model/bundle.json, model_*.onnx   the bundle as it was certified, with its model card and canary rows
+artifacts/reference_model/certificate.json            its certificate
+artifacts/reference_model/known_rows.parquet          ids of the rows that it learned from or was chosen by, where they can be told
+artifacts/reference_model/release.json                digests of bundle, certificate and rows, written last
 
 The folder is there as a whole or not at all; a later release takes its place. A bundle that is not certified, or did not
 pass its quality gates, is refused.
@@ -31,7 +31,7 @@ from slipway.system.errors import BundleError, IntegrityError
 BUNDLE = Path("artifacts/bundle")
 CERTIFICATE = Path("artifacts/certificate.json")
 PACKED = Path("data/packed")
-RELEASED = Path("artifacts/released")
+RELEASED = Path("artifacts/reference_model")
 RECORD = "release.json"
 ROWS = "known_rows.parquet"
 _LEARNT_FROM = ("train", "val")  # val chose the epoch
@@ -48,7 +48,7 @@ class Release(Contract):
 
 
 def release() -> str:
-    """Copy bundle and certificate to `artifacts/released/`; what was done, in a line.
+    """Copy bundle and certificate to `artifacts/reference_model/`; what was done, in a line.
 
     CertificateError unless the certificate is of this bundle and certifies it, GateMissedError unless its gates were
     passed, BundleError if a file of it was altered.
@@ -70,7 +70,7 @@ def release() -> str:
         if learnt_from is None
         else f"with the ids of the {len(learnt_from)} rows it knows"
     )
-    return f"released {bundle.version} to {RELEASED}, {rows}. Compare with it: evaluate.released: {RELEASED}"
+    return f"released {bundle.version} to {RELEASED}, {rows}. Compare with it: evaluate.reference_model: {RELEASED}"
 
 
 def read_known_rows(

@@ -66,7 +66,7 @@ class ImageContract(Contract):
     kind: Literal["images"]
     size_px: int
     channels: Literal[1, 3]
-    fit: Literal["stretch", "crop", "pad"]
+    resize_mode: Literal["stretch", "crop", "pad"]
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
     max_pixels: int
     transform: (
@@ -407,8 +407,8 @@ def _fit(image: Image.Image, contract: ImageContract) -> Image.Image:
     if image.size == size:
         return image
     resampling = _RESAMPLING[contract.interpolation]
-    if contract.fit == "crop":
+    if contract.resize_mode == "crop":
         return ImageOps.fit(image, size, method=resampling)
-    if contract.fit == "pad":
+    if contract.resize_mode == "pad":
         return ImageOps.pad(image, size, method=resampling)
     return image.resize(size, resampling)

@@ -14,7 +14,7 @@ from slipway.metrics.scores import wilson_interval
 LEAST_RANK = 0.5  # a guess: below it a row's place among the others is mostly another
 
 
-def outlier_share(
+def ood_fraction(
     scores: NDArray[np.float32], calibration: Calibration, confidence: float
 ) -> Metric | None:
     """Share of the rows whose (N,) `scores` are above the threshold, with the interval of Wilson; None without a threshold."""

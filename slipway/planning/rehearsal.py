@@ -123,7 +123,7 @@ def _alone(placement: Placement) -> Placement:
         placement.accelerator,
         1,
         1,
-        "none",
+        None,
         None,
         (),
     )

@@ -65,8 +65,8 @@ def check_time_cuts(params: Params) -> None:
 
 def check_digests(params: Params) -> None:
     """DataError if the user's list of digests cannot be read."""
-    if params.data.digests is not None:
-        read_checksums(Path(params.data.digests), Path(params.data.path))
+    if params.data.checksums is not None:
+        read_checksums(Path(params.data.checksums), Path(params.data.path))
 
 
 def check_engine(params: Params) -> None:

@@ -86,14 +86,14 @@ def _refusal(rule: Callable[[Params], None], key: str, params: Params) -> str:
 
 _CHECKS = (
     _check("data", "data.engine", data.check_engine),
-    _check("data", "data.digests", data.check_digests),
+    _check("data", "data.checksums", data.check_digests),
     _check("data", "data.path", data.check_data),
     _check("split", "split.time_cuts", data.check_time_cuts),
     _check("data split", "data.path", data.check_given_split),
     _check("data precompute evaluate", "data.path", data.check_slices),
     _check("precompute", "precompute.transform", data.check_transform),
     _check("augment seed", "augment", data.check_augmentation),
-    _check("data evaluate", "evaluate.released", training.check_released),
+    _check("data evaluate", "evaluate.reference_model", training.check_released),
     _check("seed data precompute train prune", "train.network", training.check_network),
     Check(frozenset({"data", "train"}), training.machine_mistakes),
     _check("compile", "compile.require", training.check_engine),

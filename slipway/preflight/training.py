@@ -33,7 +33,7 @@ def check_network(params: Params) -> None:
     if is_pruned:
         from slipway.training.pruning.channels import prunable_chains
 
-        prunable_chains(network, params.prune.share)
+        prunable_chains(network, params.prune.sparsity)
 
 
 def _loses_channels(params: Params) -> bool:
@@ -84,8 +84,8 @@ def check_engine(params: Params) -> None:
 
 
 def check_released(params: Params) -> None:
-    """BundleError if `evaluate.released` holds no bundle of this task."""
-    if params.evaluate.released is not None:
+    """BundleError if `evaluate.reference_model` holds no bundle of this task."""
+    if params.evaluate.reference_model is not None:
         from slipway.export.reference_model import open_released_of
 
-        open_released_of(Path(params.evaluate.released), params.data.task)
+        open_released_of(Path(params.evaluate.reference_model), params.data.task)

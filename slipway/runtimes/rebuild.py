@@ -71,7 +71,7 @@ def rebuild_engine(
     request = read_request(engine_root)
     if bundle.manifest.canary is None:
         raise UnavailableError(
-            "the bundle has no canary rows to certify an engine on. Set export.canary_rows, and run `dvc repro`."
+            "the bundle has no canary rows to certify an engine on. Set export.golden_rows, and run `dvc repro`."
         )
     reason = why_unavailable("tensorrt")
     if reason:
@@ -124,7 +124,7 @@ def answer_canary(
     run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int
 ) -> CanaryResult | None:
     """How `run` answers the bundle's canary rows, None if there are none; ParityError beyond the variant's budget."""
-    rows, canary = bundle.canary_rows(), bundle.manifest.canary
+    rows, canary = bundle.golden_rows(), bundle.manifest.canary
     if rows is None or canary is None:
         return None
     found = [

@@ -1,4 +1,4 @@
-"""The end of a training: the kept weights, put together and checked, become `artifacts/checkpoint/` and `metrics/train.json`."""
+"""The end of a training: the kept weights, put together and checked, become `artifacts/model/` and `metrics/train.json`."""
 
 import subprocess
 from collections.abc import Mapping

@@ -46,7 +46,7 @@ class Paths:
 PROJECT_PATHS = Paths(
     packed=Path("data/packed"),
     augmented=Path("data/augmented"),
-    checkpoint=Path("artifacts/checkpoint"),
+    checkpoint=Path("artifacts/model"),
     metrics=Path("metrics/train.json"),
     live=Path("reports/live"),
     work=Path(".work/train"),

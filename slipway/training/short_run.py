@@ -33,7 +33,7 @@ from slipway.training.recipe.weight_average import WeightAverage
 
 ONE_PROCESS = {
     "strategy": "single",
-    "offload": "none",
+    "offload": None,
     "devices": 1,
     "num_nodes": 1,
 }  # of the section train

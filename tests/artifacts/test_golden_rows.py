@@ -176,14 +176,14 @@ def test_a_value_has_no_label_that_flips() -> None:
 
 def test_the_bundle_gives_the_very_rows_that_were_digested(tmp_path: Path) -> None:
     bundle = with_canary(write_bundle(tmp_path))
-    rows = bundle.canary_rows()
+    rows = bundle.golden_rows()
     assert rows is not None
     assert rows.ids[3] == "row3"
     path = tmp_path / "canary.npz"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    for read in (bundle.canary_rows, bundle.verify):
+    for read in (bundle.golden_rows, bundle.verify):
         with pytest.raises(BundleError, match=r"canary\.npz was altered"):
             read()
     path.unlink()
@@ -194,4 +194,4 @@ def test_the_bundle_gives_the_very_rows_that_were_digested(tmp_path: Path) -> No
 def test_a_bundle_may_have_no_canary_rows(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path)
     bundle.verify()
-    assert bundle.canary_rows() is None
+    assert bundle.golden_rows() is None

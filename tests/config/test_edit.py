@@ -19,16 +19,16 @@ def test_one_value_is_changed_and_every_other_line_stays() -> None:
 
 
 def test_comments_behind_changed_values_stay() -> None:
-    assert "  compile: true # true has to pay: make doctor" in changed_text(
+    assert "  compile: true # compare with `make doctor` before you use true" in changed_text(
         TEXT, {"train.compile": True}
     )
-    assert "  encoding: jpeg # or jpeg, of training images alone" in changed_text(
+    assert "  encoding: jpeg # or jpeg, only for training images" in changed_text(
         TEXT, {"precompute.encoding": "jpeg"}
     )
 
 
 def test_a_section_on_one_line_is_changed_in_place() -> None:
-    line = "split: { train: 0.7, val: 0.15, test: 0.15, assignment: stable, on_leak: fail, time_cuts: null, folds: 0, fold: 0 } # mine\n"
+    line = "split: { train: 0.7, val: 0.15, test: 0.15, assignment: stable, on_leak: fail, time_cuts: null, folds: null, fold: 0 } # mine\n"
     text = TEXT[: TEXT.index("split:\n")] + line + "\n" + TEXT[TEXT.index("precompute:\n") :]
     assert changed_text(text, {"split.on_leak": "report"}) == text.replace(
         "on_leak: fail", "on_leak: report"

@@ -28,11 +28,11 @@ PIPELINE: dict[str, Any] = {
     "train": {
         "params": ["seed", "train", {"code.yaml": ["train"]}],
         "deps": ["data/split"],
-        "outs": ["artifacts/checkpoint"],
+        "outs": ["artifacts/model"],
     },
     "export": {
         "params": ["export"],
-        "deps": ["artifacts/checkpoint"],
+        "deps": ["artifacts/model"],
         "outs": ["artifacts/bundle"],
     },
 }
@@ -274,13 +274,13 @@ def test_paths_with_params_are_read_as_dvc_reads_them(content: dict[str, Any], p
 
 @pytest.mark.parametrize(
     "dep",
-    ["artifacts/checkpoint/model.json", "artifacts", "./artifacts/checkpoint/"],
+    ["artifacts/model/model.json", "artifacts", "./artifacts/model/"],
 )
 def test_a_stage_comes_after_the_one_whose_output_overlaps_its_dependency(
     content: dict[str, Any],
     dep: str,
 ) -> None:
-    train = {"outs": ["artifacts/checkpoint", "artifacts/seals/train.json"]}
+    train = {"outs": ["artifacts/model", "artifacts/seals/train.json"]}
     export = {"deps": [dep], "outs": ["artifacts/bundle"]}
     write("dvc.yaml", {"stages": {"train": train, "export": export}})
     lock(content, "train")
@@ -396,8 +396,8 @@ def model(content: dict[str, Any], **changes: Any) -> None:
     from slipway.config.sections import TrainParams
 
     params = TrainParams.model_validate(content["train"]).model_dump(mode="json")
-    Path("artifacts/checkpoint").mkdir(parents=True, exist_ok=True)
-    Path("artifacts/checkpoint/model.json").write_text(
+    Path("artifacts/model").mkdir(parents=True, exist_ok=True)
+    Path("artifacts/model/model.json").write_text(
         json.dumps({"seed": content["seed"], "params": {**params, **changes}})
     )
 
@@ -458,7 +458,7 @@ def test_a_lineage_with_a_missing_seal_is_refused(content: dict[str, Any]) -> No
 
 def test_without_a_pipeline_all_params_are_sealed(content: dict[str, Any]) -> None:
     Path("dvc.yaml").unlink()
-    with pytest.raises(SealError, match=r"split\.folds 0 -> 5"):
+    with pytest.raises(SealError, match=r"split\.folds null -> 5"):
         run("train", content, lambda: edit(content, "split", "folds", 5))
 
 

@@ -23,7 +23,7 @@ def outcome(path: Path) -> str:
     """`result` or `error`; an AssertionError if rows are lost."""
     data, clean = (
         data_params(path),
-        clean_params(rules={"type_violation": "flag", "outlier": "off"}),
+        clean_params(rules={"type_violation": "flag", "outlier": None}),
     )
     try:
         raw = read_raw_table(path)

@@ -20,13 +20,13 @@ from slipway.kinds.registry import Task
 from slipway.system.files import sha256_bytes
 from tests.project_params import PROJECT, clean_params
 
-CLEAN = clean_params(max_bad_share=0.5, min_side_px=4, max_pixels=10_000)
+CLEAN = clean_params(max_bad_fraction=0.5, min_side_px=4, max_pixels=10_000)
 CONTRACT = ImageContract(
     kind="images",
     transform=None,
     size_px=8,
     channels=3,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10_000,
 )

@@ -88,7 +88,7 @@ def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(
 ) -> None:
     corrupted = write_images(tmp_path / "images", num_images)
     changes = {
-        "data__digests": str(tmp_path / "images" / "SHA256SUMS"),
+        "data__checksums": str(tmp_path / "images" / "SHA256SUMS"),
         "clean__max_pixels": 1_000_000,
     }
     prepare(tmp_path, tmp_path / "images", **changes)
@@ -105,7 +105,7 @@ def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(
     } == {}
     kept = pq.read_table(tmp_path / "data/clean/rows.parquet").num_rows
     assert kept + len(rules) == num_images
-    prepare(tmp_path, tmp_path / "images", clean__max_bad_share=0.01, **changes)
+    prepare(tmp_path, tmp_path / "images", clean__max_bad_fraction=0.01, **changes)
     text = refusal(tmp_path, "clean")
     assert f"{len(corrupted)} of {num_images} samples are bad" in text
     assert all(f"  {rule}: " in text for rule in set(rules.values()))

@@ -258,7 +258,7 @@ def test_the_line_at_the_end_adds_up(tmp_path: Path) -> None:
             "b": [picture(3), picture(4), picture(3)],
         },
     )
-    prepare(tmp_path, tmp_path / "images", clean__max_bad_share=0.5)
+    prepare(tmp_path, tmp_path / "images", clean__max_bad_fraction=0.5)
     assert "read 7, kept 4, bad 1, duplicates 2" in ended(tmp_path, "clean").stdout
 
 

@@ -35,7 +35,7 @@ def test_clean_and_precompute_read_what_can_be_read_and_name_the_rest(tmp_path: 
         path.with_suffix(".img").write_bytes(payload)
     changes = {
         "clean__max_pixels": MAX_PIXELS,
-        "clean__max_bad_share": 0.95,
+        "clean__max_bad_fraction": 0.95,
         "clean__min_side_px": 1,
     }
     prepare(tmp_path, root, **changes)

@@ -84,7 +84,7 @@ CLASSES = ["cat", "dog"]
 @pytest.mark.parametrize("rule", BREAKING)
 def test_the_user_chooses_what_a_broken_rule_leads_to(rule: str) -> None:
     broken, words = BREAKING[rule]
-    every = dict.fromkeys(BREAKING, "off")
+    every = dict.fromkeys(BREAKING, None)
     good = sample("good.png", encode(scene(2)), "dog")
     refused = clean(
         [broken, good],
@@ -122,7 +122,7 @@ def test_a_rule_is_decided_on_every_pixel_not_on_the_sampled_rows(rule: str) -> 
     assert 0 < len(seen) < 150
     unseen = sorted(set(range(300)) - seen)
     pixels[unseen] = bright[unseen]
-    every = dict.fromkeys(BREAKING, "off") | {rule: "refuse"}
+    every = dict.fromkeys(BREAKING, None) | {rule: "refuse"}
     assert (
         clean(
             [sample("a.png", encode(Image.fromarray(pixels)), "cat")], clean_params(rules=every)
@@ -144,7 +144,7 @@ def _one_white_row(row: int) -> NDArray[np.uint8]:
 
 
 def test_a_picture_of_any_size_is_measured() -> None:
-    every = dict.fromkeys(BREAKING, "off") | {"too_dark": "refuse", "constant_image": "refuse"}
+    every = dict.fromkeys(BREAKING, None) | {"too_dark": "refuse", "constant_image": "refuse"}
     for width, height in ((4, 4), (5, 129), (500, 127), (500, 128), (500, 129), (1000, 700)):
         [row] = clean(
             [sample("a.png", encode(scene(3, width, height)), "cat")], clean_params(rules=every)
@@ -190,7 +190,7 @@ def test_equal_pixels_are_duplicates_in_any_format_and_with_any_metadata() -> No
 
 @pytest.mark.parametrize(
     ("choice", "num_kept", "flags"),
-    [("refuse", 0, []), ("flag", 1, ["conflicting_label"]), ("off", 1, [])],
+    [("refuse", 0, []), ("flag", 1, ["conflicting_label"]), (None, 1, [])],
 )
 def test_the_same_picture_under_two_classes(choice: str, num_kept: int, flags: list[str]) -> None:
     samples = [sample("1", picture(1), "cat"), sample("2", picture(1), "dog")]
@@ -231,7 +231,7 @@ def test_near_duplicates_can_be_refused_or_left_alone() -> None:
     assert (refused.rows.num_rows, refused.num_bad) == (1, 0)
     assert set(refused.quarantine["rule"].to_pylist()) == {"near_duplicate"}
     assert refused.quarantine["severity"].to_pylist() == ["duplicate"] * 2
-    unchecked = clean(samples, clean_params(rules={"near_duplicate": "off"}))
+    unchecked = clean(samples, clean_params(rules={"near_duplicate": None}))
     assert unchecked.rows["cluster"].null_count == 3
 
 
@@ -255,7 +255,7 @@ def test_pictures_smaller_than_a_thumbnail_are_not_compared() -> None:
     assert clean(samples, clean_params()).rows["cluster"].null_count == 2
 
 
-@pytest.mark.parametrize(("choice", "num_kept"), [("refuse", 30), ("flag", 31), ("off", 31)])
+@pytest.mark.parametrize(("choice", "num_kept"), [("refuse", 30), ("flag", 31), (None, 31)])
 def test_a_target_far_from_the_others_is_an_outlier(choice: str, num_kept: int) -> None:
     samples = [sample(str(index), picture(index), target=100 + index % 7) for index in range(30)]
     samples.append(sample("far", picture(99), target=1e6))

@@ -75,7 +75,7 @@ def test_the_gain_of_more_workers_is_foretold(
     write_functions("waits_for_a_server", {"__init__.py": "", "crop.py": SLOW})
     transform = TransformContract(function=NAME, sha256=code_digest(NAME))
     contract = ImageContract(
-        kind="images", transform=transform, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10_000
+        kind="images", transform=transform, size_px=8, channels=3, resize_mode="stretch", interpolation="bilinear", max_pixels=10_000
     )  # fmt: skip
     form = StoreForm(network=contract, train_size_px=8, encoding="raw", jpeg_quality=None)
     times = time_raw_rows(SAMPLES[:64], contract)

@@ -122,7 +122,7 @@ def test_a_table_that_is_not_the_one_listed_stops_the_stage(tmp_path: Path) -> N
     path = numbered_csv(tmp_path / "t.csv")
     prepare_table(tmp_path, path, "table_regression", "target")
     params = yaml.safe_load((tmp_path / "params.yaml").read_text())
-    params["data"]["digests"] = str(tmp_path / "SHA256SUMS")
+    params["data"]["checksums"] = str(tmp_path / "SHA256SUMS")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     (tmp_path / "SHA256SUMS").write_text(f"{files.sha256_file(path)}  t.csv\n")
     run(tmp_path, "clean")

@@ -126,18 +126,18 @@ def _names(placement: Placement, **train: Any) -> set[str]:
 
 
 def test_what_is_tried_fits_the_present_settings() -> None:
-    single = _names(Placement("single", "32-true", "cpu", 1, 1, "none", None, ()))
+    single = _names(Placement("single", "32-true", "cpu", 1, 1, None, None, ()))
     assert {
         "precision bf16-mixed, channels_last false",
         "channels_last false",
         "strategy ddp, devices 2",
         "batch_size 64",
     } <= single
-    zero = _names(Placement("deepspeed_stage_2", "16-mixed", "gpu", 1, 1, "none", None, ()))
+    zero = _names(Placement("deepspeed_stage_2", "16-mixed", "gpu", 1, 1, None, None, ()))
     assert {"precision bf16-mixed", "strategy single"} <= zero
     assert not any("channels_last" in name for name in zero)
     assert "batch_size 128" not in _names(
-        Placement("single", "32-true", "cpu", 1, 1, "none", None, ()), batch_size=64
+        Placement("single", "32-true", "cpu", 1, 1, None, None, ()), batch_size=64
     )
 
 

@@ -24,7 +24,7 @@ VALUE = OutputContract(kind="value", labels=[])
 def images(size_px: int, channels: int) -> ImageContract:
     return ImageContract.model_validate(
         {
-            "kind": "images", "size_px": size_px, "channels": channels, "fit": "stretch", "interpolation": "bilinear",
+            "kind": "images", "size_px": size_px, "channels": channels, "resize_mode": "stretch", "interpolation": "bilinear",
             "max_pixels": 10**6, "transform": None,
         }
     )  # fmt: skip

@@ -17,7 +17,7 @@ from tests.end_to_end.project import (
 # Two DeepSpeed processes on few rows: the budgets allow one of the ten test rows to flip.
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"path": "data/own"},
-    "clean": {"max_bad_share": 0.1},
+    "clean": {"max_bad_fraction": 0.1},
     "split": {"assignment": "exact"},
     "augment": {"forbid": []},
     "train": {
@@ -35,7 +35,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "devices": 2,
     },
     "evaluate": {"gates": {"accuracy": {"min": 0.8, "max": None}}},
-    "export": {"max_batch_size": 8, "calibration_rows": 32},
+    "export": {"max_batch_size": 8, "quantization_samples": 32},
     "compile": {"optimal_batch_size": 8},
     "verify": {
         "max_metric_loss": {
@@ -57,7 +57,7 @@ def _write_pictures(project: Project) -> None:
     (own / "square" / "again.png").write_bytes((own / "square" / "03.png").read_bytes())
     project.set_params(SMALL)
     # A circle moved by a pixel is a near duplicate of the other circles: too few units would be left to split.
-    project.set_value("clean.rules.near_duplicate", "off")
+    project.set_value("clean.rules.near_duplicate", None)
 
 
 def _write_table(project: Project) -> None:

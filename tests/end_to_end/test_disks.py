@@ -32,7 +32,7 @@ OWN = {  # what a stage may have replaced, file by file, before it met the fault
     "split": ("data/split", "reports/split"),
     "precompute": ("data/packed",),
     "augment": ("data/augmented", "reports/augment.png"),
-    "train": ("artifacts/checkpoint", "metrics/train.json", "reports/live"),
+    "train": ("artifacts/model", "metrics/train.json", "reports/live"),
     "evaluate": (
         "artifacts/predictions",
         "metrics/evaluate",

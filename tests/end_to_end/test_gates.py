@@ -25,7 +25,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
             "export": {"variants": ["fp32", "fp16"]},
         }
     )
-    made.set_value("clean.rules.near_duplicate", "off")
+    made.set_value("clean.rules.near_duplicate", None)
     made.shell("dvc repro && git add -A && git commit -qm 'A first model'")
     return made
 

@@ -39,7 +39,7 @@ def test_the_splits_share_no_row_and_every_class_is_in_each(finished: Project) -
 
 
 def test_what_was_asked_for_is_what_trained(finished: Project) -> None:
-    model = read_json(finished.path / "artifacts/checkpoint/model.json")
+    model = read_json(finished.path / "artifacts/model/model.json")
     assert model["actual"]["strategy"] == model["requested"]["strategy"] == "deepspeed_stage_2"
     assert model["actual"]["precision"] == model["requested"]["precision"] == "bf16-mixed"
     assert model["actual"]["world_size"] == 2

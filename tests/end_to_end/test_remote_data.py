@@ -26,7 +26,7 @@ def clone(origin: Project, target: Path) -> Project:
 def configure(project: Project, data_path: str) -> None:
     # Few pictures: exact shares put every class into every split.
     project.set_params({"data": {"path": data_path}, "split": {"assignment": "exact"}})
-    project.set_value("clean.rules.near_duplicate", "off")  # the shapes look alike, see conftest.py
+    project.set_value("clean.rules.near_duplicate", None)  # the shapes look alike, see conftest.py
 
 
 def results(project: Project) -> dict[str, str]:

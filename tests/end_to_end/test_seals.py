@@ -17,15 +17,15 @@ from tests.end_to_end.project import Project, copy_checkout, readme_params
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]  # the first test waits for all stages
 # A key that the stage reads, as "section.key", with another value; and one that it does not read.
 EDITS: dict[str, tuple[str, Any, str, Any]] = {
-    "clean": ("clean.outlier_deviations", 7.0, "split.folds", 5),
+    "clean": ("clean.outlier_mad_threshold", 7.0, "split.folds", 5),
     "split": ("split.assignment", "exact", "clean.num_workers", 1),
     "precompute": ("precompute.num_quantiles", 32, "split.folds", 5),
     "augment": ("seed", 8, "train.epochs", 9),
     "audit": ("audit.epochs", 9, "prune.epochs", 9),
     "train": ("train.label_smoothing", 0.1, "evaluate.top_k", 2),
     "evaluate": ("evaluate.confidence", 0.9, "train.epochs", 9),
-    "prune": ("prune.epochs", 9, "export.canary_rows", 32),
-    "export": ("export.canary_rows", 32, "train.epochs", 9),
+    "prune": ("prune.epochs", 9, "export.golden_rows", 32),
+    "export": ("export.golden_rows", 32, "train.epochs", 9),
     "compile": ("compile.workspace_mib", 512, "train.epochs", 9),
     "verify": ("verify.timing_rounds", 6, "train.epochs", 9),
 }
@@ -225,7 +225,7 @@ def test_params_edited_while_dvc_recorded_a_stage_are_refused_by_the_next(projec
 def test_a_model_of_other_params_than_dvc_lock_says_is_refused(
     project: Project, stage: str
 ) -> None:
-    card = project.path / "artifacts/checkpoint/model.json"
+    card = project.path / "artifacts/model/model.json"
     before = card.read_bytes()
     content = json.loads(before)
     content["params"]["label_smoothing"] = 0.1
@@ -236,7 +236,7 @@ def test_a_model_of_other_params_than_dvc_lock_says_is_refused(
     finally:
         card.write_bytes(before)
     assert (
-        "artifacts/checkpoint/model.json is not the model of dvc.lock: train.label_smoothing 0.1 -> 0.05"
+        "artifacts/model/model.json is not the model of dvc.lock: train.label_smoothing 0.1 -> 0.05"
         in said
     )
 

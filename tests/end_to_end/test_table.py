@@ -112,7 +112,7 @@ def test_a_released_bundle_is_compared_with_itself_on_rows_that_it_does_not_know
     """Through raw rows: the last test of this project, whose params it changes."""
     assert "released" in finished_table.shell("python -m slipway.export.release")
     finished_table.set_params(
-        {"evaluate": {"released": "artifacts/released", "released_max_loss": 0.0}}
+        {"evaluate": {"released": "artifacts/reference_model", "max_regression": 0.0}}
     )
     printed = finished_table.shell("dvc repro evaluate")
     content = json.loads((finished_table.path / "metrics/evaluate.json").read_text())

@@ -57,7 +57,7 @@ CONTRACT = ImageContract(
     transform=None,
     size_px=8,
     channels=3,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10**6,
 )
@@ -88,7 +88,7 @@ class Project:
 
     @property
     def checkpoint(self) -> Path:
-        return self.root / "artifacts/checkpoint"
+        return self.root / "artifacts/model"
 
     @property
     def bundle_root(self) -> Path:
@@ -135,7 +135,7 @@ def export_params() -> Params:
         (Path(__file__).parents[2] / "params.yaml").read_text()
     )
     content["data"] |= {"path": "data/raw.parquet"}
-    content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
+    content["export"] |= {"max_batch_size": 32, "quantization_samples": 64}
     content["compile"] |= {"optimal_batch_size": 8, "variant": "fp16", "require": False}
     content["verify"] |= {
         "batch_seconds": 60,
@@ -171,7 +171,7 @@ def make_project(
     _calibrate(project)
     _write_metrics(project)
     (root / "artifacts/pruned").mkdir()
-    files.write_json(root / "artifacts/pruned/model.json", {"format_version": 1, "kind": "none"})
+    files.write_json(root / "artifacts/pruned/model.json", {"format_version": 1, "kind": None})
     write_reports(project.root, NUM_ROWS)
     return project
 
@@ -234,7 +234,7 @@ def _write_packed(
     is_classification = task == "image_classification"
     pixels = images[: NUM_ROWS["train"]] / 255
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task=task,
         input=contract,
         classes=CLASSES if is_classification else [],
@@ -358,7 +358,7 @@ def _write_metrics(project: Project) -> None:
 
 def _exported(project: Project) -> Project:
     content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
-    content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
+    content["export"] |= {"max_batch_size": 32, "quantization_samples": 64}
     params = parse_params(content)
     rows = ExportRows(
         project.split("train").inputs[:], project.split("val"), project.split("train")

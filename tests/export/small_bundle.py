@@ -39,7 +39,7 @@ CONTRACT = ImageContract(
     transform=None,
     size_px=4,
     channels=1,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10**6,
 )
@@ -55,7 +55,7 @@ def write_small_bundle(
     files.write_bytes(root / "model_fp16.onnx", model)
     manifest = Bundle.model_validate(
         {
-            "format_version": 5,
+            "format_version": 6,
             "task": f"{'table' if contract.kind == 'columns' else 'image'}_{'classification' if labels else 'regression'}",
             "input": contract,
             "input_name": input_name(contract),

@@ -49,7 +49,7 @@ def manifest_like(
 ) -> PackedManifest:
     return PackedManifest.model_validate(
         {
-            "format_version": 2,
+            "format_version": 3,
             "task": task,
             "input": contract,
             "classes": classes,

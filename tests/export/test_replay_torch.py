@@ -29,7 +29,7 @@ def with_lineage(project: Project, bundle: LoadedBundle, folder: Path) -> Loaded
         shutil.copytree(bundle.root, folder)
     content = json.loads((folder / "bundle.json").read_text())
     digest = files.sha256_file(project.checkpoint / "weights.safetensors")
-    content["lineage"]["digests"] = {"artifacts/checkpoint/weights.safetensors": digest}
+    content["lineage"]["digests"] = {"artifacts/model/weights.safetensors": digest}
     files.write_json(folder / "bundle.json", content)
     return load_bundle(folder)
 

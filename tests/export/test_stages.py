@@ -94,7 +94,7 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
         in (project / "reports/verify.html").read_text()
     )
     assert bundle.manifest.lineage.params["export"]["max_batch_size"] == 32
-    assert bundle.manifest.lineage.digests["artifacts/checkpoint/weights.safetensors"]
+    assert bundle.manifest.lineage.digests["artifacts/model/weights.safetensors"]
     assert not list(project.rglob("*.partial"))
 
 
@@ -162,12 +162,12 @@ def test_the_lineage_of_a_bundle_does_not_know_its_gates(
         content = export_params.model_dump(mode="json")
         content["evaluate"] |= {
             "gates": {"accuracy": {"min": least, "max": None}},
-            "released_max_loss": least,
+            "max_regression": least,
         }
         write_params(project, content)
         assert run_stage(project, "export").returncode == 0
         params = load_bundle(project / "artifacts/bundle").manifest.lineage.params
-        assert not {"gates", "slice_gates", "released_max_loss"} & params["evaluate"].keys()
+        assert not {"gates", "slice_gates", "max_regression"} & params["evaluate"].keys()
         lineages.append(params)
     assert lineages[0] == lineages[1]
 

@@ -79,7 +79,7 @@ def params_for(task: Task) -> Params:
         else {"r2": {"min": 0.9, "max": None}}
     )
     content["evaluate"] |= {"gates": gate, "bootstrap_samples": 100}
-    content["export"] |= {"max_batch_size": 32, "calibration_rows": 256}
+    content["export"] |= {"max_batch_size": 32, "quantization_samples": 256}
     content["compile"] |= {"optimal_batch_size": 8}
     content["verify"] |= {
         "batch_seconds": 1,

@@ -40,7 +40,7 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
         transform=None,
         size_px=32,
         channels=3,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="bilinear",
         max_pixels=10**6,
     )

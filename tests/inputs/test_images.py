@@ -36,7 +36,7 @@ def contract(size_px: int = 4, **changes: Any) -> ImageContract:
         "kind": "images",
         "transform": None,
         "channels": 3,
-        "fit": "stretch",
+        "resize_mode": "stretch",
         "interpolation": "nearest",
         "max_pixels": 1000,
     }
@@ -49,7 +49,7 @@ def test_an_image_is_resized_with_the_filter_that_the_contract_names(name: str, 
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (31, 47, 3), dtype=np.uint8))
     resize: Any = {"stretch": Image.Image.resize, "crop": ImageOps.fit, "pad": ImageOps.pad}[fit]
     expected = resize(image, (12, 12), Image.Resampling[name.upper()])
-    found = read(image, size_px=12, interpolation=name, fit=fit, max_pixels=10_000)
+    found = read(image, size_px=12, interpolation=name, resize_mode=fit, max_pixels=10_000)
     assert np.array_equal(found, np.asarray(expected))
 
 
@@ -77,15 +77,17 @@ def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
 @pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
 def test_any_image_becomes_the_contracts_shape(channels: int, fit: str, interpolation: str) -> None:
-    array = read(Image.fromarray(NOISE), channels=channels, fit=fit, interpolation=interpolation)
+    array = read(
+        Image.fromarray(NOISE), channels=channels, resize_mode=fit, interpolation=interpolation
+    )
     assert (array.shape, array.dtype) == ((4, 4, channels), np.uint8)
 
 
 def test_crop_keeps_the_middle_and_pad_keeps_everything() -> None:
     oblong = np.zeros((4, 12, 3), np.uint8)
     oblong[:, 4:8] = 200
-    assert (read(Image.fromarray(oblong), fit="crop") == 200).all()
-    padded = read(Image.fromarray(oblong), fit="pad", size_px=12)
+    assert (read(Image.fromarray(oblong), resize_mode="crop") == 200).all()
+    padded = read(Image.fromarray(oblong), resize_mode="pad", size_px=12)
     assert padded[:4].max() == padded[8:].max() == 0
     assert np.array_equal(padded[4:8], oblong)
 

@@ -19,7 +19,7 @@ UNREADABLE = {"empty", "undecodable", "truncated", "pixel_bomb"}
 MAX_PIXELS = 100_000
 _INSPECTOR = Inspector(CLEAN.model_copy(update={"max_pixels": MAX_PIXELS}), None)
 _CONTRACTS = [
-    CONTRACT.model_copy(update={"channels": channels, "fit": fit, "max_pixels": MAX_PIXELS})
+    CONTRACT.model_copy(update={"channels": channels, "resize_mode": fit, "max_pixels": MAX_PIXELS})
     for channels, fit in ((1, "stretch"), (3, "crop"), (3, "pad"))
 ]
 _DECODER = ImageDecoder(_CONTRACTS[1])
@@ -33,7 +33,9 @@ def verdict(name: str, payload: bytes) -> str:
     in_clean, digest = _in_clean(name, payload)
     found = {"clean": in_clean, "service": _in_service(payload)}
     for contract in _CONTRACTS:
-        found[f"precompute {contract.channels} {contract.fit}"] = _in_precompute(payload, contract)
+        found[f"precompute {contract.channels} {contract.resize_mode}"] = _in_precompute(
+            payload, contract
+        )
     assert len(set(found.values())) == 1, f"{name}: {found}"
     if in_clean == READ:
         _check_pixels(name, payload, digest)

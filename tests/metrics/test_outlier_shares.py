@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from slipway.artifacts.uncertainty import Calibration
-from slipway.metrics.outlier_shares import outlier_share, score_rank
+from slipway.metrics.outlier_shares import ood_fraction, score_rank
 from tests.calibrations import CALIBRATION
 
 SCORES = np.array([0.1, 0.2, 0.3, 0.9], np.float32)
 
 
 def test_the_share_is_of_rows_above_the_threshold_with_its_interval() -> None:
-    found = outlier_share(SCORES, CALIBRATION, 0.95)
+    found = ood_fraction(SCORES, CALIBRATION, 0.95)
     assert found is not None
     assert (found.value, found.rows) == (0.25, 4)
     assert 0 < found.low < 0.25 < found.high < 1
@@ -20,7 +20,7 @@ def test_the_share_is_of_rows_above_the_threshold_with_its_interval() -> None:
 def test_without_a_threshold_there_is_no_share() -> None:
     none = CALIBRATION.outlier.model_copy(update={"threshold": None})
     without: Calibration = CALIBRATION.model_copy(update={"outlier": none})
-    assert outlier_share(SCORES, without, 0.95) is None
+    assert ood_fraction(SCORES, without, 0.95) is None
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ _SIZE_PX = 32
 def training_data(network: str, num_rows: int) -> TrainingData:
     """Coloured noise of 32 px, or rows of a table; two classes."""
     facts: dict[str, Any] = {
-        "format_version": 2,
+        "format_version": 3,
         "classes": ["one", "two"],
         "target_scale": None,
         "splits": {},

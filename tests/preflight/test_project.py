@@ -76,7 +76,7 @@ def test_a_folder_without_git_is_refused_with_both_ways_out(
 
 
 MISTAKES: list[tuple[str, Any, str]] = [
-    ("clean__max_bad_shaer", 0.1, "did you mean 'max_bad_share'?"),
+    ("clean__max_bad_shaer", 0.1, "did you mean 'max_bad_fraction'?"),
     ("train__epochs", "ten", "train.epochs: found 'ten'"),
     ("split__on_leak", "warn", "split.on_leak: found 'warn'"),
     ("split__time_cuts", ["2024-08-01", "2024-06-01"], "expected where val begins, then a later"),
@@ -93,12 +93,12 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("data__target_column", "lable", "did you mean 'label'?"),
     ("data__image_column", "picture", "data.image_column is 'picture'"),
     ("data__group_column", "patient", "data.group_column is 'patient'"),
-    ("data__digests", "digests.txt", "digests.txt"),
+    ("data__checksums", "digests.txt", "digests.txt"),
     ("precompute__transform", "foo.bar", "is no name of a function"),
     ("precompute__transform", "foo.bar:crop", "names the module foo.bar"),
     ("augment__horizontal_flip", 0.5, "augment.forbid names 'horizontal_flip'"),
     ("evaluate__slices", ["siz"], "evaluate.slices names what is not there"),
-    ("evaluate__released", "artifacts/relased", "where there is no bundle.json"),
+    ("evaluate__reference_model", "artifacts/relased", "where there is no bundle.json"),
 ]
 
 
@@ -136,11 +136,11 @@ def test_fixed_times_beside_shards_that_name_splits_are_refused() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("data__digests", "a\0b", "data.digests cannot be used: embedded null byte"),
+        ("data__checksums", "a\0b", "data.checksums cannot be used: embedded null byte"),
         ("data__path", "a\0b", "a\\x00b"),
-        ("data__digests", "x" * 5000, "File name too long"),
+        ("data__checksums", "x" * 5000, "File name too long"),
         ("data__path", "x" * 5000, "xxx"),
-        ("evaluate__released", "x" * 5000, "xxx"),
+        ("evaluate__reference_model", "x" * 5000, "xxx"),
     ],
 )
 def test_a_path_that_no_system_takes_is_refused_by_its_key(key: str, value: str, text: str) -> None:
@@ -209,11 +209,11 @@ def test_structured_pruning_that_takes_no_channel_out_is_refused() -> None:
     }
     write_params(**pruned)
     check_project()
-    text = refusal(**pruned, prune__share=0.01)
-    assert "prune.share is 0.01, which takes no channel out of 'small_resnet'" in text
+    text = refusal(**pruned, prune__sparsity=0.01)
+    assert "prune.sparsity is 0.01, which takes no channel out of 'small_resnet'" in text
     timm = {"train__network": "timm/resnet10t", "train__network_arguments": {}}
-    text = refusal(**pruned, **timm, precompute__image_size_px=32, prune__share=0.01)
-    assert "prune.share is 0.01, which takes no channel out of 'timm/resnet10t'" in text
+    text = refusal(**pruned, **timm, precompute__image_size_px=32, prune__sparsity=0.01)
+    assert "prune.sparsity is 0.01, which takes no channel out of 'timm/resnet10t'" in text
 
 
 # The tests run on machines with a GPU and without.
@@ -393,9 +393,9 @@ def test_dvc_repro_with_a_mistake_keeps_the_reports_only_if_the_check_runs_first
     page = project.path / "reports" / "clean.html"
     before = page.read_bytes()
     project.set_value("clean.blur_variance", 6.0)
-    project.set_value("clean.max_bad_share", "a lot")
+    project.set_value("clean.max_bad_fraction", "a lot")
     said = project.shell("dvc repro clean", succeeds=False)
-    assert "clean.max_bad_share: found 'a lot'" in said
+    assert "clean.max_bad_fraction: found 'a lot'" in said
     assert page.exists() is checks
     if checks:
         assert page.read_bytes() == before

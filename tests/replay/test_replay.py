@@ -397,22 +397,22 @@ def test_the_bundle_that_answered_is_found_below_artifacts_or_named(
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     version = load_bundle(certified / "bundle").version
-    (certified / "released").mkdir()
+    (certified / "reference_model").mkdir()
     for name in ("bundle", "certificate.json"):
-        (certified / name).rename(certified / "released" / name)
+        (certified / name).rename(certified / "reference_model" / name)
     certify(certified / "certificate.json", write_bundle(certified / "bundle", max_batch_size=8))
     for given in ([], ["--bundle", "artifacts/bundle"]):
         code, output, error = replayed("one", *given)
         assert code == 0
-        assert f"model {version} was found in artifacts/released/bundle" in error
-        assert "certified, gates passed, artifacts/released/certificate.json" in output
+        assert f"model {version} was found in artifacts/reference_model/bundle" in error
+        assert "certified, gates passed, artifacts/reference_model/certificate.json" in output
     for name in ("bundle.json", "model_fp32.onnx"):  # the folder that `make release` makes
-        (certified / "released/bundle" / name).rename(certified / "released" / name)
+        (certified / "reference_model/bundle" / name).rename(certified / "reference_model" / name)
     code, output, error = replayed("one")
     assert code == 0
-    assert f"model {version} was found in artifacts/released\n" in error
-    assert "certified, gates passed, artifacts/released/certificate.json" in output
-    (certified / "released/bundle.json").unlink()
+    assert f"model {version} was found in artifacts/reference_model\n" in error
+    assert "certified, gates passed, artifacts/reference_model/certificate.json" in output
+    (certified / "reference_model/bundle.json").unlink()
     code, _, error = replayed("one")
     assert code == 2
     assert (
@@ -448,7 +448,7 @@ LINEAGE = Lineage(
     params={"seed": 7, "train": {"epochs": 3}},
     data=DataSource(path="data/own", hash="md5", digest="0123abcd.dir", bytes=1234567, files=64),
     digests={
-        "artifacts/checkpoint/weights.safetensors": "11" * 32,
+        "artifacts/model/weights.safetensors": "11" * 32,
         "data/packed/manifest.json": "22" * 32,
         "dvc.lock#clean": "33" * 32,
     },

@@ -28,7 +28,7 @@ INPUT = ImageContract(
     transform=None,
     size_px=8,
     channels=1,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10_000,
 )
@@ -93,7 +93,7 @@ def write_project(task: Task) -> None:
             wanted.input.shape,
         )
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task=task,
         input=INPUT,
         classes=wanted.classes,
@@ -104,7 +104,7 @@ def write_project(task: Task) -> None:
     )
     packed.write_manifest(Path("data/packed"), manifest)
     write_table(Path("data/split/rows.parquet"), split_rows(task), SPLIT_ROWS)
-    save_checkpoint(Path("artifacts/checkpoint"), model_card(wanted), network(task).state_dict())
+    save_checkpoint(Path("artifacts/model"), model_card(wanted), network(task).state_dict())
     for name in ("train/loss", "val/loss", "val/accuracy", "learning_rate"):
         curve = Path("reports/live/plots/metrics", f"{name}.tsv")
         curve.parent.mkdir(parents=True, exist_ok=True)

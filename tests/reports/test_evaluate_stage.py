@@ -73,7 +73,7 @@ def test_a_classification_writes_every_output(
     assert "What the answers are worth" in evaluate.PAGE.read_text()
     printed = capsys.readouterr().out
     assert "21 test rows" in printed
-    assert "Too few rows for evaluate.outlier_share 0.01: no row is called an outlier" in printed
+    assert "Too few rows for evaluate.ood_fraction 0.01: no row is called an outlier" in printed
     assert "0.7619" in printed
 
 
@@ -563,7 +563,7 @@ def test_a_checkpoint_of_other_classes_is_refused(project: Project) -> None:
 
 def test_a_missing_checkpoint_is_refused(project: Project) -> None:
     project("image_classification")
-    Path("artifacts/checkpoint/model.json").unlink()
+    Path("artifacts/model/model.json").unlink()
     with pytest.raises(SchemaError, match="dvc repro train"):
         evaluate.run(params_with("image_classification", {}))
 

@@ -33,7 +33,7 @@ INPUT = ImageContract(
     transform=None,
     size_px=8,
     channels=1,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10_000,
 )
@@ -83,7 +83,7 @@ def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResul
     labels = ["ape", "bee"] if task == "image_classification" else []
     names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
     manifest = Bundle(
-        format_version=5,
+        format_version=6,
         task=task,
         input=INPUT,
         input_name="image",

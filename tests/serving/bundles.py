@@ -45,7 +45,7 @@ CONTRACT = ImageContract(
     transform=None,
     size_px=SIZE_PX,
     channels=3,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=50_000_000,
 )
@@ -268,7 +268,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     else:
         task = "image_regression" if is_value else "image_classification"
     manifest = Bundle(
-        format_version=5,
+        format_version=6,
         task=task,
         input=COLUMNS if is_table else CONTRACT,
         input_name=graph.graph.input[0].name,

@@ -166,7 +166,7 @@ def test_clean_takes_what_was_collected_as_it_is(
         check=True,
         capture_output=True,
     )
-    prepare(folder, folder / "next.parquet", clean__min_side_px=4, clean__max_bad_share=0.9)
+    prepare(folder, folder / "next.parquet", clean__min_side_px=4, clean__max_bad_fraction=0.9)
     done = subprocess.run(
         [sys.executable, "-m", "stages.clean"],
         cwd=folder,

@@ -378,7 +378,7 @@ def test_without_canary_rows_nothing_is_built(
 ) -> None:
     write_bundle(elsewhere / "bundle")
     with pytest.raises(
-        UnavailableError, match=r"no canary rows to certify an engine on. Set export\.canary_rows"
+        UnavailableError, match=r"no canary rows to certify an engine on. Set export\.golden_rows"
     ):
         build_here(elsewhere, monkeypatch)
 

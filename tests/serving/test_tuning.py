@@ -344,7 +344,7 @@ def bodies(requests: Sequence[bytes]) -> list[bytes]:
 
 def test_canary_rows_are_sent_as_the_very_pixels_and_a_table_as_its_example(tmp_path: Path) -> None:
     bundle = with_canary(write_bundle(tmp_path / "images"))
-    rows, sent = bundle.canary_rows(), samples_of(bundle)
+    rows, sent = bundle.golden_rows(), samples_of(bundle)
     assert rows is not None
     for body, pixels in zip(bodies(sent.requests), rows.inputs, strict=True):
         decoded = decode_plain_png(body, CONTRACT.max_pixels)

@@ -83,7 +83,7 @@ def test_every_stage_has_a_file_a_params_section_and_a_dvc_entry(
 ) -> None:
     assert list(pipeline) == ["code", *STAGES]
     assert stage_names(root) == sorted(STAGES)
-    assert set(STAGES) | {"seed", "data"} == set(Params.model_fields)
+    assert set(STAGES) | {"version", "seed", "data"} == set(Params.model_fields)
 
 
 def test_every_stage_file_defines_run_and_nothing_public_besides(root: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_removed_data_dependency_is_noticed(root: Path, pipeline: dict[str, An
 def test_an_undeclared_param_is_noticed() -> None:
     source = "def run(params):\n    use(params.train.epochs, params.clean.max_pixels, params.seed)"
     assert undeclared(source, ["train", "clean.max_pixels"]) == {"seed"}
-    assert undeclared(source, ["train.epochs", "seed", "clean.max_bad_share"]) == {
+    assert undeclared(source, ["train.epochs", "seed", "clean.max_bad_fraction"]) == {
         "clean.max_pixels"
     }
     assert undeclared(

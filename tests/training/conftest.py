@@ -28,7 +28,7 @@ CONTRACT = ImageContract(
     transform=None,
     size_px=8,
     channels=1,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10_000,
 )
@@ -70,7 +70,7 @@ def write_project(root: Path, **train: Any) -> Path:
             folder, packed_rows(split.ids, split.sources, split.targets), split.inputs.shape[1:]
         )
     manifest = packed.PackedManifest(
-        format_version=2,
+        format_version=3,
         task="image_classification",
         input=CONTRACT,
         classes=["above", "below"],

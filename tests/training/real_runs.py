@@ -96,7 +96,7 @@ def kill_at_step(project: Path, step: int) -> None:
 
 
 def weights_digest(project: Path) -> str:
-    return files.sha256_file(project / "artifacts/checkpoint/weights.safetensors")
+    return files.sha256_file(project / "artifacts/model/weights.safetensors")
 
 
 def validation_accuracy(project: Path) -> float:

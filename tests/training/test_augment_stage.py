@@ -34,7 +34,7 @@ def write_packed(root: Path, inputs: Any, contract: packed.InputContract) -> Pac
         folder / "train", packed_rows(rows.ids, rows.sources, rows.targets), inputs.shape[1:]
     )
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task="table_regression" if table else "image_classification",
         input=contract,
         classes=[] if table else ["above", "below"],

@@ -113,7 +113,7 @@ def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strateg
     note = rf"note      saved by {strategy} on 2 processes with 16 rows a batch and .*, resumed by single on 1 process with 32 "
     assert re.search(note, output)
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
-    stretches = read_model_card(moved / "artifacts/checkpoint").stretches
+    stretches = read_model_card(moved / "artifacts/model").stretches
     assert [stretch.strategy for stretch in stretches] == ["single", strategy, "single"]
 
 

@@ -37,10 +37,10 @@ pytestmark = pytest.mark.process
 def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> None:
     done = run_command(project)
     assert done.returncode == 0, done.stderr
-    card = read_model_card(project / "artifacts/checkpoint")
+    card = read_model_card(project / "artifacts/model")
     assert card.requested.strategy == "auto"
     assert card.actual.strategy == "single"
-    assert load_network(project / "artifacts/checkpoint").spec == card.network
+    assert load_network(project / "artifacts/model").spec == card.network
     assert [path.name for path in (project / ".work/train").iterdir()] == ["lock"]
     curve = (project / "reports/live/plots/metrics/val/accuracy.tsv").read_text().splitlines()
     assert curve[0] == "step\taccuracy"
@@ -85,14 +85,14 @@ def test_a_fault_of_the_user_is_one_message(
 @pytest.mark.parametrize(
     ("strategy", "precision", "offload", "command"),
     [
-        ("ddp", "32-true", "none", TRAIN),
+        ("ddp", "32-true", None, TRAIN),
         ("deepspeed_stage_1", "16-mixed", "optimizer", []),
-        pytest.param("deepspeed_stage_2", "bf16-mixed", "none", [], marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "bf16-mixed", None, [], marks=pytest.mark.nightly),
         pytest.param(
             "deepspeed_stage_2", "bf16-mixed", "optimizer", DEEPSPEED, marks=pytest.mark.nightly
         ),
-        pytest.param("deepspeed_stage_2", "16-mixed", "none", TORCHRUN, marks=pytest.mark.nightly),
-        pytest.param("deepspeed_stage_3", "16-mixed", "none", [], marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "16-mixed", None, TORCHRUN, marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_3", "16-mixed", None, [], marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_3", "bf16-mixed", "optimizer", [], marks=pytest.mark.nightly),
         pytest.param(
             "deepspeed_stage_3",
@@ -111,7 +111,7 @@ def test_two_processes_reach_what_one_reaches(
     )
     done = run_command(project, command) if command else run_training(project)
     assert done.returncode == 0, done.stderr
-    actual = read_model_card(project / "artifacts/checkpoint").actual
+    actual = read_model_card(project / "artifacts/model").actual
     assert (actual.strategy, actual.precision, actual.offload, actual.world_size) == (
         strategy,
         precision,
@@ -119,7 +119,7 @@ def test_two_processes_reach_what_one_reaches(
         2,
     )
     assert validation_accuracy(project) > 0.9
-    network = load_network(project / "artifacts/checkpoint")
+    network = load_network(project / "artifacts/model")
     assert {
         value.dtype.is_floating_point and value.dtype.itemsize for value in network.parameters()
     } == {4}
@@ -150,7 +150,7 @@ def test_offload_that_the_engine_was_not_told_of_is_noticed(tmp_path: Path) -> N
 
 def forget_offload() -> None:
     def forgetful(placement: Placement, *arguments: Any, **named: Any) -> dict[str, Any]:
-        return trainer_arguments(replace(placement, offload="none"), *arguments, **named)
+        return trainer_arguments(replace(placement, offload=None), *arguments, **named)
 
     setattr(assembly, "trainer_arguments", forgetful)  # noqa: B010
 
@@ -193,7 +193,7 @@ def test_accumulated_gradients_make_the_same_steps(tmp_path: Path, strategy: str
 @pytest.mark.parametrize(
     ("strategy", "offload"),
     [
-        pytest.param("deepspeed_stage_2", "none", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", None, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", "optimizer", marks=pytest.mark.nightly),
         ("deepspeed_stage_3", "optimizer_and_parameters"),
     ],
@@ -230,13 +230,9 @@ def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) 
     project = write_project(tmp_path, network_arguments=wide, **settings)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
-    network = load_network(project / "artifacts/checkpoint")
+    network = load_network(project / "artifacts/model")
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    assert (
-        read_model_card(project / "artifacts/checkpoint").num_parameters
-        == num_parameters
-        > 1_000_000
-    )
+    assert read_model_card(project / "artifacts/model").num_parameters == num_parameters > 1_000_000
 
 
 def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(

@@ -19,7 +19,7 @@ needs_two_cores = pytest.mark.skipif(num_cores() < 2, reason="needs two cores")
 
 
 def placement(accelerator: str, devices: int) -> Placement:
-    return Placement("single", "32-true", accelerator, devices, 1, "none", None, ())
+    return Placement("single", "32-true", accelerator, devices, 1, None, None, ())
 
 
 def test_the_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,5 +90,5 @@ def test_threads_that_cannot_be_had_make_another_stretch_which_is_said(killed: P
         in output
     )
     assert "the same rows in each step, but other last bits" in output
-    stretches = read_model_card(killed / "artifacts/checkpoint").stretches
+    stretches = read_model_card(killed / "artifacts/model").stretches
     assert [stretch.threads for stretch in stretches] == [num_cores(), 1]

@@ -24,7 +24,7 @@ AS_ROOT = {
 }  # without which Open MPI refuses
 DDP = {"strategy": "ddp", "precision": "32-true"}
 ZERO = {"strategy": "deepspeed_stage_2", "precision": "bf16-mixed", "offload": "optimizer"}
-PIPELINE = "stages: {train: {cmd: python -m stages.train, deps: [data], params: [train], outs: [artifacts/checkpoint]}}\n"
+PIPELINE = "stages: {train: {cmd: python -m stages.train, deps: [data], params: [train], outs: [artifacts/model]}}\n"
 
 
 @pytest.fixture(name="nodes", scope="module")
@@ -65,7 +65,7 @@ def _shared_project(root: Path, **train: Any) -> Path:
 
 
 def _trained_on_two_nodes(project: Path) -> str:
-    assert read_model_card(project / "artifacts/checkpoint").actual.world_size == 2
+    assert read_model_card(project / "artifacts/model").actual.world_size == 2
     assert (project / "dvc.lock").is_file()
     return weights_digest(project)
 

@@ -139,11 +139,11 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
     if not cleaned.num_read:
         raise DataError("data.path holds no sample at all, expected images.")
     share = cleaned.num_bad / cleaned.num_read
-    if share > params.max_bad_share:
+    if share > params.max_bad_fraction:
         raise DataError(
             f"{cleaned.num_bad} of {cleaned.num_read} samples are bad, a share of {share:.4f}, "
-            f"above clean.max_bad_share {params.max_bad_share}:\n{_listing(cleaned.quarantine)}\n"
-            "Mend or remove them, or raise clean.max_bad_share."
+            f"above clean.max_bad_fraction {params.max_bad_fraction}:\n{_listing(cleaned.quarantine)}\n"
+            "Mend or remove them, or raise clean.max_bad_fraction."
         )
     if not cleaned.rows.num_rows:
         raise DataError(
@@ -180,11 +180,11 @@ def _without_outliers(
     findings: RuleFindings,
 ) -> NDArray[np.int64]:
     """Targets far from the others."""
-    if is_classification(task) or findings.action("outlier") == "off":
+    if is_classification(task) or findings.action("outlier") is None:
         return rows
     targets = taken(numbers(facts["target"]), rows)
     median, deviations = robust_deviations(targets)
-    far = rows_where(deviations > params.outlier_deviations)
+    far = rows_where(deviations > params.outlier_mad_threshold)
     details = [
         f"the target is {value:g}, {deviation:.1f} robust standard deviations from the median {median:g}"
         for value, deviation in zip(targets[far], deviations[far], strict=True)

@@ -37,7 +37,7 @@ def apply_near_duplicate_rule(
     """The rows by id, without the near duplicates that are refused."""
     rows = _by_id(facts, rows)
     clusters = full(len(rows), -1, np.int32)
-    if findings.action("near_duplicate") == "off":
+    if findings.action("near_duplicate") is None:
         return ClusteredRows(rows, clusters, pa.array([], pa.string()))
     twins = _twins(facts, rows, thumbnails, max_bits)
     places = np.unique(twins.pairs)  # from here on only of those that look like another

@@ -23,7 +23,7 @@ _ANNOTATION_RULES = {
     "bad_split": "a split that is not train, val or test",
 }
 IMAGE_RULES = _ANNOTATION_RULES | {
-    "missing_file": "the path leads to no file, or data.digests lists one that is not there",
+    "missing_file": "the path leads to no file, or data.checksums lists one that is not there",
     "outside_folder": "the path leads out of the table's folder",
     "unreadable": "the file system does not give the bytes",
     "missing_image": "the image column is empty",
@@ -31,8 +31,8 @@ IMAGE_RULES = _ANNOTATION_RULES | {
     "undecodable": "not an image of a known format, whatever its name says",
     "truncated": "an image that breaks off or is damaged",
     "pixel_bomb": "more pixels than clean.max_pixels",
-    "digest_mismatch": "other bytes than data.digests lists",
-    "not_listed": "a file that data.digests does not list",
+    "digest_mismatch": "other bytes than data.checksums lists",
+    "not_listed": "a file that data.checksums does not list",
     "too_small": "a side shorter than clean.min_side_px",
     "odd_aspect": "one side more than clean.max_aspect times the other",
     "wrong_extension": "the name's ending is that of another format",
@@ -45,14 +45,14 @@ IMAGE_RULES = _ANNOTATION_RULES | {
     "exact_duplicate": "the same pixels again; one of them is kept",
     "near_duplicate": "a picture that looks like another: re-encoded, rescaled, cropped or brightened",
     "near_conflict": "a picture that looks like one of another class",
-    "outlier": "a target more than clean.outlier_deviations robust standard deviations from the median",
+    "outlier": "a target more than clean.outlier_mad_threshold robust standard deviations from the median",
 }
 TABLE_RULES = _ANNOTATION_RULES | {
     "missing_value": "a cell is missing that data.columns requires",
     "type_violation": "a cell is not of its column's kind",
     "out_of_range": "a number beyond the bounds in data.columns",
     "all_missing": "no input has a value",
-    "outlier": "a number more than clean.outlier_deviations robust standard deviations from its column's median",
+    "outlier": "a number more than clean.outlier_mad_threshold robust standard deviations from its column's median",
     "constant_column": "a column with one value only",
     "duplicate_column": "a column equal to one before it",
     "exact_duplicate": "the same row again; one of them is kept",
@@ -93,8 +93,8 @@ def severity(rule: str) -> str:
 def images_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
     """The rules of IMAGE_RULES that do not run with these params, and why."""
     reasons = _not_checked(IMAGE_RULES, data, params)
-    if data.digests is None:
-        unseen = "data.digests is null: a flipped byte that still decodes goes unseen, and so does a file that is gone"
+    if data.checksums is None:
+        unseen = "data.checksums is null: a flipped byte that still decodes goes unseen, and so does a file that is gone"
         reasons |= {"digest_mismatch": unseen, "not_listed": unseen}
     if is_classification(data.task):
         reasons["outlier"] = "targets are classes"
@@ -116,7 +116,7 @@ def _not_checked(rules: Iterable[str], data: DataParams, params: CleanParams) ->
     reasons = {
         rule: f"clean.rules.{_CHOSEN_WITH.get(rule, rule)} is off"
         for rule in rules
-        if action(rule, params.rules) == "off"
+        if action(rule, params.rules) is None
     }
     reasons |= {
         rule: f"data.{column} is null"

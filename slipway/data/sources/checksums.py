@@ -50,7 +50,7 @@ class ChecksumList:
         )
         rule, detail = facts["rule"].combine_chunks(), facts["detail"].combine_chunks()
         sound = pc.is_null(rule)
-        also = pc.if_else(altered, "; its SHA-256 is not the one in data.digests, either", "")
+        also = pc.if_else(altered, "; its SHA-256 is not the one in data.checksums, either", "")
         detail = pc.if_else(sound, detail, pc.binary_join_element_wise(detail, also, ""))
         for broken, name, text in (
             (
@@ -76,7 +76,7 @@ class ChecksumList:
         place = self.names.index(name).as_py()
         if place < 0:
             raise DataError(
-                f"data.digests {str(self.path)!r} does not list {name!r}. List it, or set data.digests to null."
+                f"data.checksums {str(self.path)!r} does not list {name!r}. List it, or set data.checksums to null."
             )
         if files.sha256_file(path) != self.digests[place].as_py().hex():
             raise DataError(
@@ -110,12 +110,12 @@ class ChecksumList:
 
 
 def read_checksums(path: Path, data_path: Path) -> ChecksumList:
-    """Read `data.digests`; DataError naming every line that is not one of sha256sum's, and every file listed twice."""
+    """Read `data.checksums`; DataError naming every line that is not one of sha256sum's, and every file listed twice."""
     try:
         lines = _lines(path.read_bytes())
     except OSError as error:
         raise DataError(
-            f"data.digests {str(path)!r} cannot be read: {error}. Expected lines of `sha256sum`, or null."
+            f"data.checksums {str(path)!r} cannot be read: {error}. Expected lines of `sha256sum`, or null."
         ) from error
     listed: dict[str, str] = {}
     faults = []
@@ -130,7 +130,7 @@ def read_checksums(path: Path, data_path: Path) -> ChecksumList:
     if faults or not listed:
         shown = "\n".join(faults[:_MAX_SHOWN]) or "  it lists no file"
         raise DataError(
-            f"data.digests {str(path)!r} has {len(faults)} bad lines, expected what `sha256sum` writes:\n{shown}"
+            f"data.checksums {str(path)!r} has {len(faults)} bad lines, expected what `sha256sum` writes:\n{shown}"
         )
     root = data_path if data_path.is_dir() else data_path.parent
     digests = pa.array([bytes.fromhex(digest) for digest in listed.values()], pa.binary())

@@ -20,11 +20,11 @@ def read_folder(
 ) -> Iterator[RawSample]:
     """Every image below `root`, or those whose `source` is in `wanted`, by name; the payloads are not read yet.
 
-    `splits` has the split of each split folder at the top; empty if the class folders lie there. The file `data.digests` is no sample.
+    `splits` has the split of each split folder at the top; empty if the class folders lie there. The file `data.checksums` is no sample.
     """
     _check_folder(root)
     begin = len(os.path.join(root, ""))
-    beside = Path(data.digests) if data.digests else None
+    beside = Path(data.checksums) if data.checksums else None
     for path in walk_files(root):
         # A name that is not UTF-8 is written with escapes: tables hold text.
         source = (

@@ -68,7 +68,7 @@ class PackedSplitManifest(Contract):
 class PackedManifest(Contract):
     """What a packed store holds."""
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     task: Task
     input: InputContract
     classes: list[str]  # in the order of the class indices; empty for a numeric target

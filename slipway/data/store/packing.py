@@ -177,7 +177,7 @@ def _describe(
     targets = {split: targets_of(table, classes) for split, table in tables.items()}
     mean, std = channel_statistics(open_inputs(root / "train", form.stored("train").shape))
     return PackedManifest(
-        format_version=2,
+        format_version=3,
         task=task,
         input=form.network,
         classes=classes,

@@ -44,7 +44,7 @@ def store_form(params: PrecomputeParams, max_pixels: int) -> StoreForm:
         kind="images",
         size_px=params.image_size_px,
         channels=params.channels,
-        fit=params.fit,
+        resize_mode=params.resize_mode,
         interpolation=params.interpolation,
         max_pixels=max_pixels,
         transform=transform,

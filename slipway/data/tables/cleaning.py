@@ -194,7 +194,7 @@ def _no_inputs(reasons: dict[str, str]) -> str:
 def _read_input(
     raw: RawTable, guess: ColumnGuess, data: DataParams, clean: CleanParams, ledger: Ledger
 ) -> _Input:
-    column = column_type(guess, data.columns.get(guess.name), clean.rules.out_of_range != "off")
+    column = column_type(guess, data.columns.get(guess.name), clean.rules.out_of_range is not None)
     typed = typed_column(raw.columns[guess.name], column.kind)
     bad, beyond = typed.cell_states == BAD, _beyond(typed, column)
     for rows, rule, action in (
@@ -265,7 +265,7 @@ def _find_outliers(
     ledger: Ledger,
 ) -> None:
     """Numbers of the inputs and the target that are far from those of the other rows that nothing else refused."""
-    if clean.rules.outlier == "off":
+    if clean.rules.outlier is None:
         return
     alive = ledger.alive.copy()  # the same rows for every column, whatever is refused on the way
     numbers = [
@@ -278,8 +278,10 @@ def _find_outliers(
     for raw, cells, present in numbers:
         rows = np.flatnonzero(present)
         median, deviations = robust_deviations(cells[rows].astype(np.float64))
-        expected = f"within {clean.outlier_deviations:g} robust deviations of the median {median:g}"
-        far = rows[deviations > clean.outlier_deviations]
+        expected = (
+            f"within {clean.outlier_mad_threshold:g} robust deviations of the median {median:g}"
+        )
+        far = rows[deviations > clean.outlier_mad_threshold]
         ledger.apply_to_cells(
             clean.rules.outlier, [_cell(raw, int(row), "outlier", expected) for row in far]
         )

@@ -127,7 +127,7 @@ def apply_column_rules(
         (rules.constant_column, constant_columns),
         (rules.duplicate_column, duplicate_columns),
     ):
-        if action != "off":
+        if action is not None:
             left = [column for column in columns if column.raw.name not in leaking | dropped]
             judged = find(left, alive)
             # The first note stays: that a column leaks matters more than that it is a copy.

@@ -63,7 +63,7 @@ def apply_equal_input_rules(
         )
         _judge_conflict(twins, annotations, rules, ledger)
         left = [row for row in twins if ledger.alive[row]]
-        if len(left) < 2 or rules.near_duplicate == "off":
+        if len(left) < 2 or rules.near_duplicate is None:
             continue
         first, *others = left
         named = others if rules.near_duplicate == "refuse" else left

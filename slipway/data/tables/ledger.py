@@ -53,7 +53,7 @@ class Ledger:
 
     def apply(self, action: Action, rule: str, verdicts: Iterable[tuple[int, str]]) -> None:
         """Refuse or flag each (row, detail)."""
-        for row, detail in verdicts if action != "off" else ():
+        for row, detail in verdicts if action is not None else ():
             if action == "refuse":
                 self.refused[row].append((rule, detail))
                 self.alive[row] = False
@@ -62,7 +62,7 @@ class Ledger:
 
     def apply_to_cells(self, action: Action, cells: Iterable[BadCell]) -> None:
         """The same for cells, which are kept one by one."""
-        for cell in cells if action != "off" else ():
+        for cell in cells if action is not None else ():
             self.apply(action, cell.rule, [(cell.row, cell.detail)])
             self.bad_cells.append((cell, action))
 

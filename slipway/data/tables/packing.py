@@ -57,7 +57,7 @@ def pack_table(
             contract,
         )
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task=task,
         input=contract,
         classes=classes,

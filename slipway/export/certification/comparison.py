@@ -16,7 +16,7 @@ from slipway.artifacts.certificate import BatchCheck, Execution, Hop, HopBounds
 from slipway.artifacts.uncertainty import Calibration
 from slipway.data.store.packed import Inputs, open_split, read_manifest
 from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.outlier_shares import outlier_share, score_rank
+from slipway.metrics.outlier_shares import ood_fraction, score_rank
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
 from slipway.system.errors import MetricError, SchemaError
@@ -270,7 +270,7 @@ class HopComparison:
             or not np.isfinite(measured.scores).all()
         ):
             return None
-        return outlier_share(measured.scores, measured.calibration, self._resampling.confidence)
+        return ood_fraction(measured.scores, measured.calibration, self._resampling.confidence)
 
     def _allowed(
         self, expected: Measurement, tolerance: Tolerance, outliers: Metric | None

@@ -61,7 +61,7 @@ MEANT_FOR: dict[str, list[Target]] = {
 LARGEST_FP16 = 65504.0  # IEEE 754 binary16
 
 
-def calibration_rows(
+def quantization_samples(
     packed: Path, manifest: PackedManifest, seed: int, num_rows: int
 ) -> NDArray[Any]:
     """(rows, ...) of the input contract: `num_rows` training rows of a store, or all there are.
@@ -233,5 +233,5 @@ def _advice(variant: str) -> str:
     if variant == "fp16":
         return "Take 'fp16' out of export.variants, or train again."
     if variant == "pruned":
-        return "Lower prune.share, raise prune.epochs, or take 'pruned' out of export.variants."
-    return f"Raise export.calibration_rows, or take {variant!r} out of export.variants."
+        return "Lower prune.sparsity, raise prune.epochs, or take 'pruned' out of export.variants."
+    return f"Raise export.quantization_samples, or take {variant!r} out of export.variants."

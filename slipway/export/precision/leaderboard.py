@@ -22,7 +22,7 @@ from slipway.export.graphs.variants import refuse_broken, run_in_batches
 from slipway.export.precision.choice import choose
 from slipway.export.precision.session_memory import session_peak_bytes
 from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.outlier_shares import outlier_share, score_rank
+from slipway.metrics.outlier_shares import ood_fraction, score_rank
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, LeaderboardLine
@@ -185,7 +185,7 @@ def _figures(
         metric_loss=metric_loss(task, targets, reference, found, resampling),
         max_difference=float(np.abs(found - reference).max()),
         num_flipped=len(_flipped(found, reference)),
-        outliers=outlier_share(answers.scores, calibration, resampling.confidence)
+        outliers=ood_fraction(answers.scores, calibration, resampling.confidence)
         if calibration
         else None,
         score_rank=score_rank(answers.scores, expected.scores),

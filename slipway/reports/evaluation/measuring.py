@@ -71,7 +71,5 @@ def judge(
         answers = RowAnswers(evaluation.task, evaluation.targets, evaluation.outputs, wanted.top_k)
         gates += apply_slice_gates(wanted.slice_gates, evaluation.slices, answers, resampling)
     return gates + (
-        [released_gate(evaluation.released, wanted.released_max_loss)]
-        if evaluation.released
-        else []
+        [released_gate(evaluation.released, wanted.max_regression)] if evaluation.released else []
     )

@@ -79,7 +79,7 @@ class Evaluation:
         default_factory=dict
     )  # of the other rows; empty where none leaks, or too few are left
     slices: SliceScores | None = None
-    released: ReleasedComparison | None = None  # None where evaluate.released asks for none
+    released: ReleasedComparison | None = None  # None where evaluate.reference_model asks for none
     target_errors: list[TargetErrors] = field(
         default_factory=list
     )  # of a numeric target, by ranges of it

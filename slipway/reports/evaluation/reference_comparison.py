@@ -62,7 +62,7 @@ def compare(
     if rows.sum() < _FEWEST_ROWS:
         raise DataError(
             f"{int(rows.sum())} of {len(rows)} test rows can be compared with the released model in {released.folder}: it refuses "
-            f"{int(released.refused.sum())} and has learned from {int(known.sum())}. Set evaluate.released to null, or to another bundle."
+            f"{int(released.refused.sum())} and has learned from {int(known.sum())}. Set evaluate.reference_model to null, or to another bundle."
         )
     metric = headline(answers.task)
     before, after, targets = released.outputs[rows], answers.outputs[rows], answers.targets[rows]
@@ -86,7 +86,7 @@ def released_gate(comparison: ReleasedComparison, max_loss: float) -> GateResult
     """Missed where more is lost than `max_loss`."""
     return GateResult(
         name=_LOSS[comparison.difference.metric],
-        key="evaluate.released_max_loss",
+        key="evaluate.max_regression",
         where=f"comparison with released model {comparison.version}",
         is_of_slice=False,
         min=None,

@@ -100,5 +100,5 @@ def uncertainty_text(worth: UncertaintyReport) -> str:
     if conformal.is_vacuous:
         asked += " So few rows say nothing for that coverage: use a larger validation split, or ask for less in evaluate.coverage."
     if outlier.threshold is None:
-        return f"{asked} Too few rows for evaluate.outlier_share {outlier.share:g}: no row is called an outlier."
+        return f"{asked} Too few rows for evaluate.ood_fraction {outlier.share:g}: no row is called an outlier."
     return f"{asked} Of ordinary rows at most {outlier.share:.1%} score above {number(outlier.threshold)} and are called outliers."

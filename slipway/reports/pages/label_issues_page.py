@@ -29,12 +29,16 @@ _ROWS_FILE = "reports/label_issues.parquet"
 
 
 def page_of_no_audit() -> str:
-    """The page where `audit.folds` is 0."""
+    """The page where `audit.folds` is null."""
     how = "Set audit.folds in params.yaml to 5, say, and run dvc repro audit: so many networks are trained, each without one fold."
     return page(
         _TITLE,
         "No audit was asked for",
-        [Section("Not looked for", join([paragraph("audit.folds is 0."), paragraph(how, "soft")]))],
+        [
+            Section(
+                "Not looked for", join([paragraph("audit.folds is null."), paragraph(how, "soft")])
+            )
+        ],
     )
 
 

@@ -176,7 +176,7 @@ def _outliers(hops: Sequence[Hop]) -> list[Section]:
         return []
     note = (
         "Outliers are the rows above the hop's own threshold; what the lower bound of their share may be is the trained network's upper "
-        "bound and evaluate.outlier_share. The order of the scores is their rank correlation with those of the hop before: far below 1, "
+        "bound and evaluate.ood_fraction. The order of the scores is their rank correlation with those of the hop before: far below 1, "
         "fewer strangers are found."
     )
     columns = ["hop", "called outliers", "interval", "allowed", "order of scores"]

@@ -49,7 +49,7 @@ class Placement:
     accelerator: str
     devices: int  # processes per node
     num_nodes: int
-    offload: Offload
+    offload: Offload | None
     launch: Launch | None
     reasons: tuple[str, ...]  # why each "auto" became its value
 
@@ -303,7 +303,7 @@ def trainer_arguments(
     strategy = PortableDeepSpeedStrategy(
         stage=placement.zero_stage,
         logging_batch_size_per_gpu=per_device_batch,
-        offload_optimizer=placement.offload != "none",
+        offload_optimizer=placement.offload is not None,
         offload_parameters=placement.offload == "optimizer_and_parameters",
         pin_memory=placement.accelerator == "gpu",  # twice as fast to copy, never swapped out
     )
@@ -332,11 +332,15 @@ def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
     )
 
 
+def _yaml(value: object) -> object:
+    return "null" if value is None else value
+
+
 def check_actual(expected: TrainingSetup, actual: TrainingSetup) -> None:
     """Raise a TrainingError that names every field in which they differ."""
     found, wanted = actual.model_dump(), expected.model_dump()
     differing = [
-        f"  {key}: requested {wanted[key]}, actual {found[key]}"
+        f"  {key}: requested {_yaml(wanted[key])}, actual {_yaml(found[key])}"
         for key in wanted
         if wanted[key] != found[key]
     ]
@@ -353,10 +357,10 @@ def _actual_strategy(strategy: Strategy, stage: int | None) -> str:
     return "single" if isinstance(strategy, SingleDeviceStrategy) else type(strategy).__name__
 
 
-def _actual_offload(strategy: Strategy) -> str:
+def _actual_offload(strategy: Strategy) -> str | None:
     """Read the offload from ZeRO's optimizer and the device of its float32 masters."""
     if not isinstance(strategy, DeepSpeedStrategy):
-        return "none"
+        return None
     zero = strategy.deepspeed_engine.optimizer
     if strategy.zero_stage_3:
         optimizer, parameters = zero.offload_optimizer, zero.offload_param
@@ -365,9 +369,9 @@ def _actual_offload(strategy: Strategy) -> str:
         optimizer, parameters = zero.cpu_offload, False
         masters = zero.single_partition_of_fp32_groups
     if optimizer and any(master.device.type != "cpu" for master in masters):
-        return f"none: the optimizer's masters are on {masters[0].device}"
+        return f"null: the optimizer's masters are on {masters[0].device}"
     names = {
-        (False, False): "none",
+        (False, False): None,
         (True, False): "optimizer",
         (True, True): "optimizer_and_parameters",
     }

@@ -44,7 +44,7 @@ def image_network_spec(params: Params) -> NetworkSpec:
             transform=None,
             size_px=wanted.image_size_px,
             channels=wanted.channels,
-            fit=wanted.fit,
+            resize_mode=wanted.resize_mode,
             interpolation=wanted.interpolation,
             max_pixels=MAX_PIXELS,
         ),

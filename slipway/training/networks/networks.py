@@ -1,7 +1,7 @@
 """Networks, and the checkpoint that a finished training leaves behind.
 
-artifacts/checkpoint/model.json           what the network is, what it takes and answers, where it comes from
-artifacts/checkpoint/weights.safetensors  its weights in float32
+artifacts/model/model.json           what the network is, what it takes and answers, where it comes from
+artifacts/model/weights.safetensors  its weights in float32
 
 The same module is trained, evaluated and exported, with normalisation inside, so none of them can
 forget it. Altered weights, an unknown network and an unknown argument are refused.
@@ -64,7 +64,9 @@ class TrainingSetup(Contract):
     accelerator: str  # "cpu", "gpu"
     world_size: int | Literal["auto"]  # processes over all nodes
     zero_stage: int | None  # null where it is not asked for, or without DeepSpeed
-    offload: str  # "none", "optimizer", "optimizer_and_parameters": what lies in the host's memory and not in the GPUs'
+    offload: (
+        str | None
+    )  # "optimizer", "optimizer_and_parameters": what lies in the host's memory and not in the GPUs'
     parameter_dtype: (
         str | None
     )  # of the parameters in forward and backward; null where it is not asked for

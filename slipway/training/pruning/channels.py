@@ -142,7 +142,7 @@ def _norms(tensor: Tensor) -> Tensor:
 
 def _why_nothing(name: str, share: float, num_chains: int) -> str:
     if num_chains:
-        return f"prune.share is {share:g}, which takes no channel out of {name!r}: {BLOCK} at a time are. Raise it."
+        return f"prune.sparsity is {share:g}, which takes no channel out of {name!r}: {BLOCK} at a time are. Raise it."
     return (
         f"prune.kind is 'structured', but no layer of {name!r} is read by one other layer alone through nothing but a BatchNorm and "
         "functions of single values. Use magnitude, or another network."

@@ -1,6 +1,6 @@
 """What `prune` leaves: a smaller network with a calibration of its own, or the word that none was asked for.
 
-artifacts/pruned/model.json                  kind "none", or what the network is and how it was made
+artifacts/pruned/model.json                  kind null, or what the network is and how it was made
 artifacts/pruned/weights.safetensors         its weights in float32, in whose shapes the network is built again
 artifacts/pruned/outlier_score.safetensors   what its outlier score is computed with
 """
@@ -104,7 +104,7 @@ def read_pruned(folder: Path, checkpoint_sha256: str) -> PrunedCard | None:
     path = folder / "model.json"
     try:
         content: Any = json.loads(path.read_bytes())
-        if content == {"format_version": 1, "kind": "none"}:
+        if content == {"format_version": 1, "kind": None}:
             return None
         card = PrunedCard.model_validate(content)
     except (FileNotFoundError, NotADirectoryError):

@@ -165,7 +165,7 @@ def prune(
         format_version=1,
         kind="structured" if widths else "magnitude",
         network=trained.spec,
-        share=prune.share,
+        share=prune.sparsity,
         widths=widths,
         num_parameters=count_parameters(network),
         num_zeros=sum(int((value == 0).sum()) for value in network.parameters()),
@@ -207,7 +207,7 @@ def _cut(
 ) -> tuple[Network, dict[str, Width], list[pl.Callback]]:
     """A network of its own to be trained on, what became narrower, and what keeps zeros at zero."""
     if prune.kind == "structured":
-        weights, widths = prune_channels(trained, prune.share)
+        weights, widths = prune_channels(trained, prune.sparsity)
         return network_of(trained.spec, weights).train(), widths, []
     network = network_of(trained.spec, trained.state_dict())
-    return network.train(), {}, [KeepZeros(network, smallest_masked(network, prune.share))]
+    return network.train(), {}, [KeepZeros(network, smallest_masked(network, prune.sparsity))]

@@ -69,7 +69,7 @@ class RowLosses(nn.Module):
 
 
 def class_weights(
-    asked: Literal["none", "balanced"] | Mapping[str, float],
+    asked: Literal["balanced"] | Mapping[str, float] | None,
     classes: Sequence[str],
     targets: NDArray[np.float64],
 ) -> Tensor | None:
@@ -78,7 +78,7 @@ def class_weights(
     `targets` (N,) are the rows' positions in `classes`. balanced: each class counts as much as any other,
     whatever its rows are. ParamsError where a mapping is not of the classes.
     """
-    if asked == "none":
+    if asked is None:
         return None
     counts = np.bincount(targets.astype(np.int64), minlength=len(classes))
     if isinstance(asked, str):

@@ -138,9 +138,9 @@ class StepGuard:
 
     def _go_on_or_stop(self, trainer: Trainer, what: str) -> None:
         most = self._params.max_skipped_steps
-        if self._params.not_finite == "stop":
+        if self._params.on_nonfinite == "fail":
             raise TrainingError(
-                f"{what} {_CURES}, or let such steps be left out: train.not_finite: skip."
+                f"{what} {_CURES}, or let such steps be left out: train.on_nonfinite: skip."
             )
         if self.num_skipped > most:
             raise TrainingError(

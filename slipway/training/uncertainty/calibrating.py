@@ -88,7 +88,7 @@ class Calibrator:
         params, rows = self._params, len(targets)
         conformal = Conformal(coverage=params.coverage, threshold=None, rows=rows)
         outlier = Outlier(
-            share=params.outlier_share,
+            share=params.ood_fraction,
             threshold=None,
             rows=rows,
             layer=self._layer,

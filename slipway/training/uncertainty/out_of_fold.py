@@ -113,6 +113,7 @@ def plan_folds(
         raise SchemaError(
             f"{paths.packed} does not hold the rows of the split. Run `dvc repro precompute`."
         )
+    assert audit.folds is not None, "the stage audits only if audit.folds is set"
     folds = audit_folds(rows, audit.folds, seed)
     depends_on = {
         "training": take_fingerprint(

@@ -37,7 +37,7 @@ ON: dict[str, Any] = {
     "cutmix_alpha": 1.0,
 }
 MANIFEST = PackedManifest(
-    format_version=2,
+    format_version=3,
     task="image_classification",
     input=CONTRACT,
     classes=["a", "b"],

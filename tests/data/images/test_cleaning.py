@@ -129,7 +129,7 @@ def test_equal_palette_indices_with_other_colours_are_no_duplicates() -> None:
     images = [Image.new("P", (8, 8), 1) for _ in range(2)]
     images[0].putpalette([0, 0, 0, 255, 0, 0])
     images[1].putpalette([0, 0, 0, 0, 255, 0])
-    one_colour_is_fine = clean_params(rules={"constant_image": "off"})
+    one_colour_is_fine = clean_params(rules={"constant_image": None})
     assert (
         len(
             kept(
@@ -211,7 +211,7 @@ def test_too_many_bad_samples_fail_with_rules_counts_and_examples() -> None:
     with pytest.raises(DataError) as raised:
         check_usable(cleaned, CLEAN, "image_classification")
     text = str(raised.value)
-    assert "6 of 11 samples are bad, a share of 0.5455, above clean.max_bad_share 0.5" in text
+    assert "6 of 11 samples are bad, a share of 0.5455, above clean.max_bad_fraction 0.5" in text
     assert "undecodable: 6" in text
     assert "0.png: not a readable image" in text
 
@@ -273,7 +273,7 @@ def test_the_report_counts_everything_and_shows_twenty_examples() -> None:
 def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
     summary = summary_of(
         clean(sample("1", picture(1), "cat")),
-        params=clean_params(rules={"blurred": "off", "near_duplicate": "off"}),
+        params=clean_params(rules={"blurred": None, "near_duplicate": None}),
     )
     assert set(summary.checks) | set(summary.not_checked) == set(IMAGE_RULES)
     assert not set(summary.checks) & set(summary.not_checked)

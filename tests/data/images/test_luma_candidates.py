@@ -17,7 +17,7 @@ from tests.data.pictures import encode, from_memory, sample
 from tests.project_params import clean_params
 
 PARAMS = clean_params(
-    rules=dict.fromkeys(("blurred", "constant_image", "too_dark", "too_bright"), "off")
+    rules=dict.fromkeys(("blurred", "constant_image", "too_dark", "too_bright"), None)
 )
 
 

@@ -26,12 +26,12 @@ def _data(tmp_path: Path) -> DataParams:
         for path in sorted(root.rglob("*.png"))
     ]
     (root / "SHA256SUMS").write_text("".join(lines))
-    return data_params(root, digests=str(root / "SHA256SUMS"))
+    return data_params(root, checksums=str(root / "SHA256SUMS"))
 
 
 def clean(data: DataParams) -> Cleaned:
-    params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), "off"))
-    listed = read_checksums(Path(str(data.digests)), Path(data.path))
+    params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), None))
+    listed = read_checksums(Path(str(data.checksums)), Path(data.path))
     return cleaned_by(
         partial(read_samples, data, read_files=False), params, data.task, digests=listed
     )
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_alter
     (Path(data.path) / "cat" / "0.png").write_bytes(picture(0)[:-80])
     [row] = clean(data).quarantine.to_pylist()
     assert row["rule"] == "truncated"
-    assert row["detail"].endswith("its SHA-256 is not the one in data.digests, either")
+    assert row["detail"].endswith("its SHA-256 is not the one in data.checksums, either")
 
 
 def test_the_images_that_a_csv_names_are_checked_under_their_path(data: DataParams) -> None:
@@ -82,7 +82,7 @@ def test_the_images_that_a_csv_names_are_checked_under_their_path(data: DataPara
 def test_a_listed_table_is_checked_itself_and_not_the_images_inside(tmp_path: Path) -> None:
     table = write_parquet(tmp_path / "a.parquet", [picture(0), picture(1)], ["cat", "dog"])
     (tmp_path / "sums").write_text(f"{sha256_bytes(table.read_bytes())}  a.parquet\n")
-    data = data_params(table, digests=str(tmp_path / "sums"))
+    data = data_params(table, checksums=str(tmp_path / "sums"))
     assert refused(clean(data)) == {}
     (tmp_path / "sums").write_text(f"{'0' * 64} *a.parquet\n")
     assert refused(clean(data)) == {"a.parquet": "digest_mismatch"}
@@ -122,7 +122,7 @@ def test_odd_names_are_checked_too(data: DataParams) -> None:
 
 
 def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> None:
-    root, sums = Path(data.path), Path(str(data.digests))
+    root, sums = Path(data.path), Path(str(data.checksums))
     (root / "cat").rename(root / "3:cat")
     sums.write_text(sums.read_text().replace("cat/", "3:cat/"))
     assert refused(clean(data)) == {}
@@ -132,7 +132,7 @@ def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> No
 
 
 def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
-    sums = Path(str(data.digests))
+    sums = Path(str(data.checksums))
     sums.write_bytes(
         b"\xef\xbb\xbf" + sums.read_bytes().replace(b"  ", b" *").replace(b"\n", b"\r\n")
     )

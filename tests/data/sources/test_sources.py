@@ -206,7 +206,9 @@ def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str)
 
 @pytest.mark.parametrize(
     "key",
-    sorted(set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "digests", "columns"}),
+    sorted(
+        set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "checksums", "columns"}
+    ),
 )
 def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_alone(
     tmp_path: Path, key: str

@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Path:
 
 def _manifest(split: PackedSplitManifest) -> PackedManifest:
     return PackedManifest(
-        format_version=2,
+        format_version=3,
         task="image_classification",
         input=CONTRACT,
         classes=["x", "y"],
@@ -87,7 +87,7 @@ def test_a_missing_manifest_names_the_way_to_it(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["words", "{}", '{"format_version": 2}'])
+@pytest.mark.parametrize("content", ["words", "{}", '{"format_version": 3}'])
 def test_a_manifest_that_is_not_understood_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(SchemaError, match="not a packed store's manifest"):

@@ -19,7 +19,7 @@ CONTRACT = ImageContract(
     transform=None,
     size_px=8,
     channels=1,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10_000,
 )

@@ -87,21 +87,21 @@ def test_a_flagged_cell_counts_as_missing_and_the_change_is_written_down(tmp_pat
 
 def test_an_unchecked_cell_counts_as_missing_without_a_flag(tmp_path: Path) -> None:
     table = cleaned(
-        data_params(numbered_csv(tmp_path / "t.csv", a_3="x")), rules={"type_violation": "off"}
+        data_params(numbered_csv(tmp_path / "t.csv", a_3="x")), rules={"type_violation": None}
     )
     assert row(table, 3)["flags"] == []
     assert row(table, 3)["corrections"] == ["a: 'x' -> missing"]
 
 
 @pytest.mark.parametrize(
-    ("action", "kept", "bounds"), [("refuse", 29, True), ("flag", 30, True), ("off", 30, False)]
+    ("action", "kept", "bounds"), [("refuse", 29, True), ("flag", 30, True), (None, 30, False)]
 )
 def test_numbers_beyond_the_users_bounds_follow_the_rule(
     tmp_path: Path, action: str, kept: int, bounds: bool
 ) -> None:
     columns = {"a": said("number", min=0.0, max=100.0)}
     data = data_params(numbered_csv(tmp_path / "t.csv", a_3="-1"), columns=columns)
-    table = cleaned(data, rules={"out_of_range": action, "outlier": "off"})
+    table = cleaned(data, rules={"out_of_range": action, "outlier": None})
     assert table.cleaned.rows.num_rows == kept
     assert (
         table.types[0].min is not None
@@ -127,7 +127,7 @@ def test_outliers_of_inputs_and_target_are_far_in_robust_deviations(tmp_path: Pa
     data = data_params(numbered_csv(tmp_path / "t.csv", a_3="1e6", target_4="1e6"))
     table = cleaned(data)
     assert row(table, 3)["flags"] == row(table, 4)["flags"] == ["outlier"]
-    assert "outlier" not in row(cleaned(data, rules={"outlier": "off"}), 3)["flags"]  # type: ignore[operator]
+    assert "outlier" not in row(cleaned(data, rules={"outlier": None}), 3)["flags"]  # type: ignore[operator]
     assert set(refusals(cleaned(data, rules={"outlier": "refuse"}))) == {"3", "4"}
 
 
@@ -217,7 +217,7 @@ def test_equal_rows_are_kept_once(tmp_path: Path) -> None:
     assert table.cleaned.num_bad == 0
 
 
-@pytest.mark.parametrize(("action", "kept"), [("refuse", 29), ("flag", 31), ("off", 31)])
+@pytest.mark.parametrize(("action", "kept"), [("refuse", 29), ("flag", 31), (None, 31)])
 def test_equal_inputs_with_different_numbers_follow_the_rule(
     tmp_path: Path, action: str, kept: int
 ) -> None:
@@ -225,7 +225,7 @@ def test_equal_inputs_with_different_numbers_follow_the_rule(
     lines = path.read_text().splitlines()
     a, b, _ = lines[5].split(",")
     path.write_text("\n".join([*lines, f"{a},{b},99"]) + "\n")
-    table = cleaned(data_params(path), rules={"conflicting_label": action, "outlier": "off"})
+    table = cleaned(data_params(path), rules={"conflicting_label": action, "outlier": None})
     assert table.cleaned.rows.num_rows == kept
     if action == "refuse":
         assert refusals(table)["4"] == (
@@ -239,7 +239,7 @@ def test_equal_inputs_with_different_numbers_follow_the_rule(
 
 
 @pytest.mark.parametrize(
-    ("action", "kept", "clustered"), [("refuse", 30, 0), ("flag", 31, 2), ("off", 31, 0)]
+    ("action", "kept", "clustered"), [("refuse", 30, 0), ("flag", 31, 2), (None, 31, 0)]
 )
 def test_rows_that_share_their_inputs_alone_follow_the_rule_of_near_duplicates(
     tmp_path: Path, action: str, kept: int, clustered: int
@@ -263,7 +263,7 @@ def test_columns_without_variation_and_copies_are_no_inputs(tmp_path: Path) -> N
     table = cleaned(data)
     assert [column.name for column in table.types] == ["a", "b"]
     assert notes(table) == {"same": "every row has '5'", "copy": "equal to 'a' in every row"}
-    off = cleaned(data, rules={"constant_column": "off", "duplicate_column": "flag"})
+    off = cleaned(data, rules={"constant_column": None, "duplicate_column": "flag"})
     assert [column.name for column in off.types] == ["a", "b", "same", "copy"]
     assert notes(off) == {"copy": "equal to 'a' in every row"}
 

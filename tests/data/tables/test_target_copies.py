@@ -29,7 +29,7 @@ STARS = RANDOM.integers(1, 6, NUM_ROWS)
 
 def found(data: DataParams, folder: Path) -> list[TargetCopy]:
     """The suspicious columns of a table after the stages before."""
-    table = cleaned(data, rules={"conflicting_label": "flag", "outlier": "off"})
+    table = cleaned(data, rules={"conflicting_label": "flag", "outlier": None})
     split = split_rows(table.cleaned.rows, PROJECT.split, PROJECT.seed)
     columns = TableColumns(inputs=table.types, ignored=table.ignored)
     write_cells(folder, table.cells, columns, table.ledger.bad_cell_table())

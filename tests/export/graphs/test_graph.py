@@ -25,7 +25,7 @@ CONTRACT = ImageContract(
     transform=None,
     size_px=8,
     channels=3,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10**6,
 )

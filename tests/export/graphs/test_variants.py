@@ -13,9 +13,9 @@ from slipway.export.graphs.graph import torch_answers
 from slipway.export.graphs.half_precision import LAYERS, score_branch
 from slipway.export.graphs.variants import (
     PRECISION,
-    calibration_rows,
     fp16_graph,
     largest_activations,
+    quantization_samples,
     refuse_broken,
     run_in_batches,
 )
@@ -32,7 +32,7 @@ PIXEL = ImageContract(
     transform=None,
     size_px=1,
     channels=1,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10**6,
 )
@@ -90,7 +90,7 @@ def store(
             split_.inputs.shape[1:],
         )
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task="image_classification",
         input=contract,
         classes=["a", "b"],
@@ -103,7 +103,7 @@ def store(
 
 
 def chosen(store_: tuple[Path, PackedManifest], seed: int = 7, num_rows: int = 20) -> set[int]:
-    return set(calibration_rows(*store_, seed, num_rows).ravel().tolist())
+    return set(quantization_samples(*store_, seed, num_rows).ravel().tolist())
 
 
 def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size
     large[:, :, 2:] = 200
     contract = PIXEL.model_copy(update={"size_px": 2, "channels": 3})
     stored = packed_split(large, [0.0, 1.0], ["0" * 16, "1" * 16], ["a", "b"])
-    rows = calibration_rows(*store(tmp_path, {"train": stored}, contract), 7, 9)
+    rows = quantization_samples(*store(tmp_path, {"train": stored}, contract), 7, 9)
     expected = image_array(Image.fromarray(large[0]), contract)
     assert rows.shape == (2, 2, 2, 3)
     assert (rows == expected).all()

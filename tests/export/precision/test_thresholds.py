@@ -13,11 +13,11 @@ from slipway.training.uncertainty.calibrating import fitting_half
 from tests.export.conftest import RESAMPLING, Project
 
 
-def asked(project: Project, outlier_share: float) -> Calibration:
+def asked(project: Project, ood_fraction: float) -> Calibration:
     """The project's calibration, with a share for which its few validation rows are enough."""
     found = project.calibration()
     return found.model_copy(
-        update={"outlier": found.outlier.model_copy(update={"share": outlier_share})}
+        update={"outlier": found.outlier.model_copy(update={"share": ood_fraction})}
     )
 
 

@@ -27,7 +27,7 @@ INPUT = ImageContract(
     transform=None,
     size_px=4,
     channels=1,
-    fit="stretch",
+    resize_mode="stretch",
     interpolation="bilinear",
     max_pixels=10_000,
 )

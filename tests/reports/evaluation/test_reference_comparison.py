@@ -34,7 +34,7 @@ def released(
 ) -> ReleasedAnswers:
     refused = np.zeros(len(outputs), bool) if refused is None else refused
     return ReleasedAnswers(
-        "artifacts/released", "0123456789ab", "cpu", outputs, refused, known, "it says so"
+        "artifacts/reference_model", "0123456789ab", "cpu", outputs, refused, known, "it says so"
     )
 
 

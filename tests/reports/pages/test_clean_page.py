@@ -42,7 +42,7 @@ def report(**changes: Any) -> CleanReport:
         "classes": {"cat": 500, "dog": 400},
         "target": None,
         "checks": ["truncated", "blurred"],
-        "not_checked": {"digest_mismatch": "data.digests is null"},
+        "not_checked": {"digest_mismatch": "data.checksums is null"},
         "columns": [],
     }
     return CleanReport.model_validate(values | changes)
@@ -57,7 +57,7 @@ def test_every_count_is_on_the_page() -> None:
         "exact_duplicate",
         "blurred",
         "label: Cat -&gt; cat",
-        "data.digests is null",
+        "data.checksums is null",
     ):
         assert words in text
 
@@ -88,7 +88,7 @@ def test_only_so_many_pictures_of_a_rule_are_asked_for() -> None:
     ]
 
 
-@pytest.mark.parametrize(("choice", "shown"), [("flag", True), ("refuse", False), ("off", False)])
+@pytest.mark.parametrize(("choice", "shown"), [("flag", True), ("refuse", False), (None, False)])
 def test_clusters_are_shown_where_they_are_kept(tmp_path: Path, choice: str, shown: bool) -> None:
     smooth = Image.fromarray(
         np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)

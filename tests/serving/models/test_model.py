@@ -106,8 +106,8 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/model_fp32.onnx").unlink(), BundleError, "is missing"),
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
-        (newer_format, BundleError, "format version 6"),
-        (older_format, BundleError, "format version 4, this Slipway reads version 5"),
+        (newer_format, BundleError, "format version 7"),
+        (older_format, BundleError, "format version 4, this Slipway reads version 6"),
         (
             lambda root: (root / "certificate.json").unlink(),
             CertificateError,

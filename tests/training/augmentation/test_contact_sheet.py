@@ -35,7 +35,7 @@ def sheet(
         transform=None,
         size_px=8,
         channels=3 if channels == 3 else 1,
-        fit="stretch",
+        resize_mode="stretch",
         interpolation="nearest",
         max_pixels=100,
     )
@@ -46,7 +46,7 @@ def sheet(
         sources=[str(seed) for seed in range(num_images)],
     )
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task=task,
         input=contract,
         classes=[f"class {index}" for index in range(num_images)]
@@ -93,7 +93,7 @@ def test_colour_operations_have_no_line_for_grey_images() -> None:
 
 def test_a_table_gets_a_picture_that_says_so() -> None:
     manifest = PackedManifest(
-        format_version=2,
+        format_version=3,
         task="table_regression",
         input=ColumnContract(kind="columns", columns=[]),
         classes=[],

@@ -33,7 +33,7 @@ TRAIN = packed_split(
     sources=[str(seed) for seed in range(10)],
 )
 MANIFEST = PackedManifest(
-    format_version=2,
+    format_version=3,
     task="image_classification",
     input=CONTRACT,
     classes=["a", "b"],

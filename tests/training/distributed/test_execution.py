@@ -17,9 +17,9 @@ from tests.project_params import PROJECT
 from tests.training.conftest import spec, write_project
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
-SINGLE = Placement("single", "32-true", "cpu", 1, 1, "none", None, ())
+SINGLE = Placement("single", "32-true", "cpu", 1, 1, None, None, ())
 ZERO_2, ZERO_3 = (
-    Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, "none", None, ())
+    Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, None, None, ())
     for stage in (2, 3)
 )
 NEEDS_COMPILER = pytest.mark.skipif(
@@ -101,7 +101,7 @@ def test_a_killed_compiled_training_ends_with_the_weights_of_an_uninterrupted_on
     assert weights_digest(killed) == weights_digest(whole)
     assert run_training(plain).returncode == 0
     names = [
-        set(safetensors.torch.load_file(project / "artifacts/checkpoint/weights.safetensors"))
+        set(safetensors.torch.load_file(project / "artifacts/model/weights.safetensors"))
         for project in (whole, plain)
     ]
     assert names[0] == names[1]

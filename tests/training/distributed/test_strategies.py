@@ -27,7 +27,7 @@ def _params(**changes: Any) -> TrainParams:
         "strategy": "auto",
         "precision": "auto",
         "accelerator": "auto",
-        "offload": "none",
+        "offload": None,
         "devices": "auto",
         "num_nodes": 1,
     }
@@ -132,8 +132,8 @@ def test_missing_offload_ends_the_run() -> None:
     expected = place(
         _params(strategy="deepspeed_stage_2", offload="optimizer", devices=2), NO_GPU
     ).expected
-    with pytest.raises(TrainingError, match="offload: requested optimizer, actual none"):
-        check_actual(expected, expected.model_copy(update={"offload": "none"}))
+    with pytest.raises(TrainingError, match="offload: requested optimizer, actual null"):
+        check_actual(expected, expected.model_copy(update={"offload": None}))
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ from tests import warm_starts
 from tests.model_cards import model_card
 from tests.training.conftest import ARGUMENTS, CONTRACT, ROOT, spec, write_project
 
-STRUCTURED = PruneParams(kind="structured", share=0.5, epochs=2, learning_rate=0.002)
-MAGNITUDE = PruneParams(kind="magnitude", share=0.75, epochs=1, learning_rate=0.002)
+STRUCTURED = PruneParams(kind="structured", sparsity=0.5, epochs=2, learning_rate=0.002)
+MAGNITUDE = PruneParams(kind="magnitude", sparsity=0.75, epochs=1, learning_rate=0.002)
 CUT = ("backbone.stages.0", "backbone.stages.1")
 
 
@@ -63,7 +63,7 @@ def write_pruned_project(root: Path) -> Path:
     """A folder that `python -m stages.prune` runs in."""
     write_project(root)
     network = drawn()
-    save_checkpoint(root / "artifacts/checkpoint", model_card(network.spec), network.state_dict())
+    save_checkpoint(root / "artifacts/model", model_card(network.spec), network.state_dict())
     return root
 
 
@@ -75,7 +75,7 @@ def _project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pruned(project: Path, wanted: PruneParams) -> Pruning:
     params = load_params(project / "params.yaml")
     paths = PrunePaths(
-        project / "artifacts/checkpoint", project / "data/packed", project / "data/augmented"
+        project / "artifacts/model", project / "data/packed", project / "data/augmented"
     )
     return prune(params.seed, params.train, wanted, params.evaluate, paths)
 
@@ -146,7 +146,7 @@ def test_groups_of_channels_are_left_alone() -> None:
 
 def test_a_share_that_takes_nothing_out_is_refused() -> None:
     with pytest.raises(
-        ParamsError, match=r"prune\.share is 0\.1, which takes no channel out of 'small_resnet'"
+        ParamsError, match=r"prune\.sparsity is 0\.1, which takes no channel out of 'small_resnet'"
     ):
         prune_channels(drawn(), 0.1)
 
@@ -237,7 +237,7 @@ def test_what_was_written_is_read_and_answers_as_it_was_calibrated(
     structured: Pruning, project: Path, tmp_path: Path
 ) -> None:
     save_pruned(tmp_path / "pruned", structured.card, structured.weights, structured.fitted.score)
-    digest = read_model_card(project / "artifacts/checkpoint").weights_sha256
+    digest = read_model_card(project / "artifacts/model").weights_sha256
     card = read_pruned(tmp_path / "pruned", digest)
     assert card == structured.card
     network = load_pruned(tmp_path / "pruned", structured.card)
@@ -316,7 +316,7 @@ def test_where_it_is_not_asked_for_no_torch_is_loaded_and_the_result_says_so(pro
         text=True,
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "no pruned network was asked for: prune.kind is none\n"
+    assert result.stdout == "prune.kind is null: no network was pruned\n"
     assert [path.name for path in (project / "artifacts/pruned").iterdir()] == ["model.json"]
     assert read_pruned(project / "artifacts/pruned", "0" * 64) is None
-    assert json.loads((project / "reports/prune.json").read_bytes()) == {"kind": "none"}
+    assert json.loads((project / "reports/prune.json").read_bytes()) == {"kind": None}

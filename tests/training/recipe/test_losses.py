@@ -58,7 +58,7 @@ def test_weights_by_class_keep_their_ratio_and_have_a_mean_of_one_over_the_rows(
 
 
 def test_no_weights_are_none() -> None:
-    assert class_weights("none", ["a", "b"], TARGETS) is None
+    assert class_weights(None, ["a", "b"], TARGETS) is None
 
 
 def test_a_mapping_that_is_not_of_the_classes_is_refused_with_every_name() -> None:

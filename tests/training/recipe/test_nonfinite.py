@@ -65,7 +65,7 @@ def _lasting(module: TrainingModule) -> dict[str, torch.Tensor]:
 
 def _module(split: packed.PackedSplit = SPLIT, **changes: Any) -> TrainingModule:
     params = load_params(ROOT / "params.yaml").train.model_copy(
-        update={"not_finite": "skip", "label_smoothing": 0.0, **changes}
+        update={"on_nonfinite": "skip", "label_smoothing": 0.0, **changes}
     )
     torch.manual_seed(0)
     return TrainingModule(
@@ -192,7 +192,7 @@ def test_without_a_fault_the_state_around_a_step_differs() -> None:
 
 def test_stop_names_the_step_and_the_guilty_row_and_has_changed_nothing() -> None:
     split = _spoiled(1)
-    module = _module(split, not_finite="stop")
+    module = _module(split, on_nonfinite="fail")
     with pytest.raises(
         TrainingError,
         match=rf"loss is not finite in step 2 \(epoch 1\) for 1 of 8 rows, with the ids {_guilty(split)}\. No",
@@ -204,7 +204,7 @@ def test_stop_names_all_rows_of_a_batch_whose_gradient_alone_is_bad() -> None:
     with pytest.raises(
         TrainingError, match=r"gradient is not finite in step 3 .*their ids are"
     ) as raised:
-        _fit(_with_bad_gradient(_module(not_finite="stop"), {2}))
+        _fit(_with_bad_gradient(_module(on_nonfinite="fail"), {2}))
     rows = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)[
         0, 2
     ].rows.tolist()
@@ -268,7 +268,7 @@ def _scale(trainer: pl.Trainer) -> float:
 
 
 def test_an_overflow_lowers_the_loss_scale_and_is_no_fault() -> None:
-    module = _with_bad_gradient(_module(not_finite="stop"), {1}, np.inf)
+    module = _with_bad_gradient(_module(on_nonfinite="fail"), {1}, np.inf)
     changed, trainer = _fit(module, plugins=[_half(64.0)])
     assert changed == [True, False, True]
     assert (module.guard.num_skipped, _scale(trainer)) == (0, 32.0)
@@ -339,7 +339,7 @@ def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
         "precision": precision,
         "max_batch_per_device": max_batch_per_device,
     }
-    project = test_table_runs.write_project(tmp_path / "project", not_finite="skip", **placed)
+    project = test_table_runs.write_project(tmp_path / "project", on_nonfinite="skip", **placed)
     guilty = _spoil_table(project)
     done = run_training(project, WATCHED)
     assert done.returncode == 0, done.stderr
@@ -363,7 +363,7 @@ def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
             range(1, 13)
         ) - skipped
     assert json.loads((project / "metrics/train.json").read_text())["skipped_steps"] == len(named)
-    assert json.loads((project / "artifacts/checkpoint/model.json").read_text())["metrics"][
+    assert json.loads((project / "artifacts/model/model.json").read_text())["metrics"][
         "skipped_steps"
     ] <= len(named)
 
@@ -411,7 +411,7 @@ def test_a_gradient_of_one_rank_that_is_not_finite_stops_all_with_one_message(
 def test_a_resumed_run_counts_on_and_ends_with_the_same_weights(
     tmp_path: Path, placed: dict[str, Any]
 ) -> None:
-    settings = {"not_finite": "skip", "epochs": 5, "checkpoint_every_epochs": 1, **placed}
+    settings = {"on_nonfinite": "skip", "epochs": 5, "checkpoint_every_epochs": 1, **placed}
     whole, killed = (
         test_table_runs.write_project(tmp_path / name, **settings) for name in ("whole", "killed")
     )

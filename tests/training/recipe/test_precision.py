@@ -81,14 +81,14 @@ def test_float32_is_not_tensor_float_32(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     prepare_process(
         PROJECT.train,
-        Placement("single", precision, "gpu", 1, 1, "none", None, ()),
+        Placement("single", precision, "gpu", 1, 1, None, None, ()),
         build_network(spec()),
     )
     assert torch.backends.cudnn.allow_tf32 is allowed
 
 
 def test_ddp_leaves_running_statistics_to_each_rank_until_they_are_averaged() -> None:
-    strategy = trainer_arguments(Placement("ddp", "32-true", "cpu", 2, 1, "none", None, ()), 16)[
+    strategy = trainer_arguments(Placement("ddp", "32-true", "cpu", 2, 1, None, None, ()), 16)[
         "strategy"
     ]
     assert isinstance(strategy, DDPStrategy)

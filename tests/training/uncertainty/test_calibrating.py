@@ -85,7 +85,7 @@ def test_the_temperature_is_of_one_half_and_the_thresholds_are_of_the_other(
 
 
 def test_none_leaves_the_temperature_at_one(classifier: Network) -> None:
-    plain = PROJECT.evaluate.model_copy(update={"calibration": "none"})
+    plain = PROJECT.evaluate.model_copy(update={"calibration": None})
     assert (
         Calibrator(classifier, plain, SEED, "cpu").fit(split(0), split(1)).calibration.temperature
         == 1.0

@@ -23,7 +23,8 @@ from slipway.training.uncertainty.out_of_fold import (
 from tests.project_params import augment_params
 from tests.training.conftest import write_project
 
-AUDIT = AuditParams(folds=3, epochs=2)
+NUM_FOLDS = 3
+AUDIT = AuditParams(folds=NUM_FOLDS, epochs=2)
 NUM_COPIES = 2
 
 
@@ -88,7 +89,7 @@ def copied_ids(ids: list[str]) -> set[str]:
     return {copy_id(sample_id, copy) for sample_id in ids for copy in range(1, NUM_COPIES + 1)}
 
 
-@pytest.mark.parametrize("fold", range(AUDIT.folds))
+@pytest.mark.parametrize("fold", range(NUM_FOLDS))
 def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(
     project: Path, fold: int
 ) -> None:
@@ -116,7 +117,7 @@ def test_copies_taken_for_those_of_other_rows_would_leak(
 def test_every_row_is_held_out_once(project: Path) -> None:
     training = planned(project)
     assert sorted(
-        sample_id for fold in range(AUDIT.folds) for sample_id in training.held_out(fold).ids
+        sample_id for fold in range(NUM_FOLDS) for sample_id in training.held_out(fold).ids
     ) == sorted(training.rows().ids)
 
 
@@ -164,7 +165,7 @@ def test_other_folds_labels_or_params_are_another_audit(project: Path) -> None:
 
 def test_a_finished_fold_is_read_and_not_trained_again(project: Path, tmp_path: Path) -> None:
     training = planned(project)
-    for fold in range(AUDIT.folds):
+    for fold in range(NUM_FOLDS):
         np.save(
             tmp_path / f"fold-{fold}.npy",
             np.full((len(training.held_out(fold)), 2), fold, np.float32),
