@@ -30,9 +30,9 @@ from serving.app import Application
 from serving.guard.connections import Connection
 from serving.monitoring.watcher import Watcher
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
-from serving.settings import read_settings
 from serving.worker import ModelWorker
 from slipway.system import files
+from tests.serving.in_process import full_worker, read_all_settings
 from tests.serving.server import environment
 
 RESULT = Path("bench/results/prediction_steps.md")
@@ -197,8 +197,8 @@ async def run(folder: Path) -> str:
     """Everything."""
     case = CASES["small"]
     case.write(folder)
-    worker = ModelWorker(
-        read_settings(environment(folder, state=folder / "state")), settle=put_aside_what_stays
+    worker = full_worker(
+        read_all_settings(environment(folder, state=folder / "state")), settle=put_aside_what_stays
     )
     worker.start()
     await worker.loaded()

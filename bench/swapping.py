@@ -195,7 +195,7 @@ def main(num_rounds: int, num_swaps: int) -> str:
             for bundle in (*bundles, folder / "bundle")
         }
         settings = read_settings(
-            {
+            environment={
                 name: value
                 for name, value in environment(folder).items()
                 if name.startswith("SLIPWAY_")

@@ -13,7 +13,6 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.auth.gate import Gate
 from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
 from serving.http.incoming import DRAIN_S, Incoming, Turns
@@ -24,7 +23,6 @@ from serving.http.responses import (
     Response,
     error_response,
     guarded_headers,
-    open_inference_error,
     send_response,
 )
 from serving.http.routes import Headers, Request, Route, find_route
@@ -44,12 +42,11 @@ class Application:
         self,
         behind: ASGIApp,
         worker: ModelWorker,
-        gate: Gate | None = None,
         port: Port | None = None,
     ) -> None:
         self._behind = behind
         self._worker = worker
-        self._gate = gate or Gate(worker.settings, worker.metrics)
+        self._check = worker.caller_check
         port = port or ("main" if worker.settings.admin_port else "only")
         self._most_drain_s = min(DRAIN_S, worker.settings.request_timeout_s / 4)
         self._turns = Turns(worker.settings.max_connections, 2 * self._most_drain_s)
@@ -60,8 +57,8 @@ class Application:
         }
 
     def for_operators(self) -> "Application":
-        """The same for the port of operators: one gate counts for both."""
-        return Application(self._behind, self._worker, self._gate, "operators")
+        """The same for the port of operators."""
+        return Application(self._behind, self._worker, "operators")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As an ASGI application: the lifespan goes on to BentoML, which starts and stops the service."""
@@ -94,7 +91,7 @@ class Application:
             response = await handler(request)
         except Refusal as refusal:
             _let_go_of_frames(refusal)
-            response = self._refuse(refusal, request)
+            response = self._refuse(refusal, request, found)
             if (
                 refusal.code in _PASSING
                 and _has_body(request.headers)
@@ -108,7 +105,7 @@ class Application:
             logger.exception("request %s failed", request.id)
             _let_go_of_frames(error)
             response = self._refuse(
-                Refusal("internal", "the service failed; its log has the details"), request
+                Refusal("internal", "the service failed; its log has the details"), request, found
             )
         # A caller that waits to be asked for its body may send it all the same, or not: nobody could tell it from the next request.
         if incoming and not incoming.is_asked_for and b"expect" in request.headers:
@@ -185,18 +182,17 @@ class Application:
                 "not_found", f"there is nothing at this path; known: {', '.join(self._routes)}"
             )
         route = self._routes[found]
-        request.caller = self._gate.admit(request.headers, route.access)
+        request.caller = self._check.admit(request.headers, route.access)
         if request.method not in route.methods:
             allowed = ", ".join(route.methods)
             message = f"{found} takes {allowed}, found {request.method[:20]}"
             raise Refusal("method_not_allowed", message, headers=(("allow", allowed),))
         return route
 
-    def _refuse(self, refusal: Refusal, request: Request) -> Response:
+    def _refuse(self, refusal: Refusal, request: Request, found: str | None) -> Response:
         self._worker.metrics.refused(refusal.code)
-        return (open_inference_error if request.path.startswith("/v2/") else error_response)(
-            refusal, request.id
-        )
+        shape = self._routes[found].error_shape if found else None
+        return (shape.respond if shape else error_response)(refusal, request.id)
 
     def _passing_on(self, label: str, request_id: str, send: Send) -> Send:
         """Sends on what BentoML answers, counted and with our headers."""

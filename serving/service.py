@@ -6,6 +6,7 @@ the application (serving/app.py), which wraps BentoML's application. Binds to 12
 
 import functools
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +20,44 @@ from starlette.types import ASGIApp
 
 from serving.api_docs.api import predict_method, read_columns, summary
 from serving.app import Application
-from serving.auth.binding import require_safe_start
+from serving.extensions import EXTENSIONS, SECTIONS
 from serving.guard.connections import limit_connections
 from serving.metrics.service_metrics import open_server_directory, tether_to_server
 from serving.process.draining import drain_on_sigterm
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
 from serving.process.operator_port import OperatorPort
 from serving.process.packing import bento_labels
-from serving.rollout.store import served_bundle
-from serving.settings import SettingsError, read_settings
+from serving.settings import Settings, SettingsError, read_settings
 from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
 from slipway.system.malloc import keep_little_freed_memory
 from slipway.system.telemetry import switch_off_telemetry
 
+
+def _served_bundle(settings: Settings) -> Path:
+    """The bundle that a start would serve; SLIPWAY_BUNDLE if that is not known, of which loading tells the reason."""
+    for extension in EXTENSIONS:
+        if extension.initial_settings:
+            with suppress(SlipwayError):
+                settings = extension.initial_settings(settings)
+    return settings.bundle
+
+
 switch_off_telemetry()
 do_not_track.cache_clear()  # `bentoml` has read and cached the variable before it imports a service
 try:
-    SETTINGS = read_settings()
+    SETTINGS = read_settings(SECTIONS)
 except SettingsError as error:
     raise BentoMLConfigException(
         str(error)
     ) from None  # BentoML's commands print this one without a traceback
-COLUMNS = read_columns(served_bundle(SETTINGS))
+COLUMNS = read_columns(_served_bundle(SETTINGS))
 
 
 @functools.cache
 def worker() -> ModelWorker:
     """This process' model; made when a worker starts, not when the module is imported."""
-    return ModelWorker(SETTINGS, settle=put_aside_what_stays)
+    return ModelWorker(SETTINGS, EXTENSIONS, settle=put_aside_what_stays)
 
 
 @functools.cache
@@ -106,9 +116,9 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
-        from serving.process.supervising import (
-            supervise,
-        )  # the process manager, which no worker needs
+        # What only the server process needs, not its workers.
+        from serving.process.binding import require_safe_start
+        from serving.process.supervising import supervise
 
         supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
@@ -117,7 +127,10 @@ class Slipway:
             host = context.params.get("host") or BentoMLContainer.http.host.get()
             try:
                 require_safe_start(
-                    SETTINGS, host, context.params.get("port") or BentoMLContainer.http.port.get()
+                    SETTINGS,
+                    EXTENSIONS,
+                    host,
+                    context.params.get("port") or BentoMLContainer.http.port.get(),
                 )
             except SlipwayError as error:
                 raise BentoMLConfigException(str(error)) from None

@@ -1,17 +1,17 @@
-"""How the service runs: environment variables that begin with SLIPWAY_, typed and checked all at once.
+"""Settings of the service: environment variables that begin with SLIPWAY_, typed and validated all at once.
 
-An unknown SLIPWAY_ variable is refused with the one it was probably meant to be. What a model is
-comes from its bundle alone; `params.yaml` is never read here. docs/serving.md explains every setting.
+Each extension declares its own settings in a Section. An unknown SLIPWAY_ variable is refused, with the name that was probably
+meant; a variable of an extension that is not installed is ignored. docs/serving.md explains every setting.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from slipway.system.cores import num_cores
@@ -24,7 +24,6 @@ Provider = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
 Variant = Literal[
     "auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"
 ]
-_HOSTS = r"^([A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*)?$"
 # What Kubernetes sets for a Service whose name begins with `slipway`, and people who look for the port.
 _SERVICE_LINK = re.compile(r"SLIPWAY_(HOST|PORT|(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_\w+))")
 _LINK_HINT = (
@@ -40,21 +39,38 @@ class SettingsError(SlipwayError):
     """One or more SLIPWAY_ variables are not valid."""
 
 
-class Settings(BaseSettings):
-    """Every setting; a relative path starts at the folder that holds `serving/`."""
+# A relative path starts at ROOT; an empty one is unset.
+RootedPath = Annotated[Path, AfterValidator(lambda path: ROOT / path)]
+OptionalPath = Annotated[RootedPath | None, BeforeValidator(lambda path: path or None)]
+# The variables of every extension. Those of one that is not installed are ignored.
+EXTENSION_VARIABLES = frozenset(
+    ("keys", "allow_anyone", "hosts", "shadow_share", "watch", "window_rows", "window_minutes", "feedback_rows", "feedback_days",
+     "keep_directory", "keep_share", "keep_bytes", "keep_days")
+)  # fmt: skip
+
+
+class Section(BaseSettings):
+    """The settings of one extension."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", validate_default=True
     )
 
-    bundle: Path = Path("artifacts/bundle")
-    certificate: Path = Path("artifacts/certificate.json")
-    engine: Path = Path("artifacts/engine")
-    rebuilt_engine: Path = Path("artifacts/rebuilt_engine")  # built and certified on this machine
-    rebuild_engine: bool = False  # build it in the background where the engine is another machine's
-    engine_cache: Path = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
-    state: Path = Path(".work/serving")  # what the service remembers: what is rolled out
-    accept_draft: bool = False  # for the verify stage alone, whose HTTP hop needs a service before it can certify one
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+class Settings(Section):
+    """The settings that the service itself needs, and the sections of its extensions."""
+
+    bundle: RootedPath = Path("artifacts/bundle")
+    certificate: RootedPath = Path("artifacts/certificate.json")
+    engine: RootedPath = Path("artifacts/engine")
+    rebuilt_engine: RootedPath = Path("artifacts/rebuilt_engine")  # built and certified here
+    rebuild_engine: bool = False  # build it in the background if the engine is another machine's
+    engine_cache: RootedPath = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
+    state: RootedPath = Path(".work/serving")  # survives a restart: rollout, monitoring
+    accept_draft: bool = False  # only for the verify stage, which certifies a running service
     provider: Provider = "auto"
     variant: Variant = "auto"
     num_threads: Annotated[int, Field(ge=0, le=1024)] = (
@@ -75,82 +91,66 @@ class Settings(BaseSettings):
         512  # per worker; each takes a file descriptor
     )
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    keys: Path | None = None  # file of the digests of keys; unset or empty: no key is asked for
-    allow_anyone: bool = False  # listen where others can reach it, without keys
-    hosts: Annotated[str, Field(pattern=_HOSTS)] = (
-        ""  # names it is called by without keys, with commas; addresses and localhost always are
-    )
     admin_port: Annotated[int, Field(ge=0, le=65535)] = (
-        0  # of what operators ask; 0: on the main port
+        0  # for the routes of operators; 0: they are on the main port
     )
     admin_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening
-    shadow_share: Annotated[float, Field(ge=0, le=1)] = (
-        0.1  # of the requests that a candidate answers copies of
-    )
-    watch: bool = True  # drift, and feedback
-    window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = (
-        1000  # that a window for drift ends with
-    )
-    window_minutes: Annotated[float, Field(gt=0, le=44640)] = (
-        60.0  # after which it ends with fewer, if they are enough to be judged
-    )
-    feedback_rows: Annotated[int, Field(ge=100, le=100_000_000)] = (
-        100_000  # predictions, and truths, that are remembered
-    )
-    feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # for so long
-    keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
-    keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
-    keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
-    keep_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: as long as there is room
+    sections: tuple[Section, ...] = ()  # not a variable; see `section`
 
-    @field_validator("keep_directory", "keys", mode="before")
-    @classmethod
-    def _empty_is_unset(cls, path: Any) -> Any:
-        return path or None
+    def section(self, kind: type[AnySection]) -> AnySection:
+        """The settings of an extension; the defaults if they were not read."""
+        found = (one for one in self.sections if isinstance(one, kind))
+        return next(found, None) or kind()
 
-    @field_validator(
-        "bundle",
-        "certificate",
-        "engine",
-        "rebuilt_engine",
-        "engine_cache",
-        "state",
-        "keep_directory",
-        "keys",
-    )
-    @classmethod
-    def _from_the_root(cls, path: Path | None) -> Path | None:
-        return ROOT / path if path else None
-
-    def host_names(self) -> frozenset[str]:
-        """The names in `hosts`, in lower case."""
-        return frozenset(name for name in self.hosts.lower().split(",") if name)
+    def paths(self) -> Iterator[Path]:
+        """Every path that is set, those of extensions included."""
+        for section in (self, *self.sections):
+            yield from (value for value in vars(section).values() if isinstance(value, Path))
 
     def threads_per_worker(self) -> int:
         """Threads of one worker's ONNX Runtime."""
         return self.num_threads or max(1, num_cores() // self.workers)
 
 
-def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process (or of `environment`); SettingsError with every mistake in it."""
+def variables_of(kind: type[Section]) -> dict[str, str]:
+    """Environment variable -> field, for each setting of a section."""
+    return {f"{PREFIX}{name.upper()}": name for name in kind.model_fields if name != "sections"}
+
+
+def read_settings(
+    sections: Sequence[type[Section]] = (), environment: Mapping[str, str] | None = None
+) -> Settings:
+    """Read the settings of this process (or of `environment`). Raises SettingsError that lists every mistake."""
     found = {
         name: value
         for name, value in (os.environ if environment is None else environment).items()
         if name.startswith(PREFIX)
     }
-    known = {f"{PREFIX}{name.upper()}": name for name in Settings.model_fields}
-    problems = [_unknown(name, list(known)) for name in sorted(found) if name not in known]
-    values = {known[name]: value for name, value in found.items() if name in known}
-    try:
-        settings = Settings.model_validate(values)
-    except ValidationError as error:
-        problems += [_wrong(detail) for detail in _one_per_field(error)]
+    ignored = {f"{PREFIX}{name.upper()}" for name in EXTENSION_VARIABLES}
+    kinds: list[type[Section]] = [*sections, Settings]
+    known = [name for kind in kinds for name in variables_of(kind)]
+    problems = [
+        _unknown(name, known) for name in sorted(found) if name not in known and name not in ignored
+    ]
+    read: list[Section] = []
+    for kind in kinds:
+        values: dict[str, Any] = {
+            field: found[name] for name, field in variables_of(kind).items() if name in found
+        }
+        if kind is Settings:
+            values["sections"] = tuple(read)
+        try:
+            read.append(kind.model_validate(values))
+        except ValidationError as error:
+            problems += [_wrong(detail) for detail in _one_per_field(error)]
     if problems:
         raise SettingsError(
             f"{len(problems)} wrong setting{'s' * (len(problems) > 1)}, see docs/serving.md:\n  "
             + "\n  ".join(problems)
         )
+    *_, settings = read
+    assert isinstance(settings, Settings)
     return settings
 
 

@@ -1,6 +1,6 @@
 """`GET /status`: how the service fares, in one object: what the page at `/` shows.
 
-Each part belongs to what it is about, which hangs a function into `ModelWorker.parts`; what is not there, or is not switched on, is null.
+Each extension adds its parts; a part that is switched off is null.
 However many look, the parts are asked at most once a second, beside the event loop.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Any
 
+from serving.extension import StatusPart
 from serving.http.server_paths import without_server_paths
 from serving.worker import ModelWorker
 
 logger = logging.getLogger("bentoml.slipway")
 
-PARTS = ("drift", "feedback", "rollout", "gpu")
 _KEPT_S = 1.0
 
 
@@ -51,12 +51,16 @@ class Status:
             }
             | about,
             "traffic": self._worker.metrics.summary(self._asking),
-            **{part: self._part(part) for part in PARTS},
+            **{
+                name: self._read_part(name, read)
+                for hooks in self._worker.hooks.values()
+                for name, read in hooks.status.items()
+            },
         }
 
-    def _part(self, part: str) -> dict[str, Any] | None:
+    def _read_part(self, name: str, read: StatusPart) -> dict[str, Any] | None:
         try:
-            return without_server_paths(self._worker.status_of(part), self._worker.settings)  # type: ignore[no-any-return]
+            return without_server_paths(read(), self._worker.settings)  # type: ignore[no-any-return]
         except Exception:  # a part that fails must not take the others with it
-            logger.exception("the status of %s cannot be read", part)
+            logger.exception("the status of %s cannot be read", name)
             return {"failed": True}

@@ -8,34 +8,26 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
-from serving.auth.keys import KeyFile
-from serving.explaining.background import predictions_first
-from serving.explaining.explainer import Explainer
+from serving.extension import Extension
+from serving.http.callers import CallerCheck, LoopbackOnly
 from serving.http.deadlines import Deadlines
 from serving.http.responses import RETRY_AFTER, Refusal
 from serving.http.server_paths import without_server_paths
-from serving.http.worker_thread import OwnThread
-from serving.metrics.gpu_metrics import open_gpu_metrics
 from serving.metrics.process_metrics import ProcessMetrics
-from serving.metrics.sampling import Sampler, Source
+from serving.metrics.sampling import Sampler
 from serving.metrics.service_metrics import ServiceMetrics, server_started
 from serving.models.admission import Admission, Place
 from serving.models.live_model import LiveModel
 from serving.models.model import InvalidAnswerError, ServedModel, finite_answers, load_model
+from serving.models.observers import Observers
 from serving.models.rebuilding import COMMAND, RebuildState, build, first_state
-from serving.monitoring.feedback import Feedback
-from serving.monitoring.watcher import limits_of, open_watcher
-from serving.request_log.logger import open_keeper
-from serving.request_log.observers import Observers
 from serving.requests.decoding import Decoded
 from serving.requests.payload import Payload
-from serving.rollout.canary import Canary
-from serving.rollout.following import Follower
 from serving.settings import Settings
 from slipway.system import files
 from slipway.system.cores import num_cores
@@ -44,7 +36,24 @@ from slipway.system.errors import EngineError, SlipwayError
 logger = logging.getLogger(
     "bentoml.slipway"
 )  # below "bentoml", which is the logger that BentoML configures
+AskOne = Callable[[LiveModel], Awaitable[dict[str, Any]]]
 LOADING = "the model is being loaded and warmed up"  # why it is not ready at first
+
+
+class ModelRouter(Protocol):
+    """Sends some of the requests to another model than the stable one. An extension sets ModelWorker.router."""
+
+    live: LiveModel  # the other model
+
+    async def predict(
+        self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne
+    ) -> dict[str, Any]:
+        """The answer of one of the two models; `stable` gives the stable model of the moment."""
+
+    async def explain(
+        self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskOne
+    ) -> dict[str, Any]:
+        """The explanation by the model that `predict` has for this request id."""
 
 
 class ModelWorker:
@@ -57,10 +66,12 @@ class ModelWorker:
     def __init__(
         self,
         settings: Settings,
+        extensions: Sequence[Extension],
         rebuild_command: Sequence[str] = COMMAND,
         settle: Callable[[], object] = lambda: None,
     ) -> None:
         self.settings = settings
+        self.model_settings = settings  # of the model that is served
         self.metrics = ServiceMetrics()
         self.reason = LOADING  # why it is not ready
         self.rebuild = RebuildState("not_asked_for", "the model is being loaded")
@@ -70,25 +81,20 @@ class ModelWorker:
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self.observers = Observers()  # of what is answered
+        self.router: ModelRouter | None = None
+        self.request_log: Path | None = None  # the folder that an extension logs requests to
         self.is_draining = False  # it still answers, but is not ready: no more should be sent here
-        self._admission = Admission(
-            settings.max_queue, settings.max_wait_s, num_cores(), self._shed
-        )
-        self.metrics.queue_depth(lambda: self._admission.num_requests)
+        self.admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
+        self.metrics.queue_depth(lambda: self.admission.num_requests)
         self._decoded, self._queued, self._inferred = (
             self.metrics.stage(stage) for stage in ("decode", "queue", "infer")
         )
-        self.canary: Canary | None = None  # the candidate that gets a share of the requests
-        self.rollout = Follower(self)
-        self._explainer = Explainer(settings.request_timeout_s / 2)
-        self.feedback: Feedback | None = None  # None where nothing is watched
-        self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
         self._process = ProcessMetrics(self.metrics.registry, settings.workers, server_started())
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
-        self.translating = OwnThread(
-            "slipway-translate", settings.max_queue
-        )  # large messages between another form and `/predict`'s
+        self.hooks = {one.name: one.attach(self) for one in extensions}
+        checks = (one.caller_check for one in self.hooks.values() if one.caller_check)
+        self.caller_check: CallerCheck = next(checks, None) or LoopbackOnly()
 
     @property
     def model(self) -> ServedModel | None:
@@ -101,34 +107,16 @@ class ModelWorker:
             with contextlib.suppress(OSError):  # what cannot be written there says so itself
                 files.make_private_directory(self.settings.state)
         self._loading = asyncio.create_task(self._load())
-        keeper = open_keeper(self.settings, self.metrics.kept)
-        if keeper:
-            self.observers.add(keeper)
-        watcher = open_watcher(
-            self.settings, self.metrics.watching, lambda: self.model, self.rollout.note_wrong
-        )
-        if watcher:
-            self.observers.add(watcher)
-            self.feedback = Feedback(
-                self.settings,
-                limits_of(self.settings),
-                self.metrics.watching,
-                self.rollout.note_wrong,
-            )
-            self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
-        gpus = open_gpu_metrics(self.metrics.registry)
-        sources: list[Source] = [self._process]
-        if gpus:
-            self.parts["gpu"] = gpus.status
-            sources.append(gpus)
-        if self.settings.keys:
-            sources.append(KeyFile(self.settings.keys, self.metrics.key_file))
-        self._sampler = Sampler(sources, lambda: self.metrics.watching.error("sampling"))
+        for hooks in self.hooks.values():
+            if hooks.start:
+                hooks.start()
+        gauges = [gauge for hooks in self.hooks.values() for gauge in hooks.gauges]
+        self._sampler = Sampler([self._process, *gauges], lambda: self.metrics.fault("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
         if self._loading:
-            await self._loading
+            await asyncio.wait([self._loading])
 
     async def rebuilt(self) -> None:
         """Wait until a rebuild, if there is one, has ended and its engine is served or refused."""
@@ -149,17 +137,19 @@ class ModelWorker:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         self.reason = "the service is shutting down"
-        await self.rollout.stop()
+        for hooks in self.hooks.values():
+            if hooks.stop:
+                await hooks.stop()
         live, self._live = self._live, None
         self.metrics.model(None)
         if live:
             await live.retire()
         await self.observers.close()
-        if self.feedback:
-            await asyncio.to_thread(self.feedback.close)
+        for hooks in self.hooks.values():
+            if hooks.close:
+                await hooks.close()
         if self._sampler:
             await asyncio.to_thread(self._sampler.close)
-        self.translating.close()
         self.metrics.close()
 
     async def swap(self, model: ServedModel) -> None:
@@ -175,7 +165,8 @@ class ModelWorker:
         before, self._live = self._live, live
         live.slot = "stable"
         model = live.model
-        self._admission.max_batch_size = model.max_batch_size
+        self.model_settings = model.settings
+        self.admission.max_batch_size = model.max_batch_size
         self.reason = ""
         self.metrics.model(model)
         actual, requested = model.selection.actual, model.selection.requested
@@ -189,7 +180,7 @@ class ModelWorker:
 
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
-        return self._require_live().model
+        return self.require_live().model
 
     def require_ready(self) -> ServedModel:
         """The model; Refusal with the reason if no more requests should be sent here."""
@@ -205,15 +196,25 @@ class ModelWorker:
     def card(self) -> dict[str, Any]:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
         rebuild = {"status": self.rebuild.status, "reason": self.rebuild.reason}
-        return self.require_model().card() | {"rebuild": rebuild, "rolled_out": self.rollout.card()}
+        info = self.require_model().card() | {"rebuild": rebuild}
+        for hooks in self.hooks.values():
+            if hooks.model_info:
+                info |= hooks.model_info()
+        return info
+
+    def report_wrong_answer(self, model_version: str) -> None:
+        """Tell the extensions that a label proved an answer of this model wrong. Any thread may call it."""
+        for hooks in self.hooks.values():
+            if hooks.on_wrong_answer:
+                hooks.on_wrong_answer(model_version)
 
     def require_room(self) -> None:
         """Refusal if a request for a prediction whose body has not arrived yet would not be let in now."""
-        self._admission.require_room()
+        self.admission.require_room()
 
     def admit(self) -> Place:
         """A place inside for a request whose body is there and not parsed; Refusal if it has to stay outside. Leave it as a context."""
-        return Place(self._admission)
+        return Place(self.admission)
 
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """`predict_inside` of a request that has no place yet."""
@@ -226,11 +227,11 @@ class ModelWorker:
         """The answer to one image or to what came in a list; Refusal if it gets none."""
         if payload.kind == "images":  # the rows in a text are known once it is decoded
             place.has(len(payload.items))
-        if self.canary is None:
-            return self._predict_with(self._require_live(), place, payload, request_id)
-        return self.canary.predict(
+        if self.router is None:
+            return self._predict_with(self.require_live(), place, payload, request_id)
+        return self.router.predict(
             request_id,
-            self._require_live,
+            self.require_live,
             lambda live: self._predict_with(live, place, payload, request_id),
         )
 
@@ -291,67 +292,36 @@ class ModelWorker:
         self._decoded(perf_counter() - started)
         return decoded
 
-    def require_leisure(self) -> None:
-        """Refusal if nothing is explained now, because predictions take all there is or another explanation is under way."""
-        if self._admission.has_more_than_it_can_do():
-            raise predictions_first(self._admission.retry_after())
-        self._explainer.require_idle()
-
-    async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
-        stable = self._require_live()
-        self.require_leisure()
-        if self.canary is None:
-            return await self._explain_with(stable, payload, request_id)
-        return await self.canary.explain(
-            request_id,
-            self._require_live,
-            lambda live: self._explain_with(live, payload, request_id),
-        )
-
-    async def _explain_with(
-        self, live: LiveModel, payload: Payload, request_id: str
-    ) -> dict[str, Any]:
-        try:
-            return await self._explainer.explain(live, payload)
-        except Refusal as refusal:
-            if refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                logger.error(
-                    "request %s: model %s: %s", request_id, live.model.version, refusal.message
-                )
-            raise
-
-    def status_of(self, part: str) -> dict[str, Any] | None:
-        """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
-        return self.parts[part]() if part in self.parts else None
-
     def exposition(self) -> bytes:
         """The metrics."""
         return self.metrics.exposition()
 
-    def _require_live(self) -> LiveModel:
+    def require_live(self) -> LiveModel:
+        """The model that takes requests; Refusal with the reason if there is none."""
         if self._live is None:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
 
     def _shed(self, num_kept: int) -> None:
         """Each queue keeps a part like that which waits there."""
-        lives = (self._live, self.canary.live if self.canary else None)
+        lives = (self._live, self.router.live if self.router else None)
         waiting = [(live.batcher, live.batcher.num_waiting) for live in lives if live]
         num_waiting = sum(number for _, number in waiting)
         for batcher, number in waiting:
             if number:
-                batcher.shed(math.ceil(num_kept * number / num_waiting), self._admission.overload)
+                batcher.shed(math.ceil(num_kept * number / num_waiting), self.admission.overload)
 
     def _on_batch(self, num_rows: int, fill: float, seconds: float) -> None:
-        self._admission.ran(num_rows, seconds)
+        self.admission.ran(num_rows, seconds)
         self.metrics.batch(num_rows, fill)
 
     async def _load(self) -> None:
         self.metrics.model(None)
         try:
-            settings = await asyncio.to_thread(self.rollout.begin)
-            model = await asyncio.to_thread(load_model, settings)
+            for hooks in self.hooks.values():
+                if hooks.select_model:
+                    self.model_settings = await asyncio.to_thread(hooks.select_model)
+            model = await asyncio.to_thread(load_model, self.model_settings)
         except SlipwayError as error:
             self.reason = without_server_paths(str(error), self.settings)
             logger.error("not ready: %s", error)
@@ -363,7 +333,6 @@ class ModelWorker:
         else:
             self._settle()
             await self.swap(model)
-        self.rollout.start()
         self.rebuild = first_state(self.settings, self.model)
         if self.rebuild.status == "impossible":
             logger.error("no engine can be built for this machine: %s", self.rebuild.reason)
@@ -373,7 +342,7 @@ class ModelWorker:
 
     def _require_stable(self, settings: Settings) -> None:
         """EngineError if these are no longer the settings of the stable model."""
-        if settings != self.rollout.stable_settings:
+        if settings != self.model_settings:
             raise EngineError(
                 "another model was rolled out meanwhile; its engine is built at the next start"
             )
@@ -381,7 +350,7 @@ class ModelWorker:
     async def _rebuild(self) -> None:
         """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
         try:
-            settings = self.rollout.stable_settings
+            settings = self.model_settings
             await build(settings, self._rebuild_command)
             self._require_stable(settings)
             model = await asyncio.to_thread(load_model, settings)

@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from serving.api_docs.schemas import ERROR, PROTOCOL_ERROR
+from serving.api_docs.schemas import ERROR
+from serving.http.callers import CallerCheck
 from serving.http.responses import ERRORS
 from serving.http.routes import READING, Operation, Route, Routes
 from slipway.artifacts.bundle import Bundle
@@ -17,19 +18,14 @@ VERSION = "3.0.3"
 _OF_EVERY_ROUTE = (
     "malformed_request", "header_timeout", "url_too_long", "expectation_failed", "headers_too_large", "internal", "too_many_connections",
 )  # fmt: skip
-_WITH_KEYS = ("key_missing", "key_unknown", "not_allowed", "rate_limited")
-_WITHOUT_KEYS = ("foreign_origin", "unknown_host")
-_SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
-    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-}
 ACCESS = {"open": "For anybody.", "caller": "For callers.", "operator": "For operators."}
 
 
 def openapi(
-    routes: Routes, bundle: Bundle | None, model_version: str | None, has_keys: bool
+    routes: Routes, bundle: Bundle | None, model_version: str | None, check: CallerCheck
 ) -> dict[str, Any]:
     """The document for these routes; `bundle` is the manifest of the model that is served, or None while there is none."""
+    shapes = [route.error_shape for route in routes.values() if route.error_shape]
     return {
         "openapi": VERSION,
         "info": {
@@ -37,12 +33,10 @@ def openapi(
             "version": model_version or "no model",
             "description": f"{_about(routes, bundle)} Errors have one shape, and a code that docs/serving.md lists.",
         },
-        "paths": dict(
-            _path(path, route, bundle, has_keys) for path, route in sorted(routes.items())
-        ),
+        "paths": dict(_path(path, route, bundle, check) for path, route in sorted(routes.items())),
         "components": {
-            "schemas": {"Error": ERROR, "ProtocolError": PROTOCOL_ERROR},
-            "securitySchemes": _SCHEMES,
+            "schemas": {"Error": ERROR} | {shape.name: shape.schema for shape in shapes},
+            "securitySchemes": dict(check.security),
         },
     }
 
@@ -54,7 +48,7 @@ def _about(routes: Routes, bundle: Bundle | None) -> str:
 
 
 def _path(
-    path: str, route: Route, bundle: Bundle | None, has_keys: bool
+    path: str, route: Route, bundle: Bundle | None, check: CallerCheck
 ) -> tuple[str, dict[str, Any]]:
     operation = route.describe(bundle) if route.describe else Operation("")
     item: dict[str, Any] = {}
@@ -66,22 +60,23 @@ def _path(
             )
     for method in route.methods:
         if method != "HEAD":  # goes without saying beside GET
-            item[method.lower()] = _operation(method, path, route, operation, has_keys)
+            item[method.lower()] = _operation(method, path, route, operation, check)
     return path, item
 
 
 def _operation(
-    method: str, path: str, route: Route, operation: Operation, has_keys: bool
+    method: str, path: str, route: Route, operation: Operation, check: CallerCheck
 ) -> dict[str, Any]:
     is_guarded = route.access != "open"
+    guards = check.errors if is_guarded else ()
     described: dict[str, Any] = {
         "operationId": "_".join([method.lower(), *filter(None, path.translate(_PLAIN).split("/"))]),
         "summary": operation.summary,
         "description": ACCESS[route.access],
-        "security": [{name: []} for name in _SCHEMES] if has_keys and is_guarded else [],
+        "security": [{name: []} for name in check.security] if is_guarded else [],
         "responses": {
             "200": _answer(operation),
-            **_errors(path, _codes(operation, is_guarded, has_keys)),
+            **_errors(route, [*operation.errors, *guards, *_OF_EVERY_ROUTE]),
         },
     }
     if operation.takes and method not in READING:
@@ -109,17 +104,12 @@ def _content(schemas: Any) -> dict[str, Any]:
     return {media_type: {"schema": schema} for media_type, schema in schemas.items()}
 
 
-def _codes(operation: Operation, is_guarded: bool, has_keys: bool) -> Iterable[str]:
-    guards = (_WITH_KEYS if has_keys else _WITHOUT_KEYS) if is_guarded else ()
-    return (*operation.errors, *guards, *_OF_EVERY_ROUTE)
-
-
-def _errors(path: str, codes: Iterable[str]) -> dict[str, Any]:
+def _errors(route: Route, codes: Iterable[str]) -> dict[str, Any]:
     """By status, which several codes may share."""
     by_status: defaultdict[int, list[str]] = defaultdict(list)
     for code in codes:
         by_status[ERRORS[code]].append(code)
-    name = "ProtocolError" if path.startswith("/v2/") else "Error"
+    name = route.error_shape.name if route.error_shape else "Error"
     shape = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     return {
         str(status): {"description": ", ".join(by_status[status]), "content": shape}

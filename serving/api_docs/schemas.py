@@ -10,7 +10,7 @@ from slipway.inputs.columns import ColumnContract
 BINARY = {"type": "string", "format": "binary"}
 TEXT = {"type": "string"}
 ANYTHING = {"type": "object", "additionalProperties": True}
-_ERROR_FIELDS: dict[str, Any] = {
+ERROR_FIELDS: dict[str, Any] = {
     "code": {"type": "string", "enum": sorted(ERRORS)},
     "message": TEXT,
     "field": {
@@ -24,17 +24,9 @@ ERROR = {
     "type": "object",
     "required": ["error"],
     "properties": {
-        "error": {"type": "object", "required": list(_ERROR_FIELDS), "properties": _ERROR_FIELDS}
+        "error": {"type": "object", "required": list(ERROR_FIELDS), "properties": ERROR_FIELDS}
     },
 }
-_PROTOCOL_FIELDS = {"error": TEXT} | {
-    name: schema for name, schema in _ERROR_FIELDS.items() if name != "message"
-}
-PROTOCOL_ERROR = {
-    "type": "object",
-    "required": list(_PROTOCOL_FIELDS),
-    "properties": _PROTOCOL_FIELDS,
-}  # below /v2
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 _OUTLIER = {"outlier_score": {"type": "number", "minimum": 0}, "is_outlier": {"type": "boolean"}}
 _NAMED = {"model_version": TEXT, "request_id": TEXT}

@@ -30,7 +30,12 @@ def routes(worker: ModelWorker) -> Routes:
     async def model(request: Request) -> Response:
         card = worker.card()
         return json_response(
-            card | {part: without_server_paths(card[part], worker.settings) for part in _REASONS}
+            card
+            | {
+                part: without_server_paths(card[part], worker.settings)
+                for part in _REASONS
+                if part in card
+            }
         )
 
     return {"/model": Route(READING, model, "caller", always(_MODEL))}

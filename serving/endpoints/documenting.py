@@ -47,9 +47,7 @@ def routes(worker: ModelWorker, others: Routes) -> Routes:
         model = worker.model
         bundle, version = (model.bundle.manifest, model.version) if model else (None, None)
         if version not in described:
-            content = openapi(
-                others | own, bundle, version, has_keys=worker.settings.keys is not None
-            )
+            content = openapi(others | own, bundle, version, worker.caller_check)
             described.clear()
             described[version] = (content, json_response(content))
         return described[version]

@@ -1,26 +1,17 @@
-"""All of them together."""
+"""All routes of a worker: those of the core and those of its extensions."""
 
-from serving.endpoints import (
-    describing,
-    documenting,
-    explaining,
-    feedback,
-    health,
-    page,
-    predicting,
-    rollout,
-    status,
-    v2,
-)
+from serving.endpoints import describing, documenting, health, predicting, status
 from serving.http.routes import Routes
 from serving.worker import ModelWorker
 
 
 def all_routes(worker: ModelWorker) -> Routes:
-    """Every path that leads anywhere, by path."""
+    """Every path that is served, by path."""
     routes: Routes = {}
-    for module in (page, predicting, explaining, feedback, v2, describing, health, rollout):
+    for module in (predicting, describing, health):
         routes |= module.routes(worker)
+    for hooks in worker.hooks.values():
+        routes |= hooks.routes
     asking = {
         path
         for path, route in routes.items()

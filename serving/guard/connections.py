@@ -22,11 +22,11 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from serving.app import Application
-from serving.auth.binding import is_guarded, is_loopback
 from serving.guard.exchange import Exchange
 from serving.guard.flow import Flow
 from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, clearly_framed
 from serving.guard.repeated_head import Head, RepeatedHead, repeated_head
+from serving.http.callers import is_loopback
 from serving.http.request_ids import new_request_id, request_id_of
 from serving.http.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
 from serving.http.routes import Request
@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
         self.flow = Flow(transport, self.pipeline, self._timeout_s)
         most = self._worker.settings.max_connections
         if (
-            not is_guarded(self._worker.settings)
+            not self._worker.caller_check.allows_remote
             and self.server
             and not is_loopback(self.server[0])
         ):

@@ -128,19 +128,12 @@ def finite_json_response(content: Any) -> Response:
 def error_response(refusal: Refusal, request_id: str) -> Response:
     """The one shape of every error."""
     return json_response(
-        {"error": _described(refusal, request_id)}, refusal.status, refusal.headers
+        {"error": describe_refusal(refusal, request_id)}, refusal.status, refusal.headers
     )
 
 
-def open_inference_error(refusal: Refusal, request_id: str) -> Response:
-    """The same for `/v2`, whose protocol has a text at the place of the object."""
-    described = _described(refusal, request_id)
-    return json_response(
-        {"error": described.pop("message"), **described}, refusal.status, refusal.headers
-    )
-
-
-def _described(refusal: Refusal, request_id: str) -> dict[str, str | None]:
+def describe_refusal(refusal: Refusal, request_id: str) -> dict[str, str | None]:
+    """The fields of an error, for the caller."""
     return {
         "code": refusal.code,
         "message": refusal.message,

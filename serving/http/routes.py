@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from starlette.types import Receive
 
-from serving.http.responses import Response
+from serving.http.responses import Refusal, Response
 from slipway.artifacts.bundle import Bundle
 
 READING = ("GET", "HEAD")
@@ -49,6 +49,15 @@ class Operation:
     example: str = ""  # what curl is given beside the address
 
 
+@dataclass(frozen=True)
+class ErrorShape:
+    """Another shape of errors than `error_response`, for a protocol that prescribes one."""
+
+    name: str  # of its schema in the OpenAPI document
+    schema: Mapping[str, Any]
+    respond: Callable[[Refusal, str], Response]  # takes the request id
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 Describe = Callable[[Bundle | None], Operation]  # of the model that is served, or of none
 
@@ -61,6 +70,7 @@ class Route:
     handler: Handler | None  # None: BentoML's application behind the front answers
     access: Access
     describe: Describe | None = None
+    error_shape: ErrorShape | None = None  # None: as `error_response`
 
 
 Routes = dict[str, Route]

@@ -4,7 +4,6 @@ A path below the folder that holds `serving/` is said from there, of any other i
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 from serving.settings import ROOT, Settings
@@ -28,10 +27,7 @@ def without_server_paths(content: Any, settings: Settings) -> Any:
 def _told(text: str, settings: Settings) -> str:
     text = text.replace(f"{ROOT}/", "")
     text = re.sub(re.escape(str(ROOT)) + _ENDS, "the service's folder", text)
-    for path in sorted(
-        (value for value in vars(settings).values() if isinstance(value, Path)),
-        key=lambda path: -len(str(path)),
-    ):
+    for path in sorted(settings.paths(), key=lambda path: -len(str(path))):
         if path.name:
             text = text.replace(
                 str(path), f"…/{path.name}"

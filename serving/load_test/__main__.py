@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from serving.extensions import SECTIONS
 from serving.load_test import card
 from serving.load_test.candidates import Candidate, present_candidate
 from serving.load_test.figures import Bench, HttpBench
@@ -69,7 +70,7 @@ def tune(options: argparse.Namespace) -> None:
     """Measure, print, and write the card."""
     root: Path = options.out
     load_before = os.getloadavg()[0]
-    settings = served_settings(read_settings())
+    settings = served_settings(read_settings(SECTIONS))
     bundle, _ = read_certified(
         settings.bundle, settings.certificate, accept_draft=settings.accept_draft
     )

@@ -21,6 +21,7 @@ from typing import Any
 from serving.load_test.candidates import Candidate
 from serving.load_test.load import ask_each
 from serving.load_test.samples import Samples
+from serving.request_log.logger import RequestLogSettings
 from serving.rollout.state import read_rollout
 from serving.rollout.store import settings_of
 from serving.settings import PREFIX, ROOT, Settings
@@ -105,7 +106,7 @@ def environment_of(
         f"{PREFIX}DRAIN_S": "0",
         f"{PREFIX}REBUILD_ENGINE": "false",
     }
-    if settings.keep_directory:
+    if settings.section(RequestLogSettings).keep_directory:
         own[f"{PREFIX}KEEP_DIRECTORY"] = str(folder / "kept")
     bentoml = {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
     return kept | paths | own | bentoml | candidate.settings()

@@ -25,6 +25,7 @@ from prometheus_client import (
     multiprocess,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 from serving.http.responses import ERRORS
 from serving.metrics.claimed_files import claim_metric_files
@@ -32,15 +33,9 @@ from serving.metrics.dead_workers import WorkersCollector, settled
 from serving.metrics.tallies import Count, Distribution, Level, Tally
 from serving.metrics.traffic import traffic
 from serving.models.model import ServedModel
-from serving.monitoring.metrics import WatchingMetrics
-from serving.request_log.logger import OUTCOMES
-from serving.rollout.evidence import SHADOWED
-from serving.rollout.state import OUTCOMES as SWAPPED
 from slipway.system.files import is_alive
 from slipway.system.parent_death import tether_to
 
-KEY_REFUSALS = ("missing", "unknown", "role", "rate")
-SLOTS = ("stable", "candidate", "shadow")  # of the model that answered; a shadow answers copies
 STAGES = ("read", "decode", "queue", "infer", "encode")
 FLUSH_S = 0.05  # at most so long a count waits to be written
 # A series for each bound, label and worker: few for the stages, finer for the whole, whose percentiles are shown.
@@ -113,34 +108,6 @@ class ServiceMetrics:
             registry=registry,
         )
         self._expired = self._tally(Count(expired))
-        kept = Counter(
-            "slipway_kept_requests",
-            "Sampled requests, by whether they were kept.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
-        refused_keys = Counter(
-            "slipway_refused_keys",
-            "Requests refused for their key, by why.",
-            ["reason"],
-            registry=registry,
-        )
-        self._refused_keys = {
-            reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS
-        }
-        key_faults = Counter(
-            "slipway_key_file_faults",
-            "Times that the file of keys was found wrong.",
-            registry=registry,
-        )
-        self._key_faults = self._tally(Count(key_faults))
-        self._key_file = Gauge(
-            "slipway_key_file_wrong",
-            "1 while the file of keys cannot be used as it is, else 0.",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
         self._queue = Gauge(
             "slipway_queue_depth",
             "Requests decoding, waiting or running.",
@@ -153,27 +120,17 @@ class ServiceMetrics:
             ["slot"],
             registry=registry,
         )
-        self._answers = {slot: self._tally(Count(answers.labels(slot))) for slot in SLOTS}
-        swaps = Counter(
-            "slipway_swaps",
-            "What became of models that were rolled out.",
-            ["outcome"],
+        self._predictions = answers
+        self._answers: dict[str, Count] = {}
+        self.add_slots("stable")
+        self._faults = Counter(
+            "slipway_monitoring_errors",
+            "Faults of work beside the request path, none of which costs an answer.",
+            ["part"],
             registry=registry,
         )
-        self._swaps = {outcome: swaps.labels(outcome) for outcome in SWAPPED}
-        shadowed = Counter(
-            "slipway_shadow",
-            "Copies of requests, by how the candidate answered them.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
-        self._share = Gauge(
-            "slipway_candidate_share",
-            "Share of the requests that a canary answers.",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
+        self._faults_of: dict[str, Counter] = {}
+        self.add_fault_parts("sampling")
         self._ready = Gauge(
             "slipway_ready",
             "Workers that are ready.",
@@ -198,7 +155,7 @@ class ServiceMetrics:
             registry=registry,
         )
         self._shown: Gauge | None = None
-        self.watching = WatchingMetrics(registry)
+        self._shared = CollectorRegistry()
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -230,39 +187,27 @@ class ServiceMetrics:
         """Count a request whose deadline passed before the model took any of it."""
         self._expired.total += 1
 
-    def key_refused(self, reason: str) -> None:
-        """Count a request that was refused for its key; `reason` is one of KEY_REFUSALS."""
-        self._refused_keys[reason].total += 1
-
-    def keys_unreadable(self) -> None:
-        """Count a file of keys that could not be read, or had wrong lines."""
-        self._key_faults.total += 1
-
-    def key_file(self, is_wrong: bool) -> None:
-        """Show whether the file of keys can be used as it is. One thread alone may call it."""
-        self._key_file.set(is_wrong)
-
-    def kept(self, outcome: str, num_requests: int) -> None:
-        """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
-        self._kept[outcome].inc(num_requests)
+    def add_slots(self, *slots: str) -> None:
+        """Have `answer` count these places of a model in a rollout."""
+        for slot in slots:
+            self._answers[slot] = self.count(self._predictions.labels(slot))
 
     def answer(self, slot: str) -> None:
-        """Count a request that the model in that slot answered; one of SLOTS."""
+        """Count a request that the model in that slot answered. Any thread that alone counts a slot may call it."""
         self._answers[slot].total += 1
 
-    def swap(self, outcome: str) -> None:
-        """Count what became of a candidate. One worker does, whoever sees it first."""
-        self._swaps[outcome].inc()
+    def add_fault_parts(self, *parts: str) -> None:
+        """Have `fault` count these parts."""
+        for part in parts:
+            self._faults_of[part] = self._faults.labels(part)
 
-    def shadowed(self, outcome: str) -> None:
-        """Count a copy of a request. Any thread may call it."""
-        self._shadowed[outcome].inc()
-        if outcome in ("agrees", "differs"):
-            self._answers["shadow"].total += 1
+    def fault(self, part: str) -> None:
+        """Count a fault of work beside the request path. Any thread may call it."""
+        self._faults_of[part].inc()
 
-    def candidate_share(self, share: float) -> None:
-        """Set the share of the requests that a canary answers, 0 where there is none."""
-        self._share.set(share)
+    def register_shared(self, collector: Collector) -> None:
+        """Expose metrics that every worker knows alike, and that are therefore not summed."""
+        self._shared.register(collector)
 
     def stage(self, stage: str) -> Callable[[float], None]:
         """What is told how many seconds that stage of one prediction took; one of STAGES."""
@@ -307,10 +252,8 @@ class ServiceMetrics:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format, summed over the workers of this server. Any thread may call it."""
-        shared = CollectorRegistry()
-        shared.register(self.watching)  # what every worker knows alike is not summed
         with self._summed() as summed:
-            return _without_former_models(generate_latest(summed)) + generate_latest(shared)
+            return _without_former_models(generate_latest(summed)) + generate_latest(self._shared)
 
     def summary(self, asking: Collection[str] | None = None) -> dict[str, Any]:
         """The traffic so far, over all workers, for people; `asking` are the routes that count, None: all. Any thread may call it."""
@@ -340,6 +283,10 @@ class ServiceMetrics:
     def _flush_now(self) -> None:
         self._flushing = None
         self.flush()
+
+    def count(self, counter: Counter) -> Count:
+        """A count that only the event loop adds to, written to `counter` at each flush."""
+        return self._tally(Count(counter))
 
     def _tally(self, tally: AnyTally) -> AnyTally:
         self._tallies.append(tally)

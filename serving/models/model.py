@@ -60,6 +60,7 @@ class ServedModel:
     max_batch_size: int
     run: Run
     canary: CanaryResult | None  # None where the bundle has no canary rows
+    settings: Settings  # that it was loaded with
     quick_rows: int = 0  # so many at most are answered within QUICK_S, on the CPU
 
     @cached_property
@@ -222,6 +223,7 @@ def load_model(
         model = alone if alone.quick_rows == max_batch_size else model
     return replace(
         model,
+        settings=settings,
         canary=answer_canary(model.run, model.selection.actual.variant, bundle, max_batch_size),
     )
 
@@ -236,7 +238,9 @@ def _open_warm(
     quick_rows = _warm_up(run, bundle.manifest, max_batch_size)
     if not is_on_cpu:
         quick_rows = 0  # the event loop does not wait for a GPU
-    return ServedModel(bundle, certificate, selection, max_batch_size, run, None, quick_rows)
+    return ServedModel(
+        bundle, certificate, selection, max_batch_size, run, None, settings, quick_rows
+    )
 
 
 def read_certified(

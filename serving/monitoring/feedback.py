@@ -17,7 +17,8 @@ from typing import Any
 from serving.http.responses import RETRY_AFTER, Refusal
 from serving.http.strict_json import may_exceed, parse
 from serving.monitoring.metrics import WatchingMetrics
-from serving.monitoring.store import Heard, ItemNeededError, Limits, Store, Told
+from serving.monitoring.settings import MonitoringSettings
+from serving.monitoring.store import Heard, ItemNeededError, Store, Told
 from serving.settings import Settings
 from slipway.artifacts.bundle import Bundle
 
@@ -41,13 +42,12 @@ class Feedback:
     def __init__(
         self,
         settings: Settings,
-        limits: Limits,
         metrics: WatchingMetrics,
         wrong: Callable[[str], None] = lambda model: None,
     ) -> None:
         """`wrong` is told, on a thread, the version of each model whose label turned out to be wrong."""
         self._wrong = wrong
-        self._store = Store(settings.state, limits)
+        self._store = Store(settings.state, settings.section(MonitoringSettings).limits)
         self._max_items = max(settings.max_rows, settings.max_items)  # of a table, of images
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-feedback")
@@ -89,7 +89,7 @@ class Feedback:
         try:
             heard = self._store.tell(truths)
         except (sqlite3.Error, OSError) as error:
-            self._metrics.error("feedback")
+            self._metrics.fault("feedback")
             logger.error("feedback could not be written down: %s: %s", type(error).__name__, error)
             message = "feedback cannot be written down at present, the log of the service has the details; send it again later"
             raise Refusal("feedback_unavailable", message, headers=(RETRY_AFTER,)) from None

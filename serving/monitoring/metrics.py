@@ -8,25 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from serving.metrics.service_metrics import ServiceMetrics
 from serving.metrics.tallies import Distribution
 
-# Of slipway_monitoring_errors_total; `rollout` follows the state, whether anything is watched or not.
-PARTS = (
-    "collect",
-    "features",
-    "state",
-    "judge",
-    "quality",
-    "proposal",
-    "feedback",
-    "sampling",
-    "rollout",
-)
+# Of slipway_monitoring_errors_total
+PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback")
 OUTCOMES = ("watched", "thinned", "dropped")  # of a row
 VERDICTS = ("clean", "drifted", "too_small")
 FEEDBACK = ("joined", "unknown_request", "duplicate", "invalid")
@@ -64,7 +55,8 @@ class Figures:
 class WatchingMetrics(Collector):
     """Counters of one worker, and the gauges of `figures`."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, metrics: ServiceMetrics) -> None:
+        registry = metrics.registry
         self.figures = Figures()
         self._classes = Counter(
             "slipway_classes", "Predicted classes.", ["label"], registry=registry
@@ -100,16 +92,12 @@ class WatchingMetrics(Collector):
             ["outcome"],
             registry=registry,
         )
-        errors = Counter(
-            "slipway_monitoring_errors",
-            "Faults of the watching, none of which costs an answer.",
-            ["part"],
-            registry=registry,
-        )
         self._rows = {outcome: rows.labels(outcome) for outcome in OUTCOMES}
         self._windows = {verdict: windows.labels(verdict) for verdict in VERDICTS}
         self._feedback = {outcome: feedback.labels(outcome) for outcome in FEEDBACK}
-        self._errors = {part: errors.labels(part) for part in PARTS}
+        metrics.add_fault_parts(*PARTS)
+        metrics.register_shared(self)
+        self.fault = metrics.fault  # counts one by one of PARTS
         self._labels: set[str] = set()
 
     def classes(self, counts: dict[str, int]) -> None:
@@ -143,10 +131,6 @@ class WatchingMetrics(Collector):
     def feedback(self, outcome: str, num_truths: int = 1) -> None:
         """Count truths by one of FEEDBACK."""
         self._feedback[outcome].inc(num_truths)
-
-    def error(self, part: str) -> None:
-        """Count a fault by one of PARTS."""
-        self._errors[part].inc()
 
     def collect(self) -> Iterator[Metric]:
         """The gauges as they are now."""

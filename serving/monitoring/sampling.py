@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.models.model import AnsweredRow, Counted
+from serving.models.observers import Noted, inputs_of, rows_of
 from serving.monitoring.metrics import CONFIDENCES
-from serving.request_log.observers import Noted, inputs_of, rows_of
 from slipway.artifacts.bundle import LoadedBundle
 
 _SPARE = 1.5  # more is taken than there was time for, so that the share finds its way up again

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from serving.monitoring.database import Database, remove_moved_aside
+from serving.monitoring.settings import Limits
 from slipway.drift.window import Window
 from slipway.traffic.monitoring_records import EARLY_S
 
@@ -117,16 +118,6 @@ class Merged:
     errors: list[Exception] = field(
         default_factory=list
     )  # of judging: the window is closed nevertheless
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a window ends, and how much is remembered."""
-
-    window_rows: int
-    window_s: float
-    feedback_rows: int
-    feedback_s: float
 
 
 class Watched(Protocol):

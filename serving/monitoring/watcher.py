@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.models.model import ServedModel
+from serving.models.observers import Answered, Noted, id_of, model_of, rows_of
 from serving.monitoring.budget import Allowance
 from serving.monitoring.metrics import FeatureFigure, Figures, WatchingMetrics
 from serving.monitoring.models import WatchedModel, watched_key
 from serving.monitoring.proposals import proposal_path, write_proposal
 from serving.monitoring.quality import NUM_JUDGED, compare, measure_joined
 from serving.monitoring.sampling import Counts, RunningCounts, Thinning, counted
-from serving.monitoring.store import Closed, Limits, Part, Prediction, Store
-from serving.request_log.observers import Answered, Noted, id_of, model_of, rows_of
+from serving.monitoring.settings import MonitoringSettings
+from serving.monitoring.store import Closed, Part, Prediction, Store
 from serving.settings import Settings
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.system.disk_faults import disk_fault
@@ -95,7 +97,8 @@ class Watcher:
         self._settings = settings
         self._metrics = metrics
         self._current, self._wrong = current, wrong
-        self._limits = limits_of(settings)
+        self._section = settings.section(MonitoringSettings)
+        self._limits = self._section.limits
         self._part_rows = max(1, self._limits.window_rows // (_WINDOW_SHARE * settings.workers))
         self._store = Store(settings.state, self._limits)
         self._models: dict[str, WatchedModel] = {}  # by key
@@ -123,7 +126,12 @@ class Watcher:
             "feedback": {"state": "starting"},
         }
         self._closing = threading.Event()
+        self._request_log: Path | None = None  # named in proposals
         self._thread = threading.Thread(target=self._work, name="slipway-watch", daemon=True)
+
+    def start(self, request_log: Path | None = None) -> None:
+        """Start the thread. `request_log` is the folder that requests are logged to, if they are."""
+        self._request_log = request_log
         self._thread.start()
 
     def offer(self, answered: Sequence[Noted], moment: float) -> None:
@@ -218,7 +226,7 @@ class Watcher:
         with suppress(
             Exception
         ):  # counting itself may need the disk that is full; nothing is left to tell it to
-            self._metrics.error("state" if isinstance(error, sqlite3.Error) else _PARTS[what])
+            self._metrics.fault("state" if isinstance(error, sqlite3.Error) else _PARTS[what])
         reason = disk_fault(error) or f"{type(error).__name__}: {error}"
         if what not in self._failing:
             logger.error(
@@ -424,7 +432,7 @@ class Watcher:
         for window, model, opened, closed, num_rows, judgement in self._store.proposals_due():
             path = write_proposal(
                 self._settings.state,
-                self._settings.keep_directory,
+                self._request_log,
                 model,
                 opened,
                 closed,
@@ -470,7 +478,7 @@ class Watcher:
             "model_version": model.version,
             "open_window": {"since": opened[0], "rows": opened[1]} if opened else None,
             "window_rows": self._limits.window_rows,
-            "window_minutes": self._settings.window_minutes,
+            "window_minutes": self._section.window_minutes,
             **_describe_last(judged[0] if judged else None),
             "windows": [_brief(window) for window in judged],
             "proposal": self._describe_proposal(model, judged),
@@ -487,32 +495,8 @@ class Watcher:
         return None
 
 
-def open_watcher(
-    settings: Settings,
-    metrics: WatchingMetrics,
-    current: Callable[[], ServedModel | None],
-    wrong: Callable[[str], None],
-) -> Watcher | None:
-    """The watcher that the settings ask for; None where nothing is watched, or the service only answers the verify stage."""
-    return (
-        Watcher(settings, metrics, current, wrong)
-        if settings.watch and not settings.accept_draft
-        else None
-    )
-
-
 def _num_bytes(answered: Answered) -> int:
     return answered.payload.num_bytes + answered.inputs.nbytes
-
-
-def limits_of(settings: Settings) -> Limits:
-    """The bounds that the settings state."""
-    return Limits(
-        settings.window_rows,
-        settings.window_minutes * 60,
-        settings.feedback_rows,
-        settings.feedback_days * 86400,
-    )
 
 
 def _judged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:

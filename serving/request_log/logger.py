@@ -11,9 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
-from serving.request_log.observers import Answered, Noted, id_of
-from serving.settings import Settings
+from pydantic import Field
+
+from serving.models.observers import Answered, Noted, id_of
+from serving.settings import OptionalPath, Section
 from slipway.system.disk_faults import disk_fault
 from slipway.traffic.request_log import (
     REPLAYED,
@@ -36,6 +39,15 @@ _CLOSE_S = 5.0  # most that the end of a worker waits for its disk
 _DAY_S = 86400.0
 
 Count = Callable[[str, int], None]
+
+
+class RequestLogSettings(Section):
+    """Where requests are logged, how many, and how long they stay."""
+
+    keep_directory: OptionalPath = None  # unset or empty: no request is logged
+    keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # sampling rate
+    keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the folder, over all workers
+    keep_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: until the folder is full
 
 
 class Keeper:
@@ -165,7 +177,7 @@ class Keeper:
         self._is_failing = True
 
 
-def open_keeper(settings: Settings, count: Count) -> Keeper | None:
+def open_keeper(settings: RequestLogSettings, num_workers: int, count: Count) -> Keeper | None:
     """The keeper that the settings ask for; None where nothing is kept."""
     if settings.keep_directory is None:
         idle = sorted(
@@ -176,9 +188,7 @@ def open_keeper(settings: Settings, count: Count) -> Keeper | None:
             logger.warning("nothing is kept: %s without SLIPWAY_KEEP_DIRECTORY", ", ".join(idle))
         return None
     max_age_s = settings.keep_days * _DAY_S or None
-    folder = RequestLogWriter(
-        settings.keep_directory, settings.keep_bytes, settings.workers, max_age_s
-    )
+    folder = RequestLogWriter(settings.keep_directory, settings.keep_bytes, num_workers, max_age_s)
     limit = f", for {settings.keep_days:g} days" if max_age_s else ""
     logger.info(
         "%g %% of the requests are kept in %s, at most %d bytes%s",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from serving.http.responses import Refusal
 from serving.models.live_model import LiveModel
 from serving.models.model import InvalidAnswerError
-from serving.request_log.observers import Answered, Noted, id_of, model_of
+from serving.models.observers import Answered, Noted, id_of, model_of
 from serving.rollout.canary import is_chosen
 from serving.rollout.evidence import Evidence
 from serving.rollout.low_priority import be_nice

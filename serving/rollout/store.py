@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from serving.models.model import read_certified
@@ -17,7 +17,7 @@ from serving.settings import Settings
 from slipway.artifacts.bundle import MANIFEST
 from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
 from slipway.system import files
-from slipway.system.errors import BundleError, LockedError, SlipwayError
+from slipway.system.errors import BundleError, LockedError
 
 BUNDLE, CERTIFICATE, ENGINE, TRIED = "bundle", "certificate.json", "engine", "tried"
 _LOCK = "command.lock"
@@ -87,15 +87,6 @@ def settings_of(settings: Settings, model: Model | None) -> Settings:
             "engine": place / ENGINE,
         }
     )
-
-
-def served_bundle(settings: Settings) -> Path:
-    """Where the bundle is that a start would serve; SLIPWAY_BUNDLE's where the state cannot be read, which loading tells about."""
-    if settings.accept_draft:  # as Follower.begin has it
-        return settings.bundle
-    with suppress(SlipwayError):
-        return settings_of(settings, read_rollout(settings.state).stable).bundle
-    return settings.bundle
 
 
 def is_tried(state: Path, model: Model) -> bool:

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from serving.models.model import ServedModel, load_model
-from serving.settings import read_settings
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import REQUIRED, Execution, read_certificate, write_certificate
 from slipway.artifacts.engine_manifest import ENGINE_MANIFEST, Profile, write_engine
@@ -21,6 +20,7 @@ from slipway.system import files
 from slipway.system.errors import BundleError, CertificateError, SlipwayError
 from tests.export.conftest import Project
 from tests.export.small_bundle import engine_manifest_for
+from tests.serving.in_process import read_all_settings
 
 pytestmark = pytest.mark.process
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
@@ -58,7 +58,7 @@ def accept(root: Path) -> ServedModel:
         "engine": root / "engine",
     }
     return load_model(
-        read_settings({f"SLIPWAY_{name.upper()}": str(path) for name, path in places.items()})
+        read_all_settings({f"SLIPWAY_{name.upper()}": str(path) for name, path in places.items()})
     )
 
 

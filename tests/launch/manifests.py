@@ -7,10 +7,11 @@ from typing import Any
 
 import yaml
 
+from serving.auth.extension import AuthSettings
 from serving.endpoints.listing import all_routes
 from serving.http.routes import Routes
-from serving.settings import PREFIX, Settings, SettingsError, read_settings
-from serving.worker import ModelWorker
+from serving.settings import PREFIX, Settings, SettingsError
+from tests.serving.in_process import full_worker, read_all_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "launch/kubernetes"
@@ -68,14 +69,14 @@ def settings_of(container: Object) -> Settings:
     assert all(isinstance(value, str) for value in variables.values()), (
         "a variable that is no string"
     )
-    return read_settings(
+    return read_all_settings(
         {name: value for name, value in variables.items() if name.startswith(PREFIX)}
     )
 
 
 def routes() -> Routes:
     """Everything that the service answers."""
-    return all_routes(ModelWorker(read_settings({})))
+    return all_routes(full_worker(read_all_settings({})))
 
 
 def probes(container: Object) -> Iterator[tuple[str, str, int]]:
@@ -99,7 +100,7 @@ def faults(deployment: Object) -> list[str]:
         ("a port of a probe is not the service's", lambda: {port for _, _, port in probes(container)} == {3000}),
         ("the operators' port is not the one it listens on", lambda: _port(container, "admin") == settings.admin_port),
         ("nobody outside the pod reaches the operators' port", lambda: settings.admin_host == "0.0.0.0"),
-        ("the keys are not where they are mounted", lambda: _is_mounted(container, settings.keys)),
+        ("the keys are not where they are mounted", lambda: _is_mounted(container, settings.section(AuthSettings).keys)),
         ("the state is not on a volume", lambda: _is_mounted(container, Path(_variable(container, "SLIPWAY_STATE")))),
         ("it computes with other threads than it asks CPUs for", lambda: settings.num_threads == _num_cpus(container)),
         ("BENTOML_HOME is not writable", lambda: _is_mounted(container, Path(_variable(container, "BENTOML_HOME")))),

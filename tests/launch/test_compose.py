@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from serving.auth.extension import AuthSettings
 from serving.settings import SettingsError
 from tests.launch.manifests import COMPOSE, ROOT, UID, Object, routes, settings_of
 
@@ -34,7 +35,8 @@ def faults(compose: Object) -> list[str]:
         ),
         (
             "the keys are not where they are mounted",
-            str(settings.keys) in {f"/run/secrets/{name}" for name in service["secrets"]},
+            str(settings.section(AuthSettings).keys)
+            in {f"/run/secrets/{name}" for name in service["secrets"]},
         ),
         (
             "the state is not on a volume",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serving.auth.keys import digest_of, make_key
-from serving.metrics.gpu_metrics import GAUGES
+from serving.gpu.metrics import GAUGES
 from tests import plain_http
 from tests.monitoring.prometheus import Prometheus, watching
 from tests.monitoring.queries import (

@@ -7,8 +7,9 @@ import pytest
 
 from serving.monitoring import watcher
 from serving.rollout import commands
-from serving.settings import Settings, read_settings
+from serving.settings import Settings
 from tests.serving.bundles import certify, row_classifier, write_bundle
+from tests.serving.in_process import read_all_settings
 from tests.serving.watched import watched_bundle
 
 MakeSettings = Callable[..., Settings]
@@ -40,7 +41,7 @@ def make_settings(certified: Path) -> MakeSettings:
             "state": "state",
         }
         paths = {name: certified / file for name, file in names.items()}
-        return read_settings(
+        return read_all_settings(
             {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | variables).items()}
         )
 

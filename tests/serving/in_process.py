@@ -2,8 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,12 +12,52 @@ from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from serving.app import Application
+from serving.extensions import EXTENSIONS, SECTIONS
 from serving.http.responses import ERRORS
 from serving.models.live_model import LiveModel
-from serving.settings import Settings
+from serving.rollout.canary import Canary
+from serving.rollout.reconciler import RolloutReconciler
+from serving.settings import Settings, read_settings
 from serving.worker import ModelWorker
 
 Work = Callable[[httpx.AsyncClient, ModelWorker], Coroutine[Any, Any, None]]
+
+
+def read_all_settings(environment: Mapping[str, str]) -> Settings:
+    """The settings of the service and of every extension."""
+    return read_settings(SECTIONS, environment)
+
+
+def full_worker(settings: Settings, **options: Any) -> ModelWorker:
+    """A worker with every extension."""
+    return ModelWorker(settings, EXTENSIONS, **options)
+
+
+def reconciler_of(worker: ModelWorker) -> RolloutReconciler:
+    """The part of a worker that follows the rollout state."""
+    start: Any = worker.hooks["rollout"].start
+    reconciler: RolloutReconciler = start.__self__
+    return reconciler
+
+
+def canary_of(worker: ModelWorker) -> Any:
+    """The canary that gets a share of the requests; None if there is none."""
+    assert worker.router is None or isinstance(worker.router, Canary)
+    return worker.router
+
+
+def status_part(worker: ModelWorker, name: str) -> Any:
+    """One part of `GET /status`; None if it is switched off."""
+    (read,) = (hooks.status[name] for hooks in worker.hooks.values() if name in hooks.status)
+    return read()
+
+
+def set_status_part(
+    worker: ModelWorker, extension: str, name: str, read: Callable[[], dict[str, Any]]
+) -> None:
+    """Put `read` in place of what an extension shows in `GET /status`."""
+    hooks = worker.hooks[extension]
+    worker.hooks[extension] = replace(hooks, status={**hooks.status, name: read})
 
 
 async def behind(scope: Scope, receive: Receive, send: Send) -> None:
@@ -27,7 +68,7 @@ async def behind(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, ModelWorker]]:
-    worker = ModelWorker(settings)
+    worker = full_worker(settings)
     worker.start()
     await worker.loaded()
     transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)

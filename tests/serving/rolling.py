@@ -19,7 +19,7 @@ from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Metric
 from slipway.inputs.images import array_from_bytes
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, picture, write_bundle
-from tests.serving.in_process import behind
+from tests.serving.in_process import behind, full_worker, reconciler_of
 
 PNG = {"content-type": "image/png"}
 PICTURES = [picture(number) for number in range(8)]
@@ -73,7 +73,7 @@ def write_candidate(folder: Path, graph: onnx.ModelProto | None = None, **change
 @asynccontextmanager
 async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, ModelWorker]]:
     """a model worker in this process that follows the state, and a client."""
-    worker = ModelWorker(settings)
+    worker = full_worker(settings)
     worker.start()
     await worker.loaded()
     transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
@@ -81,7 +81,7 @@ async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", headers=PNG
         ) as client:
-            await settle(worker, lambda: worker.rollout.num_reports > 0)
+            await settle(worker, lambda: reconciler_of(worker).num_reports > 0)
             yield client, worker
     finally:
         await worker.stop()

@@ -13,8 +13,8 @@ from PIL import Image
 
 from serving.app import Application
 from serving.endpoints.documenting import PASSED_ON
+from serving.gpu.metrics import GAUGES
 from serving.http.responses import ERRORS
-from serving.metrics.gpu_metrics import GAUGES
 from serving.worker import ModelWorker
 from slipway.inputs.images import array_from_bytes
 from tests.calibrations import CALIBRATION
@@ -30,7 +30,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind, error_of, metric, put_in_place_of, run
+from tests.serving.in_process import behind, error_of, full_worker, metric, put_in_place_of, run
 
 PNG = {"content-type": "image/png"}
 CPU_FP32 = {"backend": "onnxruntime", "provider": "cpu", "precision": "fp32", "variant": "fp32"}
@@ -178,7 +178,7 @@ def test_a_model_that_is_refused_leaves_the_service_alive_not_ready_with_the_rea
 
 def test_before_the_model_is_loaded_it_is_alive_and_not_ready(make_settings: MakeSettings) -> None:
     async def main() -> None:
-        worker = ModelWorker(make_settings())
+        worker = full_worker(make_settings())
         transport = httpx.ASGITransport(Application(behind, worker))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/livez")).status_code == 200

@@ -21,7 +21,7 @@ from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from tests.serving.bundles import COLUMNS, row_classifier, table_row
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import put_in_place_of
+from tests.serving.in_process import canary_of, put_in_place_of
 from tests.serving.rolling import (
     PICTURES,
     last_event,
@@ -49,18 +49,19 @@ def ids(settings: Settings, share: float, num_ids: int, *, chosen: bool = True) 
 
 
 def counts_of(worker: ModelWorker) -> Counts:
-    assert worker.canary
-    return worker.canary._evidence.counts()
+    assert canary_of(worker)
+    counts: Counts = canary_of(worker)._evidence.counts()
+    return counts
 
 
 async def begin(worker: ModelWorker, bundle: Path, plan: Plan = HALF, **options: Any) -> None:
     await propose(worker, "canary", bundle, plan=plan, **options)
-    await settle(worker, lambda: worker.canary is not None)
+    await settle(worker, lambda: canary_of(worker) is not None)
 
 
 async def is_not_rolled_back(worker: ModelWorker) -> bool:
     await asyncio.sleep(1.5)  # longer than a report and a decision take
-    return worker.canary is not None and last_event(worker)[0] != "rolled_back"
+    return canary_of(worker) is not None and last_event(worker)[0] != "rolled_back"
 
 
 @pytest.mark.process
@@ -111,7 +112,7 @@ def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(
             shown = (await client.get("/rollout")).text
             assert salt_of(settings) not in shown
             await client.post("/rollout", json={"command": "rollback"}, headers=JSON)
-            await settle(worker, lambda: worker.canary is None)
+            await settle(worker, lambda: canary_of(worker) is None)
         assert len(salts) == 2  # what was found out about one rollout says nothing of the next
         assert all(len(salt) >= 32 for salt in salts)
 
@@ -141,8 +142,8 @@ def test_an_id_is_evidence_once_however_often_it_is_sent(
 
         await ask("/predict", known)  # its caller reads whose it is
         await ask("/explain", explained)
-        assert worker.canary
-        put_in_place_of(worker.canary.live, fail)
+        assert canary_of(worker)
+        put_in_place_of(canary_of(worker).live, fail)
         for one in (known, explained, repeated):
             for _ in range(5):
                 await ask("/predict", one)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from serving.monitoring import watcher as watching
+from serving.request_log.logger import RequestLogSettings
 from serving.settings import Settings
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Lineage
@@ -64,11 +65,18 @@ async def tell(client: httpx.AsyncClient, truths: list[dict[str, Any]]) -> bool:
     return response.status_code == 200
 
 
+def kept_in(settings: Settings) -> Path:
+    """The folder of the request log."""
+    folder = settings.section(RequestLogSettings).keep_directory
+    assert folder
+    return folder
+
+
 def command(settings: Settings, out: Path, *arguments: str) -> list[str]:
     return [
         str(out),
         "--kept",
-        str(settings.keep_directory),
+        str(kept_in(settings)),
         "--state",
         str(settings.state),
         "--bundle",
@@ -311,12 +319,11 @@ def test_a_truth_may_be_some_seconds_older_than_its_answer_but_no_more(
     served: tuple[Settings, list[bytes], list[str], list[str]], seconds: float, is_taken: bool
 ) -> None:
     settings, *_ = served
-    assert settings.keep_directory is not None
     request = next(
-        one for one in read_requests(settings.keep_directory) if isinstance(one, LoggedRequest)
+        one for one in read_requests(kept_in(settings)) if isinstance(one, LoggedRequest)
     )
     truth = GroundTruth(request.request_id, 0, "dark", None, request.time.timestamp() + seconds)
-    found = collect(settings.keep_directory, [truth], [], CONTRACT, LABELS)
+    found = collect(kept_in(settings), [truth], [], CONTRACT, LABELS)
     assert [(one.key[0], one.truth) for one in found.items] == [
         (request.request_id, "dark")
     ] * is_taken
@@ -385,16 +392,15 @@ def test_rows_of_a_drifted_window_are_known_by_model_and_time(
     served: tuple[Settings, list[bytes], list[str], list[str]],
 ) -> None:
     settings, *_ = served
-    assert settings.keep_directory is not None
     kept = [
         request
-        for request in read_requests(settings.keep_directory)
+        for request in read_requests(kept_in(settings))
         if isinstance(request, LoggedRequest)
     ]
     version, middle = kept[0].model_version, kept[30].time.timestamp()
     truths = [GroundTruth(request.request_id, 0, "dark", None, time.time()) for request in kept]
     spans = [DriftedSpan(version, middle, middle + 60), DriftedSpan("another", 0.0, middle)]
-    found = collect(settings.keep_directory, truths, spans, CONTRACT, LABELS)
+    found = collect(kept_in(settings), truths, spans, CONTRACT, LABELS)
     assert sum(one.drifted for one in found.items) >= 29
     assert all(one.drifted == (one.key[2] >= middle) for one in found.items)
 
@@ -403,10 +409,9 @@ def test_without_a_truth_there_is_nothing_and_the_reason_is_said(
     served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path
 ) -> None:
     settings, *_ = served
-    assert settings.keep_directory is not None
-    found = collect(settings.keep_directory, [], [], CONTRACT, LABELS)
+    found = collect(kept_in(settings), [], [], CONTRACT, LABELS)
     assert (found.items, found.left_out["without a truth"]) == ([], 60)
-    of_tables = collect(settings.keep_directory, [], [], COLUMNS, LABELS)
+    of_tables = collect(kept_in(settings), [], [], COLUMNS, LABELS)
     assert of_tables.left_out["of another model's form"] == 61
     with pytest.raises(UnavailableError, match="SLIPWAY_STATE"):
         collecting_command.main(

@@ -27,7 +27,7 @@ from serving.http.responses import (
 from serving.http.routes import Request
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind
+from tests.serving.in_process import behind, full_worker
 
 ANSWERS = [
     json_response({"label": "cat"}),
@@ -221,7 +221,7 @@ def test_a_caller_that_waits_to_be_asked_is_asked_when_its_body_is_read() -> Non
 
 def connected(make_settings: MakeSettings, **variables: Any) -> tuple[Connection, Transport]:
     """A connection of a service whose model is not loaded: `/livez` is answered."""
-    return connected_to(ModelWorker(make_settings(**variables)))
+    return connected_to(full_worker(make_settings(**variables)))
 
 
 def connected_to(worker: ModelWorker) -> tuple[Connection, Transport]:

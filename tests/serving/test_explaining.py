@@ -20,7 +20,7 @@ from serving.explaining.columns import positions_of, usual_vector
 from serving.explaining.occlusion import covered, side_for
 from serving.explaining.pictures import overlay
 from serving.models.admission import Admission
-from serving.request_log.observers import Noted
+from serving.models.observers import Noted
 from serving.worker import ModelWorker
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
@@ -299,7 +299,7 @@ def test_while_more_is_asked_for_than_can_be_predicted_an_explanation_is_refused
         assert error_of(refused)["code"] == "explain_busy"
         assert "predictions go first" in error_of(refused)["message"]
         assert refused.headers["retry-after"] == "1"
-        assert worker._admission._num_refused == 0
+        assert worker.admission._num_refused == 0
         assert (
             metric(worker, QUEUE_FULL),
             metric(worker, 'slipway_errors_total{error="explain_busy"}'),

@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.endpoints.feedback import routes
 from serving.monitoring import feedback as telling
 from serving.monitoring import store as stores
 from serving.monitoring import watcher as watching
+from serving.monitoring.endpoint import feedback_routes
 from serving.monitoring.quality import compare, measure_joined
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Metric
 from slipway.traffic.monitoring_records import DATABASE, read_ground_truths
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, metric, run, until
+from tests.serving.in_process import error_of, metric, run, status_part, until
 from tests.serving.watched import remembered
 
 PNG = {"content-type": "image/png"}
@@ -47,7 +47,7 @@ def counted(worker: ModelWorker, outcome: str) -> float:
 
 
 def quality(worker: ModelWorker) -> dict[str, Any]:
-    metrics: dict[str, Any] = worker.parts["feedback"]().get("quality", {})
+    metrics: dict[str, Any] = status_part(worker, "feedback").get("quality", {})
     return metrics
 
 
@@ -79,7 +79,7 @@ def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_
         assert told.status_code == 200
         assert told.json()["duplicate"] is True
         await until(lambda: metric(worker, 'slipway_true_quality{metric="accuracy"}') == 1)
-        assert quality(worker)["accuracy"]["rows"] == worker.parts["feedback"]()["joined"] == 1
+        assert quality(worker)["accuracy"]["rows"] == status_part(worker, "feedback")["joined"] == 1
         assert metric(worker, "slipway_true_quality_rows") == 1
         assert (counted(worker, "joined"), counted(worker, "duplicate")) == (1, 1)
 
@@ -263,7 +263,7 @@ def test_the_example_that_the_documentation_shows_is_taken(
         certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        describe = routes(worker)["/feedback"].describe
+        describe = feedback_routes(worker, None)["/feedback"].describe
         assert describe is not None
         *_, body = shlex.split(describe(worker.require_model().bundle.manifest).example)
         assert (

@@ -16,10 +16,10 @@ import uvicorn
 
 from bench.form_overload import FEW, MANY, measure
 from serving.app import Application
-from serving.endpoints import v2
 from serving.http.incoming import DRAIN_BYTES_S, REFUSAL_BYTES, Turn, Turns
 from serving.http.routes import Request
 from serving.models.admission import Admission, Place
+from serving.open_inference import extension as v2
 from serving.open_inference import messages
 from serving.requests import reading
 from serving.settings import Settings
@@ -35,7 +35,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind, error_of, run
+from tests.serving.in_process import behind, error_of, full_worker, run
 from tests.serving.server import free_port, running
 
 CONTENT_TYPE, FORM = encode_images([picture(number) for number in range(3)])
@@ -117,7 +117,7 @@ def test_a_caller_that_sends_slowly_holds_no_place_in_the_queue(
             for _ in range(3)
         ]
         await asyncio.sleep(0.05)
-        assert worker._admission.num_requests == 0
+        assert worker.admission.num_requests == 0
         assert (await client.post("/predict", content=FORM, headers=FORM_TYPE)).status_code == 200
         go_on.set()
         assert {(await one).status_code for one in slow} <= {200, 429}
@@ -170,7 +170,7 @@ def test_the_rows_of_a_text_are_counted_once_they_are_decoded(
         decode = live.decoder.decode
 
         async def noted(*items: bytes) -> Any:
-            held.append(worker._admission.num_items)
+            held.append(worker.admission.num_items)
             return await decode(*items)
 
         live.decoder.decode = noted  # type: ignore[method-assign]
@@ -342,7 +342,7 @@ def plain_uvicorn(settings: Settings) -> Iterator[int]:
     port = free_port()
     server = uvicorn.Server(
         uvicorn.Config(
-            Application(behind, ModelWorker(settings)),
+            Application(behind, full_worker(settings)),
             port=port,
             lifespan="off",
             http="httptools",

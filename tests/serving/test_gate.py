@@ -1,6 +1,7 @@
 """Who may pass: by key and role where there are keys; without keys whoever is on this machine, but no page of another site."""
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,19 @@ import httpx
 import pytest
 
 from serving.app import Application
-from serving.auth.binding import is_loopback, require_free, require_guarded, require_safe_start
-from serving.auth.gate import is_own_host, presented_key
+from serving.auth.extension import presented_key
 from serving.auth.keys import add_key
 from serving.endpoints.listing import all_routes
-from serving.settings import SettingsError, read_settings
+from serving.extension import Extension
+from serving.extensions import EXTENSIONS
+from serving.http.callers import is_loopback, is_own_host
+from serving.process.binding import require_free, require_safe_start
+from serving.settings import SettingsError
 from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind, error_of, metric, run
+from tests.serving.in_process import behind, error_of, metric, read_all_settings, run
 from tests.serving.server import free_port
 
 PNG = {"content-type": "image/png"}
@@ -333,11 +337,18 @@ def test_only_loopback_is_this_machines_alone(address: str, expected: bool) -> N
 
 
 def test_an_address_that_others_reach_needs_keys_or_the_operators_word(tmp_path: Path) -> None:
-    require_guarded(read_settings({}), "127.0.0.1")
-    require_guarded(read_settings({"SLIPWAY_KEYS": str(tmp_path)}), "0.0.0.0")
-    require_guarded(read_settings({"SLIPWAY_ALLOW_ANYONE": "true"}), "0.0.0.0")
+    def start(extensions: Sequence[Extension] = EXTENSIONS, **variables: str) -> None:
+        environment = {f"SLIPWAY_{name.upper()}": value for name, value in variables.items()}
+        require_safe_start(read_all_settings(environment), extensions, "0.0.0.0", free_port())
+
+    add_key(tmp_path / "keys", "alice", "caller", None)
+    start(keys=str(tmp_path / "keys"))
+    start(allow_anyone="true")
     with pytest.raises(SettingsError, match="SLIPWAY_KEYS=FILE; or SLIPWAY_ALLOW_ANYONE=true"):
-        require_guarded(read_settings({"SLIPWAY_KEYS": ""}), "0.0.0.0")
+        start(keys="")
+    with pytest.raises(SettingsError, match="this service has no authentication"):
+        start((), allow_anyone="true")
+    require_safe_start(read_all_settings({}), (), "127.0.0.1", free_port())
 
 
 def test_an_address_that_is_not_this_machines_is_one_line(tmp_path: Path) -> None:
@@ -365,6 +376,6 @@ def test_what_stands_against_a_start_is_said_in_one_line(
         ]
         for main, variables, reason in wrong:
             with pytest.raises(SlipwayError, match=reason) as error:
-                require_safe_start(make_settings(**variables), "127.0.0.1", main)
+                require_safe_start(make_settings(**variables), EXTENSIONS, "127.0.0.1", main)
             assert len(str(error.value).splitlines()) == 1
-    require_safe_start(make_settings(admin_port=port), "127.0.0.1", free_port())
+    require_safe_start(make_settings(admin_port=port), EXTENSIONS, "127.0.0.1", free_port())

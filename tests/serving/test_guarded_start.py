@@ -20,11 +20,10 @@ from serving.app import Application
 from serving.auth.keys import add_key
 from serving.guard.connections import Connection
 from serving.metrics.service_metrics import FLUSH_S
-from serving.worker import ModelWorker
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind
+from tests.serving.in_process import behind, full_worker
 from tests.serving.server import ROOT, environment, free_port, running
 from tests.serving.test_connections import error_in
 
@@ -156,7 +155,7 @@ async def _connect(
 ) -> FakeTransport:
     transport = FakeTransport(address)
     config = uvicorn.Config(app=lambda scope: None, log_config=None)
-    worker = ModelWorker(make_settings(**variables))
+    worker = full_worker(make_settings(**variables))
     connection = Connection(
         worker, Application(behind, worker), config=config, server_state=ServerState(), app_state={}
     )

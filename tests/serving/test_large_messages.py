@@ -13,11 +13,11 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.endpoints import v2
 from serving.http.responses import Refusal
-from serving.http.worker_thread import OwnThread
+from serving.open_inference import extension as v2
 from serving.open_inference.messages import InferRequest, response
 from serving.open_inference.tensors import Tensor
+from serving.open_inference.worker_thread import OwnThread
 from serving.worker import ModelWorker
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings

@@ -20,7 +20,7 @@ from serving.http.responses import Response, json_response
 from serving.http.routes import Request
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind, metric
+from tests.serving.in_process import behind, full_worker, metric
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = LIVEZ[:-2] + b"connection: close\r\n\r\n"
@@ -73,7 +73,7 @@ async def listening(
     make_settings: MakeSettings, pause_s: float = PAUSE_S, **variables: Any
 ) -> AsyncIterator[Listening]:
     """Without a model: `/livez` is answered, after `pause_s`."""
-    worker, state = ModelWorker(make_settings(**variables)), ServerState()
+    worker, state = full_worker(make_settings(**variables)), ServerState()
     application = Application(behind, worker)
     respond = application.respond
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from serving.extensions import EXTENSIONS
 from serving.worker import ModelWorker
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import put_in_place_of
+from tests.serving.in_process import full_worker, put_in_place_of
 from tests.serving.test_exchange import connected_to
 
 pytestmark = pytest.mark.process
@@ -103,7 +104,7 @@ REFUSED = [
 def test_a_connection_that_was_refused_leaves_nothing(
     sent: bytes, make_settings: MakeSettings
 ) -> None:
-    worker = ModelWorker(make_settings(watch=False))
+    worker = full_worker(make_settings(watch=False))
 
     async def refused() -> bytes:
         connection, transport = connected_to(worker)
@@ -128,12 +129,12 @@ def test_a_connection_that_was_refused_leaves_nothing(
 def test_an_image_leaves_nothing(
     status: bytes, body: bytes, media_type: bytes, make_settings: MakeSettings
 ) -> None:
-    assert left_behind(ModelWorker(make_settings(watch=False)), body, media_type) == (status, [])
+    assert left_behind(full_worker(make_settings(watch=False)), body, media_type) == (status, [])
 
 
 @pytest.mark.parametrize("path", [b"/explain", b"/v2/models/slipway/infer", b"/nothing"])
 def test_another_path_leaves_nothing(path: bytes, make_settings: MakeSettings) -> None:
-    assert left_behind(ModelWorker(make_settings(watch=False)), b"bad", PNG, path)[1] == []
+    assert left_behind(full_worker(make_settings(watch=False)), b"bad", PNG, path)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_another_path_leaves_nothing(path: bytes, make_settings: MakeSettings) -
 def test_a_row_leaves_nothing(
     body: bytes, certified_table: Path, make_settings: MakeSettings
 ) -> None:
-    assert left_behind(ModelWorker(make_settings(watch=False)), body, JSON)[1] == []
+    assert left_behind(full_worker(make_settings(watch=False)), body, JSON)[1] == []
 
 
 PIXELS = b'{"inputs": [{"name": "image", "shape": [1, 64, 64, 3], "datatype": "%s", "data": [%s]}]}'
@@ -162,7 +163,7 @@ def test_what_is_read_on_a_thread_of_its_own_leaves_nothing(
     status: bytes, body: bytes, make_settings: MakeSettings
 ) -> None:
     assert left_behind(
-        ModelWorker(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer"
+        full_worker(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer"
     ) == (status, [])
 
 
@@ -176,10 +177,13 @@ def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:
             assert self._live
             put_in_place_of(self._live, fail)
 
-    assert left_behind(Failing(make_settings(watch=False)), picture(), PNG) == (b"500", [])
+    assert left_behind(Failing(make_settings(watch=False), EXTENSIONS), picture(), PNG) == (
+        b"500",
+        [],
+    )
 
 
 def test_what_is_left_is_seen(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
     monkeypatch.setattr("serving.app._let_go_of_frames", lambda error: None)
-    assert "Refusal" in left_behind(ModelWorker(make_settings(watch=False)), b"small", PNG)[1]
+    assert "Refusal" in left_behind(full_worker(make_settings(watch=False)), b"small", PNG)[1]

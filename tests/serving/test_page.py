@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.endpoints.explaining import routes as explain_routes
+from serving.explaining.extension import explain_routes
 from serving.page.site import FOLDER, LANGUAGES, choose_language, read_site, takes_gzip
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, run
+from tests.serving.in_process import error_of, full_worker, run
 
 MOST_BYTES = 60_000  # that a browser gets with the page in one language
 SCRIPTS = "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.js")))
@@ -267,7 +267,7 @@ def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSe
 def test_every_reason_for_no_explanation_has_words_in_each_language(
     make_settings: MakeSettings,
 ) -> None:
-    describe = explain_routes(ModelWorker(make_settings()))["/explain"].describe
+    describe = explain_routes(full_worker(make_settings()))["/explain"].describe
     assert describe
     # A page that was answered has sent one whole item of the right kind: of what /predict refuses only this is left.
     possible = {"explain_busy", "deadline_exceeded", "model_failed", "invalid_answer", "not_ready"}

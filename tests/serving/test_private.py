@@ -9,13 +9,14 @@ import httpx
 import pytest
 
 from serving.monitoring.proposals import write_proposal
-from serving.monitoring.store import Limits, Part, Prediction, Store
+from serving.monitoring.settings import Limits
+from serving.monitoring.store import Part, Prediction, Store
 from serving.rollout.state import FILE, change_rollout
 from serving.rollout.store import commanding
 from serving.worker import ModelWorker
 from slipway.traffic.monitoring_records import DATABASE
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import run
+from tests.serving.in_process import reconciler_of, run
 
 
 @pytest.fixture(autouse=True, params=[0o022, 0o000])
@@ -37,7 +38,7 @@ def test_the_service_begins_with_a_state_that_its_owner_alone_may_enter(
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert mode(settings.state) == 0o700
-        await worker.rollout.tick()
+        await reconciler_of(worker).reconcile()
         assert (settings.state / "rollout.d").is_dir()
 
     run(settings, work)
@@ -50,7 +51,7 @@ def test_a_state_that_an_operator_made_keeps_its_mode(make_settings: MakeSetting
     settings.state.chmod(0o750)
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        await worker.rollout.tick()
+        await reconciler_of(worker).reconcile()
 
     run(settings, work)
     assert mode(settings.state) == 0o750

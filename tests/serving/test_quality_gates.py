@@ -15,7 +15,6 @@ from serving.rollout import commands
 from serving.rollout.rehearsal import rehearse
 from serving.rollout.state import change_rollout, read_rollout
 from serving.rollout.store import add_model, settings_of
-from serving.settings import Settings
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate, write_certificate
@@ -23,7 +22,7 @@ from slipway.artifacts.gates import GateResult
 from slipway.system.errors import CertificateError, GateMissedError
 from tests.serving.bundles import certify, gate, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of
+from tests.serving.in_process import error_of, reconciler_of
 from tests.serving.in_process import run as run_service
 from tests.serving.rolling import (
     last_event,
@@ -122,10 +121,10 @@ def test_a_candidate_may_shadow_and_may_not_be_deployed_canaried_or_promoted(
                 await propose(worker, mode, bundle)
             assert last_event(worker)[0] == "refused"
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: worker.rollout.is_shadowing)
+        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
         with pytest.raises(GateMissedError):
             await asyncio.to_thread(commands.promote, settings)
-        assert worker.rollout.is_shadowing
+        assert reconciler_of(worker).is_shadowing
         assert read_rollout(settings.state).stable is None
 
     run(settings, work)
@@ -141,7 +140,7 @@ def test_a_shadow_with_passed_gates_is_promoted(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: worker.rollout.is_shadowing)
+        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
         await asyncio.to_thread(commands.promote, settings)
         await settle(worker, lambda: worker.model is not None and worker.model.version == version)
 
@@ -159,7 +158,7 @@ def test_a_worker_judges_the_gates_of_a_canary_again(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: worker.rollout.is_shadowing)
+        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
 
         def as_canary(rollout: Any) -> Any:
             changes = {"mode": "canary", "id": rollout.revision + 1, "phase": "preparing"}
@@ -207,10 +206,7 @@ def test_no_bento_is_made_of_it(tmp_path: Path, failed: GateResult) -> None:
 def test_no_settings_are_measured_for_it_because_its_service_is_not_ready(
     certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def settings() -> Settings:
-        return make_settings()
-
-    monkeypatch.setattr("serving.load_test.__main__.read_settings", settings)
+    monkeypatch.setattr("serving.load_test.__main__.read_settings", lambda _: make_settings())
     judge(certified, MISSED)
     with pytest.raises(GateMissedError):
         tune(argparse.Namespace(out=certified))

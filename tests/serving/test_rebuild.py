@@ -21,9 +21,7 @@ from serving.app import Application
 from serving.models.model import ServedModel, load_model
 from serving.models.rebuilding import first_state
 from serving.requests.payload import Payload
-from serving.rollout.following import Follower
 from serving.settings import Settings
-from serving.worker import ModelWorker
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import (
@@ -54,7 +52,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind, put_in_place_of
+from tests.serving.in_process import behind, full_worker, put_in_place_of
 from tests.serving.server import ROOT
 
 COMMAND = (sys.executable, "-m", "tests.fake_rebuild")
@@ -154,7 +152,7 @@ def serve_and_rebuild(
     """The card before and after, and the load that went on all the while."""
 
     async def main() -> tuple[dict[str, Any], dict[str, Any], Load]:
-        worker = ModelWorker(settings, command)
+        worker = full_worker(settings, rebuild_command=command)
         worker.start()
         await worker.loaded()
         transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
@@ -250,7 +248,7 @@ def test_the_end_of_the_service_ends_the_rebuild_and_all_of_its_processes(
     monkeypatch.setenv("FAKE_TENSORRT", "slow")
 
     async def main() -> None:
-        worker = ModelWorker(settings, COMMAND)
+        worker = full_worker(settings, rebuild_command=COMMAND)
         worker.start()
         await worker.loaded()
         while not rebuilding_processes(elsewhere):
@@ -457,18 +455,17 @@ def test_the_container_compiles_without_params_or_data(
 def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stable = [settings]
-    monkeypatch.setattr(Follower, "stable_settings", property(lambda self: stable[-1]))
-
     async def build(settings: Settings, command: object) -> None:
         build_here(elsewhere, monkeypatch)
 
-    def load(settings: Settings) -> ServedModel:
-        stable.append(settings.model_copy(update={"bundle": elsewhere / "promoted"}))
-        return load_model(settings)
-
     async def main() -> None:
-        worker = ModelWorker(settings)
+        worker = full_worker(settings)
+
+        def load(settings: Settings) -> ServedModel:
+            promoted_settings = {"bundle": elsewhere / "promoted"}
+            worker.model_settings = settings.model_copy(update=promoted_settings)
+            return load_model(settings)
+
         promoted = load_model(settings)
         await worker.swap(promoted)
         monkeypatch.setattr("serving.worker.build", build)
@@ -492,7 +489,7 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(
     assert old.version != new.version
 
     async def main() -> None:
-        worker = ModelWorker(make_settings())
+        worker = full_worker(make_settings())
         await worker.swap(old)
         live = worker._live
         assert live
@@ -537,7 +534,7 @@ def test_sixty_swaps_under_load_lose_no_request(
     models.append(load_model(make_settings()))
 
     async def main() -> None:
-        worker = ModelWorker(make_settings())
+        worker = full_worker(make_settings())
         await worker.swap(models[0])
         transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

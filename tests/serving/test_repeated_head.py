@@ -16,6 +16,7 @@ from serving.http.routes import Request
 from serving.settings import Settings
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import full_worker
 from tests.serving.test_exchange import Transport, connected_to, turns
 
 Seen = list[tuple[str, str, bytes, dict[bytes, bytes], bytes]]
@@ -66,7 +67,7 @@ def test_the_same_head_is_not_parsed_again_whatever_length_its_body_has(
     make_settings: MakeSettings,
 ) -> None:
     async def work() -> None:
-        connection, transport, seen = recorded(ModelWorker(make_settings()))
+        connection, transport, seen = recorded(full_worker(make_settings()))
         connection.data_received(request(b"first"))
         await turns()
         without_a_parser(connection)
@@ -93,7 +94,7 @@ def test_the_same_head_is_not_parsed_again_whatever_length_its_body_has(
 
 def test_a_request_behind_one_that_is_answered_waits_for_it(make_settings: MakeSettings) -> None:
     async def work() -> None:
-        connection, transport, seen = recorded(ModelWorker(make_settings()))
+        connection, transport, seen = recorded(full_worker(make_settings()))
         connection.data_received(request(b"1"))
         await turns()
         connection.data_received(request(b"2"))
@@ -111,7 +112,7 @@ def test_connections_end_with_their_next_answer_while_the_service_drains(
     make_settings: MakeSettings,
 ) -> None:
     async def work() -> None:
-        worker = ModelWorker(make_settings())
+        worker = full_worker(make_settings())
         connection, transport, _ = recorded(worker)
         connection.data_received(request(b"1"))
         await turns()
@@ -137,7 +138,7 @@ def test_connections_end_with_their_next_answer_while_the_service_drains(
 )
 def test_some_heads_are_parsed_each_time(make_settings: MakeSettings, head: bytes) -> None:
     async def work() -> None:
-        connection, _, seen = recorded(ModelWorker(make_settings()))
+        connection, _, seen = recorded(full_worker(make_settings()))
         connection.data_received(request(b"first", head))
         await turns()
         assert len(seen) == 1
@@ -252,7 +253,7 @@ async def _understood(
     with pytest.MonkeyPatch.context() as patch:
         if not remembers:
             patch.setattr(connections, "repeated_head", lambda head, data: None)
-        connection, transport, seen = recorded(ModelWorker(Settings(watch=False)))
+        connection, transport, seen = recorded(ModelWorker(Settings(), ()))
         for one in data:
             if not transport.is_closed:
                 connection.data_received(one)

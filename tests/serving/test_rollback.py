@@ -18,7 +18,7 @@ from serving.settings import Settings
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of
+from tests.serving.in_process import canary_of, error_of, reconciler_of
 from tests.serving.rolling import (
     failing_classifier,
     propose,
@@ -155,7 +155,9 @@ def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(
             ("canary", {"command": "rollback", "version": candidate}),
         ]:
             await propose(worker, mode, second)
-            await settle(worker, lambda: worker.rollout.is_shadowing or worker.canary is not None)
+            await settle(
+                worker, lambda: reconciler_of(worker).is_shadowing or canary_of(worker) is not None
+            )
             other = await client.post(
                 "/rollout", json={"command": "rollback", "version": stable}, headers=JSON
             )
@@ -163,7 +165,9 @@ def test_abort_and_rollback_by_version_end_a_candidate_and_nothing_else(
                 f"{stable} is not the candidate, which is {candidate}" in error_of(other)["message"]
             )
             assert (await client.post("/rollout", json=order, headers=JSON)).status_code == 202
-            await settle(worker, lambda: not worker.rollout.is_shadowing and worker.canary is None)
+            await settle(
+                worker, lambda: not reconciler_of(worker).is_shadowing and canary_of(worker) is None
+            )
             for late in (order, {"command": "rollback"}):  # of a second operator, or a second click
                 answer = await client.post("/rollout", json=late, headers=JSON)
                 assert error_of(answer)["code"] == "rollout_refused"

@@ -16,7 +16,7 @@ from slipway.artifacts.bundle import load_bundle
 from tests.conftest import ROOT
 from tests.serving.bundles import COLUMNS, certify, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import metric, put_in_place_of
+from tests.serving.in_process import canary_of, metric, put_in_place_of, reconciler_of
 from tests.serving.rolling import (
     PICTURES,
     QUICK,
@@ -169,7 +169,7 @@ def test_a_shadow_answers_copies_and_agreement_is_counted(
                 "shadow",
                 write_candidate(certified / f"shadow{factor}", scaled_classifier(factor)),
             )
-            await settle(worker, lambda: worker.rollout.is_shadowing)
+            await settle(worker, lambda: reconciler_of(worker).is_shadowing)
             for payload in PICTURES:
                 assert (await client.post("/predict", content=payload)).json()[
                     "model_version"
@@ -179,7 +179,7 @@ def test_a_shadow_answers_copies_and_agreement_is_counted(
             status = (await client.get("/rollout")).json()["candidate"]
             assert (status["mode"], status["share"]) == ("shadow", 0)
             await asyncio.to_thread(commands.rollback, settings)
-            await settle(worker, lambda: not worker.rollout.is_shadowing)
+            await settle(worker, lambda: not reconciler_of(worker).is_shadowing)
         assert metric(worker, 'slipway_predictions_total{slot="shadow"}') == 2 * len(PICTURES)
         assert metric(worker, 'slipway_predictions_total{slot="stable"}') == 2 * len(PICTURES)
         assert metric(worker, 'slipway_predictions_total{slot="candidate"}') == 0
@@ -197,7 +197,7 @@ def test_which_requests_a_shadow_gets_copies_of_is_drawn_with_the_rollouts_secre
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", write_candidate(certified / "shadow", scaled_classifier(2)))
-        await settle(worker, lambda: worker.rollout.is_shadowing)
+        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
         for one in ids:
             assert (
                 await client.post("/predict", content=PICTURES[0], headers={"x-request-id": one})
@@ -232,7 +232,7 @@ def test_a_shadow_of_a_table_encodes_rows_its_own_way(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: worker.rollout.is_shadowing)
+        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
         body = json.dumps({"rows": [table_row(number) for number in range(3)]})
         response = await client.post(
             "/predict", content=body, headers={"content-type": "application/json"}
@@ -256,7 +256,7 @@ def test_a_busy_shadow_drops_copies_and_costs_no_request(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", write_candidate(certified / "new", scaled_classifier(2)))
-        await settle(worker, lambda: worker.rollout.is_shadowing)
+        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
         shadow = worker.observers.all[-1]
         loop = asyncio.get_running_loop()
         answer = shadow._run  # type: ignore[attr-defined]  # of Shadow
@@ -352,7 +352,7 @@ def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(
                 else False
             ),
         )
-        await settle(worker, lambda: worker.canary is None)
+        await settle(worker, lambda: canary_of(worker) is None)
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert "NaN or an infinity" in last_event(worker)[1]
@@ -378,15 +378,15 @@ def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices
     async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, expected)
         await propose(worker, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
-        await settle(worker, lambda: worker.canary is not None)
-        assert worker.canary
+        await settle(worker, lambda: canary_of(worker) is not None)
+        assert canary_of(worker)
 
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
 
-        put_in_place_of(worker.canary.live, fail)
+        put_in_place_of(canary_of(worker).live, fail)
         await settle(worker, lambda: last_event(worker)[0] == "rolled_back")
-        await settle(worker, lambda: worker.canary is None)
+        await settle(worker, lambda: canary_of(worker) is None)
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert "fail more often than the stable model's" in last_event(worker)[1]
@@ -416,18 +416,18 @@ def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
-        await settle(worker, lambda: worker.canary is not None)
-        assert worker.canary
+        await settle(worker, lambda: canary_of(worker) is not None)
+        assert canary_of(worker)
         expected = [candidate if is_chosen(one, 0.5, salt_of(settings)) else stable for one in ids]
         assert await versions(client, "/predict") == expected
-        counted = worker.canary._evidence.counts()
+        counted = canary_of(worker)._evidence.counts()
         assert await versions(client, "/explain") == expected
-        assert worker.canary._evidence.counts() == counted  # an explanation is no evidence
+        assert canary_of(worker)._evidence.counts() == counted  # an explanation is no evidence
 
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
 
-        put_in_place_of(worker.canary.live, fail)
+        put_in_place_of(canary_of(worker).live, fail)
         assert await versions(client, "/explain") == [stable] * len(
             ids
         )  # as with a prediction, no caller notices

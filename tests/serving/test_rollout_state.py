@@ -22,7 +22,7 @@ from slipway.artifacts.bundle import load_bundle
 from slipway.system.errors import LockedError
 from tests.serving.bundles import LABELS
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, metric
+from tests.serving.in_process import canary_of, error_of, full_worker, metric, reconciler_of
 from tests.serving.rolling import (
     PICTURES,
     last_event,
@@ -200,7 +200,7 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
-        await settle(worker, lambda: worker.canary is not None and worker.canary.share > 0)
+        await settle(worker, lambda: canary_of(worker) is not None and canary_of(worker).share > 0)
         asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
         while len(asked[versions[1]]) < 20:
             answer = (await client.post("/predict", content=PICTURES[0])).json()
@@ -210,12 +210,12 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(
         await told(
             client, [(last["request_id"], last["label"])], wrong=False
         )  # all that was before is written down, too
-        worker.rollout.note_wrong("of a third model")
+        reconciler_of(worker).note_wrong("of a third model")
         assert (
             await told(client, asked[versions[0]][:40], wrong=True) == 40
         )  # only the candidate's own errors bring it back
         await asyncio.sleep(1.5)
-        assert worker.canary is not None
+        assert canary_of(worker) is not None
         assert await told(client, asked[versions[1]], wrong=True) == 20
         await settle(worker, lambda: last_event(worker)[0] == "rolled_back")
         assert last_event(worker)[1].startswith(
@@ -242,7 +242,7 @@ def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -
             )
         with pytest.raises(RolloutError, match="is on its way"):
             commands.reset(settings)
-        await settle(worker, lambda: worker.rollout.is_shadowing)
+        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
         await asyncio.to_thread(commands.promote, settings)
         await settle(
             worker,
@@ -332,7 +332,7 @@ def test_verify_is_not_led_astray_by_what_is_rolled_out(make_settings: MakeSetti
     change_rollout(settings.state, lambda rollout: rollout.changed(stable=gone))
 
     async def main() -> None:
-        worker = ModelWorker(settings)
+        worker = full_worker(settings)
         worker.start()
         await worker.loaded()
         assert worker.model is not None
@@ -348,7 +348,7 @@ def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSet
     settings.state.chmod(0o500)
 
     async def main() -> None:
-        worker = ModelWorker(settings)
+        worker = full_worker(settings)
         worker.start()
         await worker.loaded()
         await asyncio.sleep(0.6)
@@ -369,7 +369,7 @@ def test_a_state_in_place_of_a_folder_costs_no_request_and_is_counted_and_named(
     settings.state.write_text("a file where a folder should be")
 
     async def main() -> None:
-        worker = ModelWorker(settings)
+        worker = full_worker(settings)
         worker.start()
         await worker.loaded()
         await asyncio.sleep(0.6)
@@ -400,7 +400,7 @@ def test_operators_can_ask_over_http(certified: Path, make_settings: MakeSetting
         response = await client.post("/rollout", json=body, headers=json_type)
         assert response.status_code == 202
         assert response.json()["candidate"]["mode"] == "canary"
-        await settle(worker, lambda: worker.canary is not None)
+        await settle(worker, lambda: canary_of(worker) is not None)
         conflict = await client.post("/rollout", json=body, headers=json_type)
         assert (conflict.status_code, error_of(conflict)["code"]) == (409, "rollout_refused")
         assert (
@@ -440,7 +440,7 @@ def test_orders_that_have_to_wait_are_refused_and_hold_up_nothing_else(
             async with asyncio.timeout(5):
                 for path in ("/rollout", "/metrics", "/status"):
                     assert (await client.get(path)).status_code == 200
-                await worker.rollout.tick()
+                await reconciler_of(worker).reconcile()
         finally:
             release.set()
         assert (await asked[0]).status_code == 202

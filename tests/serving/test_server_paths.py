@@ -10,10 +10,10 @@ import pytest
 from serving.http.server_paths import without_server_paths
 from serving.models.rebuilding import RebuildState
 from serving.rollout.state import change_rollout
-from serving.settings import ROOT, read_settings
+from serving.settings import ROOT
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, run
+from tests.serving.in_process import error_of, read_all_settings, run, set_status_part
 
 ELSEWHERE = "/srv/our models/2026"
 
@@ -41,13 +41,13 @@ ELSEWHERE = "/srv/our models/2026"
     ],
 )
 def test_a_text_loses_the_folders_and_keeps_the_name(text: str, expected: str) -> None:
-    settings = read_settings({"SLIPWAY_ENGINE": f"{ELSEWHERE}/engine"})
+    settings = read_all_settings({"SLIPWAY_ENGINE": f"{ELSEWHERE}/engine"})
     assert without_server_paths(text, settings) == expected
 
 
 def test_all_texts_of_json_are_told_so_and_keys_and_numbers_stay() -> None:
     content = {"/a/b/c": ["/a/b/c", 1.5, None, {"x": "/a/b/c"}]}
-    assert without_server_paths(content, read_settings({})) == {
+    assert without_server_paths(content, read_all_settings({})) == {
         "/a/b/c": ["…/c", 1.5, None, {"x": "…/c"}]
     }
 
@@ -114,7 +114,7 @@ def test_the_status_tells_of_rollout_and_drift_without_paths_and_operators_have_
     change_rollout(settings.state, lambda rollout: rollout.with_event("refused", "0" * 12, reason))
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        worker.parts["drift"] = lambda: drift
+        set_status_part(worker, "monitoring", "drift", lambda: drift)
         path = f"{settings.state}/proposals/now.md"
         drift: dict[str, Any] = {
             "faults": {"merging": f"{settings.state}/x.db is full"},

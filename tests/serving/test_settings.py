@@ -5,19 +5,30 @@ from typing import get_args
 import pytest
 from pydantic.fields import FieldInfo
 
-from serving.settings import ROOT, Settings, SettingsError, read_settings
+from serving.auth.extension import AuthSettings
+from serving.extensions import SECTIONS
+from serving.settings import (
+    EXTENSION_VARIABLES,
+    ROOT,
+    Section,
+    Settings,
+    SettingsError,
+    read_settings,
+    variables_of,
+)
+from tests.serving.in_process import read_all_settings
 
 DOCS = Path("docs/serving.md")
 
 
 def test_nothing_set_gives_the_documented_defaults() -> None:
-    settings = read_settings({"PATH": "/bin"})
+    settings = read_all_settings({"PATH": "/bin"})
     assert settings.bundle == ROOT / "artifacts/bundle"
     assert (settings.provider, settings.variant, settings.workers) == ("auto", "auto", 1)
 
 
 def test_variables_are_read_in_their_types() -> None:
-    settings = read_settings(
+    settings = read_all_settings(
         {"SLIPWAY_NUM_THREADS": "3", "SLIPWAY_MAX_BATCH_SIZE": "8", "SLIPWAY_ACCEPT_DRAFT": "true"}
     )
     assert (settings.num_threads, settings.max_batch_size, settings.accept_draft) == (3, 8, True)
@@ -43,14 +54,14 @@ def test_a_wrong_value_is_refused_with_its_name_and_value(name: str, value: str)
     with pytest.raises(
         SettingsError, match=rf"1 wrong setting.*\n  SLIPWAY_{name}: found '{value}'"
     ):
-        read_settings({f"SLIPWAY_{name}": value})
+        read_all_settings({f"SLIPWAY_{name}": value})
 
 
 def test_an_unknown_variable_is_refused_with_the_one_it_was_meant_to_be() -> None:
     with pytest.raises(
         SettingsError, match="SLIPWAY_BUNDEL: unknown setting; did you mean SLIPWAY_BUNDLE"
     ):
-        read_settings({"SLIPWAY_BUNDEL": "x"})
+        read_all_settings({"SLIPWAY_BUNDEL": "x"})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,7 @@ def test_a_port_and_what_kubernetes_sets_are_refused_with_where_the_port_is_said
         SettingsError,
         match=rf"SLIPWAY_{name}: unknown .* --port, .* BENTOML_PORT.* enableServiceLinks: false",
     ) as error:
-        read_settings({f"SLIPWAY_{name}": "tcp://10.0.0.1:80"})
+        read_all_settings({f"SLIPWAY_{name}": "tcp://10.0.0.1:80"})
     assert "did you mean" not in str(error.value)
 
 
@@ -85,12 +96,12 @@ def test_a_setting_that_is_nearly_one_of_ours_is_none_of_kubernetes() -> None:
         with pytest.raises(
             SettingsError, match=f"SLIPWAY_{name}: unknown setting; did you mean SLIPWAY_{meant}"
         ):
-            read_settings({f"SLIPWAY_{name}": "1"})
+            read_all_settings({f"SLIPWAY_{name}": "1"})
 
 
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(SettingsError) as error:
-        read_settings({"SLIPWAY_WORKERS": "0", "SLIPWAY_PROVIDER": "gpu", "SLIPWAY_ZZZ": "1"})
+        read_all_settings({"SLIPWAY_WORKERS": "0", "SLIPWAY_PROVIDER": "gpu", "SLIPWAY_ZZZ": "1"})
     assert all(
         name in str(error.value)
         for name in ("3 wrong settings", "SLIPWAY_WORKERS", "SLIPWAY_PROVIDER", "SLIPWAY_ZZZ")
@@ -99,18 +110,24 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
-    assert read_settings({"SLIPWAY_WORKERS": "4"}).threads_per_worker() == 2
+    assert read_all_settings({"SLIPWAY_WORKERS": "4"}).threads_per_worker() == 2
     assert (
-        read_settings({"SLIPWAY_WORKERS": "4", "SLIPWAY_NUM_THREADS": "3"}).threads_per_worker()
+        read_all_settings({"SLIPWAY_WORKERS": "4", "SLIPWAY_NUM_THREADS": "3"}).threads_per_worker()
         == 3
     )
+
+
+def all_fields() -> dict[str, FieldInfo]:
+    """The settings of the service and of every extension, by name."""
+    kinds: list[type[Section]] = [Settings, *SECTIONS]
+    return {name: kind.model_fields[name] for kind in kinds for name in variables_of(kind).values()}
 
 
 def undocumented_bounds(page: str) -> set[str]:
     """ "setting bound" where the row of a setting in the docs lacks a bound that the setting has."""
     rows = dict(re.findall(r"^\| `SLIPWAY_(\w+)` \| [^|]+ \| (.+) \|$", page, re.MULTILINE))
     found = set()
-    for name, field in Settings.model_fields.items():
+    for name, field in all_fields().items():
         kinds = [field, *get_args(field.annotation)]  # `max_batch_size` is a word or a number
         marks = [
             mark
@@ -142,4 +159,17 @@ def test_the_docs_name_the_bounds_of_every_setting() -> None:
 
 def test_the_docs_name_every_setting_and_no_other() -> None:
     documented = set(re.findall(r"^\| `SLIPWAY_(\w+)`", DOCS.read_text(), re.MULTILINE))
-    assert documented == {name.upper() for name in Settings.model_fields}
+    assert documented == {name.upper() for name in all_fields()}
+
+
+def test_settings_know_the_variables_of_every_extension() -> None:
+    declared = {name for kind in SECTIONS for name in variables_of(kind).values()}
+    assert declared == EXTENSION_VARIABLES
+
+
+def test_variables_of_an_extension_that_is_taken_out_are_ignored() -> None:
+    environment = {"SLIPWAY_KEYS": "keys", "SLIPWAY_WATCH": "nonsense", "SLIPWAY_WORKERS": "3"}
+    settings = read_settings((AuthSettings,), environment)
+    assert settings.workers == 3
+    assert settings.section(AuthSettings).keys == ROOT / "keys"
+    assert [type(section) for section in settings.sections] == [AuthSettings]

@@ -14,7 +14,7 @@ from serving.metrics.traffic import traffic
 from serving.worker import ModelWorker
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import run
+from tests.serving.in_process import run, set_status_part
 
 PNG = {"content-type": "image/png"}
 PARTS = ["model", "traffic", "drift", "feedback", "rollout", "gpu"]
@@ -93,7 +93,7 @@ def test_however_many_ask_it_is_made_once_a_second(
             made.append(threading.current_thread().name)
             return {"times": len(made)}
 
-        worker.parts["rollout"] = part
+        set_status_part(worker, "rollout", "rollout", part)
         answers = await asyncio.gather(*(client.get("/status") for _ in range(50)))
         assert {answer.json()["rollout"]["times"] for answer in answers} == {1}
         assert made != [threading.main_thread().name]  # beside the event loop
@@ -107,7 +107,8 @@ def test_a_part_that_fails_takes_no_other_with_it(make_settings: MakeSettings) -
         def fail() -> dict[str, Any]:
             raise OSError("planted")
 
-        worker.parts |= {"drift": fail, "feedback": lambda: {"joined": 3}}
+        set_status_part(worker, "monitoring", "drift", fail)
+        set_status_part(worker, "monitoring", "feedback", lambda: {"joined": 3})
         content = (await client.get("/status")).json()
         assert content["drift"] == {"failed": True}
         assert content["feedback"] == {"joined": 3}

@@ -10,15 +10,16 @@ from typing import cast
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
+from serving.metrics.service_metrics import ServiceMetrics
 from serving.models.model import AnsweredRow, ServedModel
+from serving.models.observers import Answered
 from serving.monitoring import watcher as watching
 from serving.monitoring.budget import Allowance
 from serving.monitoring.metrics import WatchingMetrics
 from serving.monitoring.sampling import Counts, RunningCounts, Thinning
 from serving.monitoring.watcher import Watcher
-from serving.request_log.observers import Answered
 from serving.requests.payload import Payload
 from slipway.artifacts.bundle import load_bundle
 from tests.serving.conftest import MakeSettings
@@ -59,9 +60,11 @@ def test_the_processor_time_is_bounded_by_thinning_out(
 ) -> None:
     monkeypatch.setattr(watching, "FEATURES_SHARE", 1e-6)
     monkeypatch.setattr(watching, "_BURST_S", 1e-3)
-    settings, registry = make_watched(), CollectorRegistry()
-    metrics = WatchingMetrics(registry)
+    settings, service_metrics = make_watched(), ServiceMetrics()
+    registry = service_metrics.registry
+    metrics = WatchingMetrics(service_metrics)
     one = Watcher(settings, metrics, lambda: None, lambda version: None)
+    one.start()
     for begin in range(0, 2000, 500):
         for number in range(begin, begin + 500):
             one.offer([answered(certified, 0)._replace(request_id=f"id-{number}")], 0.0)
@@ -110,9 +113,12 @@ def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or
 def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row_is_not(
     certified: Path, make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = CollectorRegistry()
-    one = Watcher(make_watched(), WatchingMetrics(registry), lambda: None, lambda version: None)
-    one.close()  # its thread has ended: what it would do is done here, step by step
+    service_metrics = ServiceMetrics()
+    registry = service_metrics.registry
+    one = Watcher(
+        make_watched(), WatchingMetrics(service_metrics), lambda: None, lambda version: None
+    )
+    # Its thread is not started: what it would do is done here, step by step.
     monkeypatch.setattr(one._thinning, "divide", lambda requests: ((), requests))
     one.offer([answered(certified, 0)], 0.0)
     (running,) = one._counted.values()

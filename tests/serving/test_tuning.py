@@ -335,7 +335,7 @@ def test_the_service_under_measurement_shares_neither_state_nor_ports_nor_keys(
         "/bin",
     )
     assert not {"SLIPWAY_KEYS", "SLIPWAY_ADMIN_PORT"} & set(child)
-    assert read_settings(child).bundle == settings.bundle
+    assert read_settings(environment=child).bundle == settings.bundle
 
 
 def bodies(requests: Sequence[bytes]) -> list[bytes]:

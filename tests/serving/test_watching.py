@@ -17,8 +17,9 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
+from serving.metrics.service_metrics import ServiceMetrics
 from serving.monitoring import models as watched_models
 from serving.monitoring import watcher as watching
 from serving.monitoring.metrics import MAX_CLASSES, PARTS, WatchingMetrics
@@ -26,7 +27,7 @@ from serving.monitoring.models import WatchedModel
 from serving.monitoring.sampling import Thinning
 from serving.monitoring.store import Store
 from serving.monitoring.watcher import Watcher
-from serving.rollout.following import Follower
+from serving.rollout.reconciler import RolloutReconciler
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.drift.reference import Reference, read_reference
@@ -34,7 +35,7 @@ from slipway.system.errors import BundleError
 from slipway.traffic.monitoring_records import DATABASE
 from tests.serving.bundles import certify, picture, table_row
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import metric, run, until
+from tests.serving.in_process import metric, run, status_part, until
 from tests.serving.watched import pictures, remembered, watched_bundle
 
 PNG = {"content-type": "image/png"}
@@ -73,7 +74,8 @@ def windows(worker: ModelWorker, verdict: str) -> float:
 
 
 def status(worker: ModelWorker, part: str = "drift") -> dict[str, Any]:
-    return worker.parts[part]()
+    found: dict[str, Any] = status_part(worker, part)
+    return found
 
 
 def rows_in(state: Path) -> int:
@@ -118,8 +120,9 @@ def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(
 
 
 def test_labels_beyond_the_fiftieth_are_other() -> None:
-    registry = CollectorRegistry()
-    metrics = WatchingMetrics(registry)
+    service_metrics = ServiceMetrics()
+    registry = service_metrics.registry
+    metrics = WatchingMetrics(service_metrics)
     metrics.classes({f"label{number}": 1 for number in range(MAX_CLASSES + 30)})
     lines = [
         line
@@ -194,7 +197,7 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
         assert version in text
         assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
         assert (
-            f"python -m slipway.traffic.collect data/collected.parquet --kept {settings.keep_directory} --state {settings.state}"
+            f"python -m slipway.traffic.collect data/collected.parquet --kept {worker.request_log} --state {settings.state}"
             in text
         )
         assert (
@@ -278,7 +281,9 @@ def test_a_wrong_prediction_is_evidence_though_its_truth_was_told_before_it_was_
     make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[str] = []
-    monkeypatch.setattr(Follower, "note_wrong", lambda self, version: noted.append(version))
+    monkeypatch.setattr(
+        RolloutReconciler, "note_wrong", lambda self, version: noted.append(version)
+    )
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         (picture,) = pictures(5, 1)
@@ -349,7 +354,7 @@ def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered
 
         async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
             await send(client, pictures(5, 5))
-            assert not {"drift", "feedback"} & set(worker.parts)
+            assert [status_part(worker, part) for part in ("drift", "feedback")] == [None, None]
 
         run(settings, work)
         assert not (settings.state / DATABASE).exists()

@@ -13,7 +13,8 @@ import pytest
 
 from serving.monitoring.database import Database, remove_moved_aside
 from serving.monitoring.models import WatchedModel
-from serving.monitoring.store import _ROWS_AT_ONCE, Limits, Part, Prediction, Store, Told
+from serving.monitoring.settings import Limits
+from serving.monitoring.store import _ROWS_AT_ONCE, Part, Prediction, Store, Told
 from slipway.drift.window import Window
 from slipway.system.errors import UnavailableError
 from slipway.traffic.monitoring_records import DATABASE, SCHEMA_VERSION, read_ground_truths

@@ -15,8 +15,10 @@ import pytest
 from serving.api_docs.docs_page import render_docs
 from serving.api_docs.openapi import openapi
 from serving.api_docs.schemas import payload_content, prediction_content
+from serving.auth.extension import KeyCheck
 from serving.endpoints import documenting
 from serving.endpoints.listing import all_routes
+from serving.http.callers import LoopbackOnly
 from serving.http.responses import ERRORS, Response
 from serving.http.routes import READING, Operation, Request, Route, always
 from serving.worker import ModelWorker
@@ -31,7 +33,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import run
+from tests.serving.in_process import full_worker, run
 
 GRAPHS = {
     "images": None,
@@ -95,6 +97,10 @@ def test_every_route_is_described_in_words_and_nothing_else_is(
     run(make_settings(), work)
 
 
+WITH_KEYS = KeyCheck.__new__(KeyCheck)  # openapi reads only what its class says
+WITHOUT_KEYS = LoopbackOnly()
+
+
 async def nothing(request: Request) -> Response:
     return Response(200, b"")
 
@@ -104,13 +110,13 @@ def test_a_route_without_words_would_be_noticed() -> None:
         "/new/*": Route(("PUT",), nothing, "operator"),
         "/old": Route(READING, nothing, "open", always(Operation("What was."))),
     }
-    document = openapi(routes, None, None, has_keys=True)
+    document = openapi(routes, None, None, WITH_KEYS)
     assert undescribed(document) == ["put /new/{below}"]
     assert document["paths"]["/new/{below}"]["parameters"][0]["name"] == "below"
 
 
 def test_every_place_in_a_path_is_a_parameter_of_it(make_settings: MakeSettings) -> None:
-    paths = openapi(all_routes(ModelWorker(make_settings())), None, None, has_keys=False)["paths"]
+    paths = openapi(all_routes(full_worker(make_settings())), None, None, WITHOUT_KEYS)["paths"]
     places = {path: re.findall(r"\{(\w+)\}", path) for path in paths}
     assert {
         path: [one["name"] for one in item.get("parameters", [])] for path, item in paths.items()
@@ -255,9 +261,9 @@ def test_errors_have_the_shape_that_is_described(make_settings: MakeSettings) ->
 def test_where_there_are_keys_the_description_says_who_needs_one(
     make_settings: MakeSettings, certified: Path
 ) -> None:
-    worker = ModelWorker(make_settings())
+    worker = full_worker(make_settings())
     routes = all_routes(worker)
-    with_keys, without = (openapi(routes, None, None, has_keys) for has_keys in (True, False))
+    with_keys, without = (openapi(routes, None, None, check) for check in (WITH_KEYS, WITHOUT_KEYS))
     for path, item in with_keys["paths"].items():
         for method, operation in item.items():
             if method != "parameters":
@@ -275,7 +281,7 @@ def test_the_description_is_of_the_model_of_the_moment_and_made_once(
     settings = make_settings()
     asked = cast(Request, None)
     model = SimpleNamespace(bundle=SimpleNamespace(manifest=None), version="")
-    worker = SimpleNamespace(settings=settings, model=None)
+    worker = SimpleNamespace(settings=settings, model=None, caller_check=WITHOUT_KEYS)
     document = documenting.routes(cast(ModelWorker, worker), {})["/docs.json"].handler
     assert document
 
@@ -334,7 +340,7 @@ def test_the_page_escapes_what_a_bundle_says() -> None:
         example=label,
     )
     document = openapi(
-        {"/x": Route(("POST",), nothing, "caller", always(operation))}, None, label, has_keys=True
+        {"/x": Route(("POST",), nothing, "caller", always(operation))}, None, label, WITH_KEYS
     )
     page = render_docs(document, "localhost").decode()
     assert label not in page
@@ -351,7 +357,7 @@ def test_the_page_of_the_second_port_sends_callers_to_the_main_one() -> None:
         },
         None,
         None,
-        False,
+        WITHOUT_KEYS,
     )
     page = render_docs(document, "127.0.0.1:3001", "HOST:PORT").decode()
     assert "curl http://HOST:PORT/ask" in page

@@ -11,7 +11,7 @@ from serving.http.routes import READING, Route, find_route
 from serving.worker import ModelWorker
 from tests.monitoring.queries import recorded
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import metric, run
+from tests.serving.in_process import full_worker, metric, run
 from tests.serving.test_open_inference import pixels_in_json
 
 ROUTES = dict.fromkeys(
@@ -72,7 +72,7 @@ def test_both_rules_count_the_same_routes_and_each_of_them_takes_nothing_but_wha
 ) -> None:
     first, second = COUNTED.values()
     assert first == second
-    routes = all_routes(ModelWorker(make_settings()))
+    routes = all_routes(full_worker(make_settings()))
     counted = {path for path in routes if re.fullmatch(first[0], path)}
     assert counted == {
         "/predict",

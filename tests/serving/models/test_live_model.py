@@ -17,10 +17,9 @@ from serving.requests import decoding, rows
 from serving.rollout.canary import Canary
 from serving.rollout.evidence import Evidence
 from serving.rollout.first_uses import FirstUses
-from serving.worker import ModelWorker
 from tests.serving.bundles import CONTRACT, picture
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import put_in_place_of
+from tests.serving.in_process import full_worker, put_in_place_of
 
 
 class Gate:
@@ -96,10 +95,10 @@ def test_an_overload_sheds_the_queue_of_a_canary_too(
     """What may stay is divided as what waits is."""
 
     async def main() -> None:
-        worker = ModelWorker(make_settings(max_batch_size=1))
+        worker = full_worker(make_settings(max_batch_size=1))
         await worker.swap(load_model(worker.settings))
         canary = worker.make_live(load_model(worker.settings), "candidate")
-        worker.canary = Canary(canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt"))
+        worker.router = Canary(canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt"))
         assert worker._live
         queues = []
         for live, num_waiting in ((worker._live, 9), (canary, 3)):
@@ -121,7 +120,7 @@ def test_an_overload_sheds_the_queue_of_a_canary_too(
         for submission in (one for queue in queues for one in queue):
             with suppress(Refusal):
                 await submission.answer
-        worker.canary = None
+        worker.router = None
         await canary.retire()
         await worker.stop()
 

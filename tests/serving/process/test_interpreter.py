@@ -11,6 +11,7 @@ from serving.models.model import ServedModel
 from serving.process.interpreter import TURN_S, take_short_turns
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import full_worker
 
 CODE = """
 import gc
@@ -82,7 +83,7 @@ def test_it_is_settled_once_when_the_model_is_there_and_takes_no_request_yet(
     seen: list[ServedModel | None] = []
 
     async def main() -> None:
-        worker = ModelWorker(make_settings(), settle=lambda: seen.append(worker.model))
+        worker: ModelWorker = full_worker(make_settings(), settle=lambda: seen.append(worker.model))
         worker.start()
         await worker.loaded()
         assert worker.model is not None

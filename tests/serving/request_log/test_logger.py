@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from serving.models.model import AnsweredRow, ServedModel
+from serving.models.observers import Answered
 from serving.request_log import logger
-from serving.request_log.logger import Keeper, is_sampled
-from serving.request_log.observers import Answered
+from serving.request_log.logger import Keeper, RequestLogSettings, is_sampled
 from serving.requests.payload import Payload
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle, LoadedBundle
@@ -70,13 +70,12 @@ def test_nothing_is_kept_unless_it_is_asked_for(
     } == before  # a rollout's is there
 
 
-def test_a_bound_without_a_directory_is_said_once(
-    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bound_without_a_directory_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever set it believes that something is kept."""
-    logger.open_keeper(make_settings(), lambda _outcome, _count: None)
+    logger.open_keeper(RequestLogSettings(), 1, lambda _outcome, _count: None)
     assert not caplog.records
-    logger.open_keeper(make_settings(keep_share=0.5, keep_days=3), lambda _outcome, _count: None)
+    settings = RequestLogSettings(keep_share=0.5, keep_days=3)
+    logger.open_keeper(settings, 1, lambda _outcome, _count: None)
     assert [record.message for record in caplog.records] == [
         "nothing is kept: SLIPWAY_KEEP_DAYS, SLIPWAY_KEEP_SHARE without SLIPWAY_KEEP_DIRECTORY"
     ]

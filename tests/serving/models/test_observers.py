@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from serving.models.model import AnsweredRow, ServedModel
-from serving.request_log.observers import (
+from serving.models.observers import (
     Answered,
     Noted,
     Observers,

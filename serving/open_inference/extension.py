@@ -10,6 +10,7 @@ from typing import Any
 
 from serving.api_docs.schemas import ANYTHING
 from serving.endpoints.predicting import predict_within_deadline
+from serving.extension import Extension, Hooks
 from serving.http.responses import Refusal, Response, json_response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
 from serving.models.model import ServedModel
@@ -20,7 +21,9 @@ from serving.open_inference.adapting import (
     is_quickly_read,
     is_quickly_written,
 )
+from serving.open_inference.errors import ERROR_SHAPE
 from serving.open_inference.messages import HEAD_LENGTH, InferRequest, parse_request, response
+from serving.open_inference.worker_thread import OwnThread
 from serving.requests.payload import Payload
 from serving.requests.reading import read_body
 from serving.worker import ModelWorker
@@ -54,9 +57,9 @@ _BELOW = Operation(
 _MODEL_PARTS = 2  # "models" and the name
 
 
-def routes(worker: ModelWorker) -> Routes:
-    """`/v2` and all below it."""
-    protocol = _Protocol(worker)
+def protocol_routes(worker: ModelWorker, translating: OwnThread) -> Routes:
+    """`/v2` and all below it. Large messages are translated on a thread of their own."""
+    protocol = _Protocol(worker, translating)
 
     async def below(request: Request) -> Response:
         return await protocol.answer(request)
@@ -72,7 +75,7 @@ def routes(worker: ModelWorker) -> Routes:
         worker.require_ready()
         return json_response({"ready": True})
 
-    return {
+    routes: Routes = {
         "/v2": Route(READING, server, "caller", always(_SERVER)),
         "/v2/health/live": Route(READING, live, "open", always(_LIVE)),
         "/v2/health/ready": Route(READING, ready, "open", always(_READY)),
@@ -82,17 +85,21 @@ def routes(worker: ModelWorker) -> Routes:
         f"/v2/models/{MODEL}/versions/*/infer": Route(
             ("POST",), below, "caller", always(_VERSIONED)
         ),
-        "/v2/*": Route(
-            (*READING, "POST"), below, "caller", always(_BELOW)
-        ),  # POST: of another model is said that it is not there
+        # POST: it is refused with the reason that there is no such model.
+        "/v2/*": Route((*READING, "POST"), below, "caller", always(_BELOW)),
+    }
+    return {
+        path: replace(route, error_shape=ERROR_SHAPE) if path != "/v2" else route
+        for path, route in routes.items()
     }
 
 
 class _Protocol:
     """What lies below `/v2/models/slipway`, with or without a version."""
 
-    def __init__(self, worker: ModelWorker) -> None:
+    def __init__(self, worker: ModelWorker, translating: OwnThread) -> None:
         self._worker = worker
+        self._translating = translating
         self._known: dict[
             str, tuple[str, Callable[[Request, ServedModel], Awaitable[Response]]]
         ] = {
@@ -156,7 +163,7 @@ class _Protocol:
         settings, manifest, translating = (
             self._worker.settings,
             model.bundle.manifest,
-            self._worker.translating,
+            self._translating,
         )
         asked: list[InferRequest] = []  # without its tensors, which no answer needs
 
@@ -200,3 +207,15 @@ def _head_length(request: Request) -> int | None:
     if not declared.isdigit() or len(declared) > 12:
         raise Refusal("malformed_body", "it is not a number of bytes", field=HEAD_LENGTH)
     return int(declared)
+
+
+def _attach(worker: ModelWorker) -> Hooks:
+    translating = OwnThread("slipway-translate", worker.settings.max_queue)
+
+    async def close() -> None:
+        translating.close()
+
+    return Hooks(routes=protocol_routes(worker, translating), close=close)
+
+
+EXTENSION = Extension("open_inference", _attach)

@@ -9,16 +9,18 @@ import logging
 import os
 import threading
 import time
-from typing import Protocol
+from typing import Annotated
+
+from prometheus_client import Counter, Gauge
+from pydantic import Field
 
 from serving.metrics.service_metrics import ServiceMetrics
 from serving.models.live_model import LiveModel
 from serving.models.model import ServedModel, load_model, read_certified
-from serving.request_log.observers import Observers
 from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.deciding import decide
-from serving.rollout.evidence import Evidence
+from serving.rollout.evidence import SHADOWED, Evidence
 from serving.rollout.first_uses import FirstUses
 from serving.rollout.low_priority import at_low_priority
 from serving.rollout.reports import (
@@ -44,7 +46,8 @@ from serving.rollout.state import (
 )
 from serving.rollout.status import describe
 from serving.rollout.store import prune_unless_commanding, settings_of
-from serving.settings import Settings
+from serving.settings import Section, Settings
+from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
 from slipway.system.malloc import give_back_freed_memory
 
@@ -54,23 +57,60 @@ POLL_S = 0.25
 _REPORT_S = 1.0  # between two reports that differ in counts alone
 
 
-class Served(Protocol):
-    """What a follower needs of the worker whose models it changes."""
+class RolloutSettings(Section):
+    """How a candidate is tried."""
 
-    settings: Settings
-    metrics: ServiceMetrics
-    observers: Observers
-    canary: Canary | None
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = (
+        0.1  # of the requests that a candidate answers copies of
+    )
 
-    @property
-    def model(self) -> ServedModel | None:
-        """The stable model."""
 
-    def make_live(self, model: ServedModel, slot: str) -> LiveModel:
-        """A model with its decoder and queue, which no request goes to yet."""
+class RolloutMetrics:
+    """Counts rollouts and shadowed requests, and shows a canary's share."""
 
-    async def take_over(self, live: LiveModel) -> None:
-        """Let new requests go there, and those in flight finish where they are."""
+    def __init__(self, metrics: ServiceMetrics) -> None:
+        registry = metrics.registry
+        metrics.add_slots("candidate", "shadow")
+        metrics.add_fault_parts("rollout")
+        self._metrics = metrics
+        swaps = Counter(
+            "slipway_swaps",
+            "What became of models that were rolled out.",
+            ["outcome"],
+            registry=registry,
+        )
+        shadowed = Counter(
+            "slipway_shadow",
+            "Copies of requests, by how the candidate answered them.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._swaps = {outcome: swaps.labels(outcome) for outcome in OUTCOMES}
+        self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
+        self._share = Gauge(
+            "slipway_candidate_share",
+            "Share of the requests that a canary answers.",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+
+    def swap(self, outcome: str) -> None:
+        """Count what became of a candidate. The first worker that sees it does."""
+        self._swaps[outcome].inc()
+
+    def shadowed(self, outcome: str) -> None:
+        """Count a copy of a request. Any thread may call it."""
+        self._shadowed[outcome].inc()
+        if outcome in ("agrees", "differs"):
+            self._metrics.answer("shadow")
+
+    def candidate_share(self, share: float) -> None:
+        """Set the share of the requests that a canary answers; 0 if there is none."""
+        self._share.set(share)
+
+    def fault(self) -> None:
+        """Count a reconciliation that failed."""
+        self._metrics.fault("rollout")
 
 
 class _Trial:
@@ -87,13 +127,16 @@ class _Trial:
         self.evidence = Evidence()
 
 
-class Follower:
-    """One worker's part in a rollout. `served` is the worker's ModelWorker."""
+class RolloutReconciler:
+    """Brings one worker to the desired rollout state."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._settings = served.settings
-        self._state_folder = served.settings.state
+    def __init__(self, worker: ModelWorker) -> None:
+        self._worker = worker
+        self._metrics = RolloutMetrics(worker.metrics)
+        self._settings = worker.settings
+        self._state_folder = worker.settings.state
+        self._shadow_share = worker.settings.section(RolloutSettings).shadow_share
+        self._canary: Canary | None = None
         self._rollout = EMPTY
         self._stamp: tuple[int, int] | None = None
         self._stable: Model | None = None  # that is served
@@ -126,16 +169,11 @@ class Follower:
         return settings_of(self._settings, self._stable)
 
     @property
-    def stable_settings(self) -> Settings:
-        """Settings for the stable model, as it is now."""
-        return settings_of(self._settings, self._stable)
-
-    @property
     def is_shadowing(self) -> bool:
         """Whether a candidate answers copies of requests in this worker."""
         return self._trial is not None and self._trial.shadow is not None
 
-    def card(self) -> dict[str, object]:
+    def model_info(self) -> dict[str, object]:
         """What `/model` says of it: which model was rolled out, and that it is served in place of SLIPWAY_BUNDLE."""
         wins_over = str(self._settings.bundle) if self._stable else None
         return {
@@ -171,7 +209,7 @@ class Follower:
 
         Late feedback is judged by today's share, which is no smaller than at the request: that favours the candidate.
         """
-        trial, canary, stable = self._trial, self._served.canary, self._served.model
+        trial, canary, stable = self._trial, self._canary, self._worker.model
         if (
             trial is None
             or trial.live is None
@@ -189,7 +227,7 @@ class Follower:
         """What is rolled out, for the page and `GET /rollout`; reads files, so it belongs on a thread."""
         return describe(read_rollout(self._state_folder), read_reports(self._state_folder))
 
-    async def tick(self) -> None:
+    async def reconcile(self) -> None:
         """Look once, and do what has to be done."""
         if self._look():
             try:
@@ -211,14 +249,15 @@ class Follower:
         await asyncio.to_thread(self._tell)
 
     async def _run(self) -> None:
+        await self._worker.loaded()
         while True:
             try:
-                await self.tick()
+                await self.reconcile()
                 self._failing = ""
             except (
                 Exception
             ) as error:  # a full disk, a state that somebody wrote by hand: the model serves on
-                self._served.metrics.watching.error("rollout")
+                self._metrics.fault()
                 if str(error) != self._failing:
                     self._failing = str(error)
                     is_ours = not isinstance(error, SlipwayError | OSError)
@@ -272,14 +311,14 @@ class Follower:
 
     def _count_and_log(self, what: str, model: str, reason: str) -> None:
         if what in OUTCOMES:
-            self._served.metrics.swap(what)
+            self._metrics.swap(what)
         level = logging.ERROR if what in ("refused", "rolled_back") else logging.INFO
         logger.log(level, "rollout: model %s %s: %s", model, what.replace("_", " "), reason)
 
     async def _follow_stable(self) -> None:
         wanted, revision = self._rollout.stable, self._rollout.revision
         if wanted == self._stable and (
-            self._served.model is not None or revision == self._begun_revision
+            self._worker.model is not None or revision == self._begun_revision
         ):
             return
         if revision == self._tried_revision:
@@ -295,7 +334,7 @@ class Follower:
                 live = trial.live
                 trial.live = None  # it is no candidate any more
             else:
-                live = self._served.make_live(
+                live = self._worker.make_live(
                     await asyncio.to_thread(load_model, settings_of(self._settings, wanted)),
                     "stable",
                 )
@@ -305,8 +344,8 @@ class Follower:
             logger.error("rollout: %s; model %s serves on", self._problem, name_of(self._stable))
             return
         self._stable, self._problem = wanted, ""
-        self._served.canary = None
-        await self._served.take_over(live)
+        self._route_to(None)
+        await self._worker.take_over(live)
         del live
         await asyncio.to_thread(give_back_freed_memory)
 
@@ -329,7 +368,7 @@ class Follower:
         )  # should it end this process, the next one knows by what
         try:
             model = await self._load(candidate)
-            stable = self._served.model
+            stable = self._worker.model
             if stable and not candidate.returns:
                 require_successor(model.bundle.manifest, stable.bundle.manifest, candidate.allowed)
             trial.disagreement = candidate.allowed.disagreement or (
@@ -340,7 +379,7 @@ class Follower:
             if candidate.mode == "canary":
                 path = first_uses_path(self._state_folder, candidate.id)
                 trial.first_uses = await asyncio.to_thread(FirstUses, path, candidate.salt)
-            trial.live = self._served.make_live(model, "candidate")
+            trial.live = self._worker.make_live(model, "candidate")
         except SlipwayError as error:
             trial.phase, trial.reason = "refused", str(error)
         except Exception as error:
@@ -372,31 +411,31 @@ class Follower:
         trial.candidate = candidate
         if candidate.phase != "running" or trial.live is None:
             return
-        if trial.shadow is None and self._settings.shadow_share:
-            count = self._served.metrics.shadowed
-            share, difference = self._settings.shadow_share, candidate.allowed.difference
+        if trial.shadow is None and self._shadow_share:
+            count = self._metrics.shadowed
+            share, difference = self._shadow_share, candidate.allowed.difference
             trial.shadow = Shadow(
                 trial.live, share, candidate.salt, difference, trial.evidence, count
             )
-            self._served.observers.add(trial.shadow)
+            self._worker.observers.add(trial.shadow)
         if trial.first_uses:
-            if self._served.canary is None:
-                self._served.canary = Canary(
-                    trial.live, trial.evidence, candidate.salt, trial.first_uses
-                )
-            self._served.canary.share, self._served.canary.slow_s = (
-                candidate.share,
-                candidate.slow_s,
+            canary = self._canary or Canary(
+                trial.live, trial.evidence, candidate.salt, trial.first_uses
             )
-            self._served.metrics.candidate_share(candidate.share)
+            canary.share, canary.slow_s = candidate.share, candidate.slow_s
+            self._route_to(canary)
+            self._metrics.candidate_share(candidate.share)
+
+    def _route_to(self, canary: Canary | None) -> None:
+        self._canary = self._worker.router = canary
 
     async def _drop(self) -> None:
         """The candidate ends: no request goes there any more, and those inside finish."""
         trial, self._trial = self._trial, None
-        self._served.canary = None
-        self._served.metrics.candidate_share(0)
+        self._route_to(None)
+        self._metrics.candidate_share(0)
         if trial and trial.shadow:
-            self._served.observers.remove(trial.shadow)
+            self._worker.observers.remove(trial.shadow)
             await asyncio.to_thread(trial.shadow.close)
         if trial and trial.live:
             await trial.live.retire()
@@ -404,7 +443,7 @@ class Follower:
             await asyncio.to_thread(give_back_freed_memory)
 
     def _report(self, *, stopped: bool = False) -> Report:
-        trial, model = self._trial, self._served.model
+        trial, model = self._trial, self._worker.model
         evidence = trial.evidence if trial else Evidence()
         latency_s, num_latencies = evidence.stable_latency_s()
         return Report(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from serving.api_docs.schemas import ANYTHING, TEXT
 from serving.http.responses import Refusal, Response, json_response
 from serving.http.routes import Operation, Request, Route, Routes
-from serving.monitoring.feedback import ACCEPTED_TRUTHS
+from serving.monitoring.feedback import ACCEPTED_TRUTHS, Feedback
 from serving.requests.reading import read_json
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle
@@ -35,13 +35,13 @@ _OPERATION = Operation(
 )
 
 
-def routes(worker: ModelWorker) -> Routes:
-    """`/feedback`."""
+def feedback_routes(worker: ModelWorker, taker: Feedback | None) -> Routes:
+    """`/feedback`; `taker` is None if monitoring is off."""
 
     async def feedback(request: Request) -> Response:
         manifest = worker.require_model().bundle.manifest
         settings = worker.settings
-        if worker.feedback is None:
+        if taker is None:
             raise Refusal(
                 "feedback_unavailable", "this service takes no feedback: SLIPWAY_WATCH is false"
             )
@@ -50,7 +50,7 @@ def routes(worker: ModelWorker) -> Routes:
             async with asyncio.timeout(settings.request_timeout_s):
                 body = await read_json(request, settings.max_body_bytes, ACCEPTED_TRUTHS)
                 code, message = "deadline_exceeded", "the feedback was not written down within"
-                status, answer = await worker.feedback.tell(body, manifest)
+                status, answer = await taker.tell(body, manifest)
         except TimeoutError:
             raise Refusal(
                 code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"

@@ -3,6 +3,7 @@
 from pathlib import PurePosixPath
 
 from serving.api_docs.schemas import TEXT
+from serving.extension import Extension, Hooks
 from serving.http.responses import Refusal, Response
 from serving.http.routes import READING, Operation, Request, Route, Routes, always
 from serving.page.site import (
@@ -14,7 +15,6 @@ from serving.page.site import (
     read_site,
     takes_gzip,
 )
-from serving.worker import ModelWorker
 
 _PAGE = Operation("The page for people.", answers={"text/html": TEXT})
 _FILE = Operation(
@@ -25,8 +25,8 @@ _FILE = Operation(
 _FOR_GOOD = ("cache-control", "public, max-age=31536000, immutable")
 
 
-def routes(worker: ModelWorker) -> Routes:
-    """`/` and `/static/*`; both are open, since they hold nothing of the model."""
+def page_routes() -> Routes:
+    """`/` and `/static/*`; both are open, because they hold nothing of the model."""
     site = read_site()
 
     async def index(request: Request) -> Response:
@@ -64,3 +64,6 @@ def _response(
 
 def _header(request: Request, name: bytes) -> str:
     return request.headers.get(name, b"").decode("latin-1")
+
+
+EXTENSION = Extension("page", lambda worker: Hooks(routes=page_routes()))

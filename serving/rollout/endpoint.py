@@ -14,9 +14,9 @@ from serving.http.routes import READING, Operation, Request, Route, Routes, alwa
 from serving.http.strict_json import may_exceed, parse
 from serving.requests.reading import read_json
 from serving.rollout import commands
+from serving.rollout.reconciler import RolloutReconciler
 from serving.rollout.state import Allowed, Mode, Plan
-from serving.settings import ROOT
-from serving.worker import ModelWorker
+from serving.settings import ROOT, Settings
 from slipway.system.contract import Contract
 from slipway.system.errors import LockedError, SlipwayError
 
@@ -83,8 +83,8 @@ class Rollback(Contract):
 class _Orders:
     """Carries out one order at a time on a thread of its own, as it may take minutes: asyncio's few threads are everybody's."""
 
-    def __init__(self, worker: ModelWorker) -> None:
-        self._worker = worker
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-rollout")
         self._last: Future[None] | None = None
 
@@ -94,24 +94,24 @@ class _Orders:
             raise LockedError(
                 "this worker is carrying out another order; GET says what came of it. Wait for it, then try again."
             )
-        self._last = self._thread.submit(_order, self._worker, wanted)
+        self._last = self._thread.submit(_order, self._settings, wanted)
         await asyncio.wrap_future(self._last)
 
 
-def routes(worker: ModelWorker) -> Routes:
+def rollout_routes(settings: Settings, reconciler: RolloutReconciler) -> Routes:
     """`/rollout`."""
-    orders = _Orders(worker)
+    orders = _Orders(settings)
 
     async def rollout(request: Request) -> Response:
         if request.method in READING:
-            return json_response(await asyncio.to_thread(worker.rollout.status))
+            return json_response(await asyncio.to_thread(reconciler.status))
         wanted = _wanted(await read_json(request, _MAX_BYTES, _ACCEPTED))
         try:
             await orders.carry_out(wanted)
         except (SlipwayError, OSError) as error:
             raise Refusal("rollout_refused", str(error)) from None
         # Workers prepare now; GET says when they are done.
-        return json_response(await asyncio.to_thread(worker.rollout.status), 202)
+        return json_response(await asyncio.to_thread(reconciler.status), 202)
 
     return {"/rollout": Route((*READING, "POST"), rollout, "operator", always(_OPERATION))}
 
@@ -146,8 +146,7 @@ def _wanted(body: bytes) -> Proposal | Order | Rollback:
         ) from None
 
 
-def _order(worker: ModelWorker, wanted: Proposal | Order | Rollback) -> None:
-    settings = worker.settings
+def _order(settings: Settings, wanted: Proposal | Order | Rollback) -> None:
     if isinstance(wanted, Order):
         {"promote": commands.promote, "abort": commands.abort, "reset": commands.reset}[
             wanted.command

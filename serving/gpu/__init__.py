@@ -1,0 +1,1 @@
+"""GPU utilisation, memory and temperature: an extension of the service."""
