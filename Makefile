@@ -32,9 +32,9 @@ serve: install ## start the service on 127.0.0.1:3000, with the settings in serv
 release: install ## keep the certified bundle as the reference model of later trainings
 	@python -m slipway.export.release
 
-.PHONY: doctor
-doctor: install ## say where the time of a training step goes, and what would make it shorter
-	@python -m slipway.doctor.doctor
+.PHONY: profile
+profile: install ## show where the time of a training step goes, and propose faster settings
+	@python -m slipway.profiling.profile
 
 .PHONY: ladder
 ladder: install ## measure what each step from a naive training to ZeRO-2 gains here

@@ -21,8 +21,8 @@ import torch
 
 from bench.conditions import conditions
 from bench.ladder_data import NUM_ROWS, pack_images, write_images
-from slipway.doctor.machine import describe_machine
-from slipway.doctor.timed_processes import Measured, Project
+from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
+from slipway.profiling.profile import describe_machine
 from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import TrainingError
@@ -111,8 +111,10 @@ class Ours:
         params = PROJECT.model_copy(
             update={"train": PROJECT.train.model_copy(update={"batch_size": BATCH_SIZE})}
         )
-        project = Project(params, folder / "packed", folder / "augmented", ROOT, SCRATCH / "runs")
-        self._run = Measured(project, name, **train)
+        project = ProfiledProject(
+            params, folder / "packed", folder / "augmented", ROOT, SCRATCH / "runs"
+        )
+        self._run = MeasuredRun(project, name, **train)
 
     def __enter__(self) -> Self:
         self._run.__enter__()

@@ -1,4 +1,4 @@
-"""What every trainer of ours is put together from, for the stage as for the audit and the doctor: one way to make a step."""
+"""What every trainer of ours is put together from, for the stage as for the audit and the profile: one way to make a step."""
 
 from pathlib import Path
 from typing import Any

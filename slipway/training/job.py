@@ -1,6 +1,6 @@
 """What a training is, decided before its first step: where it reads and writes, its data, its network, how it runs.
 
-Everything here is a function of the params, the packed data and the machine. Whatever trains (the stage, the audit, the doctor,
+Everything here is a function of the params, the packed data and the machine. Whatever trains (the stage, the audit, the profile,
 the planner) starts from it.
 """
 

@@ -19,7 +19,7 @@ def test_one_value_is_changed_and_every_other_line_stays() -> None:
 
 
 def test_comments_behind_changed_values_stay() -> None:
-    assert "  compile: true # compare with `make doctor` before you use true" in changed_text(
+    assert "  compile: true # compare with `make profile` before you use true" in changed_text(
         TEXT, {"train.compile": True}
     )
     assert "  encoding: jpeg # or jpeg, only for training images" in changed_text(

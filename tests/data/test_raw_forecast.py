@@ -1,4 +1,4 @@
-"""What the doctor foretells of `precompute` with more workers comes true on a transform that waits."""
+"""The forecast of `precompute` with more workers comes true on a transform that waits."""
 
 import statistics
 import time

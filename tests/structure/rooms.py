@@ -34,7 +34,7 @@ ROOMS: Table = {
     "reports": (*RING_0, "data"),
     "training": _BELOW_TRAINING,
     "planning": _BELOW_EXPORT,
-    "doctor": _BELOW_EXPORT,
+    "profiling": _BELOW_EXPORT,
     "export": (*_BELOW_EXPORT, "drift"),
     "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
     "replay": (*_BELOW_EXPORT, "drift", "export"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipway.config.params import load_params
-from slipway.doctor.timed_processes import Measured, Project
+from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
 from slipway.training.networks.networks import load_network, read_model_card
 from slipway.training.uncertainty.prediction import predict
 from tests.training.conftest import split_of, write_project
@@ -186,7 +186,9 @@ def test_on_a_gpu_nearly_all_of_a_step_is_compute(tmp_path: Path) -> None:
     }
     project = write_project(tmp_path, **settings)
     paths = project / "data/packed", project / "data/augmented", project, project / "scratch"
-    with Measured(Project(load_params(project / "params.yaml"), *paths), "present") as run:
+    with MeasuredRun(
+        ProfiledProject(load_params(project / "params.yaml"), *paths), "present"
+    ) as run:
         run.time_steps()
         rounds = [run.time_steps(synchronised=True) for _ in range(5)]
     shares = [

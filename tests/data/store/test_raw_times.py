@@ -38,8 +38,8 @@ def _samples(count: int, seconds: float = 0.0) -> Iterator[RawSample]:
 
 
 def test_a_slow_transform_is_the_largest_part(write_functions: WriteFunctions) -> None:
-    write_functions("slow_of_the_doctor", {"__init__.py": "", "slow.py": SLOW})
-    name = "slow_of_the_doctor.slow:wait"
+    write_functions("slow_of_the_profile", {"__init__.py": "", "slow.py": SLOW})
+    name = "slow_of_the_profile.slow:wait"
     slow = CONTRACT.model_copy(
         update={"transform": TransformContract(function=name, sha256=code_digest(name))}
     )

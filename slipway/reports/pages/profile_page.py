@@ -1,4 +1,4 @@
-"""What the doctor found, for a terminal and as a page: the account of a step, the bottleneck, and what would make it shorter."""
+"""Training profile for a terminal and as a page: the parts of a step, bottleneck, proposal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,8 +28,8 @@ _PARTS = {
 Report = Mapping[str, Any]
 
 
-def doctor_text(report: Report) -> str:
-    """For a terminal, from what `reports/doctor.json` holds."""
+def profile_text(report: Report) -> str:
+    """Render the content of `reports/profile.json` for a terminal."""
     step, bottleneck = report["account"]["step_ms"], report["bottleneck"]
     blocks = [
         f"step       {_ms(step['median'])} ({_range(step)}), {report['account']['rows_per_second']:,.0f} rows/s, {report['runs_as']}",
@@ -57,8 +57,8 @@ def doctor_text(report: Report) -> str:
     return "\n".join(blocks)
 
 
-def doctor_page(report: Report) -> str:
-    """The whole page."""
+def profile_page(report: Report) -> str:
+    """Render the content of `reports/profile.json` as HTML."""
     sections = [_account_section(report), _proposal_section(report), _loader_section(report)]
     if report["trials"]:
         sections.append(Section("Trials", _trials(report)))
@@ -70,7 +70,7 @@ def doctor_page(report: Report) -> str:
             join(paragraph(note, "soft") for note in [*report["notes"], _PRECISION]),
         )
     )
-    return page("Training doctor", f"{report['runs_as']}; {report['machine']}", sections)
+    return page("Training profile", f"{report['runs_as']}; {report['machine']}", sections)
 
 
 _PRECISION = "Times are medians over rounds, with the lowest and the highest. A gain is how many times as fast a step becomes."

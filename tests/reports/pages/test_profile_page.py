@@ -1,8 +1,8 @@
-"""The doctor's findings as text and as a page."""
+"""Training profile as text and as a page."""
 
 from typing import Any
 
-from slipway.reports.pages.doctor_page import doctor_page, doctor_text
+from slipway.reports.pages.profile_page import profile_page, profile_text
 from slipway.reports.pages.stacked_bars import Bar, stacked_bars
 
 PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
@@ -74,7 +74,7 @@ REPORT: dict[str, Any] = {
             "ratio": None,
             "note": "ended:\n  no",
             "learns_otherwise": False,
-            "expected_gain": None,
+            "expected_gain": 0.0,
         },
     ],
     "proposal": {
@@ -88,8 +88,8 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_the_text_has_what_counts() -> None:
-    text = doctor_text(REPORT)
+def test_profile_text_names_bottleneck_proposal_and_proof() -> None:
+    text = profile_text(REPORT)
     for words in (
         "waiting for the batch",
         "bottleneck reading",
@@ -102,31 +102,31 @@ def test_the_text_has_what_counts() -> None:
     assert "precompute.num_workers: 8 would make it 13.5 s" in text
 
 
-def test_without_a_proposal_both_say_so() -> None:
+def test_profile_without_a_proposal_says_so_in_text_and_page() -> None:
     healthy = {**REPORT, "proposal": None, "proof": None, "raw": None, "trials": []}
-    assert "proposal   none" in doctor_text(healthy)
-    assert "None: nothing that was measured" in doctor_page(healthy)
+    assert "proposal   none" in profile_text(healthy)
+    assert "None: nothing that was measured" in profile_page(healthy)
 
 
-def test_what_could_not_be_measured_is_named() -> None:
+def test_profile_text_gives_the_reason_if_raw_images_were_not_measured() -> None:
     unmeasured = {
         **REPORT["raw"],
         "times": None,
         "note": "not measured: data/split/rows.parquet is missing.",
     }
-    assert "precompute was not measured: data/split/rows.parquet is missing." in doctor_text(
+    assert "precompute was not measured: data/split/rows.parquet is missing." in profile_text(
         {**REPORT, "raw": unmeasured}
     )
 
 
-def test_the_page_escapes_and_loads_nothing() -> None:
-    written = doctor_page(REPORT)
+def test_profile_page_escapes_html_and_loads_nothing() -> None:
+    written = profile_page(REPORT)
     assert "a &lt;b&gt;" in written
     assert "http" not in written
     assert written.count("<svg") == 1
 
 
-def test_bars_are_as_long_as_their_parts() -> None:
+def test_stacked_bars_are_proportional_to_their_parts() -> None:
     drawn = stacked_bars([Bar("one", {"a": 30.0, "b": 10.0}), Bar("two", {"": 20.0})], "ms")
     widths = [float(piece.split('"')[0]) for piece in drawn.split('width="')[1:]]
     assert widths[0] == 3 * widths[1]

@@ -1,6 +1,6 @@
-"""`slipway.doctor.timed_run` with a slow part in its loader path: `python -m tests.doctor.slowed_run KIND FOLDER`.
+"""`slipway.profiling.timed_run` with slow loading: `-m tests.profiling.slowed_run KIND FOLDER`.
 
-`transform`: each sample computes for 20 ms on its way to the loader. `disk`: each stored row is waited for 20 ms.
+KIND `transform` computes 20 ms for each sample; `disk` waits 20 ms for each stored row.
 """
 
 import sys
@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from slipway.data.store.packed import Inputs, PackedSplit
-from slipway.doctor.timed_run import main
+from slipway.profiling.timed_run import main
 from slipway.training.batches.batches import Batch, TrainingBatches
 
 SECONDS = 0.020  # for each sample
 
 
 class SlowTransform:
-    """Batches that cost processor time for every sample."""
+    """Batches that cost processor time for each sample."""
 
     def __init__(self, batches: TrainingBatches) -> None:
         self._batches = batches
@@ -33,7 +33,7 @@ class SlowTransform:
 
 
 class ThrottledRows:
-    """Stored rows on a disk that lets one through every 20 ms."""
+    """Stored rows on a disk that delivers one every 20 ms."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs

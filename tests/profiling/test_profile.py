@@ -1,4 +1,4 @@
-"""The doctor names what was slowed on purpose, and its forecast comes true: on real trainings in real processes."""
+"""The profile finds a deliberately slowed part and forecasts the gain, with real trainings."""
 
 import os
 import sys
@@ -8,14 +8,14 @@ from typing import IO, Any
 import pytest
 
 from slipway.config.params import load_params
-from slipway.doctor.diagnosis import Diagnosis
-from slipway.doctor.doctor import NUM_ROUNDS, examine, prove
-from slipway.doctor.timed_processes import Measured, Project
+from slipway.profiling.measured_run import COMMAND, MeasuredRun, ProfiledProject
+from slipway.profiling.profile import NUM_ROUNDS, profile_project, prove
+from slipway.profiling.report import ProfileReport
 from tests import warm_starts
 from tests.training.conftest import ROOT, write_project
 
 pytestmark = pytest.mark.process
-FOUND_WITHIN = 0.25  # of the gain that was foretold
+TOLERANCE = 0.25  # relative to the expected gain
 
 
 @pytest.fixture(autouse=True)
@@ -25,31 +25,30 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _project(root: Path, kind: str = "", **train: object) -> Project:
+def _project(root: Path, kind: str = "", **train: object) -> ProfiledProject:
     write_project(root, **{"batch_size": 4, **train})
-    command = (
-        [sys.executable, "-m", "tests.doctor.slowed_run", kind]
-        if kind
-        else [sys.executable, "-m", "slipway.doctor.timed_run"]
-    )
+    slowed = (sys.executable, "-m", "tests.profiling.slowed_run", kind)
+    command = slowed if kind else COMMAND
     places = (root / "data/packed", root / "data/augmented", root, root / "scratch")
-    return Project(load_params(root / "params.yaml"), *places, command, _started)
+    return ProfiledProject(load_params(root / "params.yaml"), *places, command, _started)
 
 
 def _started(command: list[str], stdout: IO[str], stderr: IO[str], **_: Any) -> warm_starts.Process:
-    """`python -m MODULE FOLDER` without the seconds that importing takes, five times in a test."""
+    """Run `python -m MODULE FOLDER` in a process that has already imported the libraries."""
     return warm_starts.Process(
         command[2:], Path(), dict(os.environ), stdout.fileno(), stderr.fileno(), new_session=True
     )
 
 
-def _examined(root: Path, kind: str, num_rounds: int = NUM_ROUNDS) -> tuple[Project, Diagnosis]:
+def _profiled(
+    root: Path, kind: str, num_rounds: int = NUM_ROUNDS
+) -> tuple[ProfiledProject, ProfileReport]:
     project = _project(root, kind)
-    return project, examine(project, trials=False, num_rounds=num_rounds)
+    return project, profile_project(project, trials=False, num_rounds=num_rounds)
 
 
-def test_what_was_slowed_is_named_and_its_cure_proposed(tmp_path: Path) -> None:
-    _, found = _examined(tmp_path, "transform", num_rounds=2)
+def test_profile_of_a_slow_transform_names_it_and_proposes_loader_processes(tmp_path: Path) -> None:
+    _, found = _profiled(tmp_path, "transform", num_rounds=2)
     assert found.bottleneck.name == "making batches"
     assert found.bottleneck.share > 0.5
     assert found.proposal is not None
@@ -62,10 +61,10 @@ def test_what_was_slowed_is_named_and_its_cure_proposed(tmp_path: Path) -> None:
     ("kind", "name", "words"),
     [("transform", "making batches", "it computes"), ("disk", "reading", "it waits")],
 )
-def test_a_slow_part_is_named_and_the_gain_of_its_cure_foretold(
+def test_measured_gain_of_the_proposal_matches_the_forecast(
     tmp_path: Path, kind: str, name: str, words: str
 ) -> None:
-    project, found = _examined(tmp_path, kind)
+    project, found = _profiled(tmp_path, kind)
     assert found.bottleneck.name == name
     assert words in found.bottleneck.text
     assert found.bottleneck.share > 0.5
@@ -74,31 +73,31 @@ def test_a_slow_part_is_named_and_the_gain_of_its_cure_foretold(
     proof = prove(project, found.proposal, num_rounds=7)
     print(f"{kind}: expected {proof.expected_gain:.2f}, measured {proof.measured_gain}")
     assert proof.measured_gain.median > 1.3
-    assert abs(proof.error) < FOUND_WITHIN
+    assert abs(proof.error) < TOLERANCE
 
 
 @pytest.mark.nightly(seconds=30)
-def test_a_training_that_nothing_slows_is_bound_by_something_else_than_its_data(
+def test_profile_of_an_unslowed_training_blames_no_part_of_loading(
     tmp_path: Path,
 ) -> None:
     project = _project(tmp_path, batch_size=32)
-    found = examine(project, trials=False)
+    found = profile_project(project, trials=False)
     assert found.bottleneck.name not in ("making batches", "reading", "decoding")
     assert found.proposal is None
 
 
-def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
-    with Measured(_project(tmp_path, batch_size=32), "present") as run:
+def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
+    with MeasuredRun(_project(tmp_path, batch_size=32), "present") as run:
         found = [run.time_steps() for _ in range(3)]
     for each in found:
         assert sum(each.parts_ms.values()) == pytest.approx(each.step_ms, rel=0.01)
 
 
 @pytest.mark.nightly
-def test_communication_of_two_processes_is_told_apart(tmp_path: Path) -> None:
+def test_communication_is_measured_only_with_two_processes(tmp_path: Path) -> None:
     project = _project(tmp_path, batch_size=32, strategy="deepspeed_stage_2", devices=2)
-    with Measured(project, "present") as run:
+    with MeasuredRun(project, "present") as run:
         found = [run.time_steps(synchronised=True) for _ in range(2)]
     assert min(each.parts_ms["communication"] for each in found) > 0.1
-    with Measured(_project(tmp_path / "one", batch_size=32), "present") as run:
+    with MeasuredRun(_project(tmp_path / "one", batch_size=32), "present") as run:
         assert run.time_steps(synchronised=True).parts_ms["communication"] == 0

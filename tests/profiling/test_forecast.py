@@ -1,4 +1,4 @@
-"""What a step would take, from the times of its parts; and what it is bound by."""
+"""Forecast of the step time, bottlenecks, trial candidates and proposals."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from slipway.config.sections import TrainParams
-from slipway.doctor.cures import candidates, find_bottleneck
-from slipway.doctor.forecast import Facts, best_num_workers, expected_step_ms
-from slipway.doctor.loader_times import LoaderTimes
-from slipway.doctor.step_times import PARTS, Clock, Part
+from slipway.profiling.candidates import find_bottleneck, trial_candidates
+from slipway.profiling.forecast import Facts, best_num_workers, expected_step_ms
+from slipway.profiling.loader_times import LoaderTimes
+from slipway.profiling.step_times import PARTS, Clock, Part
 from slipway.training.distributed.strategies import Placement
 from tests.project_params import PROJECT
 
@@ -45,34 +45,34 @@ def _facts(**changes: Any) -> Facts:
     return replace(found, **changes)
 
 
-def test_a_batch_made_in_the_trainer_is_added_to_the_step() -> None:
+def test_batch_made_in_the_trainer_is_added_to_the_step() -> None:
     assert expected_step_ms(_facts(), 0) == 90.0
 
 
 @pytest.mark.parametrize(("num_workers", "expected"), [(1, 80.0), (2, 40.0), (4, 20.0)])
-def test_with_loader_processes_the_slower_of_the_two_decides(
+def test_with_loader_processes_the_slower_side_decides_the_step(
     num_workers: int, expected: float
 ) -> None:
     assert expected_step_ms(_facts(), num_workers) == expected
 
 
-def test_a_step_is_never_shorter_than_what_it_computes() -> None:
+def test_step_is_never_shorter_than_its_compute() -> None:
     assert (
         expected_step_ms(_facts(loader=_loader(batch_ms={0: 4.0, 1: 4.0, 2: 2.0, 4: 1.0})), 2)
         == 10.5
     )
 
 
-def test_processes_that_compute_share_the_cores() -> None:
+def test_trainer_and_loader_processes_share_the_cores() -> None:
     busy = _loader(processor_ms=80.0, batch_ms={0: 80.0, 1: 82.0, 2: 41.0, 4: 41.0})
     assert expected_step_ms(_facts(loader=busy), 4) == (82.0 + 15.0) / 2
 
 
-def test_accumulated_batches_are_all_waited_for() -> None:
+def test_step_waits_for_each_accumulated_batch() -> None:
     assert expected_step_ms(_facts(num_accumulated=3), 4) == 60.0
 
 
-def test_no_more_loader_processes_than_pay() -> None:
+def test_best_num_workers_is_the_fewest_that_come_near_the_shortest_step() -> None:
     assert best_num_workers(_facts()) == 4
     assert best_num_workers(_facts(compute_ms=60.0)) == 2
     assert (
@@ -101,7 +101,7 @@ def _parts(**milliseconds: float) -> dict[Part, float]:
         ({"other": 50.0}, {}, False, "loop"),
     ],
 )
-def test_the_largest_part_is_the_bottleneck(
+def test_bottleneck_is_the_largest_part_of_the_step(
     parts: dict[str, float], loader: dict[str, float], is_jpeg: bool, name: str
 ) -> None:
     assert (
@@ -110,7 +110,7 @@ def test_the_largest_part_is_the_bottleneck(
     )
 
 
-def test_standing_in_line_for_a_core_is_not_waiting_for_a_disk() -> None:
+def test_queueing_for_a_core_does_not_count_as_waiting_for_a_disk() -> None:
     crowded = _loader(processor_ms=35.0, queued_ms=40.0)
     assert not _facts(loader=crowded).loader_waits
     assert _facts(loader=_loader(processor_ms=35.0)).loader_waits
@@ -121,11 +121,14 @@ def _names(placement: Placement, **train: Any) -> set[str]:
     from tests.training.conftest import spec
 
     return {
-        one.name for one in candidates(params, placement, spec().task, num_train=100, num_cores=2)
+        candidate.name
+        for candidate in trial_candidates(
+            params, placement, spec().task, num_train=100, num_cores=2
+        )
     }
 
 
-def test_what_is_tried_fits_the_present_settings() -> None:
+def test_profile_proposes_only_changes_that_apply_to_the_current_settings() -> None:
     single = _names(Placement("single", "32-true", "cpu", 1, 1, None, None, ()))
     assert {
         "precision bf16-mixed, channels_last false",
@@ -141,9 +144,9 @@ def test_what_is_tried_fits_the_present_settings() -> None:
     )
 
 
-def test_a_clock_gives_all_time_to_some_part() -> None:
+def test_clock_assigns_all_time_to_parts() -> None:
     clock = Clock()
     for part in PARTS * 50:
-        clock.ended(part)
+        clock.end(part)
     found = clock.round(10)
     assert sum(found.parts_ms.values()) == pytest.approx(found.step_ms)

@@ -1,0 +1,76 @@
+"""Forecast of the step time with other settings, from measurements of its parts.
+
+A batch that the trainer makes itself is added to the step. Loader processes work in parallel: the
+slower side decides, but if both compete for cores, a step takes at least all their work divided by
+the number of cores.
+"""
+
+from dataclasses import dataclass
+
+from slipway.profiling.loader_times import LoaderTimes
+
+MIN_GAIN = 1.05  # changes that gain less are not worth a line in params.yaml
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Medians over rounds, in milliseconds per optimizer step of one process."""
+
+    step_ms: float
+    data_ms: float  # part of it, waiting for batches
+    compute_ms: float  # a step whose batch is already there
+    compute_processor_ms: float  # processor time of such a step, over all threads
+    loader: LoaderTimes  # per batch
+    num_workers: int
+    num_accumulated: int  # batches per step
+    num_processes: int  # of the training, on this machine
+    num_cores: int
+
+    @property
+    def loader_waits(self) -> bool:
+        """True if a batch mostly waits (for a disk or network) instead of computing."""
+        return waits(self.loader.batch_ms[0], self.loader.processor_ms, self.loader.queued_ms)
+
+    @property
+    def reading_share(self) -> float:
+        """Fraction of a batch's time spent reading stored rows."""
+        return min(1.0, self.loader.read_ms / self.loader.batch_ms[0])
+
+
+def waits(wall_ms: float, processor_ms: float, queued_ms: float) -> bool:
+    """Return True if over half of the time was spent neither computing nor queueing for a core."""
+    return wall_ms - processor_ms - queued_ms > 0.5 * wall_ms
+
+
+def expected_step_ms(
+    facts: Facts, num_workers: int, *, compute_ratio: float = 1.0, saved_ms: float = 0.0
+) -> float:
+    """Predict the step time.
+
+    Args:
+        num_workers: number of loader processes, one of those measured.
+        compute_ratio: compute time of a step as a multiple of the current one.
+        saved_ms: time saved on each batch.
+    """
+    loader, num_batches = facts.loader, facts.num_accumulated
+    compute_ms = facts.compute_ms * compute_ratio
+    if num_workers == 0:
+        is_measured = facts.num_workers == 0
+        inline_ms = facts.data_ms if is_measured else loader.batch_ms[0] * num_batches
+        return max(0.0, inline_ms - saved_ms * num_batches) + compute_ms
+    waiting_ms = max(0.0, loader.batch_ms[num_workers] - saved_ms / num_workers) * num_batches
+    sending_ms = max(0.0, loader.batch_ms[1] - loader.batch_ms[0])
+    work_ms = (loader.processor_ms + sending_ms - saved_ms) * num_batches
+    work_ms += facts.compute_processor_ms * compute_ratio
+    shared_ms = work_ms * facts.num_processes / facts.num_cores
+    return max(waiting_ms, compute_ms + loader.handover_ms * num_batches, shared_ms)
+
+
+def best_num_workers(facts: Facts, *, compute_ratio: float = 1.0, saved_ms: float = 0.0) -> int:
+    """Return the fewest loader processes whose step is within MIN_GAIN of the shortest."""
+    steps = {
+        number: expected_step_ms(facts, number, compute_ratio=compute_ratio, saved_ms=saved_ms)
+        for number in sorted(facts.loader.batch_ms)
+    }
+    shortest = min(steps.values())
+    return next(number for number, step in steps.items() if step <= shortest * MIN_GAIN)

@@ -1,0 +1,145 @@
+"""Content of `reports/profile.json`. Times are medians over rounds, with the range."""
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from slipway.profiling.input_pipeline import InputPipelineProfile
+from slipway.profiling.loader_times import LoaderTimes
+from slipway.profiling.step_times import PARTS, Part, Round
+from slipway.system.contract import Contract
+
+
+class Spread(Contract):
+    """Median and range over rounds."""
+
+    median: float
+    low: float
+    high: float
+
+
+class StepAccount(Contract):
+    """An optimizer step and its parts, in milliseconds."""
+
+    rounds: int
+    step_ms: Spread
+    parts_ms: dict[Part, Spread]
+    rows_per_second: float
+    queued_share: float  # of the step, spent queueing for a core, summed over the trainer's threads
+
+
+class Bottleneck(Contract):
+    """The largest part of a step."""
+
+    name: str  # "reading", "decoding", "making batches", "copy", "compute", "communication", ...
+    share: float  # of the step
+    text: str
+
+
+class TrialResult(Contract):
+    """Compute time of a step with other settings, relative to the current ones."""
+
+    name: str
+    changes: dict[str, Any]  # of the section train
+    ratio: Spread | None  # null if the trial failed; per row for another batch size
+    note: str  # why it failed, or how the learned weights differ
+    learns_otherwise: bool
+    expected_gain: float  # of a whole step, times as fast; 0 if the trial failed
+
+    @property
+    def median_ratio(self) -> float:
+        return self.ratio.median if self.ratio else 1.0
+
+    @property
+    def is_faster(self) -> bool:
+        """True if it was faster in every round: on a busy machine a median is often luck."""
+        return self.ratio is not None and self.ratio.high < 1 and not self.learns_otherwise
+
+
+class SettingsProposal(Contract):
+    """A patch of params.yaml."""
+
+    changes: dict[str, Any]  # by "section.key"
+    expected_step_ms: float
+    expected_gain: float  # times as fast
+    reasons: list[str]
+
+
+class Proof(Contract):
+    """The proposal measured in turns with the current settings."""
+
+    account: StepAccount
+    expected_gain: float
+    measured_gain: Spread
+
+    @property
+    def error(self) -> float:
+        """Measured gain over expected gain, less 1."""
+        return self.measured_gain.median / self.expected_gain - 1
+
+
+class ProfileReport(Contract):
+    """The whole report."""
+
+    machine: str
+    runs_as: str
+    account: StepAccount
+    bottleneck: Bottleneck
+    loader: LoaderTimes
+    raw: InputPipelineProfile | None  # null for tables
+    trials: list[TrialResult]
+    proposal: SettingsProposal | None
+    proof: Proof | None
+    notes: list[str]  # what could not be separated, and other remarks
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Summarise at least one value."""
+    found = list(values)
+    return Spread(median=statistics.median(found), low=min(found), high=max(found))
+
+
+def step_account(
+    rounds: list[Round],
+    batch_size: int,
+    synchronised: list[Round] | None = None,
+    silent: list[Round] | None = None,
+) -> StepAccount:
+    """Summarise rounds of steps.
+
+    Args:
+        rounds: give the step, and its parts unless `synchronised` rounds were measured.
+        silent: rounds of DDP without communication. The extra time of a backward pass over theirs
+            counts as communication.
+    """
+    with_parts = synchronised or rounds
+    parts = {part: spread(each.parts_ms[part] for each in with_parts) for part in PARTS}
+    if silent:
+        backwards = [
+            (each.parts_ms["backward"], other.parts_ms["backward"])
+            for each, other in zip(with_parts, silent, strict=True)
+        ]
+        exposed = spread(max(0.0, full - without) for full, without in backwards)
+        parts["backward"] = spread(min(pair) for pair in backwards)
+        parts["communication"] = spread(
+            each.parts_ms["communication"] + exposed.median for each in with_parts
+        )
+    step = spread(each.step_ms for each in rounds)
+    return StepAccount(
+        rounds=len(rounds),
+        step_ms=step,
+        parts_ms=parts,
+        rows_per_second=batch_size / step.median * 1000,
+        queued_share=statistics.median(each.queued_ms / each.step_ms for each in rounds),
+    )
+
+
+def median_loader(rounds: list[LoaderTimes]) -> LoaderTimes:
+    """Take the median of each field."""
+    names = LoaderTimes.model_fields.keys() - {"batch_ms"}
+    fields = {name: statistics.median(getattr(each, name) for each in rounds) for name in names}
+    batch_ms = {
+        number: statistics.median(each.batch_ms[number] for each in rounds)
+        for number in rounds[0].batch_ms
+    }
+    return LoaderTimes(batch_ms=batch_ms, **fields)
