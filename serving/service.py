@@ -22,7 +22,7 @@ from serving.api_docs.api import predict_method, read_columns, summary
 from serving.app import Application
 from serving.extensions import EXTENSIONS, SECTIONS
 from serving.guard.connections import limit_connections
-from serving.metrics.service_metrics import open_server_directory, tether_to_server
+from serving.metrics.service_metrics import end_with_server, open_server_directory
 from serving.process.draining import drain_on_sigterm
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
 from serving.process.operator_port import OperatorPort
@@ -138,7 +138,7 @@ class Slipway:
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Begin to load the model."""
-        tether_to_server()
+        end_with_server()
         take_short_turns()
         keep_little_freed_memory()
         drain_on_sigterm(worker())

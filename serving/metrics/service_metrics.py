@@ -34,7 +34,7 @@ from serving.metrics.tallies import Count, Distribution, Level, Tally
 from serving.metrics.traffic import traffic
 from serving.models.model import ServedModel
 from slipway.system.files import is_alive
-from slipway.system.parent_death import tether_to
+from slipway.system.parent_death import end_with
 
 STAGES = ("read", "decode", "queue", "infer", "encode")
 FLUSH_S = 0.05  # at most so long a count waits to be written
@@ -335,10 +335,10 @@ def server_started() -> float:
     return float(os.environ.get(_SERVER_STARTED, time.time()))
 
 
-def tether_to_server() -> None:
+def end_with_server() -> None:
     """Called by a worker: it ends with the server that started it, which otherwise leaves it on the port when killed."""
     if _SERVER_DIRECTORY in os.environ:
-        tether_to(int(Path(os.environ[_SERVER_DIRECTORY]).name))
+        end_with(int(Path(os.environ[_SERVER_DIRECTORY]).name))
 
 
 def _enter_server_directory() -> None:

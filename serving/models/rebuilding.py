@@ -1,6 +1,6 @@
 """An engine for this machine, built by a process of its own while the service answers with what it has.
 
-That process is tethered to the worker and nice; nothing of TensorRT's builder is ever loaded into the worker. What it says when it fails,
+That process ends with the worker and runs at low priority; nothing of TensorRT's builder is ever loaded into the worker. What it says when it fails,
 or how it was ended, is the reason that `/model` and the log give.
 """
 
@@ -55,10 +55,10 @@ def _why_not_to_be_served(settings: Settings, model: ServedModel | None) -> str 
 
 async def build(settings: Settings, command: Sequence[str] = COMMAND) -> None:
     """Run the process to its end. EngineError with its last words if it failed, or with the signal that ended it."""
-    tethered = (sys.executable, "-m", "slipway.system.parent_death", str(os.getpid()), *command)
+    guarded = (sys.executable, "-m", "slipway.system.parent_death", str(os.getpid()), *command)
     paths = map(str, (settings.bundle, settings.engine, settings.rebuilt_engine))
     process = await asyncio.create_subprocess_exec(
-        *tethered,
+        *guarded,
         *paths,
         cwd=ROOT,  # where Python finds the library, wherever the service was started
         stdin=asyncio.subprocess.DEVNULL,

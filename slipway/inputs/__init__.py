@@ -1,1 +1,4 @@
-"""Encoded images to pixels and table cells to numbers: the one way, for training and serving."""
+"""Model inputs, shared by training and serving: encoded images to pixels, cells to numbers.
+
+Normalisation is not here: it is part of the exported graph.
+"""

@@ -1,10 +1,12 @@
-"""The one way from a table's row to the numbers a network takes, for training and for serving.
+"""Table rows to network inputs, shared by training and serving.
 
-A column contract is fitted on the training split alone and travels in the bundle: kinds, bounds, categories, means,
-scales and what stands for a missing value. `read_row` refuses what the contract does not allow, under the name of a rule;
-`encode` turns typed columns into one float32 matrix. A value such as the data never had (a new category, a missing value where none
-was missing) is refused, never guessed. Where only rows outside the training split lack values (or have categories of their own), the
-network could not learn a sign for it: they take the place of the training rows' median, or of their commonest category.
+A column contract is fitted on the training split and stored in the bundle: kinds, bounds,
+categories, means, scales and replacements for missing values. `read_row` refuses values that the
+contract does not allow, under the name of a rule; `encode` turns typed columns into one float32
+matrix. Values unlike the data (a new category, a missing value in a complete column) are refused,
+never guessed. If only rows outside the training split lack values or have new categories, the
+network could not learn an indicator for them: they become the median, or the commonest category,
+of the training rows.
 """
 
 import math
@@ -22,50 +24,50 @@ from slipway.system.contract import Contract
 from slipway.system.errors import CellError
 
 Kind = Literal["number", "category", "boolean", "date"]
-MAX_TEXT = 256  # characters of a category
+MAX_CATEGORY_LENGTH = 256
 _SECONDS_PER_DAY = 86400
 _SHOWN_CATEGORIES = 8
 _BLOCK_ROWS = 1 << 14
 
 
 class ColumnType(Contract):
-    """What a column holds, inferred or as the user says."""
+    """Type of a column, inferred or set by the user."""
 
     name: str
     kind: Kind
     required: bool  # a missing value is refused
-    min: float | None  # for numbers: smaller ones are refused
+    min: float | None  # smaller numbers are refused
     max: float | None
 
 
 class Column(ColumnType):
-    """A column as it was fitted on the training split."""
+    """A column as fitted on the training split."""
 
-    has_missing: bool  # training rows lack values here (or have unknown ones): a missing one is allowed and has a sign of its own
-    categories: list[str]  # by code - 1, code 0 is missing or unknown; empty for other kinds
-    mean: float  # of the numbers (dates: days since 1970 UTC; booleans: 0 and 1); 0 for categories
+    # Training rows have missing or unknown values: they are allowed and have an indicator.
+    has_missing: bool
+    categories: list[str]  # by code - 1; code 0 is missing or unknown
+    mean: float  # dates: days since 1970 UTC; booleans: 0 and 1; 0 for categories
     std: float  # above 0; 1 for categories
-    fill: float  # the median: what a missing value becomes; 0 for categories
-    quantiles: list[
-        float
-    ]  # increasing, of numbers and dates, in the column's own unit; a network may cut its range there
-    # Only rows outside the training split lack values here: a missing (or unknown) one is allowed and becomes `fill`, or code 1.
+    fill: float  # the median, which replaces missing values; 0 for categories
+    quantiles: list[float]  # increasing, of numbers and dates, for networks that bin their inputs
+    # Only rows outside the training split have missing or unknown values: these become `fill`, or
+    # code 1.
     imputed: bool = False
 
     @property
     def takes_missing(self) -> bool:
-        """Whether a missing value, or a category that is not in `categories`, is allowed."""
+        """True if missing values and unknown categories are allowed."""
         return self.has_missing or self.imputed
 
     @cached_property
     def codes(self) -> dict[str, int]:
-        """The code of each category, from 1."""
+        """Code of each category, from 1."""
         return {category: position for position, category in enumerate(self.categories, start=1)}
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """A contract as arrays, so that a row is encoded with the same few calls whatever the number of its columns."""
+class ColumnLayout:
+    """A contract as arrays: encoding takes the same few calls for any number of columns."""
 
     names: list[str]  # of the numbers, booleans and dates
     fills: NDArray[np.float64]  # (numeric,) like the next two
@@ -76,47 +78,47 @@ class _Layout:
 
 
 class ColumnContract(Contract):
-    """What a network takes: float32, laid out (rows, width).
+    """Input of a table network: (rows, width) float32.
 
-    First one standardised value for each number, boolean and date, in the order of `columns`; then 0 or 1 for each of these that
-    `has_missing`, 1 where it is missing; then the code of each category, a whole number from 0 to len(categories).
+    First the standardised value of each number, boolean and date, in the order of `columns`; then
+    for each of these with `has_missing` an indicator, 1 if missing; then the code of each category,
+    an integer from 0 to len(categories).
     """
 
     kind: Literal["columns"]
     columns: list[Column]
-    # Other columns of the training table, but for the target: a row may have them, with any value.
+    # Other columns of the training table except the target: rows may have them, with any value.
     ignored: list[str] = Field(default_factory=list)  # absent from older bundles
 
     @cached_property
     def accepted(self) -> frozenset[str]:
-        """Every name that a row may have."""
+        """Names that a row may have."""
         return frozenset([*(column.name for column in self.columns), *self.ignored])
 
     @property
     def numeric(self) -> list[Column]:
-        """Numbers, booleans and dates, in the order of their values."""
+        """Numbers, booleans and dates, in input order."""
         return [column for column in self.columns if column.kind != "category"]
 
     @property
     def indicated(self) -> list[Column]:
-        """Those of `numeric` that have an indicator, in its order."""
+        """Columns of `numeric` with an indicator, in the same order."""
         return [column for column in self.numeric if column.has_missing]
 
     @property
     def categorical(self) -> list[Column]:
-        """Categories, in the order of their codes."""
+        """Categories, in input order."""
         return [column for column in self.columns if column.kind == "category"]
 
     @property
     def shape(self) -> tuple[int]:
-        """(width,) of one row."""
+        """(width,)"""
         return (len(self.layout.names) + len(self.layout.indicated) + len(self.layout.categorical),)
 
     @cached_property
-    def layout(self) -> _Layout:
-        """What `encode` takes of it."""
+    def layout(self) -> ColumnLayout:
         numeric = self.numeric
-        return _Layout(
+        return ColumnLayout(
             names=[column.name for column in numeric],
             fills=np.array([column.fill for column in numeric], np.float64),
             means=np.array([column.mean for column in numeric], np.float64),
@@ -127,26 +129,23 @@ class ColumnContract(Contract):
 
     @property
     def dtype(self) -> type[np.float32]:
-        """Of the encoded rows."""
         return np.float32
 
 
-Cell = (
-    float | str | None
-)  # a typed value: category as text, everything else as a number; None is missing
+Cell = float | str | None  # a category as text, anything else as a number; None is missing
 
 
 def listed_rows(content: Mapping[str, Any]) -> list[Any] | None:
-    """The rows of an object whose only key is `rows`, with a list; None for one that is a row itself."""
+    """Return the list of an object whose only key is `rows`; None for an object that is a row."""
     rows = content.get("rows")
     return rows if list(content) == ["rows"] and isinstance(rows, list) else None
 
 
 def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell]:
-    """The typed cells of one JSON object; CellError naming the column and the rule that it breaks.
+    """Read the typed cells of one JSON object; CellError with the column and the broken rule.
 
-    Numbers are JSON numbers, categories strings, booleans true and false, dates ISO 8601 strings. null, or no key at all, is missing.
-    Columns that training ignored are ignored here, too.
+    Categories are strings, dates ISO 8601 strings; null or an absent key is a missing value.
+    Columns that training ignored are ignored here too.
     """
     for name in row:
         if name not in contract.accepted:
@@ -158,7 +157,7 @@ def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell
 
 
 def read_cell(value: Any, column: Column) -> Cell:
-    """One JSON value as a typed cell; CellError if the column does not take it."""
+    """Read one JSON value as a typed cell; CellError if the column does not allow it."""
     if value is None or (isinstance(value, str) and not value.strip()):
         if column.required or not column.takes_missing:
             raise CellError(
@@ -186,19 +185,16 @@ def read_cell(value: Any, column: Column) -> Cell:
 def encode(
     columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: ColumnContract
 ) -> NDArray[np.float32]:
-    """(rows, width) float32 from typed columns: lists of cells, or float64 arrays with NaN where a number is missing.
+    """(rows, width) float32 from columns: lists of cells, or float64 arrays with NaN for missing.
 
-    CellError if a value is beyond float32's range once it is standardised.
+    CellError if a standardised value exceeds the range of float32.
     """
     num_rows = len(columns[contract.columns[0].name]) if contract.columns else 0
     encoded = np.empty((num_rows, *contract.shape), np.float32)
-    for begin in range(
-        0, num_rows, _BLOCK_ROWS
-    ):  # what lies between is in 64 bits: never of all rows at once
+    for begin in range(0, num_rows, _BLOCK_ROWS):  # float64 intermediates of all rows need memory
         block = slice(begin, begin + _BLOCK_ROWS)
-        numbers = [
-            np.array(columns[name][block], np.float64) for name in contract.layout.names
-        ]  # None becomes NaN
+        # None becomes NaN.
+        numbers = [np.array(columns[name][block], np.float64) for name in contract.layout.names]
         codes = [
             _codes(columns[column.name][block], column) for column in contract.layout.categorical
         ]
@@ -209,7 +205,7 @@ def encode(
 def encode_rows(
     rows: Sequence[Mapping[str, Cell]], contract: ColumnContract
 ) -> NDArray[np.float32]:
-    """(rows, width) float32 from what `read_row` gave."""
+    """(rows, width) float32 from rows read by `read_row`."""
     encoded = np.empty((len(rows), *contract.shape), np.float32)
     numbers = [[row[name] for row in rows] for name in contract.layout.names]
     codes = [
@@ -220,22 +216,20 @@ def encode_rows(
 
 
 def _hint(name: str, known: set[str]) -> str:
-    """By letters in any case alone: it costs no more than the list of names, whatever was sent."""
-    meant = (
-        sorted(column for column in known if column.strip().lower() == name.strip().lower())
-        if len(name) <= MAX_TEXT
-        else []
-    )
-    return f"; did you mean {meant[0]!r}?" if meant else f", expected {', '.join(sorted(known))}"
+    """Suggest a column whose name differs only in case; cheap for any text that callers send."""
+    for column in sorted(known):
+        if len(name) <= MAX_CATEGORY_LENGTH and column.strip().lower() == name.strip().lower():
+            return f"; did you mean {column!r}?"
+    return f", expected {', '.join(sorted(known))}"
 
 
 def _fill(
     encoded: NDArray[np.float32],
     numbers: Sequence[Sequence[Cell] | NDArray[np.float64]],
     codes: Sequence[NDArray[np.float32]],
-    layout: _Layout,
+    layout: ColumnLayout,
 ) -> None:
-    """Write (rows, width) from the rows of each number, None or NaN where one is missing, and of each category."""
+    """Fill (rows, width) from the values of each number (None or NaN if missing) and category."""
     end = len(numbers)
     matrix = np.array(numbers, np.float64).reshape(end, len(encoded)).T  # (rows, numeric)
     missing = np.isnan(matrix)
@@ -255,31 +249,27 @@ def _fill(
 
 
 def days_since_1970(moment: datetime) -> float:
-    """A date as a number; without a time zone it is UTC."""
+    """Convert a date to a number; without a time zone it is UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return moment.timestamp() / _SECONDS_PER_DAY
 
 
 def read_date(text: str) -> float:
-    """Days since 1970 UTC from ISO 8601; ValueError if it is none."""
+    """Days since 1970 UTC from ISO 8601 text; ValueError for other text."""
     return days_since_1970(datetime.fromisoformat(text.strip()))
 
 
 def _codes(cells: Sequence[Cell] | NDArray[Any], column: Column) -> NDArray[np.float32]:
-    unknown = (
-        0 if column.has_missing else 1
-    )  # without it only imputed columns come here with an unknown one
-    return np.array(
-        [unknown if cell is None else column.codes.get(str(cell), unknown) for cell in cells],
-        dtype=np.float32,
-    )
+    unknown = 0 if column.has_missing else 1  # 1: an imputed column
+    codes = [unknown if cell is None else column.codes.get(str(cell), unknown) for cell in cells]
+    return np.array(codes, dtype=np.float32)
 
 
 def _typed(value: Any, column: Column) -> float | str:
     if column.kind == "category" and isinstance(value, str):
         text = value.strip()
-        if len(text) <= MAX_TEXT:
+        if len(text) <= MAX_CATEGORY_LENGTH:
             return text
     elif column.kind == "boolean" and isinstance(value, bool):
         return float(value)
@@ -294,20 +284,24 @@ def _typed(value: Any, column: Column) -> float | str:
             return read_date(value if isinstance(value, str) else value.isoformat())
         except (ValueError, OverflowError):
             pass
-    shown = (
-        repr(value[:80]) if isinstance(value, str) else str(value)[:80]
-    )  # in quotes what is text, and nothing else
-    if isinstance(value, str) and _would_fit(value, column):
-        shown = f"the text {shown}"  # quotes alone are easily overlooked
+    shown = str(value)[:80]
+    if isinstance(value, str):
+        shown = repr(value[:80])
+        if _would_fit(value, column):
+            shown = f"the text {shown}"  # quotes are easily overlooked
     raise CellError("type_violation", column.name, f"found {shown}, expected {_expected(column)}")
 
 
 def _would_fit(text: str, column: Column) -> bool:
-    """Whether it is a number, or a boolean, that came as text."""
+    """Return True for the text of a number or boolean that the column would allow."""
     if column.kind == "boolean":
         return text.strip().lower() in ("true", "false")
     try:
-        return column.kind == "number" and len(text) <= MAX_TEXT and math.isfinite(float(text))
+        return (
+            column.kind == "number"
+            and len(text) <= MAX_CATEGORY_LENGTH
+            and math.isfinite(float(text))
+        )
     except ValueError:
         return False
 
@@ -322,7 +316,8 @@ def _float(value: int | float) -> float:
 def _expected(column: Column) -> str:
     if column.kind == "category":
         shown = ", ".join(column.categories[:_SHOWN_CATEGORIES])
-        return f"one of {len(column.categories)} categories: {shown}{', ...' * (len(column.categories) > _SHOWN_CATEGORIES)}"
+        more = ", ..." if len(column.categories) > _SHOWN_CATEGORIES else ""
+        return f"one of {len(column.categories)} categories: {shown}{more}"
     if column.kind == "boolean":
         return "true or false"
     if column.kind == "date":

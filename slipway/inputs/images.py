@@ -1,9 +1,8 @@
-"""The one way from encoded bytes to pixels, for training and for serving.
+"""Image decoding and resizing, shared by training and serving, so both see identical pixels.
 
-The same code decodes in both, so both see the same pixels, bit for bit: libjpeg-turbo straight into an array for an upright JPEG
-without a flaw, libspng for a plain PNG, Pillow for everything else and for every doubt. Where
-two can decode, their pixels are equal.
-Normalisation is not here: it is inside the exported graph.
+libjpeg-turbo decodes intact upright JPEGs and libspng plain PNGs straight into arrays; Pillow
+decodes everything else and every doubtful file. If two decoders accept a file, their pixels are
+equal.
 """
 
 import io
@@ -20,31 +19,16 @@ from slipway.system.contract import Contract
 from slipway.system.errors import ImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
-MAX_PIXELS = (
-    2**30 // 4 // 3
-)  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
-UNKNOWN = "not a readable image"  # how the detail begins where the bytes are of no format
-_FORMAT_OF = {"MPO": "JPEG"}  # a JPEG with further pictures behind it, as telephones write it
-_MOST_OF_16_BITS = 65535
+MAX_PIXELS = 2**30 // 4 // 3  # Pillow warns above this and refuses twice as many
+UNKNOWN = "not a readable image"  # start of the detail if no decoder knows the format
+_FORMAT_OF = {"MPO": "JPEG"}  # a JPEG followed by further pictures, as phones write it
+_MAX_UINT16 = 65535
 _JPEG, _START_OF_SCAN, _METADATA = b"\xff\xd8", b"\xda", b"\xe1"
-_PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # others (CMYK, YCCK) are Pillow's
-_PLAIN_SUBSAMPLINGS = (
-    "444",
-    "422",
-    "420",
-    "440",
-    "411",
-)  # the chroma of others may be beyond libjpeg-turbo, whose luma is not
-_ORIENTATION = 0x0112  # the tag of EXIF
-_PLAIN_MODES = (
-    "1",
-    "L",
-    "LA",
-    "RGB",
-    "RGBA",
-    "I",
-    "I;16",
-)  # Pillow converts each of them to grey and RGB
+_PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # Pillow decodes others (CMYK, YCCK)
+# libjpeg-turbo may fail to decode the chroma of other subsamplings.
+_PLAIN_SUBSAMPLINGS = ("444", "422", "420", "440", "411")
+_ORIENTATION = 0x0112  # EXIF tag
+_PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "I;16")  # Pillow converts these to L and RGB
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -54,14 +38,14 @@ _RESAMPLING = {
 
 
 class TransformContract(Contract):
-    """A function of the user's that is part of the preprocessing, and the code it was run with."""
+    """A user function that is part of preprocessing, and the digest of its code."""
 
     function: str  # "package.module:function"
     sha256: str  # hex digest of its code
 
 
 class ImageContract(Contract):
-    """What a network takes: uint8 pixels in [0, 255], laid out (rows, size_px, size_px, channels)."""
+    """Input of an image network: (rows, size_px, size_px, channels) uint8 in [0, 255]."""
 
     kind: Literal["images"]
     size_px: int
@@ -69,41 +53,38 @@ class ImageContract(Contract):
     resize_mode: Literal["stretch", "crop", "pad"]
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
     max_pixels: int
-    transform: (
-        TransformContract | None
-    )  # a function of the user's on each decoded image; null for none
+    transform: TransformContract | None  # user function applied to each decoded image
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of one image."""
+        """(height, width, channels)"""
         return (self.size_px, self.size_px, self.channels)
 
     @property
     def dtype(self) -> type[np.uint8]:
-        """Of the pixels."""
         return np.uint8
 
 
-class Decoded(NamedTuple):
-    """An image as Pillow holds it, upright, and what its file said of itself."""
+class DecodedImage(NamedTuple):
+    """An upright Pillow image and metadata of its file."""
 
     image: Image.Image  # of mode 1, L, LA, RGB, RGBA, I or I;16
     image_format: str  # one of FORMATS
-    orientation: int  # of EXIF, 1 to 8; the image has been turned by it already
+    orientation: int  # EXIF, 1 to 8; already applied to the image
 
 
 def decode_image(payload: bytes, max_pixels: int) -> Image.Image:
-    """Decode every pixel of an image and turn it upright by its EXIF orientation.
+    """Decode every pixel of an image and rotate it upright by its EXIF orientation.
 
     Raises ImageError with the rule `empty`, `undecodable`, `truncated` or `pixel_bomb`; the size is
     checked before any pixel is decoded.
     """
-    pixels = _decode_plain(payload, max_pixels)
+    pixels = _decode_fast(payload, max_pixels)
     return decode_with_pillow(payload, max_pixels).image if pixels is None else _as_image(pixels)
 
 
-def _decode_plain(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
-    """(H, W) grey, (H, W, 3) RGB or (H, W, 4) RGBA pixels, alpha 255, of what others than Pillow read; ImageError as in `decode_image`."""
+def _decode_fast(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
+    """(H, W) grey, (H, W, 3) RGB or (H, W, 4) RGBA with alpha 255; None if Pillow must decode."""
     pixels = decode_plain_png(payload, max_pixels)
     return decode_jpeg(payload, max_pixels) if pixels is None else pixels
 
@@ -111,34 +92,34 @@ def _decode_plain(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
 def _as_image(pixels: NDArray[np.uint8]) -> Image.Image:
     if pixels.ndim == 2 or pixels.shape[2] == 3:
         return Image.fromarray(pixels)
-    # Pillow holds four bytes for each RGB pixel, too: this is one copy, less than half of what fromarray takes from three.
+    # Pillow also stores 4 bytes per RGB pixel: one copy, in less than half of fromarray's time.
     return Image.frombytes("RGB", (pixels.shape[1], pixels.shape[0]), pixels, "raw", "RGBX")
 
 
 class PixelBuffer:
-    """Memory for one decoded image after the other: fresh memory for each costs a twentieth of the decoding."""
+    """Reusable memory for decoded images: allocating it each time costs 5 % of decoding."""
 
     def __init__(self) -> None:
         self._memory = bytearray()
 
     def of(self, num_bytes: int) -> bytearray:
-        """At least so many bytes, whose content is of no worth."""
+        """Return at least `num_bytes` bytes with arbitrary content."""
         if len(self._memory) < num_bytes:
             self._memory = bytearray(num_bytes)
         return self._memory
 
 
 class JpegHeader(NamedTuple):
-    """What libjpeg-turbo says of an upright JPEG before any pixel is decoded."""
+    """Header of an upright JPEG, read before any pixel is decoded."""
 
     width: int
     height: int
     is_grey: bool
-    has_luma: bool  # its colours are stored as luma and chroma, and these can be decoded
+    has_luma: bool  # stored as luma and chroma that libjpeg-turbo can decode
 
 
 def read_jpeg_header(payload: bytes, max_pixels: int) -> JpegHeader | None:
-    """None where `decode_with_pillow` is to be asked: no JPEG, not upright, of unusual colours, or damaged.
+    """Read the header; None if Pillow must decode: no JPEG, rotated, unusual colours, damaged.
 
     Raises ImageError with the rule `pixel_bomb`.
     """
@@ -159,10 +140,10 @@ def read_jpeg_header(payload: bytes, max_pixels: int) -> JpegHeader | None:
 def decode_jpeg(
     payload: bytes, max_pixels: int, buffer: PixelBuffer | None = None
 ) -> NDArray[np.uint8] | None:
-    """(H, W) grey or (H, W, 4) RGBA pixels, alpha 255, of an upright JPEG without a flaw; None: ask `decode_with_pillow`.
+    """(H, W) grey or (H, W, 4) RGBA with alpha 255 of an intact upright JPEG.
 
-    It refuses whatever libjpeg-turbo as much as warns of; Pillow then decides, and names the rule. With `buffer` the pixels
-    are written into it, and valid until its next use. Raises ImageError with the rule `pixel_bomb`.
+    None for any file that libjpeg-turbo warns about: Pillow then decodes it or names the rule. With
+    `buffer` the pixels are valid until its next use. Raises ImageError with the rule `pixel_bomb`.
     """
     header = read_jpeg_header(payload, max_pixels)
     return None if header is None else decode_jpeg_pixels(payload, header, buffer)
@@ -171,21 +152,19 @@ def decode_jpeg(
 def decode_jpeg_pixels(
     payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None
 ) -> NDArray[np.uint8] | None:
-    """`decode_jpeg` of the JPEG with this `header`."""
-    return (
-        decode_jpeg_grey(payload, header, buffer)
-        if header.is_grey
-        else _decode(payload, header, "RGBA", 4, buffer)
-    )
+    """Decode as `decode_jpeg` does, with a `header` already read."""
+    if header.is_grey:
+        return decode_jpeg_grey(payload, header, buffer)
+    return _decode(payload, header, "RGBA", 4, buffer)
 
 
 def decode_jpeg_grey(
     payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None
 ) -> NDArray[np.uint8] | None:
-    """(H, W) luma of the JPEG with this `header`, or None as in `decode_jpeg`, and for the same payloads.
+    """(H, W) luma, or None for the same payloads as `decode_jpeg`.
 
-    All that is stored is read, but of the chroma no pixel is computed. With rounding, 0.299 R + 0.587 G + 0.114 B of the
-    decoded colours is this very luma, except where a colour was cut off at 0 or 255.
+    Reads the whole file but computes no chroma. Up to rounding it equals 0.299 R + 0.587 G +
+    0.114 B of the decoded colours, unless a colour was clipped at 0 or 255.
     """
     pixels = _decode(payload, header, "GRAY", 1, buffer)
     return None if pixels is None else pixels[:, :, 0]
@@ -202,18 +181,18 @@ def _decode(
     return pixels
 
 
-def decode_with_pillow(payload: bytes, max_pixels: int) -> Decoded:
-    """Any image of FORMATS, every pixel decoded and turned upright; ImageError as in `decode_image`."""
+def decode_with_pillow(payload: bytes, max_pixels: int) -> DecodedImage:
+    """Decode any image of FORMATS as `decode_image` does, with its metadata."""
     image = _open(payload, max_pixels)
     image_format = _FORMAT_OF.get(str(image.format), str(image.format))
     try:
         orientation, upright = _upright(image, image_format)
-    except MemoryError:  # says nothing about the image
+    except MemoryError:  # not the image's fault
         raise
     except Exception as error:
         raise ImageError(
             "truncated",
-            f"{image_format} of {image.width}x{image.height} breaks off or is damaged: {error}",
+            f"{image_format} of {image.width}x{image.height} is truncated or damaged: {error}",
         ) from error
     _check_range(upright)
     try:
@@ -225,14 +204,12 @@ def decode_with_pillow(payload: bytes, max_pixels: int) -> Decoded:
             f"{image_format} with pixels of mode {upright.mode}, which cannot become RGB: {error}"
         )
         raise ImageError("undecodable", detail) from error
-    return Decoded(plain, image_format, orientation)
+    return DecodedImage(plain, image_format, orientation)
 
 
 def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
-    """The orientation that the file says, and the image turned by it."""
-    if (
-        image_format == "TIFF"
-    ):  # Pillow itself turns a TIFF when it loads the pixels, and forgets the tag
+    """Return the file's orientation and the image rotated by it."""
+    if image_format == "TIFF":  # Pillow rotates a TIFF when it loads it, and drops the tag
         orientation = image.getexif().get(_ORIENTATION, 1)
         image.load()
         return orientation, image
@@ -242,29 +219,29 @@ def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
 
 
 def _check_range(image: Image.Image) -> None:
-    """A wide integer has no fixed range, either: to cut it off at 16 bits would make other pictures of some."""
+    """Refuse integers beyond 16 bits: clipping them would change the picture."""
     if image.mode != "I":
         return
     low, high = np.asarray(image).min(), np.asarray(image).max()
-    if low < 0 or high > _MOST_OF_16_BITS:
+    if low < 0 or high > _MAX_UINT16:
         raise ImageError(
             "undecodable",
-            f"its pixels are integers from {low} to {high}; expected 8 or 16 bits without a sign",
+            f"its pixels are integers from {low} to {high}; expected unsigned 8 or 16 bits",
         )
 
 
 def _in_plain_mode(image: Image.Image) -> Image.Image:
-    """The image in one of _PLAIN_MODES; ValueError, or an error of Pillow's own, if it has none."""
+    """Convert to one of _PLAIN_MODES; raises ValueError or an error of Pillow if impossible."""
     if image.mode in _PLAIN_MODES and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I"):  # 16 bits in another byte order, or with a transparent value
+    if image.mode.startswith("I"):  # other byte order, or a transparent value
         return Image.fromarray(np.asarray(image).astype(np.uint16))
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-        # Optimised, it would interpolate in a table and be some levels off.
+        # The optimised transform interpolates in a table and is some levels off.
         exact = ImageCms.buildTransform(lab, srgb, "LAB", "RGB", flags=ImageCms.Flags.NOOPTIMIZE)
         return exact.apply(image)
-    if image.mode == "La":  # Pillow converts it to nothing else
+    if image.mode == "La":  # Pillow has no other conversion
         return image.convert("LA")
     if image.mode in ("P", "PA") and image.palette is None:
         raise ValueError("it has no palette before its pixels")
@@ -290,7 +267,8 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
     if image.mode == "F":
         raise ImageError(
             "undecodable",
-            "its pixels are floating-point numbers, which have no fixed range; expected 8- or 16-bit integers",
+            "its pixels are floating-point numbers, which have no fixed range; "
+            "expected 8- or 16-bit integers",
         )
     _check_size(*image.size, max_pixels)
     return image
@@ -302,7 +280,10 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _is_upright(payload: bytes) -> bool:
-    """Whether a JPEG says nothing of an orientation, or that it is upright. EXIF and XMP are in segments before the first scan."""
+    """Return True for a JPEG without orientation or with the upright one.
+
+    EXIF and XMP are in segments before the first scan.
+    """
     position = 2
     while payload[position : position + 1] == b"\xff":
         marker = payload[position + 1 : position + 2]
@@ -311,14 +292,13 @@ def _is_upright(payload: bytes) -> bool:
         if marker == _METADATA:
             return _orientation_is_upright(payload)
         position += 2 + int.from_bytes(payload[position + 2 : position + 4])
-    return False  # an unusual header: Pillow reads it
+    return False  # unusual header
 
 
 def _orientation_is_upright(payload: bytes) -> bool:
     try:
-        return bool(
-            Image.open(io.BytesIO(payload), formats=["JPEG"]).getexif().get(_ORIENTATION, 1) == 1
-        )
+        exif = Image.open(io.BytesIO(payload), formats=["JPEG"]).getexif()
+        return bool(exif.get(_ORIENTATION, 1) == 1)
     except MemoryError:
         raise
     except Exception:
@@ -328,35 +308,29 @@ def _orientation_is_upright(payload: bytes) -> bool:
 def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8]:
     """(size_px, size_px, channels) uint8 in [0, 255] from a decoded image of any mode and size."""
     resized = _fit(flatten(image, contract.channels), contract)
-    return np.frombuffer(resized.tobytes(), dtype=np.uint8).reshape(
-        contract.shape
-    )  # asarray does the same, and more
+    return np.frombuffer(resized.tobytes(), dtype=np.uint8).reshape(contract.shape)
 
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:
-    """Encoded image to (size_px, size_px, channels) uint8; ImageError if it cannot be read."""
+    """(size_px, size_px, channels) uint8 from an encoded image; ImageError if unreadable."""
     return array_and_values(payload, contract)[0]
 
 
 def array_and_values(
     payload: bytes, contract: ImageContract
 ) -> tuple[NDArray[np.uint8], user_function.Values]:
-    """The same array, and what the contract's transform found on the image; {} without one.
+    """Return the array and the values of the contract's transform ({} without one).
 
-    ImageError with the rule `transform_failed` if it fails on this image.
+    ImageError with the rule `transform_failed` if the transform fails on this image.
     """
-    pixels = _decode_plain(payload, contract.max_pixels)
-    if (
-        contract.transform is None
-        and pixels is not None
-        and (array := _as_it_is(pixels, contract)) is not None
-    ):
-        return array, {}
-    image = (
-        decode_with_pillow(payload, contract.max_pixels).image
-        if pixels is None
-        else _as_image(pixels)
-    )
+    pixels = _decode_fast(payload, contract.max_pixels)
+    if pixels is None:
+        image = decode_with_pillow(payload, contract.max_pixels).image
+    else:
+        array = None if contract.transform else _exact_size(pixels, contract)
+        if array is not None:
+            return array, {}
+        image = _as_image(pixels)
     if contract.transform is None:
         return image_array(image, contract), {}
     made, values = user_function.run(contract.transform.function, contract.transform.sha256, image)
@@ -365,12 +339,15 @@ def array_and_values(
     except MemoryError:
         raise
     except Exception as error:
-        detail = f"{contract.transform.function} returned an image of mode {made.mode}, which cannot become RGB: {error}"
+        detail = (
+            f"{contract.transform.function} returned an image of mode {made.mode}, which cannot "
+            f"become RGB: {error}"
+        )
         raise ImageError("transform_failed", detail) from error
 
 
-def _as_it_is(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8] | None:
-    """What `image_array` would give, where nothing is to be resized or converted: an image object takes longer than small pixels."""
+def _exact_size(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8] | None:
+    """Return the array if no resizing or conversion is needed, without a slow Pillow image."""
     size = (contract.size_px, contract.size_px)
     if contract.channels == 1:
         return pixels[:, :, np.newaxis] if pixels.shape == size else None
@@ -380,20 +357,20 @@ def _as_it_is(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.
 
 
 def load_transform(contract: ImageContract) -> None:
-    """Import the contract's transform now, if it has one.
+    """Import the contract's transform, if it has one.
 
-    UnavailableError if it cannot be imported; IntegrityError if its code is not the one that the contract was made with.
+    UnavailableError if it cannot be imported; IntegrityError if its code has another digest.
     """
     if contract.transform is not None:
         user_function.load(contract.transform.function, contract.transform.sha256)
 
 
 def flatten(image: Image.Image, channels: int) -> Image.Image:
-    """Any mode to grey (1 channel) or RGB (3): 16 bits are scaled to 8, transparency is laid over white."""
+    """Convert any mode to grey (1 channel) or RGB (3): 16 bits become 8, transparency white."""
     image = _in_plain_mode(image)
     if image.mode in ("I", "I;16"):
         image = Image.fromarray(
-            (np.asarray(image, dtype=np.uint32).clip(0, _MOST_OF_16_BITS) // 257).astype(np.uint8)
+            (np.asarray(image, dtype=np.uint32).clip(0, _MAX_UINT16) // 257).astype(np.uint8)
         )
     if image.has_transparency_data:
         rgba = image.convert("RGBA")

@@ -1,7 +1,7 @@
-"""Several encoded images as one body that `/predict` takes: a multipart form with a file `image` for each (RFC 7578).
+"""Multipart forms with several images (RFC 7578), as Slipway itself writes them in the request log.
 
-What callers send is read by the service's own strict reader. This is for what Slipway itself writes, such as kept requests: the
-boundary is made from the images, occurs in none of them, and the same images give the same bytes.
+Forms of callers are read by the service's strict parser instead. The boundary is derived from the
+images, occurs in none of them, and equal images give equal bytes.
 """
 
 import hashlib
@@ -9,32 +9,32 @@ from collections.abc import Sequence
 
 FIELD = "image"
 FORM = "multipart/form-data; boundary="
-ONE_IMAGE = "application/octet-stream"  # of a body that is one image
+ONE_IMAGE = "application/octet-stream"
 
 
 def encode_images(images: Sequence[bytes]) -> tuple[str, bytes]:
-    """The content type and body of a request about `images`: one is the body itself."""
+    """Return the content type and body of a request; a single image is the body itself."""
     if len(images) == 1:
         return ONE_IMAGE, images[0]
     boundary = _boundary(images)
-    parts = [_head(boundary, number) + image + b"\r\n" for number, image in enumerate(images)]
+    parts = []
+    for number, image in enumerate(images):
+        disposition = f'form-data; name="{FIELD}"; filename="{number}"'
+        head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\n\r\n"
+        parts.append(head.encode() + image + b"\r\n")
     return FORM + boundary, b"".join([*parts, f"--{boundary}--\r\n".encode()])
 
 
 def decode_images(content_type: str, body: bytes) -> list[bytes]:
-    """The images of what `encode_images` made; ValueError where it made no such body."""
+    """Return the images of a body made by `encode_images`; ValueError for any other body."""
     if not content_type.startswith(FORM):
         return [body]
     boundary = content_type.removeprefix(FORM)
     parts = (b"\r\n" + body).split(f"\r\n--{boundary}".encode())[1:-1]
     images = [part.partition(b"\r\n\r\n")[2] for part in parts]
     if encode_images(images) != (content_type, body):
-        raise ValueError("the form is not one that Slipway writes")
+        raise ValueError("not a form written by Slipway")
     return images
-
-
-def _head(boundary: str, number: int) -> bytes:
-    return f'--{boundary}\r\nContent-Disposition: form-data; name="{FIELD}"; filename="{number}"\r\n\r\n'.encode()
 
 
 def _boundary(images: Sequence[bytes]) -> str:

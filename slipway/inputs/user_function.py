@@ -1,7 +1,7 @@
-"""A function of the user's, named "package.module:function": its code is digested before anything of it runs.
+"""User functions, named "package.module:function": their code is hashed before any of it runs.
 
-The digest covers the .py files of the function's module, or of its whole package if it is in one: what it imports from
-elsewhere is not covered. `load` imports the code only if it has the expected digest.
+The digest covers the .py files of the function's module, or of its whole package. Imports from
+elsewhere are not covered. `load` imports the code only if it has the expected digest.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,13 +22,13 @@ Scalar = bool | int | float | str
 Values = dict[str, Scalar]
 ImageFunction = Callable[[Image.Image], Image.Image | tuple[Image.Image, Values]]
 _RULE = "transform_failed"
-_loaded: dict[str, str] = {}  # module or package -> the digest it had when it was imported
+_loaded: dict[str, str] = {}  # package -> its digest when it was imported
 
 
 def code_digest(function: str) -> str:
-    """Hex SHA-256 over the names and contents of the function's .py files; nothing of them is run.
+    """Hex SHA-256 over names and contents of the function's .py files; runs none of them.
 
-    ParamsError if the name has another form, UnavailableError if there is no such module.
+    ParamsError for a malformed name, UnavailableError if there is no such module.
     """
     module, _ = _split(function)
     root, files = _source_files(module, function)
@@ -41,36 +41,38 @@ def code_digest(function: str) -> str:
 
 @lru_cache(maxsize=16)
 def load(function: str, sha256: str) -> ImageFunction:
-    """The function, if its code has the digest `sha256`; otherwise IntegrityError, before any of it is run.
+    """Import the function; IntegrityError, before any of it runs, if its digest differs.
 
-    UnavailableError if it cannot be imported, or if this process has imported an older version of it.
+    UnavailableError if it cannot be imported, or if this process imported an older version.
     """
     module, name = _split(function)
     found = code_digest(function)
     if found != sha256:
         raise IntegrityError(
-            f"the code of {function} has the SHA-256 {found[:16]}..., expected {sha256[:16]}...: it changed since it was used. "
-            "Put the code back that was used then, or run `dvc repro` with the code as it is."
+            f"the code of {function} has the SHA-256 {found[:16]}..., expected {sha256[:16]}...: "
+            "it changed since it was used. Restore that code, or run `dvc repro` with the new code."
         )
     package = module.partition(".")[0]
     if _loaded.setdefault(package, sha256) != sha256:
         raise UnavailableError(
-            f"this process has already imported an older version of {package}. Start it again."
+            f"this process has already imported an older version of {package}. Restart it."
         )
     try:
         loaded = getattr(importlib.import_module(module), name)
     except AttributeError:
         raise UnavailableError(
-            f"{module} has no function {name!r}, which {function} names. Write it, or correct the name."
+            f"{module} has no function {name!r}, which {function} names. "
+            "Write it, or correct the name."
         ) from None
-    except SystemExit as error:  # else the stage would end without a word, and with its exit code
+    except SystemExit as error:  # would end the stage silently, with this exit code
         raise UnavailableError(
             f"{function} cannot be imported: importing {module} calls sys.exit({error.code!r}). "
             "Put that call under `if __name__ == '__main__':`, or remove it."
         ) from error
     except Exception as error:
         raise UnavailableError(
-            f"{function} cannot be imported: {type(error).__name__}: {error}. Mend or install what it needs."
+            f"{function} cannot be imported: {type(error).__name__}: {error}. "
+            "Fix the code, or install what it needs."
         ) from error
     if not callable(loaded):
         raise UnavailableError(
@@ -81,19 +83,22 @@ def load(function: str, sha256: str) -> ImageFunction:
 
 
 def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Values]:
-    """The image that the function makes of `image`, and what it found: {} if it returns an image alone.
+    """Apply the function to `image`; return its image and its values ({} if it returns none).
 
-    ImageError with the rule `transform_failed` if it raises or returns something else; otherwise as `load`.
+    ImageError with the rule `transform_failed` if it raises or returns something else; otherwise
+    raises as `load` does.
     """
     loaded = load(function, sha256)
     try:
-        answer = loaded(image)
+        answer: object = loaded(image)
     except (Exception, SystemExit) as error:
         raise ImageError(_RULE, f"{function} raised {type(error).__name__}: {error}") from error
     made, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     if not isinstance(made, Image.Image) or not isinstance(values, dict):
+        parts = answer if isinstance(answer, tuple) else (answer,)
+        kinds = ", ".join(type(part).__name__ for part in parts)
         raise ImageError(
-            _RULE, f"{function} returned {_kind(answer)}, expected an image, or an image and a dict"
+            _RULE, f"{function} returned {kinds}, expected an image, or an image and a dict"
         )
     if min(made.size) == 0:
         raise ImageError(
@@ -105,14 +110,14 @@ def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Va
 def _check_signature(function: str, loaded: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(loaded)
-    except ValueError:  # of code that is not Python's, which says nothing of itself
+    except ValueError:  # compiled code has no signature
         return
     try:
         signature.bind(None)
     except TypeError as error:
         raise UnavailableError(
-            f"{function} is defined with the arguments {signature}, expected one image as the only "
-            f"required argument ({error}). Write it as `def {function.partition(':')[2]}(image):`."
+            f"{function} has the arguments {signature}, expected one image as the only required "
+            f"argument ({error}). Write it as `def {function.partition(':')[2]}(image):`."
         ) from None
 
 
@@ -122,30 +127,23 @@ def _scalar(function: str, key: object, value: object) -> Scalar:
     if not isinstance(value, Scalar) or (isinstance(value, float) and not math.isfinite(value)):
         raise ImageError(
             _RULE,
-            f"{function} returned {key}={value!r}, expected a finite number, a text, True or False",
+            f"{function} returned {key}={value!r}, expected a finite number, a string or a boolean",
         )
     return value
-
-
-def _kind(answer: object) -> str:
-    return (
-        f"({', '.join(type(part).__name__ for part in answer)})"
-        if isinstance(answer, tuple)
-        else type(answer).__name__
-    )
 
 
 def _split(function: str) -> tuple[str, str]:
     module, _, name = function.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ParamsError(
-            f"{function!r} is no name of a function, expected 'package.module:function', such as 'transforms.faces:crop'."
+            f"{function!r} does not name a function, expected 'package.module:function', such as "
+            "'transforms.faces:crop'."
         )
     return module, name
 
 
 def _source_files(module: str, function: str) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and the files, by name. Finding a top-level package imports nothing."""
+    """Return the folder that names are relative to and the files. Imports nothing."""
     importlib.invalidate_caches()
     package, *rest = module.split(".")
     try:
@@ -156,15 +154,10 @@ def _source_files(module: str, function: str) -> tuple[Path, list[Path]]:
     if spec and not folders and not rest and spec.origin and spec.origin.endswith(".py"):
         return Path(spec.origin).parent, [Path(spec.origin)]
     for folder in folders:
-        if (rest and folder.joinpath(*rest).with_suffix(".py").is_file()) or folder.joinpath(
-            *rest, "__init__.py"
-        ).is_file():
-            return folder, sorted(_python_files(folder))
+        is_module = rest and folder.joinpath(*rest).with_suffix(".py").is_file()
+        if is_module or folder.joinpath(*rest, "__init__.py").is_file():
+            return folder, sorted(path for path in folder.rglob("*.py") if path.is_file())
     raise UnavailableError(
-        f"{function} names the module {module}, which is not there as Python code. "
+        f"{function} names the module {module}, which has no Python file here. "
         "Put it into the folder transforms/, install it, or correct precompute.transform."
     )
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*.py") if path.is_file())

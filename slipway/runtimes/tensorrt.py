@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from slipway.artifacts.engine_manifest import Profile
 from slipway.system.errors import EngineError
-from slipway.system.parent_death import tether_to
+from slipway.system.parent_death import end_with
 
 OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra asks for
 # From the lowest. TensorRT's own names of data types, and as its engine inspector writes them ("Row major linear FP16 format", "Half").
@@ -174,7 +174,7 @@ def _values(content: Any, name: str) -> Iterator[str]:
 
 
 def _build_and_send(sending: Connection, module: str, request: BuildRequest, parent: int) -> None:
-    tether_to(parent)  # nobody would take what a build makes whose parent was killed
+    end_with(parent)  # nobody would take what a build makes whose parent was killed
     try:
         sending.send(build_engine(importlib.import_module(module), request))
     except (EngineError, ImportError) as error:

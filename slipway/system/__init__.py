@@ -1,1 +1,4 @@
-"""Files, errors, typed records, cores and memory: what every other room stands on."""
+"""Operating system services: files, errors, typed records, cores, disk faults, digests of code.
+
+Nothing here knows about models, data or params.yaml.
+"""

@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads any more end as Unix tools do."""
+"""Handling of closed output pipes, as Unix tools do (`... | head`)."""
 
 import os
 import select
@@ -10,30 +10,23 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_when_unread() -> Iterator[None]:
-    """End the process without a word, as Unix tools do, once nobody reads its output any more (`... | head`).
+    """End the process silently once nobody reads its output any more.
 
-    A BrokenPipeError of anything else, such as a socket, is raised on.
+    A BrokenPipeError of anything else, such as a socket, propagates.
     """
     try:
         try:
             yield
         finally:
-            print(
-                end="", flush=True
-            )  # what is buffered fails here, and not in the interpreter's last moments
+            print(end="", flush=True)  # a write error occurs here, not at interpreter exit
     except BrokenPipeError:
-        unread = _unread()
+        poll = select.poll()
+        for descriptor in (1, 2):
+            poll.register(descriptor, 0)
+        unread = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
         if not unread:
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        devnull = os.open(os.devnull, os.O_WRONLY)
         for descriptor in unread:
-            os.dup2(nowhere, descriptor)  # the interpreter flushes once more when it ends
+            os.dup2(devnull, descriptor)  # the interpreter flushes once more when it exits
         sys.exit(128 + signal.SIGPIPE)
-
-
-def _unread() -> list[int]:
-    """Standard output and standard error, as far as they are pipes that nobody reads."""
-    poll = select.poll()
-    for descriptor in (1, 2):
-        poll.register(descriptor, 0)
-    return [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]

@@ -1,19 +1,52 @@
-"""The base of every record that one part writes and another reads: typed, frozen, no unknown fields."""
+"""Typed records that one part writes and another reads: frozen, no undeclared fields."""
 
+import json
 from collections.abc import Mapping
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from slipway.system.errors import SlipwayError
 
 
 class Contract(BaseModel):
-    """A record with exactly the declared fields."""
+    """Base of all records."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic has it, but without cached properties, which would tell of the fields before."""
+        """Copy as pydantic does, but drop cached properties: they describe the old fields."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
         return copied
+
+
+Record = TypeVar("Record", bound=Contract)
+
+
+def parse_record(
+    kind: type[Record], path: Path, payload: bytes, error: type[SlipwayError], fix: str
+) -> Record:
+    """Parse the JSON content of `path`.
+
+    Raises `error`, with `fix` as its advice, for other content and for another format version than
+    the one in the type of `kind`'s field `format_version`.
+    """
+    try:
+        content = json.loads(payload)
+    except ValueError as fault:
+        raise error(f"{path} is not JSON: {fault}. {fix}") from fault
+    field = kind.model_fields.get("format_version")
+    if field is not None:
+        (expected,) = get_args(field.annotation)
+        found = content.get("format_version") if isinstance(content, dict) else None
+        if found != expected:
+            raise error(
+                f"{path} has format version {found!r}, this Slipway reads version {expected}. {fix}"
+            )
+    try:
+        return kind.model_validate(content)
+    except ValidationError as fault:
+        raise error(f"{path} is not a valid {kind.__name__}: {fault}. {fix}") from fault

@@ -1,6 +1,7 @@
-"""What a disk refuses, found in whatever exception a library makes of it, and what a user can do about it.
+"""Disk faults: recognised in any library's exception, and reported with a fix.
 
-Most libraries raise an OSError. torch, safetensors and protobuf raise their own, in which only the text, or the error before it, tells.
+Most libraries raise an OSError. torch, safetensors and protobuf raise their own errors, in which
+only the text, or the chained error, names the fault.
 """
 
 import errno
@@ -20,52 +21,53 @@ _FIXES = {
     errno.EIO: "Check the disk.",
     errno.EMFILE: "Raise the limit of open files (ulimit -n).",
 }
-# torch's writer of archives notices that fewer bytes arrived than it wrote, and nothing else.
+# torch's archive writer only reports that fewer bytes arrived than it wrote.
 _SHORT_WRITE = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed|iostream error")
 _QUOTED = re.compile(r"'(/?[^'\n]*/[^'\n]*)'")
-_TRIED_BYTES = 64 << 10
+_PROBE_BYTES = 64 << 10
 
 
 def try_to_write(folders: Iterable[Path]) -> None:
-    """OSError, naming the folder, where one that exists takes no 64 KiB: told at the start, and not after an hour of training."""
+    """Raise OSError, naming the folder, if an existing one has no room for 64 KiB.
+
+    Reports a full disk at the start instead of after an hour of training.
+    """
     for folder in filter(Path.is_dir, folders):
         try:
-            with tempfile.TemporaryFile(
-                dir=folder
-            ) as file:  # without a name where the file system can do that
-                file.write(bytes(_TRIED_BYTES))
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(_PROBE_BYTES))
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(folder.absolute())) from error
 
 
 def disk_fault(error: BaseException) -> str | None:
-    """One line with the path, the fault and the fix; None if no disk is to blame."""
-    for one in _chain(error):
-        if isinstance(one, OSError) and one.errno in _FIXES:
-            return _line(
-                one.errno, one.filename2 or one.filename
-            )  # of a copy the target comes second
-    for one in _chain(error):
-        found = next((code for code in _FIXES if os.strerror(code) in str(one)), None)
-        if found is None and _SHORT_WRITE.search(str(one)):
-            found = errno.ENOSPC
-        quoted = _QUOTED.search(str(one))
-        if found is not None:
-            return _line(found, quoted[1] if quoted else None)
+    """Return one line with path, fault and fix; None if the disk is not the cause."""
+    for cause in _chain(error):
+        if isinstance(cause, OSError) and cause.errno in _FIXES:
+            # filename2 is the target of a copy.
+            return _describe(cause.errno, cause.filename2 or cause.filename)
+    for cause in _chain(error):
+        text = str(cause)
+        codes = [code for code in _FIXES if os.strerror(code) in text]
+        if _SHORT_WRITE.search(text):
+            codes.append(errno.ENOSPC)
+        if codes:
+            quoted = _QUOTED.search(text)
+            return _describe(codes[0], quoted[1] if quoted else None)
     return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or one.__context__
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
-def _line(code: int, path: object) -> str:
-    place = (
-        os.fsdecode(path) if isinstance(path, str | bytes) else f"the file system of {Path.cwd()}"
-    )
+def _describe(code: int, path: object) -> str:
+    place = f"the file system of {Path.cwd()}"
+    if isinstance(path, str | bytes):
+        place = os.fsdecode(path)
     return f"{place}: {os.strerror(code)}. {_FIXES[code]}"

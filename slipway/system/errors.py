@@ -1,29 +1,29 @@
-"""Every error that Slipway raises on purpose.
+"""Errors that Slipway raises on purpose.
 
 SlipwayError                 ends a command with exit code 1 and its text, without a traceback
 ├── ParamsError              params.yaml: unknown key, wrong type, values that exclude each other
 ├── DataError                the raw data: missing column, one class only, too many bad rows
 │   ├── ImageError           one image that cannot be read (has a `rule`)
-│   └── CellError            one cell of a table that its column does not take (has a `rule` and a `column`)
-├── SchemaError              a file between two stages is not what its reader declared
-├── IntegrityError           bytes do not have the digest that was written down for them
-├── SealError                inputs changed while a stage ran, or a record is not of what ran
+│   └── CellError            one cell that its column does not allow (has a `rule`, a `column`)
+├── SchemaError              a file between two stages does not have the declared format
+├── IntegrityError           bytes do not have the recorded digest
+├── SealError                inputs changed while a stage ran, or a record is of another run
 ├── LockedError              another process holds what this one needs
-├── UnavailableError         asked for by name, but not possible here (device, strategy, provider)
-├── TrainingError            the run itself went wrong: loss not finite, requested and actual differ
-├── MetricError              numbers that cannot be measured: NaN, no rows, shapes that do not fit
+├── UnavailableError         requested by name, but not possible here (device, strategy, provider)
+├── TrainingError            the run itself failed: non-finite loss, requested and actual differ
+├── MetricError              numbers without a metric: NaN, no rows, shapes that do not fit
 ├── GateMissedError          a quality gate was missed or could not be judged
-├── ParityError              two hops that must agree do not
+├── ParityError              two backends that must agree do not
 ├── BundleError              a bundle that is unreadable, altered or of an unknown format
-│   └── CertificateError     no certificate that fits the bundle
+│   └── CertificateError     no certificate fits the bundle
 └── EngineError              a TensorRT engine that could not be built or does not fit
 
-A message says what was found, what was expected and how to fix it.
+A message names what was found, what was expected and how to fix it.
 """
 
 
 class SlipwayError(Exception):
-    """The base: a fault the user can mend."""
+    """Base of all: a fault that the user can fix. Ends a command without a traceback."""
 
 
 class ParamsError(SlipwayError):
@@ -35,7 +35,7 @@ class DataError(SlipwayError):
 
 
 class ImageError(DataError):
-    """One image cannot be read. `rule` is the name under which it is refused."""
+    """One image cannot be read; `rule` is the name of the rule it breaks."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(detail)
@@ -44,7 +44,7 @@ class ImageError(DataError):
 
 
 class CellError(DataError):
-    """One cell of a table is not what its column takes. `rule` is the name under which its row is refused."""
+    """One cell of a table is not allowed by its column; `rule` is the rule it breaks."""
 
     def __init__(self, rule: str, column: str, detail: str) -> None:
         super().__init__(f"{column}: {detail}")
@@ -54,39 +54,39 @@ class CellError(DataError):
 
 
 class SchemaError(SlipwayError):
-    """A file between two stages does not have the declared form."""
+    """A file between two stages does not have the declared format."""
 
 
 class IntegrityError(SlipwayError):
-    """Bytes do not have the digest that was written down for them."""
+    """Bytes do not have the recorded digest."""
 
 
 class SealError(SlipwayError):
-    """Params, code or data changed while a stage ran, or a record names others than it ran with."""
+    """Params, code or data changed while a stage ran, or a record is of another run."""
 
 
 class LockedError(SlipwayError):
-    """Another process holds what this one needs."""
+    """Another process holds the lock that this one needs."""
 
 
 class UnavailableError(SlipwayError):
-    """Something asked for by name is not possible here."""
+    """Something requested by name is not possible here."""
 
 
 class TrainingError(SlipwayError):
-    """A training run that must not go on."""
+    """A training run failed."""
 
 
 class MetricError(SlipwayError):
-    """Numbers that no metric is defined for."""
+    """No metric is defined for these numbers."""
 
 
 class GateMissedError(SlipwayError):
-    """A model whose quality gates do not allow its release."""
+    """The quality gates of a model do not allow its release."""
 
 
 class ParityError(SlipwayError):
-    """Two hops that must agree do not."""
+    """Two backends that must agree do not."""
 
 
 class BundleError(SlipwayError):
@@ -94,7 +94,7 @@ class BundleError(SlipwayError):
 
 
 class CertificateError(BundleError):
-    """There is no certificate that fits the bundle."""
+    """No certificate fits the bundle."""
 
 
 class EngineError(SlipwayError):

@@ -1,8 +1,8 @@
 """Atomic writes, digests and locks: the only place that renames, syncs or hashes a file.
 
-A reader never sees half a file or half a directory. What a killed process leaves behind has a
-name ending in `.partial` and is removed by the next writer of the same path. Replacing a directory takes two
-renames: between them there is none, so that a kill may cost the old one, but never leaves half of it.
+A reader never sees half a file or half a directory. Leftovers of a killed process have names ending
+in `.partial`; the next writer of the same path removes them. Replacing a directory takes two
+renames. A kill between them loses the old directory, but never leaves half of one.
 """
 
 import errno
@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from slipway.system.errors import IntegrityError, LockedError
 
-_USUAL = 0o666  # a mode, less what the umask takes
-PRIVATE = 0o600  # a mode: for its owner alone
+_DEFAULT_MODE = 0o666  # before the umask
+PRIVATE = 0o600
 
 
 def sha256_bytes(payload: bytes | memoryview) -> str:
@@ -35,24 +35,25 @@ def sha256_file(path: Path) -> str:
 
 
 def md5_file(path: Path) -> str:
-    """Hex MD5 of a file's content, which is how DVC names it; read in chunks."""
+    """Hex MD5 of a file's content, as DVC names it; read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
-    """The content of `path`, which are the very bytes that were digested; IntegrityError if they differ."""
+    """Return the content of `path`; IntegrityError unless its SHA-256 is `sha256`."""
     payload = path.read_bytes()
     found = sha256_bytes(payload)
     if found != sha256:
         raise IntegrityError(
-            f"{path} was altered: its SHA-256 is {found}, expected {sha256}. Run the stage that writes it again (dvc repro)."
+            f"{path} was altered: its SHA-256 is {found}, expected {sha256}. "
+            "Run the stage that writes it again (dvc repro)."
         )
     return payload
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and fixed spacing: equal values give equal text. NaN and infinities are refused."""
+    """JSON with sorted keys and fixed spacing: equal values give equal text. Refuses NaN."""
     return json.dumps(value, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
@@ -62,38 +63,38 @@ def digest_json(value: Any) -> str:
 
 
 @contextmanager
-def new_file(path: Path, mode: int = _USUAL) -> Iterator[IO[bytes]]:
-    """A fresh file to write; it takes the place of `path` when the block ends, and vanishes when it raises.
+def new_file(path: Path, mode: int = _DEFAULT_MODE) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `path` when the block ends, and vanishes if it raises.
 
-    It has `mode` from its first byte on, less what the umask takes, whatever the one before had.
+    It has `mode`, less the umask, from its first byte on, whatever the old file's mode was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
+    _prepare(path)
     partial = _partial(path)
+
+    def create(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
     try:
-        with (
-            _named(path),
-            open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
-        ):
+        with _named(path), open(partial, "wb", opener=create) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    _sync(path.parent)
 
 
-def write_bytes(path: Path, payload: bytes | memoryview, mode: int = _USUAL) -> None:
-    """Write `payload` to `path` atomically, making its directory where needed."""
+def write_bytes(path: Path, payload: bytes | memoryview, mode: int = _DEFAULT_MODE) -> None:
+    """Write `payload` to `path` atomically; creates the directory."""
     with new_file(path, mode) as file:
         file.write(payload)
 
 
 def claim_space(path: Path) -> None:
-    """Give the file all the blocks of its length: where there are none, an OSError here.
+    """Allocate all blocks of a sparse file; OSError if the disk is full.
 
-    Written through a memory map, a sparse file on a full disk would end the process with SIGBUS.
+    Writing to it through a memory map would otherwise end the process with SIGBUS.
     """
     if not hasattr(os, "posix_fallocate"):  # macOS
         return
@@ -101,7 +102,7 @@ def claim_space(path: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
-def write_text(path: Path, text: str, mode: int = _USUAL) -> None:
+def write_text(path: Path, text: str, mode: int = _DEFAULT_MODE) -> None:
     """Write UTF-8 `text` to `path` atomically."""
     write_bytes(path, text.encode(), mode)
 
@@ -113,12 +114,11 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def new_directory(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A fresh directory to fill; it takes the place of `path` when the block ends, and vanishes when it raises.
+    """Create a new directory that replaces `path` when the block ends, and vanishes if it raises.
 
-    `durable=False` leaves out the sync of every file, for many files whose reader checks that they are there.
+    `durable=False` skips the sync of every file, for many files whose reader checks them.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
+    _prepare(path)
     partial, replaced = _partial(path), _partial(path, ".replaced")
     partial.mkdir()
     try:
@@ -134,19 +134,18 @@ def new_directory(path: Path, *, durable: bool = True) -> Iterator[Path]:
         if replaced.exists():
             replaced.rename(path)
         raise
-    _sync_directory(path.parent)
+    _sync(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def make_private_directory(path: Path) -> None:
-    """A directory that its owner alone may enter; one that is there keeps its mode."""
+    """Create a directory that only its owner may enter; an existing one keeps its mode."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def move_directory(source: Path, path: Path) -> None:
-    """Let the finished directory `source` take the place of `path`; to another file system it is copied."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
+    """Replace `path` by the finished directory `source`; copies to another file system."""
+    _prepare(path)
     sync_tree(source)
     replaced = _partial(path, ".replaced")
     if path.exists():
@@ -161,12 +160,12 @@ def move_directory(source: Path, path: Path) -> None:
         with new_directory(path) as partial:
             shutil.copytree(source, partial, dirs_exist_ok=True)
         shutil.rmtree(source)
-    _sync_directory(path.parent)
+    _sync(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory, which is there as a whole or not at all, even for one who looks while it happens or after a kill."""
+    """Remove a directory atomically: readers see all of it or nothing, even after a kill."""
     removed = _partial(path, ".removed")
     path.rename(removed)
     shutil.rmtree(removed)
@@ -174,7 +173,7 @@ def remove_directory(path: Path) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An OSError of the block has a path: a write that fails does not say where."""
+    """Add the path to an OSError of the block: a failed write has none."""
     try:
         yield
     except OSError as error:
@@ -187,8 +186,9 @@ def _partial(path: Path, kind: str = "") -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}{kind}.partial")
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed writers of `path` left; what a living process writes is its own."""
+def _prepare(path: Path) -> None:
+    """Create the parent directory; remove leftovers of killed writers of `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     pattern = re.compile(rf"{re.escape(path.name)}\.(\d+)(\.replaced|\.removed)?\.partial")
     for leftover in path.parent.iterdir():
         match = pattern.fullmatch(leftover.name)
@@ -201,13 +201,13 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of that number is running."""
+    """Return True if a process with this id is running."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
@@ -215,12 +215,11 @@ def sync_tree(root: Path) -> None:
     """fsync every file and directory below `root`."""
     for directory, _, names in os.walk(root):
         for name in names:
-            with open(os.path.join(directory, name), "rb") as file:
-                os.fsync(file.fileno())
-        _sync_directory(Path(directory))
+            _sync(Path(directory, name))
+        _sync(Path(directory))
 
 
-def _sync_directory(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -230,20 +229,21 @@ def _sync_directory(path: Path) -> None:
 
 @contextmanager
 def lock(path: Path, purpose: str) -> Iterator[None]:
-    """Hold an exclusive lock on `path` for the block; LockedError at once if another process has it.
+    """Hold an exclusive lock on `path` for the block; LockedError if another process has it.
 
-    The kernel gives the lock back when the process ends, however it ends. It is the process's own: children that it forked
-    (loader workers outlive a killed trainer by seconds) do not hold it, and within the process it keeps nobody out.
+    The kernel releases it when the process ends in any way. Forked children do not hold it (loader
+    workers outlive a killed trainer by seconds), and it excludes nobody within the process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which of them is the system's choice
+        except (BlockingIOError, PermissionError):  # depends on the system
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise LockedError(
-                f"{purpose} is already running as process {holder} (lock file {path}). Wait for it, or end that process, then try again."
+                f"{purpose} is already running as process {holder} (lock file {path}). "
+                "Wait for it, or end that process, then try again."
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -1,6 +1,7 @@
-"""A process that the kernel ends when its parent dies, so that `kill -9` of the one leaves no other behind.
+"""Ends a process when its parent dies, so that `kill -9` of the parent leaves no orphan.
 
-`python -m slipway.system.parent_death PARENT COMMAND...` becomes that command. Linux only; elsewhere nothing is tethered.
+`python -m slipway.system.parent_death PARENT COMMAND...` becomes that command. Linux only; has no
+effect elsewhere.
 """
 
 import ctypes
@@ -12,8 +13,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1  # prctl(2); it survives execve
 
 
-def tether_to(parent: int) -> None:
-    """SIGTERM for this process as soon as its parent dies, and at once if `parent` is already dead."""
+def end_with(parent: int) -> None:
+    """Send this process SIGTERM once `parent` dies, or at once if it is already dead."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -22,7 +23,7 @@ def tether_to(parent: int) -> None:
 
 
 def _is_dead(process: int) -> bool:
-    """Gone, or a zombie that nobody has waited for yet."""
+    """Return True if the process is gone or a zombie."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -31,5 +32,5 @@ def _is_dead(process: int) -> bool:
 
 
 if __name__ == "__main__":
-    tether_to(int(sys.argv[1]))
+    end_with(int(sys.argv[1]))
     os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Usage reports of the libraries below us, switched off: nothing calls out unless the user asks."""
+"""Opt-out of the libraries' usage reports: nothing calls out unless the user asks for it."""
 
 import os
 
@@ -13,6 +13,6 @@ _SWITCHES = {
 
 
 def switch_off_telemetry() -> None:
-    """Set the libraries' own switches for this process and its children. A value that the user set stays."""
+    """Set the libraries' switches for this process and its children; a user's own value stays."""
     for name, value in _SWITCHES.items():
         os.environ.setdefault(name, value)

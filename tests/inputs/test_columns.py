@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slipway.inputs.columns import (
     _BLOCK_ROWS,
-    MAX_TEXT,
+    MAX_CATEGORY_LENGTH,
     Column,
     ColumnContract,
     Kind,
@@ -211,7 +211,7 @@ def test_any_json_value_is_taken_or_refused_by_name(value: Any, kind: Kind, impu
         ("date", "2026-02-31", "type_violation"),
         ("date", 5, "type_violation"),
         ("category", 5, "type_violation"),
-        ("category", "x" * (MAX_TEXT + 1), "type_violation"),
+        ("category", "x" * (MAX_CATEGORY_LENGTH + 1), "type_violation"),
         ("category", "y", "unknown_category"),
         ("category", " ", "missing_value"),
     ],

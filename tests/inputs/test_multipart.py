@@ -51,5 +51,5 @@ def test_a_boundary_that_an_image_holds_is_not_taken() -> None:
 )
 def test_a_form_of_another_writer_is_refused(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
     content_type, body = encode_images([b"one", b"two"])
-    with pytest.raises(ValueError, match="not one that Slipway writes"):
+    with pytest.raises(ValueError, match="not a form written by Slipway"):
         decode_images(content_type, spoil(body))

@@ -122,7 +122,7 @@ def test_a_module_that_is_not_there_as_python_code_is_named(
     name: str, write_functions: WriteFunctions
 ) -> None:
     write_functions("faces", {"__init__.py": "", "crops.py": CROP})
-    with pytest.raises(UnavailableError, match=r"which is not there as Python code"):
+    with pytest.raises(UnavailableError, match=r"which has no Python file here"):
         user_function.code_digest(name)
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_imported_is_unavailable(
         ("raise ValueError('no face')", "faces:f raised ValueError: no face"),
         ("raise SystemExit(0)", "faces:f raised SystemExit: 0"),
         ("return None", "returned NoneType, expected an image"),
-        ("return image, 3", r"returned \(Image, int\)"),
+        ("return image, 3", "returned Image, int"),
         ("return image.crop((0, 0, 0, 5))", "an image of 0x5 pixels"),
         ("return image, {'a': float('nan')}", "returned a=nan, expected a finite number"),
         ("return image, {'a': [1]}", r"returned a=\[1\]"),

@@ -94,7 +94,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("data__image_column", "picture", "data.image_column is 'picture'"),
     ("data__group_column", "patient", "data.group_column is 'patient'"),
     ("data__checksums", "digests.txt", "digests.txt"),
-    ("precompute__transform", "foo.bar", "is no name of a function"),
+    ("precompute__transform", "foo.bar", "does not name a function"),
     ("precompute__transform", "foo.bar:crop", "names the module foo.bar"),
     ("augment__horizontal_flip", 0.5, "augment.forbid names 'horizontal_flip'"),
     ("evaluate__slices", ["siz"], "evaluate.slices names what is not there"),

@@ -362,7 +362,7 @@ def killed_server(folder: Path, urls: list[str], *, ready: bool) -> None:
         server.process.wait()
 
 
-@pytest.mark.skipif(os.uname().sysname != "Linux", reason="the tether is Linux's")
+@pytest.mark.skipif(os.uname().sysname != "Linux", reason="PR_SET_PDEATHSIG is Linux-only")
 @pytest.mark.parametrize("ready", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_killed_server_leaves_no_worker_on_its_port(tmp_path: Path, ready: bool) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from slipway.data.engine.scratch_arrays import parts_of, taken
 from slipway.data.engine.scratch_tables import scratch_array
 from slipway.data.sources.raw_tables import EXACT_INTEGERS, NOT_UTF8, RawColumn
-from slipway.inputs.columns import MAX_TEXT, Kind, read_date
+from slipway.inputs.columns import MAX_CATEGORY_LENGTH, Kind, read_date
 
 MISSING_WORDS = ("", "na", "n/a", "null", "none", "nan")
 TRUE_WORDS = ("true", "yes", "t", "y")
@@ -150,7 +150,10 @@ def _categories(raw: RawColumn) -> tuple[NDArray[np.object_], NDArray[np.uint8]]
     missing = is_missing(raw)
     texts = np.array([_as_text(value) for value in raw.values.to_pylist()], object)
     states = _states(
-        missing, np.array([len(text) <= MAX_TEXT and NOT_UTF8 not in text for text in texts], bool)
+        missing,
+        np.array(
+            [len(text) <= MAX_CATEGORY_LENGTH and NOT_UTF8 not in text for text in texts], bool
+        ),
     )
     return np.where(states == GOOD, texts, ""), states
 

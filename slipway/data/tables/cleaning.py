@@ -38,7 +38,7 @@ from slipway.data.tables.files import CELL_TYPES, ID_COLUMN, cell_schema
 from slipway.data.tables.ledger import BadCell, Ledger
 from slipway.data.tables.source import ID_DIGITS, identified_columns
 from slipway.data.tables.targets import Annotations, annotate
-from slipway.inputs.columns import MAX_TEXT, ColumnType
+from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType
 from slipway.system.errors import DataError
 
 _WRITTEN_ROWS = 1 << 14  # at a time
@@ -238,7 +238,7 @@ def _cell(raw: RawColumn, row: int, rule: str, expected: str) -> BadCell:
 def _expected(column: ColumnType) -> str:
     if column.kind != "number":
         return {
-            "category": f"UTF-8 text of at most {MAX_TEXT} characters",
+            "category": f"UTF-8 text of at most {MAX_CATEGORY_LENGTH} characters",
             "boolean": "true or false",
             "date": "a date as ISO 8601 text",
         }[column.kind]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from slipway.config.sections import ColumnParams
 from slipway.data.sources.raw_tables import RawColumn, is_row_index
 from slipway.data.tables.cells import BAD, FALSE_WORDS, GOOD, TRUE_WORDS, is_missing, typed_column
-from slipway.inputs.columns import MAX_TEXT, ColumnType, Kind
+from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, Kind
 
 USUAL_SHARE = 0.95  # of the present cells that are numbers (or dates) makes a column one of them
 _MAX_FEW = 20  # distinct texts that may be categories in any table
@@ -103,7 +103,9 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
     long = counts[typed_column(raw, "category").states[:-1] == BAD].sum()
     if long > (1 - USUAL_SHARE) * present:
         return ColumnGuess(
-            raw.name, "ignore", f"free text: {long} cells have more than {MAX_TEXT} characters"
+            raw.name,
+            "ignore",
+            f"free text: {long} cells have more than {MAX_CATEGORY_LENGTH} characters",
         )
     distinct = int((~missing).sum())
     if distinct > max(_MAX_FEW, _MAX_DISTINCT_SHARE * present):

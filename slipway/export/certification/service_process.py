@@ -42,7 +42,7 @@ def running_service(
         inherited | {"SLIPWAY_DRAIN_S": "0"} | settings
     )  # nobody else asks it, so nobody has to be told that it ends
     log.parent.mkdir(parents=True, exist_ok=True)
-    tethered = [
+    guarded = [
         sys.executable,
         "-m",
         "slipway.system.parent_death",
@@ -56,7 +56,7 @@ def running_service(
     with log.open("wb") as output:
         # A session of its own, so that its workers can be ended with it.
         child = subprocess.Popen(
-            tethered,
+            guarded,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -117,8 +117,8 @@ def test_a_service_that_ignores_sigterm_is_killed(
     assert not is_running(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
-def test_a_process_whose_parent_died_before_it_was_tethered_ends_at_once(root: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux-only")
+def test_process_ends_at_once_if_its_parent_died_before_end_with(root: Path) -> None:
     gone, zombie = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     gone.wait()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it ended, and stays in the table
@@ -140,7 +140,7 @@ def test_a_process_whose_parent_died_before_it_was_tethered_ends_at_once(root: P
     zombie.wait()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux-only")
 def test_a_killed_parent_takes_its_service_along(tmp_path: Path, root: Path) -> None:
     parent_code = f"""
         import sys, time

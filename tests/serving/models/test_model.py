@@ -161,7 +161,7 @@ def test_a_bundle_whose_function_is_not_the_certified_one_is_not_served(
     with pytest.raises(IntegrityError, match="the code of faces:f has the SHA-256"):
         load_model(make_settings())
     (folder / "__init__.py").unlink()
-    with pytest.raises(UnavailableError, match="not there as Python code"):
+    with pytest.raises(UnavailableError, match="has no Python file here"):
         load_model(make_settings())
 
 
