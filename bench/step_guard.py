@@ -20,7 +20,7 @@ from slipway.inputs.images import ImageContract
 from slipway.system import files
 from slipway.training.batches.batches import Batch
 from slipway.training.networks.networks import NetworkSpec, build_network
-from slipway.training.recipe.nonfinite import StepGuard
+from slipway.training.recipe.nonfinite import NonFiniteGuard
 
 RESULT = Path("bench/results/step_guard.md")
 NUM_ROUNDS, STEPS_PER_ROUND = 15, 2
@@ -113,7 +113,7 @@ def _step(
 def _measure(step: Step) -> tuple[list[float], list[float]]:
     """Milliseconds of a step, without and with the guard."""
     params = load_params(Path("params.yaml")).train.model_copy(update={"gradient_clip_norm": 1.0})
-    guard = StepGuard(step.network, params, [str(row) for row in range(len(step.batch.rows))])
+    guard = NonFiniteGuard(step.network, params, [str(row) for row in range(len(step.batch.rows))])
     optimizer = torch.optim.AdamW(step.network.parameters(), lr=1e-5)
     trainer: Any = SimpleNamespace(strategy=None, precision_plugin=None, accumulate_grad_batches=1)
 
@@ -126,7 +126,7 @@ def _measure(step: Step) -> tuple[list[float], list[float]]:
     def guarded() -> None:
         optimizer.zero_grad()
         guard.start_batch()
-        guard.watched_mean(step.losses(), step.batch).backward()  # type: ignore[no-untyped-call]
+        guard.checked_mean(step.losses(), step.batch).backward()  # type: ignore[no-untyped-call]
         guard.before_step(trainer)
         guard.clip(trainer, optimizer)
         optimizer.step()

@@ -34,8 +34,11 @@ from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import build_network
 from slipway.training.telemetry.progress import silence_chatter
 from slipway.training.telemetry.run_log import RunLog
-from slipway.training.telemetry.step_clock import StepClock
-from slipway.training.telemetry.telemetry import StepTelemetry, Where
+from slipway.training.telemetry.telemetry import (
+    DataWaitProfiler,
+    StepTelemetry,
+    TelemetryContext,
+)
 
 SCRATCH = Path("tmp/bench/telemetry")
 RESULT = Path("bench/results/telemetry_overhead.md")
@@ -123,10 +126,13 @@ def measure(
         [split], shape, 0, 7, ImageChanges(plan, SIZE_PX, on_device=False), classes=True
     )
     shutil.rmtree(SCRATCH, ignore_errors=True)
-    log, clock, watch = RunLog(SCRATCH / "log", 0), StepClock(), _Stopwatch()
+    log, clock, watch = RunLog(SCRATCH / "log", 0), DataWaitProfiler(), _Stopwatch()
     log.name_run("bench")
     telemetry = StepTelemetry(
-        params, Where(SCRATCH / "board", shape.batch_size, 1, batches.num_steps, []), log, clock
+        params,
+        TelemetryContext(SCRATCH / "board", shape.batch_size, 1, batches.num_steps, []),
+        log,
+        clock,
     )
     watch.watch(clock, ["start", "stop"])
     watch.watch(telemetry, [name for name in vars(StepTelemetry) if name.startswith("on_")])

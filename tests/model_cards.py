@@ -16,7 +16,7 @@ SETUP = TrainingSetup(
 def model_card(network: NetworkSpec) -> ModelCard:
     """A card for `network`; `save_checkpoint` puts the digest of the weights in."""
     return ModelCard(
-        format_version=3,
+        format_version=4,
         network=network,
         num_parameters=1,
         weights_sha256="",
@@ -26,7 +26,7 @@ def model_card(network: NetworkSpec) -> ModelCard:
         metrics={},
         requested=SETUP,
         actual=SETUP,
-        stretches=[],
+        segments=[],
         seed=0,
         params={},
         digests={},

@@ -160,8 +160,8 @@ def _training(facts: CardFacts) -> str:
             f"on {actual.accelerator}"
             + (
                 ""
-                if len(card.stretches) == 1
-                else f"; resumed with other processes or threads, {len(card.stretches)} stretches in all"
+                if len(card.segments) == 1
+                else f"; resumed with other processes or threads, {len(card.segments)} segments in all"
             )
             + ".",
         ]

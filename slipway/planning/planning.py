@@ -25,7 +25,7 @@ from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.distributed.process_memory import own_bytes
 from slipway.training.distributed.strategies import Placement, TrainingHost
 from slipway.training.job import Paths, TrainingData, network_spec, open_data
-from slipway.training.networks.drawing import image_network_spec
+from slipway.training.networks.initialization import image_network_spec
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.telemetry.costs import folder_bytes
 

@@ -17,7 +17,7 @@ from slipway.training.assembly import prepare_process, training_batches, trainin
 from slipway.training.batches.batches import Batch, StepShape
 from slipway.training.distributed.strategies import Placement
 from slipway.training.job import TrainingData, network_spec
-from slipway.training.networks.drawing import drawn_network
+from slipway.training.networks.initialization import initial_network
 
 
 class Rehearsal:
@@ -33,7 +33,7 @@ class Rehearsal:
     ) -> None:
         self._params, self._shape, self._on_gpu = params, shape, placement.accelerator == "gpu"
         self.device = torch.device("cuda" if self._on_gpu else "cpu")
-        network = drawn_network(seed, params, network_spec(params, data.manifest))
+        network = initial_network(seed, params, network_spec(params, data.manifest))
         alone = _alone(placement)
         prepare_process(params, alone, network)
         self.batches = training_batches(data, shape, 0, seed, on_gpu=self._on_gpu)
@@ -55,7 +55,7 @@ class Rehearsal:
             clip_grad_norm_(self.module.parameters(), self._params.gradient_clip_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        self.module.guard.forget()
+        self.module.nonfinite_guard.discard()
         loss = statistics.fmean(losses)
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss} in step {index + 1}")

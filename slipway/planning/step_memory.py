@@ -24,7 +24,7 @@ from slipway.kinds.registry import is_classification
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule
-from slipway.training.recipe.precision import fit_into_half
+from slipway.training.recipe.precision import adapt_to_half
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def trace_step(
 
 
 def _cast(network: Network, half: torch.dtype) -> None:
-    fit_into_half(network, half)
+    adapt_to_half(network, half)
     for parameter in network.parameters():
         parameter.data = parameter.data.to(half)
 

@@ -23,9 +23,9 @@ def check_network(params: Params) -> None:
     train, is_pruned = params.train, _loses_channels(params)
     if not train.network.startswith("timm/") and not is_pruned:
         return
-    from slipway.training.networks.drawing import drawn_network, image_network_spec
+    from slipway.training.networks.initialization import image_network_spec, initial_network
 
-    network = drawn_network(params.seed, train, image_network_spec(params))
+    network = initial_network(params.seed, train, image_network_spec(params))
     if train.freeze_epochs:
         from slipway.training.networks.freezing import parts_of
 

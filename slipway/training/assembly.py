@@ -1,4 +1,4 @@
-"""What every trainer of ours is put together from, for the stage as for the audit and the profile: one way to make a step."""
+"""Builds the parts of a trainer, shared by the train stage, the audit, pruning and the profiler."""
 
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ from slipway.training.distributed.strategies import (
     check_actual,
     trainer_arguments,
 )
-from slipway.training.job import TrainingData
+from slipway.training.job import TrainingData, own_threads
 from slipway.training.module import TrainingModule
 from slipway.training.networks.freezing import Freezing
 from slipway.training.networks.networks import Network
-from slipway.training.recipe.precision import allow_float16_on_cpu, fit_into_half
-from slipway.training.threads import own_threads
+from slipway.training.recipe.precision import adapt_to_half, allow_float16_on_cpu
 
 
 def prepare_process(
@@ -33,34 +32,33 @@ def prepare_process(
 ) -> None:
     """Set threads, memory and precision of this process, and the layout of the weights.
 
-    `threads` are those of a resumed training; without them, all that this process may use.
+    `threads` are those of a resumed training; by default all that this process may use.
     """
-    # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
+    # Deterministic mode would fill every new tensor, also DeepSpeed's buckets of 400 MB per step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
     if threads := threads or own_threads(placement):
         torch.set_num_threads(threads)
     if placement.half_dtype:
-        fit_into_half(network, placement.half_dtype)
+        adapt_to_half(network, placement.half_dtype)
         if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:
             allow_float16_on_cpu()
     if placement.precision == "32-true":
-        torch.backends.cudnn.allow_tf32 = (
-            False  # which torch allows in convolutions: 10 bits of mantissa, not 23
-        )
+        # torch allows TF32 in convolutions by default: 10 bits of mantissa, not 23.
+        torch.backends.cudnn.allow_tf32 = False
     apply_execution(network, params, placement, network.spec.task)
 
 
 def step_arguments(
     params: TrainParams, placement: Placement, shape: StepShape, work: Path
 ) -> dict[str, Any]:
-    """The arguments of `pl.Trainer` that decide what a step does and where."""
+    """Make the arguments of `pl.Trainer` that decide what a step does and where."""
+    # Without DeepSpeed the non-finite guard clips.
+    clip_norm = params.gradient_clip_norm if placement.zero_stage else None
     return {
         **trainer_arguments(placement, shape.per_device, freezes=params.freeze_epochs > 0),
         "accumulate_grad_batches": shape.num_accumulated,
-        "gradient_clip_val": (params.gradient_clip_norm or None)
-        if placement.zero_stage
-        else None,  # elsewhere the guard clips
+        "gradient_clip_val": clip_norm,
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
@@ -72,7 +70,7 @@ def step_arguments(
 def training_batches(
     data: TrainingData, shape: StepShape, rank: int, seed: int, *, on_gpu: bool
 ) -> TrainingBatches:
-    """The training rows of one rank, changed as the plan says."""
+    """Make the augmented training batches of one rank."""
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
     return TrainingBatches(
         data.train, shape, rank, seed, changes, classes=is_classification(data.manifest.task)
@@ -82,7 +80,6 @@ def training_batches(
 def training_module(
     network: Network, params: TrainParams, seed: int, data: TrainingData, batches: TrainingBatches
 ) -> TrainingModule:
-    """What makes the steps."""
     return TrainingModule(
         network,
         params,
@@ -95,21 +92,22 @@ def training_module(
 
 
 def freezing(network: Network, params: TrainParams) -> list[pl.Callback]:
-    """What freezes parts of the network, if any are to be."""
+    """Make the callback that freezes parts of the network, if `params` need it."""
     return [Freezing(network, params)] if params.freeze_epochs else []
 
 
 def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
-    """How training images are changed, on the device where that is a GPU; None for a table."""
-    return (
-        ImageChanges(plan, contract.size_px, on_device=on_gpu)
-        if isinstance(contract, ImageContract)
-        else None
-    )
+    """Describe the changes of training images, made on the device if it is a GPU.
+
+    Returns None for a table.
+    """
+    if not isinstance(contract, ImageContract):
+        return None
+    return ImageChanges(plan, contract.size_px, on_device=on_gpu)
 
 
 class SetupCheck(pl.Callback):
-    """Ends a run that is not what was requested before its first step."""
+    """Ends a run before its first step if its actual setup differs from the requested one."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement

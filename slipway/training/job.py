@@ -1,9 +1,11 @@
-"""What a training is, decided before its first step: where it reads and writes, its data, its network, how it runs.
+"""A training before its first step: paths, data, network, placement, shape of a step.
 
-Everything here is a function of the params, the packed data and the machine. Whatever trains (the stage, the audit, the profile,
-the planner) starts from it.
+Everything here is a function of the params, the packed data and the machine. The stage, the audit,
+the profiler and the planner start from it.
 """
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,23 +15,23 @@ from torch import Tensor, nn
 from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, open_augmented
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.system.cores import num_cores
 from slipway.system.errors import DataError
 from slipway.training.batches.batches import StepShape, cut_step
-from slipway.training.checkpoints.checkpoints import Save, Saves
+from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.distributed.strategies import Placement, place, this_host
-from slipway.training.networks.drawing import drawn_network
-from slipway.training.networks.networks import Network, NetworkSpec, Stretch
+from slipway.training.networks.initialization import initial_network
+from slipway.training.networks.networks import Network, NetworkSpec, RunSegment
 from slipway.training.networks.pretrained import pretrained_file, pretrained_normalisation
 from slipway.training.recipe.losses import class_weights
-from slipway.training.threads import can_have, own_threads
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where a training reads and writes."""
+    """Files and folders that a training reads and writes."""
 
     packed: Path
     augmented: Path
@@ -39,7 +41,7 @@ class Paths:
     work: Path  # resumable state
     tensorboard: Path
     log: Path  # of all trainings
-    costs: Path  # what the last one took
+    costs: Path  # of the last training
     root: Path  # of the project, for the digests of its code
 
 
@@ -59,10 +61,10 @@ PROJECT_PATHS = Paths(
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a network learns from and is validated on."""
+    """Training and validation rows."""
 
     manifest: PackedManifest
-    train: list[PackedSplit]  # the split, and its offline copies where there are some
+    train: list[PackedSplit]  # the split, and its offline copies if there are any
     val: PackedSplit
     plan: AugmentPlan
 
@@ -73,23 +75,27 @@ class TrainingData:
 
     @property
     def mean_weight(self) -> float:
-        """Of the training rows; DataError if none counts."""
+        """Mean weight of the training rows; DataError if all are 0."""
         mean = float(np.concatenate([split.weights for split in self.train]).mean())
         if not mean > 0:
             raise DataError(
-                "every training row has the weight 0, so there is nothing to learn. Look at data.weight_column."
+                "every training row has the weight 0, so there is nothing to learn. Look at "
+                "data.weight_column."
             )
         return mean
 
     def class_weights(self, params: TrainParams) -> Tensor | None:
-        """(classes,) float32 for the loss, or None; ParamsError where `params` do not name the classes."""
+        """Return (classes,) float32 weights for the loss, or None.
+
+        Raises ParamsError if `params` do not name the classes.
+        """
         targets = np.concatenate([split.targets for split in self.train])
         return class_weights(params.class_weights, self.manifest.classes, targets)
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that is decided before the first step."""
+    """All decisions made before the first step."""
 
     seed: int
     params: TrainParams
@@ -101,50 +107,50 @@ class Job:
     fingerprint: Fingerprint
 
     @property
-    def saves(self) -> Saves:
-        """Its resumable state."""
-        return Saves(self.paths.work, self.fingerprint, self.steps_per_epoch)
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(self.paths.work, self.fingerprint, self.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps."""
         return self.data.num_train // self.shape.batch_size
 
-    def stretch(self, resumed: Save | None = None) -> Stretch:
-        """How it is cut over processes, from the beginning on.
+    def segment(self, resumed: Checkpoint | None = None) -> RunSegment:
+        """Describe how the training is divided over processes.
 
-        After a save of equal processes they keep its number of threads, on which the last bits of
-        sums depend, however many cores there are now.
+        After a checkpoint of the same process layout it keeps that number of threads, however many
+        cores there are now: the last bits of sums depend on it.
         """
         threads = own_threads(self.placement)
-        own = Stretch(
+        fresh = RunSegment(
             first_step=0,
             strategy=self.placement.strategy,
             world_size=self.placement.world_size,
             per_device=self.shape.per_device,
             threads=threads,
         )
-        if resumed is None or threads is None or (pinned := resumed.stretches[-1].threads) is None:
-            return own
-        kept = own.model_copy(update={"threads": pinned})
-        return kept if resumed.stretches[-1].is_cut_as(kept) and can_have(pinned) else own
+        saved_threads = resumed.segments[-1].threads if resumed else None
+        if resumed is None or threads is None or saved_threads is None:
+            return fresh
+        same_threads = fresh.model_copy(update={"threads": saved_threads})
+        has_same_layout = resumed.segments[-1].has_same_layout(same_threads)
+        return same_threads if has_same_layout and can_have(saved_threads) else fresh
 
     @property
     def board(self) -> Path:
-        """Its TensorBoard files."""
+        """Folder of its TensorBoard files."""
         return self.paths.tensorboard / self.fingerprint.name
 
 
 def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]:
-    """Decide all there is to decide before the first step, and draw the network's weights.
+    """Make all decisions before the first step, and initialize the network.
 
-    ParamsError, UnavailableError, SchemaError, DataError where it cannot be trained as asked.
+    Raises ParamsError, UnavailableError, SchemaError or DataError if it cannot be trained so.
     """
     placement = place(params, this_host())
     data = open_data(paths)
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
-    network = drawn_network(seed, params, spec)
+    network = initial_network(seed, params, spec)
     data.class_weights(params)  # refused here rather than after the start
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     fingerprint = take_fingerprint(
@@ -154,7 +160,10 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
 
 
 def open_data(paths: Paths) -> TrainingData:
-    """Map what `precompute` and `augment` left; SchemaError if it is missing or does not fit, IntegrityError if it was altered."""
+    """Map the output of `precompute` and `augment`.
+
+    Raises SchemaError if it is missing or does not fit, IntegrityError if it was altered.
+    """
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
     train, val = (
@@ -165,7 +174,7 @@ def open_data(paths: Paths) -> TrainingData:
 
 
 def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
-    """The network that `params` ask for, as the packed data needs it."""
+    """Describe the network in `params` for the packed data."""
     mean, std = manifest.mean, manifest.std
     if params.pretrained:
         mean, std = pretrained_normalisation(params.network, len(mean))
@@ -181,6 +190,23 @@ def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
     )
 
 
+def own_threads(placement: Placement) -> int | None:
+    """Number of threads per process: the cores shared with the node's others; None on a GPU."""
+    if placement.accelerator != "cpu":
+        return None
+    return min(_thread_limit(), max(1, num_cores() // placement.devices))
+
+
+def can_have(threads: int) -> bool:
+    """Tell whether OpenMP gives this process that many threads, even if it has fewer cores."""
+    return threads <= _thread_limit()
+
+
+def _thread_limit() -> int:
+    """Read `OMP_THREAD_LIMIT`, which OpenMP obeys and torch does not report."""
+    text = os.environ.get("OMP_THREAD_LIMIT", "")
+    return int(text) if text.isdecimal() and int(text) > 0 else sys.maxsize
+
+
 def count_parameters(network: nn.Module) -> int:
-    """Values in all parameters."""
     return sum(parameter.numel() for parameter in network.parameters())

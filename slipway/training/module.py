@@ -1,4 +1,4 @@
-"""What one step of training does: augment, answer, loss, as a Lightning module; `guard` judges it before it changes a weight."""
+"""One training step as a Lightning module: augmentation, forward pass, loss, metrics of the epoch."""
 
 import hashlib
 import math
@@ -8,25 +8,28 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, distributed
 
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import is_classification
 from slipway.system.errors import TrainingError
 from slipway.training.augmentation.batch import augment_batch
 from slipway.training.batches.batches import Batch
-from slipway.training.epoch_sums import EpochSums
+from slipway.training.distributed.collectives import num_ranks
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses, l1_penalty
-from slipway.training.recipe.nonfinite import StepGuard
+from slipway.training.recipe.nonfinite import NonFiniteGuard
 from slipway.training.recipe.optimizers import optimizer_and_schedule, optimizer_names
-from slipway.training.running_statistics import average_running_statistics
+from slipway.training.recipe.weight_average import average_running_statistics
 
 
 class TrainingModule(pl.LightningModule):
-    """Trains `network`; `ids` are those of the training rows, to name the guilty ones, `mean_weight` is over all of them.
+    """Trains `network`.
 
-    `class_weights` is (classes,) float32, or None where all count the same.
+    Args:
+        ids: of the training rows, to name those with a non-finite loss.
+        mean_weight: mean weight of all training rows.
+        class_weights: (classes,) float32, or None if all classes count the same.
     """
 
     def __init__(
@@ -41,16 +44,12 @@ class TrainingModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.network = network
-        self.epoch_metrics: dict[
-            str, float
-        ] = {}  # of the epoch that ended last, equal on every rank
-        self.guard = StepGuard(network, params, ids)
-        self.optimizer_names: list[
-            str
-        ] = []  # of the weights, in the order in which the optimizer counts them
+        self.epoch_metrics: dict[str, float] = {}  # of the last epoch, equal on every rank
+        self.nonfinite_guard = NonFiniteGuard(network, params, ids)
+        self.optimizer_names: list[str] = []  # names of the weights, in the optimizer's order
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
-        self._classes = is_classification(network.spec.task)
+        self._is_classification = is_classification(network.spec.task)
         self._losses = RowLosses(network, params, class_weights)
         self.train_sums, self._val_sums = EpochSums(), EpochSums()
 
@@ -58,55 +57,58 @@ class TrainingModule(pl.LightningModule):
         self.train_sums = EpochSums()
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """The mean loss of a batch, () float32, each row as its weight says."""
-        # Dropout and the like: a function of (seed, epoch, batch, rank), so that a resumed run draws the same.
+        """Return the weighted mean loss of a batch, () float32."""
+        # Dropout depends only on (seed, epoch, batch, rank), so a resumed run draws the same.
         torch.manual_seed(
             _derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank)
         )
-        self.guard.start_batch()
-        inputs = (
-            batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
-        )
-        # By the mean over all training rows, not over the batch: so a step does not depend on how it is cut over processes.
+        self.nonfinite_guard.start_batch()
+        inputs = batch.inputs
+        if batch.changes is not None:
+            inputs = augment_batch(inputs, batch.changes)
+        # Weights are relative to the mean of all training rows, not of the batch: a step then does
+        # not depend on how its rows are divided over processes.
         losses = self._losses(self.network(inputs), batch.targets, batch.mixing) * (
             batch.weights / self._mean_weight
         )
-        return self.guard.watched_mean(losses, batch) + l1_penalty(self.network, self._params.l1)
+        mean = self.nonfinite_guard.checked_mean(losses, batch)
+        return mean + l1_penalty(self.network, self._params.l1)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
-        self.guard.before_step(self.trainer)
+        self.nonfinite_guard.before_step(self.trainer)
         super().optimizer_step(*arguments, **named)
-        for seen in self.guard.after_step(self.trainer):
-            self.train_sums.add(loss=seen.losses, counted=seen.counted)
+        for batch in self.nonfinite_guard.after_step(self.trainer):
+            self.train_sums.add(loss=batch.losses, counted=batch.counted)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.guard.clip(self.trainer, optimizer)
+        self.nonfinite_guard.clip(self.trainer, optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the names behind the optimizer's numbers, for a resumption on other processes."""
+        """Adds the names of the weights, so that other processes can resume the optimizer."""
         checkpoint["optimizer_names"] = self.optimizer_names
-        checkpoint["guard"] = self.guard.state_dict()
+        checkpoint["guard"] = self.nonfinite_guard.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.guard.load_state_dict(checkpoint["guard"])
+        self.nonfinite_guard.load_state_dict(checkpoint["guard"])
 
     def on_validation_epoch_start(self) -> None:
-        # Without this each rank would validate, and rank 0 keep, the statistics of its own share of the rows.
+        # Otherwise each rank would validate, and rank 0 keep, the statistics of its own rows.
         average_running_statistics(self.network)
-        if self.train_sums.is_empty:
+        if not self.train_sums.totals:
             raise TrainingError(
-                f"every step of epoch {self.current_epoch + 1} was skipped, so nothing was learned. See the lines above."
+                f"every step of epoch {self.current_epoch + 1} was skipped, so nothing was "
+                "learned. See the lines above."
             )
         self.epoch_metrics = {
             "train/loss": self.train_sums.means()["loss"],
-            "skipped_steps": float(self.guard.num_skipped),
+            "skipped_steps": float(self.nonfinite_guard.num_skipped),
         }
         self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
-        """Adds up loss and correct answers (classes) or squared errors (a numeric target)."""
+        """Add up the loss, and the correct classes or the squared errors of a numeric target."""
         answers = self.network(batch.inputs)
-        if self._classes:
+        if self._is_classification:
             score = (answers.argmax(dim=1) == batch.targets).double()
         else:
             score = (answers[:, 0].double() - batch.targets.double()) ** 2
@@ -117,7 +119,7 @@ class TrainingModule(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         means = self._val_sums.means()
         self.epoch_metrics["val/loss"] = means["loss"]
-        if self._classes:
+        if self._is_classification:
             self.epoch_metrics["val/accuracy"] = means["score"]
         else:
             self.epoch_metrics["val/rmse"] = math.sqrt(means["score"])
@@ -131,18 +133,35 @@ class TrainingModule(pl.LightningModule):
         )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """See `optimizers`."""
         configured = optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)
-        self.optimizer_names = optimizer_names(
-            configured["optimizer"], self
-        )  # now, since DeepSpeed makes flat groups of the weights
+        # Now, because DeepSpeed will flatten the weights of each group.
+        self.optimizer_names = optimizer_names(configured["optimizer"], self)
         return configured
 
 
+class EpochSums:
+    """Sums over rows, whose means do not depend on how the rows are divided over ranks."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}  # () float64 by name, of this rank; empty at first
+
+    def add(self, *, counted: Tensor, **values: Tensor) -> None:
+        """Add (B,) values of the rows for which (B,) `counted` is true."""
+        for name, value in {**values, "rows": torch.ones_like(counted)}.items():
+            total = torch.where(counted, value.double(), 0.0).sum()
+            self.totals[name] = self.totals[name] + total if name in self.totals else total
+
+    def means(self) -> dict[str, float]:
+        """Return the mean over the rows of all ranks, by name."""
+        names = sorted(self.totals)  # restored totals may have another order on each rank
+        totals = torch.stack([self.totals[name] for name in names])
+        if num_ranks() > 1:
+            distributed.all_reduce(totals)
+        sums = dict(zip(names, totals.tolist(), strict=True))
+        rows = sums.pop("rows")
+        return {name: total / rows for name, total in sums.items()}
+
+
 def _derived_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
-    return (
-        int.from_bytes(
-            hashlib.sha256(f"{seed}/{epoch}/{batch}/{rank}/dropout".encode()).digest()[:8], "little"
-        )
-        >> 1
-    )
+    digest = hashlib.sha256(f"{seed}/{epoch}/{batch}/{rank}/dropout".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,20 +1,24 @@
-"""A whole training: from the packed store to a checkpoint, resumed where an equal one was killed.
+"""A whole training: from the packed store to the model, resumed after a kill.
 
-Every rank runs this; rank 0 alone writes results. The seed of the weights, the order of rows,
-augmentation and dropout are functions of `seed`, so equal inputs give equal weights.
+Every rank runs this; only rank 0 writes results. Weights, order of rows, augmentation and dropout
+are functions of `seed`, so equal inputs give equal weights.
 """
 
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 import pytorch_lightning as pl
-from torch import distributed
+from torch import Tensor, distributed
 
+from slipway.config.sealing import check_inputs
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import is_classification
 from slipway.system import files
+from slipway.system.errors import TrainingError
 from slipway.training.assembly import (
     SetupCheck,
     freezing,
@@ -24,9 +28,10 @@ from slipway.training.assembly import (
     training_module,
 )
 from slipway.training.batches.batches import ValidationBatches, training_loader, validation_loader
-from slipway.training.checkpoints.callback import Saver
-from slipway.training.checkpoints.checkpoints import Save
-from slipway.training.checkpoints.resuming import Resumption
+from slipway.training.checkpoints.callback import CheckpointCallback, has_ended
+from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPosition
+from slipway.training.checkpoints.consolidation import consolidated_weights
+from slipway.training.checkpoints.resumption import Resumption
 from slipway.training.distributed.faults import report_bus_errors
 from slipway.training.distributed.processes import (
     disable_lightning_signals,
@@ -38,29 +43,39 @@ from slipway.training.distributed.processes import (
     was_started_by_another,
 )
 from slipway.training.distributed.stopping import Stopped, StopSignals, requeue
-from slipway.training.finishing import write_checkpoint
+from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, Paths, count_parameters, prepare
-from slipway.training.networks.networks import Network
-from slipway.training.recipe.early_stopping import has_ended
+from slipway.training.networks.networks import (
+    ModelCard,
+    Network,
+    NetworkSpec,
+    build_network,
+    save_checkpoint,
+)
 from slipway.training.recipe.weight_average import WeightAverage
 from slipway.training.telemetry.costs import CostMeter, write_costs
 from slipway.training.telemetry.progress import (
     EpochLines,
+    describe_position,
     log_finished,
     loggers,
+    print_start,
     progress_bars,
     silence_chatter,
 )
 from slipway.training.telemetry.run_log import RunLog
-from slipway.training.telemetry.start_lines import in_words, print_start
-from slipway.training.telemetry.step_clock import StepClock
-from slipway.training.telemetry.telemetry import StepTelemetry, Where
+from slipway.training.telemetry.telemetry import (
+    DataWaitProfiler,
+    StepTelemetry,
+    TelemetryContext,
+)
 
 
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
-    """Train as `params` ask and write the checkpoint and its metrics.
+    """Train as `params` say, and write the model and its metrics.
 
-    ParamsError, UnavailableError: it cannot run as asked. TrainingError: it went wrong. LockedError: another one runs.
+    Raises ParamsError or UnavailableError if that is not possible here, TrainingError if the
+    training fails, LockedError if another one is running.
     """
     silence_chatter()
     report_bus_errors()
@@ -73,31 +88,21 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
 
 
 def _train(job: Job, network: Network, log: RunLog) -> None:
-    first, num_parameters = (
-        is_first_process(),
-        count_parameters(network),
-    )  # before ZeRO-3 cuts it up
+    is_first = is_first_process()
+    num_parameters = count_parameters(network)  # before ZeRO-3 shards them
     if was_started_by_another():
         end_with_parent()
-    with files.lock(job.paths.work / "lock", "a training") if first else nullcontext():
-        resumed, problems = job.saves.newest()
-        if first:
-            job.saves.open()
-            notes = [*problems, *job.saves.others()]
-            print_start(job, num_parameters, notes, resumed)
-            log.write(
-                "started",
-                resumed_step=_first_step(job, resumed),
-                notes=notes,
-                **asdict(job.placement),
-            )
-        meter = CostMeter(job.saves.root)
+    with files.lock(job.paths.work / "lock", "a training") if is_first else nullcontext():
+        resumed, problems = job.store.newest()
+        if is_first:
+            _report_start(job, num_parameters, resumed, problems, log)
+        meter = CostMeter(job.store.root)
         if trains := resumed is None or not has_ended(resumed.history, job.params):
             _fit(job, network, resumed, log, meter)
-        elif first:
+        elif is_first:
             log_finished(job.paths.live, resumed.history if resumed else [])
-        if first:
-            write_checkpoint(job)
+        if is_first:
+            write_model(job)
             log.write("finished")
             if trains:
                 write_costs(
@@ -109,20 +114,41 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
                     job.board,
                 )
     if distributed.is_initialized():
-        distributed.destroy_process_group()  # or a thread of gloo may abort a process that ends before the first does
+        # Otherwise a thread of gloo may abort a process that ends before the first one.
+        distributed.destroy_process_group()
 
 
-def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: CostMeter) -> None:
+def _report_start(
+    job: Job, num_parameters: int, resumed: Checkpoint | None, problems: list[str], log: RunLog
+) -> None:
+    job.store.prepare()
+    notes = [*problems, *job.store.describe_others()]
+    print_start(job, num_parameters, notes, resumed)
+    step = resumed.position.total_steps(job.steps_per_epoch) if resumed else 0
+    log.write("started", resumed_step=step, notes=notes, **asdict(job.placement))
+
+
+def _fit(
+    job: Job, network: Network, resumed: Checkpoint | None, log: RunLog, meter: CostMeter
+) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
-    stretch = job.stretch(resumed)
-    prepare_process(params, placement, network, stretch.threads)
-    signals, clock = StopSignals(), StepClock()
+    segment = job.segment(resumed)
+    prepare_process(params, placement, network, segment.threads)
+    signals, profiler = StopSignals(), DataWaitProfiler()
     steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
-    average = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
-    resumption = Resumption(job.saves, resumed, stretch, average, **steps)
-    saver = Saver(job.saves, resumed, stretch, params, signals, average, **steps)
-    lines = EpochLines(saver, shape.batch_size, clock)
-    telemetry = StepTelemetry(params, _where(job, resumed), log, clock)
+    averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
+    resumption = Resumption(job.store, resumed, segment, averages, **steps)
+    checkpoints = CheckpointCallback(
+        job.store, resumed, segment, params, signals, averages, **steps
+    )
+    context = TelemetryContext(
+        board=job.board,
+        rows_per_step=shape.batch_size,
+        num_accumulated=shape.num_accumulated,
+        steps_per_epoch=job.steps_per_epoch,
+        history=resumed.history if resumed else [],
+    )
+    telemetry = StepTelemetry(params, context, log, profiler)
     bars = progress_bars(telemetry)
     trainer = pl.Trainer(
         **step_arguments(params, placement, shape, job.paths.work),
@@ -131,33 +157,33 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
             SetupCheck(placement),
             resumption,
             *freezing(network, params),
-            *average,
-            lines,
+            *averages,
+            EpochLines(checkpoints, shape.batch_size, profiler),
             telemetry,
             meter,
-            saver,
+            checkpoints,
             *bars,
         ],
         logger=loggers(job.paths.live) if is_first_process() else False,
-        profiler=clock,
+        profiler=profiler,
         enable_progress_bar=bool(bars),
     )
-    on_gpu, classes = placement.accelerator == "gpu", is_classification(data.manifest.task)
-    batches = training_batches(data, shape, trainer.global_rank, job.seed, on_gpu=on_gpu)
+    rank, on_gpu = trainer.global_rank, placement.accelerator == "gpu"
+    batches = training_batches(data, shape, rank, job.seed, on_gpu=on_gpu)
     validation = ValidationBatches(
         data.val,
         params.max_batch_per_device,
         placement.world_size,
-        trainer.global_rank,
-        classes=classes,
+        rank,
+        classes=is_classification(data.manifest.task),
     )
     resumption.load_weights(network)
     disable_lightning_signals(trainer)
-    with terminate_ranks_together(trainer), handle_stop_signals(saver, signals):
+    with terminate_ranks_together(trainer), _handle_stop_signals(checkpoints, signals):
         trainer.fit(
             training_module(network, params, job.seed, data, batches),
             training_loader(
-                batches, params.num_workers, pin_memory=on_gpu, **resumption.first_place
+                batches, params.num_workers, pin_memory=on_gpu, **resumption.first_batch
             ),
             validation_loader(validation, params.num_workers, pin_memory=on_gpu),
             ckpt_path=resumption.trainer_state,
@@ -166,8 +192,11 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
 
 
 @contextmanager
-def handle_stop_signals(saver: Saver, signals: StopSignals) -> Iterator[None]:
-    """Signals stop the training in the block; rank 0 tells where it stands then, and puts a Slurm job back into the queue."""
+def _handle_stop_signals(checkpoints: CheckpointCallback, signals: StopSignals) -> Iterator[None]:
+    """Let signals stop the training in the block.
+
+    Rank 0 then prints the position and requeues a Slurm job.
+    """
     signals.listen()
     try:
         yield
@@ -176,25 +205,102 @@ def handle_stop_signals(saver: Saver, signals: StopSignals) -> Iterator[None]:
     except Stopped as stopped:
         if is_first_process():
             requeued = requeue() if stopped.signal == signal.SIGUSR1 else None
-            what_next = requeued or "run the same command again to go on"
+            position = describe_position(checkpoints.saved)
+            next_step = requeued or "run the same command again to go on"
             print(
-                f"stopped   by {stopped.signal.name} {in_words(saver.saved)}, all saved; {what_next}",
-                flush=True,
+                f"stopped   by {stopped.signal.name} {position}, all saved; {next_step}", flush=True
             )
         raise
     finally:
         signals.release()
 
 
-def _where(job: Job, resumed: Save | None) -> Where:
-    return Where(
-        board=job.board,
-        rows_per_step=job.shape.batch_size,
-        num_accumulated=job.shape.num_accumulated,
-        steps_per_epoch=job.steps_per_epoch,
-        history=resumed.history if resumed else [],
+def write_model(job: Job) -> None:
+    """Write the model and its metrics from the last checkpoint, then remove all checkpoints.
+
+    Raises TrainingError if the last checkpoint is damaged. Raises SealError if the inputs changed;
+    the checkpoints then stay.
+    """
+    last, problems = job.store.newest()
+    if last is None or not has_ended(last.history, job.params):
+        raise TrainingError(
+            "after the last epoch the newest intact checkpoint is of epoch "
+            f"{last.epoch if last else 0}: {'; '.join(problems)}. "
+            "Run `dvc repro` again; it goes on from there."
+        )
+    weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
+    card = _model_card(job, last, count_parameters(_network_with(job.spec, weights)))
+    files.write_json(job.paths.metrics, _metrics(card, last))
+    save_checkpoint(job.paths.checkpoint, card, weights)
+    check_inputs()
+    job.store.remove()
+    if card.stopped_early:
+        print(
+            f"stopped   after epoch {last.epoch}, {job.params.early_stopping_patience} after the "
+            "lowest validation loss"
+        )
+    print(
+        f"kept epoch {last.kept_epoch} of {last.epoch} ({job.params.keep}) in "
+        f"{job.paths.checkpoint}, measured on {len(job.data.val):,} validation rows"
     )
 
 
-def _first_step(job: Job, resumed: Save | None) -> int:
-    return resumed.position.total_steps(job.steps_per_epoch) if resumed else 0
+def _model_card(job: Job, last: Checkpoint, num_parameters: int) -> ModelCard:
+    params, fingerprint = job.params.model_dump(mode="json"), job.fingerprint
+    return ModelCard(
+        format_version=4,
+        network=job.spec,
+        num_parameters=num_parameters,
+        weights_sha256="",  # known when they are written
+        epochs=last.epoch,
+        stopped_early=last.epoch < job.params.epochs,
+        kept_epoch=last.kept_epoch,
+        metrics=last.history[last.kept_epoch - 1],
+        requested=requested_setup(job.params),
+        actual=last.actual,
+        segments=last.segments,
+        seed=job.seed,
+        params=params,
+        digests={
+            "fingerprint": fingerprint.digest,
+            "params": files.digest_json(params),
+            **fingerprint.data,
+            **fingerprint.code,
+        },
+        versions=fingerprint.versions,
+        git_revision=_git_revision(job.paths.root),
+    )
+
+
+def _metrics(card: ModelCard, last: Checkpoint) -> dict[str, object]:
+    return {
+        "epochs": card.epochs,
+        "stopped_early": card.stopped_early,
+        "kept_epoch": card.kept_epoch,
+        **{
+            name.replace("/", "_"): value
+            for name, value in card.metrics.items()
+            if name != "learning_rate"
+        },
+        # Of the whole run, not only up to the kept epoch.
+        "skipped_steps": int(last.history[-1]["skipped_steps"]),
+        "strategy": card.actual.strategy,
+        "precision": card.actual.precision,
+        "processes": card.actual.world_size,
+    }
+
+
+def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
+    """Load consolidated weights strictly, into a new network: ZeRO-3 empties the trained one."""
+    network = build_network(spec)
+    network.load_state_dict(dict(weights), strict=True)
+    return network
+
+
+def _git_revision(root: Path) -> str | None:
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()

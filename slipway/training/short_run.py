@@ -1,6 +1,6 @@
-"""A training without saves: in one process on one device, of weights that a caller has and keeps. For the audit and for pruning.
+"""A training without checkpoints, in one process, for the audit and for pruning.
 
-The last epoch's weights are the result. Nothing of it is kept where it is killed.
+It trains a given network in place; the weights of the last epoch are the result.
 """
 
 from pathlib import Path
@@ -30,17 +30,14 @@ from slipway.training.job import TrainingData
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.weight_average import WeightAverage
+from slipway.training.telemetry.progress import format_epoch
 
-ONE_PROCESS = {
-    "strategy": "single",
-    "offload": None,
-    "devices": 1,
-    "num_nodes": 1,
-}  # of the section train
+# Settings of the section train.
+ONE_PROCESS = {"strategy": "single", "offload": None, "devices": 1, "num_nodes": 1}
 
 
 def one_process(what: str, stage: str) -> TrainingHost:
-    """This machine; UnavailableError where a launcher started more than one process."""
+    """Return this host; UnavailableError if a launcher started more than one process."""
     host = this_host()
     if host.launch and host.launch.world_size > 1:
         started = f"{host.launch.launcher} started {host.launch.world_size}"
@@ -59,12 +56,15 @@ def train_short(
     callbacks: list[pl.Callback],
     folder: Path,
 ) -> None:
-    """Train `network` in its place. TrainingError as for a training; `callbacks` come before the average of the weights."""
+    """Train `network` in place; `callbacks` run before the average of the weights.
+
+    Raises TrainingError as any training does.
+    """
     prepare_process(params, placement, network)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     classes, on_gpu = is_classification(data.manifest.task), placement.accelerator == "gpu"
     batches = training_batches(data, shape, 0, seed, on_gpu=on_gpu)
-    watched = ValidationBatches(data.val, params.max_batch_per_device, 1, 0, classes=classes)
+    validation = ValidationBatches(data.val, params.max_batch_per_device, 1, 0, classes=classes)
     averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     trainer = pl.Trainer(
         **step_arguments(params, placement, shape, folder),
@@ -78,22 +78,24 @@ def train_short(
     trainer.fit(
         training_module(network, params, seed, data, batches),
         training_loader(batches, params.num_workers, pin_memory=on_gpu),
-        validation_loader(watched, params.num_workers, pin_memory=on_gpu),
+        validation_loader(validation, params.num_workers, pin_memory=on_gpu),
     )
     for average in averages:
         average.replace_weights()
 
 
 class EpochPrinter(pl.Callback):
-    """Prints each epoch as it ends, with the accuracy or RMSE on what is watched. Nothing is chosen by these numbers."""
+    """Prints each epoch with the accuracy or RMSE on some rows, by which nothing is selected."""
 
-    def __init__(self, name: str, watched: str) -> None:
-        self._name, self._watched = name, watched
+    def __init__(self, name: str, rows: str) -> None:
+        self._name, self._rows = name, rows
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
-        found = pl_module.epoch_metrics
-        metric = "accuracy" if "val/accuracy" in found else "rmse"
-        epoch = f"epoch {trainer.current_epoch + 1:>{len(str(trainer.max_epochs))}}/{trainer.max_epochs}"
-        told = f"train loss {found['train/loss']:.4f}  {metric} on {self._watched} {found[f'val/{metric}']:.4f}"
-        print(f"{self._name}  {epoch}  {told}", flush=True)
+        metrics = pl_module.epoch_metrics
+        metric = "accuracy" if "val/accuracy" in metrics else "rmse"
+        print(
+            f"{self._name}  {format_epoch(trainer)}  train loss {metrics['train/loss']:.4f}  "
+            f"{metric} on {self._rows} {metrics[f'val/{metric}']:.4f}",
+            flush=True,
+        )

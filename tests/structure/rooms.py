@@ -53,9 +53,8 @@ DATA = in_order(
     *("engine", "sources", "rules", "store", "augmentation", "splits", "images", "tables")
 )
 TRAINING = in_order(
-    *("epoch_sums", "running_statistics", "networks", "distributed", "threads", "augmentation"),
-    *("batches", "recipe", "module", "checkpoints", "job", "assembly", "telemetry"),
-    *("short_run", "uncertainty", "pruning"),
+    *("networks", "distributed", "augmentation", "batches", "recipe", "module", "checkpoints"),
+    *("job", "assembly", "telemetry", "short_run", "uncertainty", "pruning"),
 )
 EXPORT = in_order("graphs", "certification", "precision")
 REPORTS = in_order("console", "evaluation", "pages")

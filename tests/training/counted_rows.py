@@ -16,8 +16,7 @@ from torch.nn.functional import one_hot
 from slipway.config.params import load_params
 from slipway.data.store.packed import PackedSplit
 from slipway.training.batches.batches import ValidationBatches, validation_loader
-from slipway.training.epoch_sums import EpochSums
-from slipway.training.module import TrainingModule
+from slipway.training.module import EpochSums, TrainingModule
 from slipway.training.networks.networks import build_network
 from tests.training.conftest import ROOT, spec, split_of
 

@@ -1,6 +1,7 @@
-"""Trainings of one process each that do something to themselves, such as end after their second save.
+"""Single-process trainings that kill or signal themselves, for example after a checkpoint.
 
-`python -m tests.training.forked_runs PREPARATION` trains after it: a function and its arguments, as JSON.
+`python -m tests.training.forked_runs PREPARATION` calls PREPARATION (a function and its arguments, as JSON)
+and then trains.
 """
 
 import importlib
@@ -22,20 +23,20 @@ _TIMEOUT_S = 300.0  # on a machine that others use, too
 def run_forked(
     project: Path, prepare: Callable[..., None] | None = None, *arguments: Any
 ) -> tuple[int, str]:
-    """Train in `project` in a process of its own, after `prepare(*arguments)` there; its exit code, or minus the signal, and its output."""
+    """Call `prepare(*arguments)` and train in a new process; return the exit code and the output."""
     command = ["tests.training.forked_runs", json.dumps([prepare, *arguments], default=_named)]
     done = warm_starts.run(command, project, environment(), _TIMEOUT_S, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
 
 
-def kill_after_save(number: int) -> None:
-    """Kill this process right after its save of that number, counted from 1."""
-    _after_save(number, signal.SIGKILL)
+def kill_after_checkpoint(number: int) -> None:
+    """Kill this process right after checkpoint `number`, counted from 1."""
+    _after_checkpoint(number, signal.SIGKILL)
 
 
-def stop_after_save(number: int, name: str) -> None:
-    """Send the signal of that name instead."""
-    _after_save(number, signal.Signals[name])
+def stop_after_checkpoint(number: int, name: str) -> None:
+    """Send this process a signal after checkpoint `number`."""
+    _after_checkpoint(number, signal.Signals[name])
 
 
 def stop_in_validation(number: int) -> None:
@@ -54,23 +55,23 @@ def stop_in_validation(number: int) -> None:
     TrainingModule.on_validation_epoch_start = counted  # type: ignore[method-assign]
 
 
-def _after_save(number: int, sent: signal.Signals) -> None:
-    from slipway.training.checkpoints.checkpoints import Saves
+def _after_checkpoint(number: int, sent: signal.Signals) -> None:
+    from slipway.training.checkpoints.checkpoints import CheckpointStore
 
-    write = Saves.write
+    write = CheckpointStore.write
     seen: list[int] = []
 
-    def counted(self: Saves, *arguments: Any) -> None:
+    def counted(self: CheckpointStore, *arguments: Any) -> None:
         write(self, *arguments)
         seen.append(1)
         if len(seen) == number:
             os.kill(os.getpid(), sent)
 
-    Saves.write = counted  # type: ignore[assignment, method-assign]
+    CheckpointStore.write = counted  # type: ignore[assignment, method-assign]
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """A path or a function, for JSON."""
+    """Encode a path or a function for JSON."""
     return (
         {"path": str(value)}
         if isinstance(value, Path)
@@ -79,7 +80,7 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _of_name(value: dict[str, Any]) -> Any:
-    """What `_named` gave that name."""
+    """Decode the output of `_named`."""
     if "path" in value:
         return Path(value["path"])
     module, name = value["function"]

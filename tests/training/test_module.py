@@ -9,8 +9,7 @@ from slipway.config.params import load_params
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.store.packed import TargetScale
 from slipway.training.batches.batches import Batch, ImageChanges, Mixing, TrainingBatches, cut_step
-from slipway.training.epoch_sums import EpochSums
-from slipway.training.module import TrainingModule, _derived_seed
+from slipway.training.module import EpochSums, TrainingModule, _derived_seed
 from slipway.training.networks.networks import NetworkSpec, build_network
 from tests.project_params import augment_params
 from tests.training.conftest import ROOT, spec, split_of
@@ -157,4 +156,6 @@ def test_the_size_of_the_weights_is_added_to_the_loss_but_not_to_its_metric() ->
     assert float(difference.detach()) == pytest.approx(
         factor * sum(float(weight.detach().abs().sum()) for weight in weights), rel=1e-5
     )
-    assert torch.equal(plain.guard._seen[0].losses, penalised.guard._seen[0].losses)
+    assert torch.equal(
+        plain.nonfinite_guard._batches[0].losses, penalised.nonfinite_guard._batches[0].losses
+    )

@@ -15,7 +15,7 @@ from slipway.training import assembly
 from slipway.training import run as training
 from slipway.training.distributed.strategies import Placement, trainer_arguments
 from slipway.training.networks.networks import load_network, read_model_card
-from slipway.training.telemetry.start_lines import without_effect
+from slipway.training.telemetry.progress import without_effect
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked

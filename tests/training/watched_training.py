@@ -60,7 +60,7 @@ class NanBackward(torch.autograd.Function):
 
 class WatchedModule(TrainingModule):
     def training_step(self, batch: Any, batch_index: int) -> Tensor:
-        if not self.guard._seen:
+        if not self.nonfinite_guard._batches:
             self._before = digest(self)
         loss = super().training_step(batch, batch_index)
         is_bad = (self.global_step + 1, self.global_rank) == (BAD_STEP, BAD_RANK)
@@ -68,7 +68,7 @@ class WatchedModule(TrainingModule):
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         super().optimizer_step(*arguments, **named)
-        if not self.guard._seen:
+        if not self.nonfinite_guard._batches:
             change = "nothing" if digest(self) == self._before else "something"
             print(
                 f"step {self.global_step + 1} changed {change} on rank {self.global_rank}",

@@ -1,7 +1,7 @@
-"""When a running training saves: at ends of epochs, as often as the clock says, and when a signal asks it to stop."""
+"""Saves checkpoints at the end of epochs, by the clock and on signals, and stops early."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -10,30 +10,35 @@ from typing import Any
 import pytorch_lightning as pl
 
 from slipway.config.sections import TrainParams
-from slipway.training.checkpoints.checkpoints import Save, Saves, write_trainer_state
-from slipway.training.checkpoints.positions import Position
+from slipway.training.checkpoints.checkpoints import (
+    Checkpoint,
+    CheckpointStore,
+    TrainingPosition,
+    write_trainer_state,
+)
 from slipway.training.checkpoints.rank_state import write_rank_state
 from slipway.training.distributed.collectives import MaxReducer
 from slipway.training.distributed.stopping import SAVE, Stopped, StopSignals
 from slipway.training.distributed.strategies import actual_setup
 from slipway.training.module import TrainingModule
-from slipway.training.networks.networks import Stretch
-from slipway.training.recipe.early_stopping import has_ended
+from slipway.training.networks.networks import RunSegment
 from slipway.training.recipe.weight_average import WeightAverage
 
 
-class Saver(pl.callbacks.Checkpoint):
-    """Keeps the history, ends a training early, and saves as `params` ask and signals do.
+class CheckpointCallback(pl.callbacks.Checkpoint):
+    """Records the metrics of each epoch, stops early, and saves checkpoints.
 
-    An epoch has `steps_per_epoch` optimizer steps of `num_accumulated` batches. `averages` take the place of the weights in a
-    validation, in which a save needs those of training.
+    Args:
+        averages: averages of the weights, which take their place in a validation.
+        steps_per_epoch: optimizer steps per epoch.
+        num_accumulated: batches per optimizer step.
     """
 
     def __init__(
         self,
-        saves: Saves,
-        resumed: Save | None,
-        stretch: Stretch,
+        store: CheckpointStore,
+        resumed: Checkpoint | None,
+        segment: RunSegment,
         params: TrainParams,
         signals: StopSignals,
         averages: Sequence[WeightAverage] = (),
@@ -41,26 +46,23 @@ class Saver(pl.callbacks.Checkpoint):
         steps_per_epoch: int,
         num_accumulated: int,
     ) -> None:
-        self._saves, self._params, self._signals, self._agreement = (
-            saves,
-            params,
-            signals,
-            MaxReducer(),
-        )
+        self._store, self._params, self._signals = store, params, signals
+        self._reducer = MaxReducer()
         self._averages = averages
         self._steps_per_epoch, self._num_accumulated = steps_per_epoch, num_accumulated
         self.history: list[dict[str, float]] = list(resumed.history) if resumed else []
         self.kept_epoch = resumed.kept_epoch if resumed else 0
-        self._stretches = _continued(resumed, stretch, steps_per_epoch)
-        self.saved = resumed.position if resumed else Position(0, 0)
+        self._segments = _extend_segments(resumed, segment, steps_per_epoch)
+        self.saved = resumed.position if resumed else TrainingPosition(0, 0)
         self._saved_at = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % self._num_accumulated == 0:
-            position = Position(len(self.history), (batch_idx + 1) // self._num_accumulated)
-            self._save_if_asked(trainer, pl_module, position, SAVE if self._is_due(trainer) else 0)
+        steps, unfinished = divmod(batch_idx + 1, self._num_accumulated)
+        if not unfinished:
+            position = TrainingPosition(len(self.history), steps)
+            self._save_on_request(trainer, pl_module, position, is_due=self._is_due(trainer))
 
     def on_validation_batch_end(
         self,
@@ -71,83 +73,110 @@ class Saver(pl.callbacks.Checkpoint):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._save_if_asked(trainer, pl_module, Position(len(self.history), self._steps_per_epoch))
+        position = TrainingPosition(len(self.history), self._steps_per_epoch)
+        self._save_on_request(trainer, pl_module, position)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.history.append(dict(pl_module.epoch_metrics))
-        epoch, best = len(self.history), self._params.keep == "best"
-        better = (
+        epoch = len(self.history)
+        is_better = (
             self.kept_epoch == 0
             or self.history[-1]["val/loss"] < self.history[self.kept_epoch - 1]["val/loss"]
         )
-        better = trainer.strategy.broadcast(better)
-        if better and best:
+        becomes_kept = trainer.strategy.broadcast(is_better) and self._params.keep == "best"
+        if becomes_kept:
             self.kept_epoch = epoch
-        position, ended = Position(epoch, 0), has_ended(self.history, self._params)
-        if (better and best) or epoch % self._params.checkpoint_every_epochs == 0 or ended:
+        position, ended = TrainingPosition(epoch, 0), has_ended(self.history, self._params)
+        if becomes_kept or epoch % self._params.checkpoint_every_epochs == 0 or ended:
             self._save(trainer, pl_module, position)
         trainer.should_stop = ended
-        self._save_if_asked(trainer, pl_module, position)
+        self._save_on_request(trainer, pl_module, position)
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
-        """By the clock of rank 0, since every process has another."""
+        """Compare with the clock of rank 0, because every process has its own."""
         minutes = self._params.checkpoint_every_minutes
-        return (
-            trainer.is_global_zero
-            and minutes is not None
-            and time.monotonic() - self._saved_at >= 60 * minutes
-        )
+        if minutes is None or not trainer.is_global_zero:
+            return False
+        return time.monotonic() - self._saved_at >= 60 * minutes
 
-    def _save_if_asked(
-        self, trainer: pl.Trainer, module: TrainingModule, position: Position, request: int = 0
+    def _save_on_request(
+        self,
+        trainer: pl.Trainer,
+        module: TrainingModule,
+        position: TrainingPosition,
+        *,
+        is_due: bool = False,
     ) -> None:
-        """Stopped after the save, where a signal asked any process for it."""
-        asked = self._agreement.highest(max(request, self._signals.received))
-        if asked:
+        """Save if it is due or any process got a signal; after a signal raise Stopped."""
+        request = self._reducer.highest(max(SAVE if is_due else 0, self._signals.received))
+        if request:
             self._save(trainer, module, position)
-        if asked > SAVE:
-            raise Stopped(asked)
+        if request > SAVE:
+            raise Stopped(request)
 
-    def _save(self, trainer: pl.Trainer, module: TrainingModule, position: Position) -> None:
+    def _save(
+        self, trainer: pl.Trainer, module: TrainingModule, position: TrainingPosition
+    ) -> None:
         if position == self.saved:
             return
         with ExitStack() as stack:
             for average in self._averages:
-                stack.enter_context(average.put_aside())
-            self._saves.write(
+                stack.enter_context(average.training_weights())
+            self._store.write(
                 trainer,
-                partial(_write_parts, trainer, module, self._averages),
+                partial(_write_state, trainer, module, self._averages),
                 partial(self._describe, trainer, position),
             )
         self.saved, self._saved_at = position, time.monotonic()
 
-    def _describe(self, trainer: pl.Trainer, position: Position, digests: dict[str, str]) -> Save:
-        last = position.epoch if position.step == 0 else 0  # an epoch's end keeps itself
-        return Save(
-            format_version=2,
+    def _describe(
+        self, trainer: pl.Trainer, position: TrainingPosition, checksums: dict[str, str]
+    ) -> Checkpoint:
+        kept_epoch = self.kept_epoch
+        if self._params.keep != "best":
+            kept_epoch = position.epoch if position.step == 0 else 0
+        return Checkpoint(
+            format_version=3,
             epoch=position.epoch,
             step=position.step,
-            kept_epoch=self.kept_epoch if self._params.keep == "best" else last,
+            kept_epoch=kept_epoch,
             history=self.history,
-            stretches=self._stretches,
+            segments=self._segments,
             actual=actual_setup(trainer),
-            files=digests,
+            files=checksums,
         )
 
 
-def _write_parts(
+def has_ended(history: Sequence[Mapping[str, float]], params: TrainParams) -> bool:
+    """Tell whether the training is complete, by its metrics per epoch so far.
+
+    Early stopping has no other state, so there is nothing else to resume.
+    """
+    return len(history) >= params.epochs or stops_early(history, params.early_stopping_patience)
+
+
+def stops_early(history: Sequence[Mapping[str, float]], patience: int | None) -> bool:
+    """Tell whether the lowest validation loss is `patience` epochs old."""
+    if patience is None or not history:
+        return False
+    losses = [metrics["val/loss"] for metrics in history]
+    return len(losses) - 1 - losses.index(min(losses)) >= patience
+
+
+def _write_state(
     trainer: pl.Trainer, module: TrainingModule, averages: Sequence[WeightAverage], folder: Path
 ) -> None:
     write_trainer_state(trainer, folder)
     write_rank_state(module, averages, trainer.global_rank, folder)
 
 
-def _continued(resumed: Save | None, stretch: Stretch, steps_per_epoch: int) -> list[Stretch]:
+def _extend_segments(
+    resumed: Checkpoint | None, segment: RunSegment, steps_per_epoch: int
+) -> list[RunSegment]:
+    """Add a segment if the process layout differs from the resumed checkpoint's."""
     if resumed is None:
-        return [stretch]
-    if resumed.stretches[-1].is_cut_as(stretch):
-        return resumed.stretches
-    return [
-        *resumed.stretches,
-        stretch.model_copy(update={"first_step": resumed.position.total_steps(steps_per_epoch)}),
-    ]
+        return [segment]
+    if resumed.segments[-1].has_same_layout(segment):
+        return resumed.segments
+    first_step = resumed.position.total_steps(steps_per_epoch)
+    return [*resumed.segments, segment.model_copy(update={"first_step": first_step})]

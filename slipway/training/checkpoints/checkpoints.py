@@ -1,82 +1,100 @@
-"""Resumable state under `.work/train/FINGERPRINT/`: it survives a kill at any moment and is gone after success.
+"""Checkpoints under `.work/train/FINGERPRINT/`: they survive a kill at any moment.
 
-fingerprint.json                   what the training depends on, to tell others what differs
-step-00000120/state                the trainer's state: a file, or a directory of shards with DeepSpeed
-step-00000120/rank-00000.safetensors  what each process has for itself, see `rank_state`
-step-00000120/save.json            written last: where it is, metrics so far, and the SHA-256 of every other file
-step-00000140-epoch-000002/        the same, after the validation that ends the second epoch
+fingerprint.json                   inputs of the training, to tell what differs in another one
+step-00000120/state                the trainer's state: a file, or DeepSpeed's directory of shards
+step-00000120/rank-00000.safetensors  state of each process, see `rank_state`
+step-00000120/checkpoint.json      written last: position, metrics, and SHA-256 of every other file
+step-00000140-epoch-000002/        a checkpoint after the validation that ends epoch 2
 
-Each save is a new directory, renamed into place when it is complete. A damaged one is named and
-skipped, never loaded. On several nodes the directory has to be on a shared file system.
+Each checkpoint is a new directory, renamed into place when it is complete. A damaged one is
+reported and skipped, never loaded. After success all are removed. Several nodes need the directory
+on a shared file system.
 """
 
 import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytorch_lightning as pl
-from pydantic import ValidationError
 
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import TrainingError
 from slipway.training.checkpoints.fingerprint import Fingerprint
-from slipway.training.checkpoints.positions import Position
-from slipway.training.networks.networks import Stretch, TrainingSetup
+from slipway.training.networks.networks import RunSegment, TrainingSetup
 
-_STATE, _MANIFEST = "state", "save.json"
+_STATE, _MANIFEST = "state", "checkpoint.json"
+# Parts of torch's messages when the disk is full.
+_WRITE_ERRORS = ("inline_container", "iostream", "PytorchStreamWriter")
 
 
-class Save(Contract):
-    """The content of `save.json`."""
+@dataclass(frozen=True, order=True)
+class TrainingPosition:
+    """`epoch` whole epochs, validation included, and `step` optimizer steps of the next.
 
-    format_version: Literal[2]
-    epoch: int  # that were completed
-    step: int  # of the epoch after it; see `positions.Position`
-    kept_epoch: int  # whose weights would become the checkpoint; 0 before there is one
+    With all steps of an epoch, but without its validation, `step` is the steps per epoch.
+    """
+
+    epoch: int
+    step: int
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        return self.epoch * steps_per_epoch + self.step
+
+
+class Checkpoint(Contract):
+    """The content of `checkpoint.json`."""
+
+    format_version: Literal[3]
+    epoch: int  # completed epochs
+    step: int  # completed steps of the next epoch
+    kept_epoch: int  # epoch whose weights would become the model; 0 if there is none yet
     history: list[dict[str, float]]  # metrics of each epoch so far
-    stretches: list[Stretch]  # in their order; the last one is how the state was written
-    actual: TrainingSetup  # what ran
-    files: dict[str, str]  # hex SHA-256 by path below the save
+    segments: list[RunSegment]  # in order; the last one wrote this checkpoint
+    actual: TrainingSetup
+    files: dict[str, str]  # hex SHA-256 by path within the checkpoint
 
     @property
-    def position(self) -> Position:
-        """Where the training stood."""
-        return Position(self.epoch, self.step)
+    def position(self) -> TrainingPosition:
+        return TrainingPosition(self.epoch, self.step)
 
 
-class Saves:
-    """The saves of one training, of which an epoch has `steps_per_epoch` optimizer steps."""
+class CheckpointStore:
+    """The checkpoints of one training."""
 
     def __init__(self, work: Path, fingerprint: Fingerprint, steps_per_epoch: int) -> None:
         self._work, self._fingerprint, self._steps_per_epoch = work, fingerprint, steps_per_epoch
         self.root = work / fingerprint.name
 
-    def newest(self) -> tuple[Save | None, list[str]]:
-        """The newest save that is whole, and so is the one that it keeps; and what is wrong with newer ones. Changes nothing."""
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest usable checkpoint and a description of each damaged one.
+
+        A checkpoint is usable if it and the one of its kept epoch are intact. Changes nothing.
+        """
         problems: list[str] = []
-        whole: dict[str, Save] = {}
+        intact: dict[str, Checkpoint] = {}
         for folder in self._folders():
             try:
-                whole[folder.name] = self._verified(folder)
+                intact[folder.name] = self._verify(folder)
             except (OSError, ValueError) as error:
                 problems.append(f"{folder} is damaged and skipped: {error}")
         usable = [
-            save
-            for save in whole.values()
-            if save.kept_epoch == 0 or self._of_epoch(save.kept_epoch).name in whole
+            checkpoint
+            for checkpoint in intact.values()
+            if checkpoint.kept_epoch == 0
+            or self._epoch_folder(checkpoint.kept_epoch).name in intact
         ]
-        return (max(usable, key=lambda save: save.position) if usable else None), problems
+        return max(usable, key=lambda checkpoint: checkpoint.position, default=None), problems
 
-    def folder(self, position: Position) -> Path:
-        """The save at `position`."""
-        ends_epoch = f"-epoch-{position.epoch:06d}" if position.step == 0 else ""
-        return self.root / f"step-{position.total_steps(self._steps_per_epoch):08d}{ends_epoch}"
+    def folder(self, position: TrainingPosition) -> Path:
+        suffix = f"-epoch-{position.epoch:06d}" if position.step == 0 else ""
+        return self.root / f"step-{position.total_steps(self._steps_per_epoch):08d}{suffix}"
 
-    def state(self, position: Position) -> Path:
+    def state(self, position: TrainingPosition) -> Path:
         """The trainer's state at `position`."""
         return self.folder(position) / _STATE
 
@@ -84,29 +102,35 @@ class Saves:
         self,
         trainer: pl.Trainer,
         write_state: Callable[[Path], None],
-        describe: Callable[[dict[str, str]], Save],
+        describe: Callable[[dict[str, str]], Checkpoint],
     ) -> None:
-        """Save on all ranks together: `write_state` puts files into a folder, `describe` makes the manifest of their digests."""
-        save = describe({})
+        """Write a checkpoint on all ranks together, then prune old ones.
+
+        Args:
+            write_state: writes this rank's files into a folder.
+            describe: makes the manifest from the SHA-256 of each file.
+        """
+        checkpoint = describe({})
         with ExitStack() as stack:
-            partial = (
-                stack.enter_context(files.new_directory(self.folder(save.position)))
-                if trainer.is_global_zero
-                else None
-            )
+            partial = None
+            if trainer.is_global_zero:
+                target = self.folder(checkpoint.position)
+                partial = stack.enter_context(files.new_directory(target))
             partial = Path(trainer.strategy.broadcast(str(partial)))
             write_state(partial)
             trainer.strategy.barrier("every rank has written its part")
             if trainer.is_global_zero:
-                files.write_json(
-                    partial / _MANIFEST, describe(_digests(partial)).model_dump(mode="json")
-                )
+                manifest = describe(_checksums(partial))
+                files.write_json(partial / _MANIFEST, manifest.model_dump(mode="json"))
         if trainer.is_global_zero:
-            self._prune(save)
-        trainer.strategy.barrier("the save is complete")
+            self._prune(checkpoint)
+        trainer.strategy.barrier("the checkpoint is complete")
 
-    def open(self) -> None:
-        """Make the directory, say what it is for, and remove what killed trainings left unfinished. For one process, which has the lock."""
+    def prepare(self) -> None:
+        """Create the directory, and remove unfinished files of killed trainings.
+
+        Only for the process that holds the lock.
+        """
         for path in self._work.glob("*/fingerprint.json"):
             if path.parent != self.root and not any(path.parent.glob("step-*")):
                 files.remove_directory(path.parent)
@@ -115,95 +139,90 @@ class Saves:
         files.write_json(self.root / "fingerprint.json", self._fingerprint.model_dump(mode="json"))
 
     def remove(self) -> None:
-        """Forget everything, after success."""
+        """Remove all checkpoints, after success."""
         files.remove_directory(self.root)
 
-    def others(self) -> list[str]:
-        """A line for each unfinished training with another fingerprint, with what differs, and how to remove them. They are left alone."""
-        lines = []
+    def describe_others(self) -> list[str]:
+        """Describe each unfinished training with another fingerprint, and how to remove it."""
         folders = sorted(
             path.parent
             for path in self._work.glob("*/fingerprint.json")
             if path.parent != self.root
         )
-        for folder in folders:
-            try:
-                other = Fingerprint.model_validate(
-                    json.loads((folder / "fingerprint.json").read_bytes())
-                )
-            except ValueError:
-                lines.append(
-                    f"not resumed: {folder} holds a training that this version does not understand"
-                )
-                continue
-            differences = other.differences(self._fingerprint)
-            more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-            lines.append(f"not resumed: {folder} differs in {'; '.join(differences[:3])}{more}")
+        lines = [self._describe_other(folder) for folder in folders]
         if folders:
-            megabytes = (
-                sum(
-                    path.stat().st_size
-                    for folder in folders
-                    for path in folder.rglob("*")
-                    if path.is_file()
-                )
-                / 1e6
+            sizes = (
+                path.stat().st_size
+                for folder in folders
+                for path in folder.rglob("*")
+                if path.is_file()
             )
             lines.append(
-                f"they stay until you remove them ({megabytes:,.1f} MB): rm -r {' '.join(map(str, folders))}"
+                f"they stay until you remove them ({sum(sizes) / 1e6:,.1f} MB): "
+                f"rm -r {' '.join(map(str, folders))}"
             )
         return lines
+
+    def _describe_other(self, folder: Path) -> str:
+        try:
+            content = json.loads((folder / "fingerprint.json").read_bytes())
+            differences = Fingerprint.model_validate(content).differences(self._fingerprint)
+        except ValueError:
+            return f"not resumed: {folder} holds a training that this version does not understand"
+        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+        return f"not resumed: {folder} differs in {'; '.join(differences[:3])}{more}"
 
     def _folders(self) -> list[Path]:
         return sorted(folder for folder in self.root.glob("step-*") if folder.suffix != ".partial")
 
-    def _of_epoch(self, epoch: int) -> Path:
-        return self.folder(Position(epoch, 0))
+    def _epoch_folder(self, epoch: int) -> Path:
+        return self.folder(TrainingPosition(epoch, 0))
 
-    def _verified(self, folder: Path) -> Save:
-        """The save in `folder`; ValueError or OSError that says what is wrong with it."""
-        save = _manifest(folder)
-        found = _digests(folder)
+    def _verify(self, folder: Path) -> Checkpoint:
+        """Read and check the checkpoint in `folder`; ValueError or OSError if it is damaged."""
+        checkpoint = _read_manifest(folder)
+        found = _checksums(folder)
         found.pop(_MANIFEST)
         differing = sorted(
             name
-            for name in found.keys() | save.files.keys()
-            if found.get(name) != save.files.get(name)
+            for name in found.keys() | checkpoint.files.keys()
+            if found.get(name) != checkpoint.files.get(name)
         )
         if differing:
             raise ValueError(f"{', '.join(differing)} missing, foreign or altered")
-        if self.folder(save.position) != folder:
-            raise ValueError(f"it is the save {self.folder(save.position).name} under another name")
-        return save
+        expected = self.folder(checkpoint.position)
+        if expected != folder:
+            raise ValueError(f"it is the checkpoint {expected.name} under another name")
+        return checkpoint
 
-    def _prune(self, save: Save) -> None:
-        """Leave this save, the one before it, and the ones that these two keep."""
-        newest = self.folder(save.position)
+    def _prune(self, checkpoint: Checkpoint) -> None:
+        """Keep this checkpoint, the one before it, and those of the kept epochs of both."""
+        newest = self.folder(checkpoint.position)
         before = [folder for folder in self._folders() if folder < newest][-1:]
-        kept = [save.kept_epoch, *map(_kept_by, before)]
-        for folder in set(self._folders()) - {newest, *before, *map(self._of_epoch, kept)}:
+        kept_epochs = [checkpoint.kept_epoch, *map(_kept_epoch, before)]
+        kept = {newest, *before, *map(self._epoch_folder, kept_epochs)}
+        for folder in set(self._folders()) - kept:
             files.remove_directory(folder)
 
 
 def write_trainer_state(trainer: pl.Trainer, folder: Path) -> None:
-    """Let every rank write its part of the state into `folder`.
+    """Write this rank's part of the trainer's state into `folder`.
 
-    TrainingError where the disk is full: of torch's own message nobody would guess it.
+    Raises TrainingError if the disk is full, which torch's own message does not say.
     """
     path = folder / _STATE
     try:
         trainer.save_checkpoint(path)
     except RuntimeError as error:
-        if not any(
-            sign in str(error) for sign in ("inline_container", "iostream", "PytorchStreamWriter")
-        ):
+        if not any(part in str(error) for part in _WRITE_ERRORS):
             raise
         raise TrainingError(
-            f"{path} could not be written, most likely because the disk is full ({error}). Free space, then run the same command again."
+            f"{path} could not be written, most likely because the disk is full ({error}). "
+            "Free space, then run the same command again."
         ) from error
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _checksums(folder: Path) -> dict[str, str]:
     return {
         path.relative_to(folder).as_posix(): files.sha256_file(path)
         for path in sorted(folder.rglob("*"))
@@ -211,16 +230,15 @@ def _digests(folder: Path) -> dict[str, str]:
     }
 
 
-def _manifest(folder: Path) -> Save:
+def _read_manifest(folder: Path) -> Checkpoint:
     try:
-        content: Any = json.loads((folder / _MANIFEST).read_bytes())
-        return Save.model_validate(content)
-    except (ValidationError, ValueError) as error:
+        return Checkpoint.model_validate(json.loads((folder / _MANIFEST).read_bytes()))
+    except ValueError as error:  # pydantic's and json's are both ValueErrors
         raise ValueError(f"{_MANIFEST} is not readable ({error})") from error
 
 
-def _kept_by(folder: Path) -> int:
+def _kept_epoch(folder: Path) -> int:
     try:
-        return _manifest(folder).kept_epoch
+        return _read_manifest(folder).kept_epoch
     except (OSError, ValueError):
         return 0

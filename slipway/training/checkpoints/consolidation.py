@@ -1,8 +1,8 @@
-"""The state of a training put together from what all its processes wrote: by the names of weights, whatever the strategy was."""
+"""Consolidates the training state of all processes by the names of weights, for any strategy."""
 
 import io
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,23 @@ _SHARDS = "checkpoint"  # the folder in which Lightning lets DeepSpeed put them
 
 @dataclass(frozen=True)
 class ConsolidatedState:
-    """All that the next step depends on, except what `rank_state` has. Names are those of the Lightning module."""
+    """Everything that the next step depends on, except `rank_state`.
+
+    Names are those of the Lightning module.
+    """
 
     weights: dict[str, Tensor]  # float32, and buffers
-    optimizer: dict[
-        str, dict[str, Tensor]
-    ]  # by the name of the weight, then by that of the state: (shape of the weight), or () for all of it
+    # By name of the weight, then of the state: in the shape of the weight, or ().
+    optimizer: dict[str, dict[str, Tensor]]
     rest: dict[str, Any]  # schedules and callbacks, as the trainer saved them
 
 
 def consolidated_weights(state: Path) -> dict[str, Tensor]:
-    """The network's weights in float32 by name, or their average, from a state that was verified; shards of all ranks are put together."""
+    """Return the network's float32 weights, or their average, from a verified trainer state."""
     if state.is_dir():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it tells every step
+        with _without_output():
             weights = get_fp32_state_dict_from_zero_checkpoint(str(state), tag=_SHARDS)
     else:
         weights = torch.load(state, map_location="cpu", weights_only=True)["state_dict"]
@@ -40,7 +42,7 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
 
 
 def network_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the network, by its own names."""
+    """Select the weights of the network, by its own names."""
     return {
         name.removeprefix(_PREFIX): value
         for name, value in weights.items()
@@ -49,31 +51,33 @@ def network_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def consolidated_state(state: Path) -> ConsolidatedState:
-    """The whole state, from one that was verified."""
-    return _of_shards(state / _SHARDS) if state.is_dir() else _of_file(state)
+    """Return the whole state from a verified trainer state."""
+    return _from_shards(state / _SHARDS) if state.is_dir() else _from_file(state)
 
 
-def _of_file(state: Path) -> ConsolidatedState:
-    saved = torch.load(state, map_location="cpu", weights_only=True)
+def _from_file(path: Path) -> ConsolidatedState:
+    saved = torch.load(path, map_location="cpu", weights_only=True)
     weights, optimizer = saved.pop("state_dict"), saved.pop("optimizer_states")[0]
-    # The module writes down the names in the order of the optimizer's groups, see `TrainingModule.on_save_checkpoint`.
-    by_name = {
-        saved["optimizer_names"][index]: _tensors(state)
-        for index, state in optimizer["state"].items()
-    }
+    names = saved["optimizer_names"]  # see `TrainingModule.on_save_checkpoint`
+    by_name = {names[index]: _tensors(state) for index, state in optimizer["state"].items()}
     return ConsolidatedState(weights, by_name, saved)
 
 
-def _of_shards(folder: Path) -> ConsolidatedState:
-    """DeepSpeed itself merges weights alone. The optimizer's states lie in memory as the weights do, so they are merged in their place."""
+def _from_shards(folder: Path) -> ConsolidatedState:
+    """Merge DeepSpeed's shards.
+
+    DeepSpeed merges only weights. The optimizer's states have the same layout, so they are merged
+    in the place of the weights.
+    """
     from deepspeed.utils import zero_to_fp32
 
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        models = zero_to_fp32.parse_model_states(zero_to_fp32.get_model_state_files(str(folder)))
+    with _without_output():
+        model_files = zero_to_fp32.get_model_state_files(str(folder))
+        models = zero_to_fp32.parse_model_states(model_files)
         shards = zero_to_fp32.get_optim_files(str(folder))
         stage, world_size, flat, paddings = zero_to_fp32.parse_optim_states(shards, str(folder))
 
-        def merged(groups: list[list[Tensor]]) -> dict[str, Tensor]:
+        def merge(groups: list[list[Tensor]]) -> dict[str, Tensor]:
             if stage <= 2:
                 tensors = zero_to_fp32._get_fp32_state_dict_from_zero2_checkpoint(
                     world_size, groups, models, False, paddings
@@ -84,15 +88,15 @@ def _of_shards(folder: Path) -> ConsolidatedState:
                 )
             return dict(zero_to_fp32.to_torch_tensor(tensors))
 
-        weights = merged(flat)
+        weights = merge(flat)
         states = [_flat_states(Path(shard)) for shard in shards]
         trained = {name for shapes in models[0].param_shapes for name in shapes}
         optimizer: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
         for key, value in (states[0][0] if states[0] else {}).items():
             if value.ndim == 0:
                 whole = dict.fromkeys(trained, value)
-            else:  # without what fills up the last partition
-                whole = merged(
+            else:  # without the padding of the last partition
+                whole = merge(
                     [
                         [state[key][: len(part)] for state, part in zip(*rank, strict=True)]
                         for rank in zip(states, flat, strict=True)
@@ -100,28 +104,33 @@ def _of_shards(folder: Path) -> ConsolidatedState:
                 )
             for name in trained:
                 optimizer[name][key] = whole[name].clone()
-    rest = _loaded(Path(zero_to_fp32.get_model_state_files(str(folder))[0]))
-    return ConsolidatedState(
-        weights, optimizer, {key: rest[key] for key in ("lr_schedulers", "callbacks", "guard")}
-    )
+    saved = _load_shard(Path(model_files[0]))
+    rest = {key: saved[key] for key in ("lr_schedulers", "callbacks", "guard")}
+    return ConsolidatedState(weights, optimizer, rest)
+
+
+@contextmanager
+def _without_output() -> Iterator[None]:
+    """Hide DeepSpeed's messages about every step."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield
 
 
 def _flat_states(shard: Path) -> list[dict[str, Tensor]]:
-    """The optimizer's states of one rank by group."""
-    saved = _loaded(shard)["optimizer_state_dict"]
+    """Return the optimizer's states of one rank, by group."""
+    saved = _load_shard(shard)["optimizer_state_dict"]
     state = (saved.get("base_optimizer_state") or saved["optimizer_state_dict"])["state"]
     return [_tensors(state[group]) for group in sorted(state)]
 
 
-def _loaded(shard: Path) -> dict[str, Any]:
-    """Without running anything that the file might hold: DeepSpeed's own classes are named here."""
+def _load_shard(shard: Path) -> dict[str, Any]:
+    """Load a file without running code from it: DeepSpeed's own classes are allowed by name."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    with torch.serialization.safe_globals(
-        [ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]
-    ):
+    allowed = [ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]
+    with torch.serialization.safe_globals(allowed):
         loaded: dict[str, Any] = torch.load(shard, map_location="cpu", weights_only=True)
     return loaded
 

@@ -1,8 +1,9 @@
-"""What a training depends on, so that nothing is resumed that would not have become the same weights.
+"""Fingerprint of a training: everything that its weights depend on.
 
-The parameters, the packed data, the augmentation plan, the code that train reaches, the packages, the precision and the kind of
-device. Another fingerprint is another training; this says in what it differs. How a training is cut over processes is no part of
-it: a save can be taken up by other processes, see `resuming`.
+Parameters, packed data, augmentation plan, code that `train` reaches, packages, precision and kind
+of device. A checkpoint is resumed only by a training with the same fingerprint; for another one
+this module lists the differences. The process layout is not part of it: other processes may resume
+a checkpoint, see `resumption`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from slipway.system.code_digest import stage_files
 from slipway.system.contract import Contract
 from slipway.training.distributed.strategies import Placement
 
-# Params of the section train that decide how it runs and what it keeps on the way, and neither its rows nor its steps.
+# Params of the section train that change neither the rows nor the steps.
 HOW_IT_RUNS = frozenset(
     {
         "strategy",
@@ -31,27 +32,21 @@ HOW_IT_RUNS = frozenset(
     }
 )
 _PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "tabm", "timm", "torch")
-_DIGESTED = (
-    "code.",
-    "data.",
-)  # of these fields, the value is a digest, which tells a reader nothing
+_DIGESTED = ("code.", "data.")  # fields whose values are digests, which tell a reader nothing
 
 
 class Fingerprint(Contract):
     """Everything that a training's weights depend on."""
 
     seed: int
-    train: dict[str, Any]  # the train section of params.yaml, but for HOW_IT_RUNS
+    train: dict[str, Any]  # the train section of params.yaml without HOW_IT_RUNS
     placement: dict[str, Any]
     data: dict[str, str]  # hex SHA-256 by path
-    code: dict[
-        str, str
-    ]  # hex digest by path, without comments: of the files as they are, never of code.yaml
+    code: dict[str, str]  # hex digest by path, without comments; from the files, not code.yaml
     versions: dict[str, str]
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256."""
         return files.digest_json(self.model_dump())
 
     @property
@@ -60,17 +55,16 @@ class Fingerprint(Contract):
         return self.digest[:12]
 
     def differences(self, other: "Fingerprint") -> list[str]:
-        """`key: here -> in other` for every value that differs, and the name of every file that does."""
+        """List `key: here -> in other` for each different value, and each different file."""
         ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))
-        keys = sorted(
-            key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)
-        )
-        changed_files = [key.partition(".")[2] for key in keys if key.startswith(_DIGESTED)]
-        return [
-            f"{key}: {ours.get(key)} -> {theirs.get(key)}"
-            for key in keys
-            if not key.startswith(_DIGESTED)
-        ] + changed_files
+        keys = ours.keys() | theirs.keys()
+        values, changed_files = [], []
+        for key in sorted(key for key in keys if ours.get(key) != theirs.get(key)):
+            if key.startswith(_DIGESTED):
+                changed_files.append(key.partition(".")[2])
+            else:
+                values.append(f"{key}: {ours.get(key)} -> {theirs.get(key)}")
+        return values + changed_files
 
 
 def take_fingerprint(
@@ -82,20 +76,21 @@ def take_fingerprint(
     root: Path,
     pretrained: Path | None = None,
 ) -> Fingerprint:
-    """Read what a training in the project `root` depends on. The packed manifest holds the digests of the pixels.
+    """Take the fingerprint of a training in the project `root`.
 
-    `pretrained` is the file of weights that it begins with. Where it lies does not count.
+    The packed manifest holds the digests of the pixels. `pretrained` is the file of the initial
+    weights; its path does not count.
     """
-    data = [
-        packed / "manifest.json",
-        *sorted(path for path in augmented.rglob("*") if path.is_file()),
-    ]
+    augmentation = sorted(path for path in augmented.rglob("*") if path.is_file())
+    paths = [packed / "manifest.json", *augmentation]
+    data = {path.as_posix(): files.sha256_file(path) for path in paths}
+    if pretrained:
+        data["pretrained"] = files.sha256_file(pretrained)
     return Fingerprint(
         seed=seed,
         train=params.model_dump(mode="json", exclude=set(HOW_IT_RUNS)),
         placement={"precision": placement.precision, "accelerator": placement.accelerator},
-        data={path.as_posix(): files.sha256_file(path) for path in data}
-        | ({"pretrained": files.sha256_file(pretrained)} if pretrained else {}),
+        data=data,
         code=stage_files(root, "train"),
         versions={name: version(name) for name in _PACKAGES},
     )

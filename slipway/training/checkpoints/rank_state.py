@@ -1,6 +1,7 @@
-"""What each process of a training has for itself, and the trainer's state, which rank 0 writes, lacks.
+"""State that each rank has for itself, and that the trainer's state of rank 0 lacks.
 
-Running statistics of BatchNorm, and their averages, differ between processes until an epoch ends, and each adds up losses of its own rows.
+BatchNorm's running statistics and their averages differ between ranks until an epoch ends, and
+each rank sums the losses of its own rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,10 @@ _BUFFER, _AVERAGE, _SUM = "buffer.", "average.", "sum."
 def write_rank_state(
     module: TrainingModule, averages: Sequence[WeightAverage], rank: int, folder: Path
 ) -> None:
-    """Write `rank-NNNNN.safetensors`: every buffer of the module, the averages of them, and its sums of the epoch."""
+    """Write buffers, their averages, and the sums of the epoch to `rank-NNNNN.safetensors`."""
     tensors = {_BUFFER + name: value for name, value in module.named_buffers()}
-    tensors |= {
-        _AVERAGE + name: value for average in averages for name, value in average.buffers().items()
-    }
+    for average in averages:
+        tensors |= {_AVERAGE + name: value for name, value in average.buffers().items()}
     tensors |= {_SUM + name: value for name, value in module.train_sums.totals.items()}
     payload = safetensors.torch.save(
         {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -40,26 +40,22 @@ def restore_rank_state(
     saved_world_size: int,
     folder: Path,
 ) -> None:
-    """Give the module and its averages what `rank` had. Of another number of processes: the mean of their buffers, all sums to rank 0."""
+    """Restore the state of `rank`.
+
+    After a change of the world size every rank gets the mean of all buffers, and rank 0 all sums.
+    """
     if world_size == saved_world_size:
-        tensors = safetensors.torch.load(_path(folder, rank).read_bytes())
+        tensors = _read(folder, rank)
     else:
-        tensors = _merged(
-            [
-                safetensors.torch.load(_path(folder, other).read_bytes())
-                for other in range(saved_world_size)
-            ],
-            rank,
-        )
+        tensors = _merge([_read(folder, other) for other in range(saved_world_size)], rank)
     _copy(tensors, _BUFFER, dict(module.named_buffers()))
     for average in averages:
         _copy(tensors, _AVERAGE, average.buffers())
-    sums = {
+    module.train_sums.totals = {
         name.removeprefix(_SUM): value.to(module.device)
         for name, value in tensors.items()
         if name.startswith(_SUM)
     }
-    module.train_sums.totals = sums
 
 
 def _copy(tensors: Mapping[str, Tensor], prefix: str, targets: Mapping[str, Tensor]) -> None:
@@ -68,17 +64,21 @@ def _copy(tensors: Mapping[str, Tensor], prefix: str, targets: Mapping[str, Tens
             targets[name.removeprefix(prefix)].copy_(value)
 
 
-def _merged(ranks: list[Mapping[str, Tensor]], rank: int) -> dict[str, Tensor]:
+def _merge(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
     merged = {}
     for name, value in ranks[0].items():
         values = torch.stack([tensors[name] for tensors in ranks])
         if name.startswith(_SUM):
             merged[name] = values.sum(dim=0) if rank == 0 else torch.zeros_like(value)
+        elif value.is_floating_point():
+            merged[name] = values.double().mean(dim=0).to(value.dtype)
         else:
-            merged[name] = (
-                values.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else value
-            )
+            merged[name] = value
     return merged
+
+
+def _read(folder: Path, rank: int) -> dict[str, Tensor]:
+    return safetensors.torch.load(_path(folder, rank).read_bytes())
 
 
 def _path(folder: Path, rank: int) -> Path:

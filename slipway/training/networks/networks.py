@@ -30,7 +30,6 @@ from slipway.system.errors import IntegrityError, ParamsError, SchemaError
 from slipway.training.networks.small_resnet import SmallResnet
 from slipway.training.networks.tabm import RowEncoding, Tabm
 
-FORMAT_VERSION = 3
 _TIMM = "timm/"
 _FIX = "Run `dvc repro train`."
 Arguments = TypeVar("Arguments", bound=BaseModel)
@@ -72,8 +71,11 @@ class TrainingSetup(Contract):
     )  # of the parameters in forward and backward; null where it is not asked for
 
 
-class Stretch(Contract):
-    """How a training is cut over processes from `first_step` on. Where that changes, rows stay the same, but not every bit."""
+class RunSegment(Contract):
+    """The process layout of a training from `first_step` on.
+
+    After a change the batches stay the same, but results may differ in the last bits.
+    """
 
     first_step: int
     strategy: str
@@ -83,8 +85,8 @@ class Stretch(Contract):
         None  # of each process on a CPU; null on a GPU, and where a save of an earlier version does not say
     )
 
-    def is_cut_as(self, other: "Stretch") -> bool:
-        """Whether nothing but the first step differs."""
+    def has_same_layout(self, other: "RunSegment") -> bool:
+        """Compare everything but the first step."""
         return self.model_copy(update={"first_step": other.first_step}) == other
 
     def __str__(self) -> str:
@@ -97,7 +99,7 @@ class Stretch(Contract):
 class ModelCard(Contract):
     """The content of `model.json`; equal runs write equal text."""
 
-    format_version: Literal[3]
+    format_version: Literal[4]
     network: NetworkSpec
     num_parameters: int
     weights_sha256: str
@@ -107,7 +109,7 @@ class ModelCard(Contract):
     metrics: dict[str, float]  # of the kept epoch, on the validation split
     requested: TrainingSetup
     actual: TrainingSetup  # at the end
-    stretches: list[Stretch]  # one, unless it was resumed by other processes
+    segments: list[RunSegment]  # one, unless another process layout resumed it
     seed: int
     params: dict[str, Any]  # the train section of params.yaml
     digests: dict[

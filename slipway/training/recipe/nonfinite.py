@@ -1,9 +1,11 @@
-"""Keeps a step that is not finite out of everything that lasts: weights, optimizer, running statistics, sums of the epoch.
+"""Non-finite guard: a step with a NaN or infinite loss or gradient changes nothing that lasts.
 
-What is judged is the norm of the gradient, once per optimizer step: that is all the host waits for, and with DeepSpeed not
-even that, since its own check already does. A loss that is not finite makes its gradient NaN, which the reduction of
-gradients spreads; so all ranks find the same without asking each other. Only to name the rows they exchange messages.
-In float16 a gradient that overflows is the loss scaler's affair, as long as the losses are finite and the scale can sink.
+It protects weights, optimizer, running statistics and the sums of the epoch. It checks the norm of
+the gradient once per optimizer step, which is all that the host waits for; with DeepSpeed it reads
+the result of DeepSpeed's own check. A non-finite loss makes its gradient NaN, and the reduction of
+gradients spreads it, so all ranks reach the same result. They communicate only to name the rows.
+In float16 an overflowing gradient is left to the loss scaler, as long as the losses are finite and
+the scale can sink.
 """
 
 from collections.abc import Sequence
@@ -20,12 +22,17 @@ from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import Batch
 from slipway.training.distributed.collectives import gather_objects
 
-_LOWEST_LOSS_SCALE = 1.0  # DeepSpeed's floor; torch's scaler has none and would sink until nothing is left of the gradient
-_MOST_NAMED = 64
+# DeepSpeed's floor. torch's scaler has none, and would sink until nothing is left of the gradient.
+_MIN_LOSS_SCALE = 1.0
+_MAX_NAMED_IDS = 64
+_REMEDIES = (
+    "Look at these rows, lower train.learning_rate, raise train.warmup_epochs, or use "
+    "train.precision 32-true"
+)
 
 
-class SeenLosses(NamedTuple):
-    """The losses of one batch, which a step has one or, with accumulation, several of."""
+class BatchLosses(NamedTuple):
+    """The losses of one batch. A step has one batch or, with accumulation, several."""
 
     losses: Tensor  # (B,) float32, detached
     counted: Tensor  # (B,) bool
@@ -33,102 +40,100 @@ class SeenLosses(NamedTuple):
 
 
 class _BadStep(NamedTuple):
-    """Over all ranks."""
+    """A step with a non-finite loss or gradient, over all ranks."""
 
-    of_loss: bool  # otherwise every loss is finite and the gradient alone is not
+    has_bad_loss: bool  # otherwise every loss is finite and only the gradient is not
     num_rows: int
-    ids: list[
-        str
-    ]  # of the rows whose loss is not finite; of all rows of the step where every loss is
+    ids: list[str]  # rows with a non-finite loss; all rows of the step if every loss is finite
 
 
-class StepGuard:
-    """Judges every optimizer step of one training; `ids` are those of the training rows."""
+class NonFiniteGuard:
+    """Checks every optimizer step of one training; `ids` are those of the training rows."""
 
     def __init__(self, network: nn.Module, params: TrainParams, ids: Sequence[str]) -> None:
-        self.num_skipped = 0  # steps of the whole run whose loss or gradient was not finite
-        self.just_dropped = False  # the last optimizer step changed nothing: for what follows the weights, like an average of them
+        self.num_skipped = 0  # steps of the whole run with a non-finite loss or gradient
+        self.skipped_last_step = False
+        # () of the last step before clipping, on the device; None with DeepSpeed
+        self.gradient_norm: Tensor | None = None
         self._network, self._params, self._ids = network, params, ids
-        self._buffers: list[Tensor] | None = (
-            None  # of the network on its device, which is known at the first batch
-        )
-        self._kept_buffers: list[Tensor] = []
-        self._seen: list[SeenLosses] = []
-        self.gradient_norm: Tensor | None = (
-            None  # of the last step before clipping, () on the device; None with DeepSpeed, which has its own
-        )
+        self._buffers: list[Tensor] | None = None  # on the device, known at the first batch
+        self._saved_buffers: list[Tensor] = []
+        self._batches: list[BatchLosses] = []
         self._is_finite = True  # the gradient of the last step, without DeepSpeed
         self._scaler = _LossScaler(None)
 
     def state_dict(self) -> dict[str, int]:
-        """What a resumed run has to know to decide the same."""
         return {"num_skipped": self.num_skipped}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where `state_dict` was taken."""
         self.num_skipped = state["num_skipped"]
 
     def start_batch(self) -> None:
-        """Before the forward of a batch, which changes running statistics: remember those before the step."""
-        if self._seen:
+        """Save the running statistics before the first forward pass of a step changes them."""
+        if self._batches:
             return
         if self._buffers is None:
             self._buffers = list(self._network.buffers())
-            self._kept_buffers = [buffer.clone() for buffer in self._buffers]
-        _copy(self._buffers, self._kept_buffers)
+            self._saved_buffers = [buffer.clone() for buffer in self._buffers]
+        _copy(self._buffers, self._saved_buffers)
 
-    def watched_mean(self, losses: Tensor, batch: Batch) -> Tensor:
-        """The mean of (B,) losses, () float32; its gradient is NaN where it is not finite, which an infinite loss alone need not bring."""
-        self._seen.append(SeenLosses(losses.detach(), batch.counted, batch.rows))
+    def checked_mean(self, losses: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of (B,) losses, () float32, with a NaN gradient if it is not finite.
+
+        An infinite loss alone may have a finite gradient.
+        """
+        self._batches.append(BatchLosses(losses.detach(), batch.counted, batch.rows))
         mean = losses.mean()
         return mean * torch.where(torch.isfinite(mean.detach()), 1.0, torch.nan)
 
-    def forget(self) -> None:
-        """Drop what was seen, where no trainer makes the step."""
-        self._seen = []
+    def discard(self) -> None:
+        """Forget the batches of a step that no trainer makes."""
+        self._batches = []
 
     def clip(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradient as torch's `clip_grad_norm_` does; one that is not finite is thrown away, so that the step changes nothing."""
+        """Clip the gradient as `clip_grad_norm_` does; drop a non-finite one.
+
+        Does nothing with DeepSpeed, which clips by itself.
+        """
         if isinstance(trainer.strategy, DeepSpeedStrategy):
-            return  # which has its own
+            return
         parameters = [value for group in optimizer.param_groups for value in group["params"]]
         norm = get_total_norm([value.grad for value in parameters if value.grad is not None])
         self.gradient_norm, self._is_finite = norm, bool(torch.isfinite(norm))
         if not self._is_finite:
             self._scaler = _LossScaler(getattr(trainer.precision_plugin, "scaler", None))
-            optimizer.zero_grad(
-                set_to_none=True
-            )  # without a gradient no optimizer of torch touches a weight or its own state
+            # Without a gradient torch's optimizers change neither a weight nor their own state.
+            optimizer.zero_grad(set_to_none=True)
         elif self._params.gradient_clip_norm:
             clip_grads_with_norm_(parameters, self._params.gradient_clip_norm, norm)
 
     def before_step(self, trainer: Trainer) -> None:
-        """Before the optimizer (or DeepSpeed's engine) is asked for a step."""
+        """Save the state of DeepSpeed's loss scaler."""
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             self._scaler = _LossScaler(trainer.strategy.deepspeed_engine.optimizer.loss_scaler)
 
-    def after_step(self, trainer: Trainer) -> list[SeenLosses]:
-        """The losses to count, empty while batches accumulate and after a step that was skipped.
+    def after_step(self, trainer: Trainer) -> list[BatchLosses]:
+        """Return the losses to count: none while batches accumulate or after a skipped step.
 
-        TrainingError, on all ranks, where the run must not go on.
+        Raises TrainingError on all ranks if the run must not go on.
         """
-        if len(self._seen) < trainer.accumulate_grad_batches:
+        if len(self._batches) < trainer.accumulate_grad_batches:
             return []
-        seen, self._seen = self._seen, []
-        self.just_dropped = not self._was_applied(trainer)
-        if not self.just_dropped:
-            return seen
+        batches, self._batches = self._batches, []
+        self.skipped_last_step = not self._was_applied(trainer)
+        if not self.skipped_last_step:
+            return batches
         assert self._buffers is not None
-        _copy(self._kept_buffers, self._buffers)
+        _copy(self._saved_buffers, self._buffers)
         step = f"step {trainer.global_step + 1} (epoch {trainer.current_epoch + 1})"
-        bad = self._describe(seen)
-        if self._scaler.scales and not bad.of_loss:
-            if self._scaler.value <= _LOWEST_LOSS_SCALE:
-                raise TrainingError(_at_the_floor(bad, step, self._scaler.value))
-            return seen  # their losses are fine, and the scaler has lowered its scale
+        bad = self._find_bad_rows(batches)
+        if self._scaler.scales and not bad.has_bad_loss:
+            if self._scaler.value <= _MIN_LOSS_SCALE:
+                raise TrainingError(_describe_overflow(bad, step, self._scaler.value))
+            return batches  # their losses are fine, and the scaler has lowered its scale
         self._scaler.restore()
         self.num_skipped += 1
-        self._go_on_or_stop(trainer, _not_finite(bad, step))
+        self._skip_or_fail(trainer, _describe_nonfinite(bad, step))
         return []
 
     def _was_applied(self, trainer: Trainer) -> bool:
@@ -136,83 +141,87 @@ class StepGuard:
             return bool(trainer.strategy.deepspeed_engine.was_step_applied())
         return self._is_finite
 
-    def _go_on_or_stop(self, trainer: Trainer, what: str) -> None:
-        most = self._params.max_skipped_steps
+    def _skip_or_fail(self, trainer: Trainer, message: str) -> None:
+        limit = self._params.max_skipped_steps
         if self._params.on_nonfinite == "fail":
             raise TrainingError(
-                f"{what} {_CURES}, or let such steps be left out: train.on_nonfinite: skip."
+                f"{message} {_REMEDIES}, or skip such steps: train.on_nonfinite: skip."
             )
-        if self.num_skipped > most:
+        if self.num_skipped > limit:
             raise TrainingError(
-                f"{what} It is skipped step {self.num_skipped} of the run, train.max_skipped_steps is {most}. {_CURES}."
+                f"{message} It is skipped step {self.num_skipped} of the run, "
+                f"train.max_skipped_steps is {limit}. {_REMEDIES}."
             )
         if trainer.is_global_zero:
             print(
-                f"skipped   {what} Skipped steps so far: {self.num_skipped} of at most {most}.",
+                f"skipped   {message} Skipped steps so far: {self.num_skipped} of at most {limit}.",
                 flush=True,
             )
 
-    def _describe(self, seen: list[SeenLosses]) -> _BadStep:
-        rows = torch.cat([batch.rows for batch in seen]).tolist()
-        finite = torch.isfinite(torch.cat([batch.losses for batch in seen])).tolist()
-        own = ([row for row, is_finite in zip(rows, finite, strict=True) if not is_finite], rows)
-        of_ranks = gather_objects(own)
-        bad = [row for of_rank, _ in of_ranks for row in of_rank]
-        every = [row for _, of_rank in of_ranks for row in of_rank]
+    def _find_bad_rows(self, batches: list[BatchLosses]) -> _BadStep:
+        rows = torch.cat([batch.rows for batch in batches]).tolist()
+        finite = torch.isfinite(torch.cat([batch.losses for batch in batches])).tolist()
+        own_bad = [row for row, is_finite in zip(rows, finite, strict=True) if not is_finite]
+        ranks = gather_objects((own_bad, rows))
+        bad = [row for rank_bad, _ in ranks for row in rank_bad]
+        every = [row for _, rank_rows in ranks for row in rank_rows]
         return _BadStep(bool(bad), len(every), [self._ids[row] for row in bad or every])
 
 
 class _LossScaler:
-    """torch's GradScaler or DeepSpeed's, as it was before a step; None and a constant scale of 1 scale nothing."""
+    """The state of torch's GradScaler or DeepSpeed's dynamic scaler before a step."""
 
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler
-        self._of_torch = isinstance(scaler, torch.amp.GradScaler)
-        self.scales = self._of_torch or getattr(scaler, "dynamic", False)
-        self._state = (
-            scaler.state_dict() if self._of_torch else dict(vars(scaler)) if self.scales else {}
-        )
-        if self.scales and not self._of_torch:
-            scaler.raise_error_at_min_scale = (
-                False  # it would end the run in the middle of a step, with a bare Exception
-            )
+        self._is_torch = isinstance(scaler, torch.amp.GradScaler)
+        self.scales = self._is_torch or getattr(scaler, "dynamic", False)
+        self._state: dict[str, Any] = {}
+        if self._is_torch:
+            self._state = scaler.state_dict()
+        elif self.scales:
+            self._state = dict(vars(scaler))
+            # It would end the run in the middle of a step, with a bare Exception.
+            scaler.raise_error_at_min_scale = False
 
     @property
     def value(self) -> float:
-        return float(self._state["scale" if self._of_torch else "cur_scale"])
+        return float(self._state["scale" if self._is_torch else "cur_scale"])
 
     def restore(self) -> None:
-        """Undo what the scaler made of a step whose loss was not finite, which no scale is to blame for."""
-        if self._of_torch:
+        """Undo the scaler's reaction to a non-finite loss, for which no scale is to blame."""
+        if self._is_torch:
             self._scaler.load_state_dict(self._state)
         elif self.scales:
             vars(self._scaler).update(self._state)
 
 
-_CURES = "Look at these rows, lower train.learning_rate, raise train.warmup_epochs, or use train.precision 32-true"
-
-
-def _not_finite(bad: _BadStep, step: str) -> str:
-    named = _named(bad.ids)
-    if bad.of_loss:
-        what = f"the loss is not finite in {step} for {len(bad.ids)} of {bad.num_rows} rows, with the ids {named}."
+def _describe_nonfinite(bad: _BadStep, step: str) -> str:
+    ids = _list_ids(bad.ids)
+    if bad.has_bad_loss:
+        what = (
+            f"the loss is not finite in {step} for {len(bad.ids)} of {bad.num_rows} rows, with "
+            f"the ids {ids}."
+        )
     else:
-        what = f"the gradient is not finite in {step}, while the loss of each of its {bad.num_rows} rows is; their ids are {named}."
+        what = (
+            f"the gradient is not finite in {step}, while the loss of each of its {bad.num_rows} "
+            f"rows is; their ids are {ids}."
+        )
     return f"{what} No weight was changed by this step."
 
 
-def _at_the_floor(bad: _BadStep, step: str, scale: float) -> str:
+def _describe_overflow(bad: _BadStep, step: str, scale: float) -> str:
     return (
-        f"the gradient overflows float16 in {step}, and the loss scale cannot be lowered any more: it is at {scale:g}. "
-        "No weight was changed by this step. Use train.precision bf16-mixed or 32-true, lower train.learning_rate, or look at "
-        f"the rows of this step, with the ids {_named(bad.ids)}."
+        f"the gradient overflows float16 in {step}, and the loss scale cannot be lowered any more: "
+        f"it is at {scale:g}. No weight was changed by this step. Use train.precision bf16-mixed "
+        "or 32-true, lower train.learning_rate, or look at the rows of this step, with the ids "
+        f"{_list_ids(bad.ids)}."
     )
 
 
-def _named(ids: list[str]) -> str:
-    return ", ".join(ids[:_MOST_NAMED]) + (
-        f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
-    )
+def _list_ids(ids: list[str]) -> str:
+    more = f" and {len(ids) - _MAX_NAMED_IDS} more" if len(ids) > _MAX_NAMED_IDS else ""
+    return ", ".join(ids[:_MAX_NAMED_IDS]) + more
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:

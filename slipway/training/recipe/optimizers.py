@@ -1,4 +1,4 @@
-"""The optimizer and the schedule of its learning rate, a function of the number of the step alone."""
+"""The optimizer, and its learning-rate schedule as a function of the step number."""
 
 import math
 from collections.abc import Callable
@@ -12,44 +12,41 @@ from slipway.config.sections import TrainParams
 from slipway.training.networks.freezing import num_frozen, parts_of
 from slipway.training.networks.networks import Network
 
-Share = Callable[
-    [int], float
-]  # of the learning rate's peak, in [0, 1], for optimizer step `step`, counted from 0
-# Where one_cycle begins, and how many times smaller it ends: those of torch's OneCycleLR.
+# Factor in [0, 1] of the peak learning rate, by optimizer step, counted from 0.
+Schedule = Callable[[int], float]
+# Start and end of one_cycle, the end relative to the start: those of torch's OneCycleLR.
 _ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1e-4
 
 
 def optimizer_and_schedule(
     network: Network, params: TrainParams, steps_per_epoch: int
 ) -> OptimizerLRSchedulerConfig:
-    """What `params` ask for. Decay leaves norms, scales and biases alone, and the learning rate of a frozen part is 0."""
-    parts = (
-        parts_of(network)
-        if params.freeze_epochs
-        else [[name for name, _ in network.named_parameters()]]
-    )
-    share, named = learning_rate_share(params, steps_per_epoch), dict(network.named_parameters())
+    """Make the optimizer and its schedule.
+
+    Weight decay leaves out norms, scales and biases. The learning rate of a frozen part is 0.
+    """
+    named = dict(network.named_parameters())
+    parts = parts_of(network) if params.freeze_epochs else [list(named)]
+    schedule = learning_rate_schedule(params, steps_per_epoch)
     groups: list[dict[str, Any]] = []
-    shares: list[Share] = []
+    schedules: list[Schedule] = []
     for index, part in enumerate(parts):
+        trained = [name for name in part if named[name].requires_grad]
         for decay in (True, False):
-            chosen = [
-                named[name]
-                for name in part
-                if decays(name, named[name]) is decay and named[name].requires_grad
-            ]
+            chosen = [named[name] for name in trained if decays(name, named[name]) is decay]
             if chosen:
-                groups.append(
-                    {"params": chosen, "weight_decay": params.weight_decay if decay else 0.0}
+                weight_decay = params.weight_decay if decay else 0.0
+                groups.append({"params": chosen, "weight_decay": weight_decay})
+                schedules.append(
+                    _part_schedule(schedule, index, len(parts), params, steps_per_epoch)
                 )
-                shares.append(_share_of_part(share, index, len(parts), params, steps_per_epoch))
     optimizer = _optimizer(groups, params)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shares)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedules)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
-    """The names of the weights in the order in which the optimizer counts them."""
+    """List the names of the weights in the order in which the optimizer numbers them."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return [
         names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
@@ -57,36 +54,39 @@ def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay pulls a parameter towards 0. Of an ensemble, scales (`r`, `s`) and biases are matrices, too."""
+    """Tell whether weight decay applies to a parameter.
+
+    An ensemble's scales (`r`, `s`) and biases are matrices, too, so the name counts as well.
+    """
     return parameter.ndim > 1 and name.rpartition(".")[2] not in ("bias", "r", "s")
 
 
-def learning_rate_share(params: TrainParams, steps_per_epoch: int) -> Share:
-    """The schedule that `params` ask for. It has no hard end: past the last step it stays as it is there."""
+def learning_rate_schedule(params: TrainParams, steps_per_epoch: int) -> Schedule:
+    """Make the schedule. Past the last step it keeps its last value."""
     warmup, total = round(params.warmup_epochs * steps_per_epoch), params.epochs * steps_per_epoch
     if params.schedule == "one_cycle":
         return lambda step: _one_cycle(step, warmup, total)
     if params.schedule == "cosine":
-        return lambda step: _rise(step, warmup) or _cosine(step - warmup, total - warmup)
+        return lambda step: _warmup(step, warmup) or _cosine(step - warmup, total - warmup)
     if params.schedule == "step":
-        every, factor = (
-            (params.step_epochs or params.epochs) * steps_per_epoch,
-            params.step_factor or 1.0,
-        )
-        return lambda step: _rise(step, warmup) or factor ** (min(step, total - 1) // every)
-    return lambda step: _rise(step, warmup) or 1.0
+        every = (params.step_epochs or params.epochs) * steps_per_epoch
+        factor = params.step_factor or 1.0
+        return lambda step: _warmup(step, warmup) or factor ** (min(step, total - 1) // every)
+    return lambda step: _warmup(step, warmup) or 1.0
 
 
-def _share_of_part(
-    share: Share, index: int, num_parts: int, params: TrainParams, steps_per_epoch: int
-) -> Share:
-    return lambda step: (
-        share(step) if index >= num_frozen(step // steps_per_epoch, num_parts, params) else 0.0
-    )
+def _part_schedule(
+    schedule: Schedule, index: int, num_parts: int, params: TrainParams, steps_per_epoch: int
+) -> Schedule:
+    def factor(step: int) -> float:
+        is_frozen = index < num_frozen(step // steps_per_epoch, num_parts, params)
+        return 0.0 if is_frozen else schedule(step)
+
+    return factor
 
 
 def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim.Optimizer:
-    # What is offloaded is updated on the CPU, where torch's fused kernel takes a tenth of the time of its plain one.
+    # On the CPU, where offloaded weights are updated, torch's fused kernel is ten times as fast.
     fused = True if params.offload else None
     if params.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=params.learning_rate, fused=fused)
@@ -99,8 +99,8 @@ def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim
     )
 
 
-def _rise(step: int, num_steps: int) -> float:
-    """In (0, 1], linear; 0 past `num_steps`."""
+def _warmup(step: int, num_steps: int) -> float:
+    """Rise linearly in (0, 1]; 0 past `num_steps`."""
     return (step + 1) / num_steps if step < num_steps else 0.0
 
 
@@ -109,14 +109,16 @@ def _cosine(step: int, num_steps: int) -> float:
 
 
 def _one_cycle(step: int, num_rising: int, num_steps: int) -> float:
-    """Smith and Topin 2018, "Super-convergence", both ways in half a cosine as torch has it; the momentum is left alone."""
+    """Rise and fall along half cosines, as in torch's OneCycleLR, without cycling the momentum.
+
+    Smith and Topin 2018, "Super-convergence".
+    """
     top = max(1, num_rising - 1)
     if step <= top:
-        return _between(_ONE_CYCLE_START, 1.0, step / top)
-    return _between(
-        1.0, _ONE_CYCLE_START * _ONE_CYCLE_END, min(1.0, (step - top) / max(1, num_steps - 1 - top))
-    )
+        return _interpolate(_ONE_CYCLE_START, 1.0, step / top)
+    progress = min(1.0, (step - top) / max(1, num_steps - 1 - top))
+    return _interpolate(1.0, _ONE_CYCLE_START * _ONE_CYCLE_END, progress)
 
 
-def _between(start: float, end: float, progress: float) -> float:
+def _interpolate(start: float, end: float, progress: float) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * progress))

@@ -1,9 +1,9 @@
-"""Lets a network run inside DeepSpeed's fp16 and bf16 engines as it runs elsewhere.
+"""Makes networks run in DeepSpeed's fp16 and bf16 engines.
 
 DeepSpeed casts every parameter and leaves buffers in float32, which BatchNorm refuses (seen in
-0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, what enters the backbone has
-the dtype of its parameters, and so do derived buffers (attention masks, rotary tables). Names, shapes and
-what is saved stay as they are.
+0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, and the inputs of
+the backbone and derived buffers (attention masks, rotary tables) get the dtype of the parameters.
+Names, shapes and saved weights stay the same.
 """
 
 import os
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from slipway.training.networks.networks import Network
 
 
-def fit_into_half(network: Network, dtype: torch.dtype) -> None:
+def adapt_to_half(network: Network, dtype: torch.dtype) -> None:
     """Prepare `network` for parameters of `dtype` (float16 or bfloat16)."""
     network.backbone.register_forward_pre_hook(
         lambda _, inputs: tuple(value.to(dtype) for value in inputs)
@@ -29,7 +29,7 @@ def fit_into_half(network: Network, dtype: torch.dtype) -> None:
 
 
 def allow_float16_on_cpu() -> None:
-    """Lift DeepSpeed's refusal of fp16 on the CPU, which is there because oneDNN is slow at it; torch's kernels are there."""
+    """Lift DeepSpeed's refusal of fp16 on the CPU: oneDNN is slow at it, but torch supports it."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # read at the import
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
@@ -37,7 +37,7 @@ def allow_float16_on_cpu() -> None:
 
 
 def _cast_derived_buffers(module: nn.Module, dtype: torch.dtype) -> None:
-    """Those that no checkpoint holds: what is saved stays float32."""
+    """Cast buffers that no checkpoint holds; saved ones stay float32."""
     for name, buffer in module.named_buffers(recurse=False):
         if name in module._non_persistent_buffers_set and buffer.is_floating_point():
             setattr(module, name, buffer.to(dtype))
@@ -49,13 +49,13 @@ def _compute_in_float32(norm: nn.modules.batchnorm._BatchNorm) -> None:
     def forward(inputs: Tensor) -> Tensor:
         if inputs.dtype == torch.float32:
             return plain(inputs)
-        return _finish(norm, _normalise(norm, inputs.float())).to(inputs.dtype)
+        return _drop_and_activate(norm, _normalise(norm, inputs.float())).to(inputs.dtype)
 
     norm.forward = forward  # type: ignore[method-assign,assignment]
 
 
 def _normalise(norm: nn.modules.batchnorm._BatchNorm, inputs: Tensor) -> Tensor:
-    """The forward of torch's `_BatchNorm`, with weights cast up; running statistics are float32 already."""
+    """The forward of torch's `_BatchNorm` with float32 weights; running statistics have it."""
     average = norm.momentum if norm.momentum is not None else 0.0
     if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -69,8 +69,8 @@ def _normalise(norm: nn.modules.batchnorm._BatchNorm, inputs: Tensor) -> Tensor:
     )
 
 
-def _finish(norm: Any, outputs: Tensor) -> Tensor:
-    """timm's `BatchNormAct2d` goes on with dropout and an activation."""
+def _drop_and_activate(norm: Any, outputs: Tensor) -> Tensor:
+    """Apply the dropout and activation that timm's `BatchNormAct2d` includes."""
     for name in ("drop", "act"):
         if isinstance(getattr(norm, name, None), nn.Module):
             outputs = getattr(norm, name)(outputs)

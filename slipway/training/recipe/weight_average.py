@@ -1,7 +1,8 @@
-"""An exponential moving average of the weights, in float32: what is validated, kept and exported in their place.
+"""Exponential moving average of the weights, in float32: it is validated, kept and exported.
 
-Training goes on with its own weights, which come back after each validation bit for bit. The running statistics of BatchNorm are
-averaged with the weights they belong to. The average is part of the trainer's state. ZeRO-3 is refused by `params`.
+Training continues with its own weights, which return bit for bit after each validation. The
+running statistics of BatchNorm are averaged as well. The average is part of the trainer's state.
+ZeRO-3 is refused by `params`.
 """
 
 from collections.abc import Iterator
@@ -12,34 +13,33 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DeepSpeedStrategy
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from slipway.training.running_statistics import average_running_statistics
+from slipway.training.distributed.collectives import num_ranks
 
-_STATE = "WeightAverage"  # the callback's name in the trainer's state
-_SHARED_STATE = Path(
-    "checkpoint/mp_rank_00_model_states.pt"
-)  # where DeepSpeed puts what is not sharded
+_STATE_KEY = "WeightAverage"  # of the callback in the trainer's state
+# DeepSpeed's file of everything that is not sharded.
+_SHARED_STATE = Path("checkpoint/mp_rank_00_model_states.pt")
 
 
 class WeightAverage(pl.Callback):
-    """average = d * average + (1 - d) * weights after each optimizer step n, with d = min(decay, (1 + n) / (10 + n)).
+    """average = d * average + (1 - d) * weights after optimizer step n.
 
-    The smaller d of the first steps forgets the random weights of the start (as TensorFlow's ExponentialMovingAverage does).
+    d = min(decay, (1 + n) / (10 + n)): the smaller d of the first steps forgets the random weights
+    of the start, as TensorFlow's ExponentialMovingAverage does.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         self._network, self._decay = network, decay
         self._values: dict[str, Tensor] = {}  # float32, by name in the network
         self._num_updates = 0
-        self._own: dict[
-            str, Tensor
-        ] = {}  # the weights of training, while the average is in their place
+        # The weights of training, while the average is in their place.
+        self._training_weights: dict[str, Tensor] = {}
 
     @property
     def state_key(self) -> str:
-        return _STATE
+        return _STATE_KEY
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values, "num_updates": self._num_updates}
@@ -48,18 +48,17 @@ class WeightAverage(pl.Callback):
         self._values, self._num_updates = state_dict["values"], state_dict["num_updates"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._values:
+            self._values = {name: value.clone() for name, value in self._current(trainer).items()}
         device = trainer.strategy.root_device
-        found = self._values or {
-            name: value.clone() for name, value in self._current(trainer).items()
-        }
-        self._values = {name: value.to(device) for name, value in found.items()}
+        self._values = {name: value.to(device) for name, value in self._values.items()}
         self._num_updates = self._num_updates or trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.global_step == self._num_updates:
             return  # gradients were accumulated
         self._num_updates = trainer.global_step
-        if pl_module.guard.just_dropped:
+        if pl_module.nonfinite_guard.skipped_last_step:
             return
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
         current = self._current(trainer)
@@ -69,76 +68,86 @@ class WeightAverage(pl.Callback):
         )
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        average_running_statistics(self._network)  # those of training, which stay behind
-        tensors = _floating(self._network)
-        self._own = {name: value.clone() for name, value in tensors.items()}
+        average_running_statistics(self._network)  # those of training, before they are saved
+        tensors = _floating_tensors(self._network)
+        self._training_weights = {name: value.clone() for name, value in tensors.items()}
         _copy(self._values, tensors)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        tensors = _floating(self._network)
-        buffers = {name for name, _ in self._network.named_buffers()}
-        # Those of the average are the mean over all ranks now.
-        _copy({name: tensors[name] for name in self._values if name in buffers}, self._values)
-        _copy(self._own, tensors)
-        self._own = {}
+        tensors = _floating_tensors(self._network)
+        # Validation has replaced the average's running statistics by the mean over all ranks.
+        _copy({name: tensors[name] for name in self.buffers()}, self._values)
+        _copy(self._training_weights, tensors)
+        self._training_weights = {}
 
     def buffers(self) -> dict[str, Tensor]:
-        """The averages of running statistics, which every process has for itself."""
-        return {
-            name: self._values[name]
-            for name, _ in self._network.named_buffers()
-            if name in self._values
-        }
+        """The averages of running statistics, which differ between processes."""
+        names = [name for name, _ in self._network.named_buffers()]
+        return {name: self._values[name] for name in names if name in self._values}
 
     def replace_weights(self) -> None:
-        """Let the network have the average for good, after its training."""
-        _copy(self._values, _floating(self._network))
+        """Copy the average into the network for good, after its training."""
+        _copy(self._values, _floating_tensors(self._network))
 
     @contextmanager
-    def put_aside(self) -> Iterator[None]:
-        """Within a validation, the weights of training are in the network while the block runs; elsewhere they are anyway."""
-        if not self._own:
+    def training_weights(self) -> Iterator[None]:
+        """Put the weights of training into the network for the block, also within a validation."""
+        if not self._training_weights:
             yield
             return
-        tensors = _floating(self._network)
+        tensors = _floating_tensors(self._network)
         average = {name: value.clone() for name, value in tensors.items()}
-        _copy(self._own, tensors)
+        _copy(self._training_weights, tensors)
         try:
             yield
         finally:
             _copy(average, tensors)
 
     def _current(self, trainer: pl.Trainer) -> dict[str, Tensor]:
-        """The weights of training in float32; where DeepSpeed computes in half precision, its masters of them. Collective."""
-        if (
-            not isinstance(trainer.strategy, DeepSpeedStrategy)
-            or next(self._network.parameters()).dtype == torch.float32
-        ):
-            return _floating(self._network)
+        """Return the weights of training in float32: DeepSpeed's masters if it computes in half.
+
+        Every rank has to call it.
+        """
+        tensors = _floating_tensors(self._network)
+        is_float32 = next(self._network.parameters()).dtype == torch.float32
+        if is_float32 or not isinstance(trainer.strategy, DeepSpeedStrategy):
+            return tensors
         from deepspeed.utils import safe_get_full_fp32_param
 
-        masters = {
-            name: safe_get_full_fp32_param(parameter)
-            for name, parameter in self._network.named_parameters()
-        }
-        return {name: masters.get(name, value) for name, value in _floating(self._network).items()}
+        parameters = self._network.named_parameters()
+        return tensors | {name: safe_get_full_fp32_param(value) for name, value in parameters}
+
+
+def average_running_statistics(network: nn.Module) -> None:
+    """Replace BatchNorm's running means and variances by their mean over all ranks.
+
+    Equal values keep every bit.
+    """
+    if num_ranks() == 1:
+        return
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            for statistics in (module.running_mean, module.running_var):
+                assert statistics is not None
+                total = statistics.double()
+                distributed.all_reduce(total)
+                statistics.copy_(total / num_ranks())
 
 
 def averaged_weights(state: Path) -> dict[str, Tensor]:
-    """The averages in a verified state of the trainer, by name in the network; none where there are none."""
+    """Read the average from a verified trainer state, by name in the network; {} without one."""
     path = state / _SHARED_STATE if state.is_dir() else state
     if not path.exists():
         return {}  # ZeRO-3 shards everything, and has no average
     content = torch.load(path, map_location="cpu", weights_only=True)
-    values: dict[str, Tensor] = content["callbacks"].get(_STATE, {}).get("values", {})
+    values: dict[str, Tensor] = content["callbacks"].get(_STATE_KEY, {}).get("values", {})
     return values
 
 
-def _floating(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that a checkpoint holds, but for counters."""
-    return {
-        name: value for name, value in network.state_dict().items() if value.is_floating_point()
-    }
+def _floating_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers, without counters."""
+    state = network.state_dict()
+    return {name: value for name, value in state.items() if value.is_floating_point()}
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""What a running training tells a reader: one line per epoch, a bar on a terminal, and DVCLive. Third-party chatter is kept out.
+"""Console output of a training and its DVCLive log: the start, one line per epoch, a progress bar.
 
-DVCLive's step is the number of the epoch. After a resume the epochs before it are logged there again, since DVC has removed what
-was in `reports/live`.
+DVCLive's step is the number of the epoch. A resumed training logs the epochs before it again,
+because DVC has removed `reports/live`.
 """
 
 import logging
@@ -19,57 +19,128 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.loggers import Logger
 from scmrepo.exceptions import SCMError
 
+from slipway.config.sections import TrainParams
 from slipway.reports.console import size
 from slipway.system.errors import UnavailableError
-from slipway.training.checkpoints.callback import Saver
+from slipway.training.checkpoints.callback import CheckpointCallback
+from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPosition
 from slipway.training.distributed.process_memory import peak_bytes
-from slipway.training.recipe.gradients import loss_scale
-from slipway.training.telemetry.step_clock import Lap, StepClock
-from slipway.training.telemetry.telemetry import StepTelemetry
+from slipway.training.job import Job
+from slipway.training.telemetry.telemetry import (
+    DataWaitProfiler,
+    StepTelemetry,
+    ThroughputMeter,
+    loss_scale,
+)
+
+
+def print_start(
+    job: Job, num_parameters: int, notes: list[str], resumed: Checkpoint | None
+) -> None:
+    """Print the network, the rows, the step, the placement, notes, and the resumed position."""
+    spec, shape, placement = job.spec, job.shape, job.placement
+    inputs = "x".join(map(str, spec.input.shape))
+    outputs = f"{len(spec.classes)} classes" if spec.classes else "a number"
+    print(f"network   {spec.name}, {num_parameters:,} parameters, {inputs} -> {outputs}")
+    print(f"rows      {job.data.num_train:,} for training, {len(job.data.val):,} for validation")
+    print(
+        f"step      {shape.batch_size} rows = {shape.per_device} per device x {shape.world_size} "
+        f"process{'es' * (shape.world_size > 1)} x {shape.num_accumulated} accumulated; "
+        f"{job.steps_per_epoch} steps per epoch"
+    )
+    print(
+        f"runs as   {placement.strategy}, {placement.precision}, "
+        f"{placement.world_size} on {placement.accelerator}"
+    )
+    if job.params.pretrained:
+        digest = job.fingerprint.data["pretrained"]
+        mean, std = (", ".join(f"{value:.3f}" for value in part) for part in (spec.mean, spec.std))
+        print(
+            f"weights   {job.params.pretrained}, SHA-256 {digest[:12]}, "
+            f"for pixels of mean {mean}, std {std}"
+        )
+    for reason in placement.reasons:
+        print(f"  auto    {reason}")
+    for note in [*notes, *without_effect(job.params, spec.classes)]:
+        print(f"note      {note}")
+    if resumed:
+        _print_resumed(job, resumed)
+
+
+def _print_resumed(job: Job, resumed: Checkpoint) -> None:
+    print(f"resumed   {describe_position(resumed.position)}", flush=True)
+    saved, now, fresh = resumed.segments[-1], job.segment(resumed), job.segment()
+    if not saved.has_same_layout(now):
+        print(
+            f"note      saved by {saved}, resumed by {now}: "
+            "same batches, but results may differ in the last bits"
+        )
+    elif now.threads != fresh.threads:
+        print(
+            f"note      runs with {now.threads} threads each as before, for the same bits; "
+            f"a new training takes {fresh.threads}"
+        )
+
+
+def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
+    """Name the settings that have no effect; `classes` is empty for a numeric target."""
+    if params.label_smoothing and not classes:
+        smoothing = f"train.label_smoothing {params.label_smoothing:g}"
+        return [f"{smoothing} is without effect for a numeric target"]
+    return []
+
+
+def describe_position(position: TrainingPosition) -> str:
+    steps = f" and {position.step} steps of the next" if position.step else ""
+    return f"after epoch {position.epoch}{steps}"
 
 
 class EpochLines(pl.Callback):
-    """Prints and logs each epoch as it ends, on rank 0."""
+    """Prints and logs each epoch on rank 0."""
 
-    def __init__(self, saver: Saver, rows_per_step: int, clock: StepClock) -> None:
-        self._saver, self._rows_per_step, self._lap = saver, rows_per_step, Lap(clock)
+    def __init__(
+        self, checkpoints: CheckpointCallback, rows_per_step: int, profiler: DataWaitProfiler
+    ) -> None:
+        self._checkpoints, self._rows_per_step = checkpoints, rows_per_step
+        self._meter = ThroughputMeter(profiler)
         self._first_step = 0
         self._figures: dict[str, float] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _log_history(trainer.loggers, self._saver.history)
-        self._begin(trainer)  # of an epoch that is resumed, whose start is not told
+        _log_history(trainer.loggers, self._checkpoints.history)
+        # Lightning does not call `on_train_epoch_start` for an epoch that is resumed.
+        self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin(trainer)
+        self._meter.begin()
+        self._first_step, self._figures = trainer.global_step, {}
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if steps := trainer.global_step - self._first_step:
-            self._figures = self._lap.finish(steps * self._rows_per_step)
+            self._figures = self._meter.finish(steps * self._rows_per_step)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        epoch, metrics = trainer.current_epoch + 1, pl_module.epoch_metrics
-        width = len(str(trainer.max_epochs))
+        metrics = pl_module.epoch_metrics
         memory = peak_bytes(on_gpu=trainer.strategy.root_device.type == "cuda")
-        figures = figures_line(
+        figures = format_figures(
             {**self._figures, "loss_scale": loss_scale(trainer), "memory_bytes": memory}
         )
-        print(
-            f"epoch {epoch:>{width}}/{trainer.max_epochs}  {_line(metrics)}  {figures}", flush=True
-        )
-        _log(trainer.loggers, metrics, epoch)
+        print(f"{format_epoch(trainer)}  {_format_metrics(metrics)}  {figures}", flush=True)
+        _log(trainer.loggers, metrics, trainer.current_epoch + 1)
 
-    def _begin(self, trainer: pl.Trainer) -> None:
-        self._lap.begin()
-        self._first_step, self._figures = trainer.global_step, {}
+
+def format_epoch(trainer: pl.Trainer) -> str:
+    """Format the running epoch, as in "epoch  7/10"."""
+    width = len(str(trainer.max_epochs))
+    return f"epoch {trainer.current_epoch + 1:>{width}}/{trainer.max_epochs}"
 
 
 class _EpochLogger(DVCLiveLogger):
-    """DVCLive's logger without its search of the call stack for a caller in Lightning, which took longer than a short epoch (dvclive 3.49).
+    """DVCLive's logger without its search of the call stack for a caller in Lightning.
 
-    None of those callers logs here: all that is logged comes from `_log`.
+    The search took longer than a short epoch (dvclive 3.49). Only `_log` logs here.
     """
 
     def log_metrics(
@@ -82,7 +153,7 @@ class _EpochLogger(DVCLiveLogger):
 
 
 class _Bar(TQDMProgressBar):
-    """Lightning's bar, with the figures of the last step that was logged."""
+    """Lightning's progress bar, with the figures of the last logged step."""
 
     def __init__(self, telemetry: StepTelemetry) -> None:
         super().__init__(leave=False)
@@ -92,36 +163,37 @@ class _Bar(TQDMProgressBar):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
         latest = self._telemetry.latest
-        return (
-            {"": figures_line(latest), "loss": f"{latest['loss']:.3f}"} if "loss" in latest else {}
-        )
+        if "loss" not in latest:
+            return {}
+        return {"": format_figures(latest), "loss": f"{latest['loss']:.3f}"}
 
 
-def figures_line(figures: Mapping[str, float | None]) -> str:
-    """The speed, the share of waiting, the loss scale of fp16 and the memory, as far as they are known."""
-    forms: dict[str, Callable[[float], str]] = {
+def format_figures(figures: Mapping[str, float | None]) -> str:
+    """Format the throughput, data wait, loss scale and memory, as far as they are known."""
+    formats: dict[str, Callable[[float], str]] = {
         "rows_per_second": lambda value: f"{value:,.0f} rows/s",
         "data_wait_share": lambda value: f"data wait {value:.0%}",
         "loss_scale": lambda value: f"loss scale {value:g}",
         "memory_bytes": lambda value: f"memory {size(int(value))}",
     }
-    known = {name: value for name in forms if (value := figures.get(name)) is not None}
-    return "  ".join(forms[name](value) for name, value in known.items())
+    known = [(name, value) for name in formats if (value := figures.get(name)) is not None]
+    return "  ".join(formats[name](value) for name, value in known)
 
 
 def loggers(live: Path) -> list[Logger]:
-    """DVCLive, which makes no experiment and writes no dvc.yaml: these are the pipeline's. TensorBoard is `telemetry`'s."""
+    """Make the DVCLive logger, which starts no experiment and writes no dvc.yaml of its own."""
     try:
         dvclive = Live(dir=str(live), save_dvc_exp=False, dvcyaml=None, report=None)
     except SCMError as error:
         raise UnavailableError(
-            f"DVCLive cannot log in this git repository: {error}. Make its first commit: git commit."
+            f"DVCLive cannot log in this git repository: {error}. Make its first commit: "
+            "git commit."
         ) from error
     return [_EpochLogger(experiment=dvclive)]
 
 
 def log_finished(live: Path, history: list[dict[str, float]]) -> None:
-    """Log a training of which every epoch was trained by an earlier run."""
+    """Log a training whose epochs were all trained by an earlier run."""
     targets = loggers(live)
     _log_history(targets, history)
     for target in targets:
@@ -129,12 +201,12 @@ def log_finished(live: Path, history: list[dict[str, float]]) -> None:
 
 
 def progress_bars(telemetry: StepTelemetry) -> list[pl.Callback]:
-    """A bar for a terminal, nothing for a log file."""
+    """Make a progress bar on a terminal, and none for a log file."""
     return [_Bar(telemetry)] if sys.stderr.isatty() else []
 
 
 def silence_chatter() -> None:
-    """Keep out what Lightning and DeepSpeed say at every start; warnings that could matter stay."""
+    """Hide what Lightning and DeepSpeed say at every start; warnings that could matter stay."""
     for name in (
         "pytorch_lightning",
         "lightning_fabric",
@@ -143,29 +215,31 @@ def silence_chatter() -> None:
         "lightning.fabric",
     ):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("torch.utils.cpp_extension").setLevel(
-        logging.ERROR
-    )  # misses CUDA where there is none
+    # It warns that CUDA is missing where there is no GPU.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     for text in (
         ".*does not have many workers.*",
-        ".*your dataloader is not resumable.*",  # it has no state: order and augmentation follow from (seed, epoch, id)
-        ".*`srun` command is available.*",  # Lightning looks for itself, even where it was told who started the processes
+        # It needs no state: order and augmentation follow from (seed, epoch, id).
+        ".*your dataloader is not resumable.*",
+        # Lightning looks for srun although it knows who started the processes.
+        ".*`srun` command is available.*",
         ".*The number of training batches .* is smaller than the logging interval.*",
         ".*all_gather_into_tensor.*",
         ".*reduce_scatter_tensor.*",
         ".*isinstance\\(treespec, LeafSpec\\).*",
         ".*When saving the DeepSpeed Stage 3 checkpoint.*",
         ".*Checkpoint directory .* exists and is not empty.*",
-        ".*Detected call of `lr_scheduler.step\\(\\)` before `optimizer.step\\(\\)`.*",  # where float16's first step overflows
+        # The first step of float16 may overflow.
+        ".*Detected call of `lr_scheduler.step\\(\\)` before `optimizer.step\\(\\)`.*",
     ):
         warnings.filterwarnings("ignore", message=text)
 
 
-def _line(metrics: dict[str, float]) -> str:
-    forms = {"learning_rate": ".2e", "skipped_steps": ".0f"}
+def _format_metrics(metrics: dict[str, float]) -> str:
+    formats = {"learning_rate": ".2e", "skipped_steps": ".0f"}
     shown = {name: value for name, value in metrics.items() if name != "skipped_steps" or value}
     return "  ".join(
-        f"{name.replace('_', ' ')} {value:{forms.get(name, '.4f')}}"
+        f"{name.replace('_', ' ')} {value:{formats.get(name, '.4f')}}"
         for name, value in shown.items()
     )
 

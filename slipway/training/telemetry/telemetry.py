@@ -1,69 +1,120 @@
-"""What a running training tells beside its epoch lines: scalars by step, the first batch as pictures, histograms on request.
+"""TensorBoard events: scalars by optimizer step, the first batch as images, optional histograms.
 
-Every rank carries this callback, since histograms of shards are put together by all of them; rank 0 alone writes. Steps are
-counted by the trainer, so a resumed run goes on counting.
+Every rank has this callback, because sharded weights are gathered by all ranks; only rank 0
+writes. The trainer counts the steps, so a resumed run continues the count.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from pytorch_lightning.plugins import MixedPrecision
+from pytorch_lightning.profilers import Profiler
+from pytorch_lightning.strategies import DeepSpeedStrategy
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils.tensorboard import SummaryWriter
 
 from slipway.config.sections import TrainParams
 from slipway.inputs.images import ImageContract
 from slipway.training.distributed.process_memory import peak_bytes
-from slipway.training.recipe.gradients import engine_norm, loss_scale, whole_tensors
-from slipway.training.telemetry.board import Board
 from slipway.training.telemetry.run_log import RunLog
-from slipway.training.telemetry.step_clock import Lap, StepClock
+
+_NEXT_BATCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning 2.6; a test notices a rename
+_SHOWN_IMAGES = 64
+_FRAME = 128  # grey level
 
 
 @dataclass(frozen=True)
-class Where:
-    """What a training's telemetry needs to know of it."""
+class TelemetryContext:
+    """Facts about the training that its telemetry needs."""
 
     board: Path
     rows_per_step: int
     num_accumulated: int
     steps_per_epoch: int
-    history: Sequence[Mapping[str, float]]  # of the epochs before a resume
+    history: Sequence[Mapping[str, float]]  # metrics of the epochs before a resume
+
+
+class DataWaitProfiler(Profiler):
+    """Measures how long the training loop waits for batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_s = 0.0
+        self._started = 0.0
+
+    def start(self, action_name: str) -> None:
+        if action_name == _NEXT_BATCH:
+            self._started = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        if action_name == _NEXT_BATCH:
+            self.waited_s += time.perf_counter() - self._started
+
+
+class ThroughputMeter:
+    """Rows per second and the fraction of time spent waiting for data, since the last `begin`."""
+
+    def __init__(self, profiler: DataWaitProfiler) -> None:
+        self._profiler = profiler
+        self.begin()
+
+    def begin(self) -> None:
+        self._began, self._waited_s = time.perf_counter(), self._profiler.waited_s
+
+    def finish(self, rows: int) -> dict[str, float]:
+        """Return the figures for `rows` rows of all processes, and begin anew.
+
+        On a GPU this waits until its queue is empty.
+        """
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        figures = {
+            "rows_per_second": rows / seconds,
+            "data_wait_share": (self._profiler.waited_s - self._waited_s) / seconds,
+        }
+        self.begin()
+        return figures
 
 
 class StepTelemetry(pl.Callback):
-    """Scalars every `log_every_steps`, images once, histograms every `log_histograms_every_epochs`."""
+    """Scalars every `log_every_steps`, images once, histograms every few epochs if requested."""
 
-    def __init__(self, params: TrainParams, where: Where, log: RunLog, clock: StepClock) -> None:
-        self._params, self._where, self._log = params, where, log
-        self._board: Board | None = None
-        self._lap, self._lap_step = Lap(clock), 0
+    def __init__(
+        self,
+        params: TrainParams,
+        context: TelemetryContext,
+        log: RunLog,
+        profiler: DataWaitProfiler,
+    ) -> None:
+        self._params, self._context, self._log = params, context, log
+        self._writer: SummaryWriter | None = None  # on rank 0, while it trains
+        self._meter, self._measured_from = ThroughputMeter(profiler), 0
         self._learning_rate = 0.0
-        self.latest: dict[
-            str, float
-        ] = {}  # of the last step that was written, for the progress bar
+        self.latest: dict[str, float] = {}  # of the last written step, for the progress bar
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._lap_step = trainer.global_step
+        self._measured_from = trainer.global_step
         if not trainer.is_global_zero:
             return
-        self._board = Board(
-            self._where.board, trainer.global_step, self._where.history, self._where.steps_per_epoch
-        )
+        self._writer = _open_board(self._context, trainer.global_step)
         if trainer.global_step == 0 and isinstance(pl_module.network.spec.input, ImageContract):
-            self._show_first_batch(pl_module.network)
+            _write_first_batch(self._writer, pl_module.network)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._lap.begin()  # validation is no part of a lap
-        self._lap_step = trainer.global_step
+        self._meter.begin()  # without the validation
+        self._measured_from = trainer.global_step
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
         if self._is_due(trainer.global_step + 1) and trainer.is_global_zero:
-            self._learning_rate = float(
-                optimizer.param_groups[0]["lr"]
-            )  # of this step: the schedule goes on before the batch ends
+            # Of this step: the schedule advances before the batch ends.
+            self._learning_rate = float(optimizer.param_groups[0]["lr"])
         every = self._params.log_histograms_every_epochs
         if every and trainer.is_last_batch and (trainer.current_epoch + 1) % every == 0:
             self._write_histograms(trainer, pl_module.network)
@@ -71,72 +122,142 @@ class StepTelemetry(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        ends_step = (
-            trainer.global_step > self._lap_step
-            and (batch_idx + 1) % self._where.num_accumulated == 0
-        )
-        if self._board and ends_step and self._is_due(trainer.global_step):
-            self._write_step(trainer, pl_module, outputs)
+        ends_step = (batch_idx + 1) % self._context.num_accumulated == 0
+        has_new_step = trainer.global_step > self._measured_from
+        if self._writer and ends_step and has_new_step and self._is_due(trainer.global_step):
+            self._write_step(self._writer, trainer, pl_module, outputs)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if self._board:
-            epoch = trainer.current_epoch + 1
-            self._board.scalars(
-                {**pl_module.epoch_metrics, "epoch": float(epoch)}, trainer.global_step
-            )
-            self._log.write(
-                "epoch", step=trainer.global_step, epoch=epoch, **pl_module.epoch_metrics
-            )
+        if self._writer:
+            step, epoch = trainer.global_step, trainer.current_epoch + 1
+            metrics = pl_module.epoch_metrics
+            _write_scalars(self._writer, {**metrics, "epoch": float(epoch)}, step)
+            self._log.write("epoch", step=step, epoch=epoch, **metrics)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._close()
+        if self._writer:
+            self._writer.close()
+            self._writer = None
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
-        self._close()
+        self.on_train_end(trainer, pl_module)
 
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self._params.log_every_steps == 0
 
-    def _write_step(self, trainer: pl.Trainer, module: Any, outputs: Any) -> None:
-        step, norm = trainer.global_step, module.guard.gradient_norm
+    def _write_step(
+        self, writer: SummaryWriter, trainer: pl.Trainer, module: Any, outputs: Any
+    ) -> None:
+        step, norm = trainer.global_step, module.nonfinite_guard.gradient_norm
+        rows = (step - self._measured_from) * self._context.rows_per_step
         figures: dict[str, float | None] = {
-            "loss": _loss(outputs, self._where.num_accumulated),
+            "loss": _last_loss(outputs, self._context.num_accumulated),
             "learning_rate": self._learning_rate,
-            "gradient_norm": engine_norm(trainer) if norm is None else float(norm),
+            "gradient_norm": _deepspeed_norm(trainer) if norm is None else float(norm),
             "loss_scale": loss_scale(trainer),
-            **self._lap.finish((step - self._lap_step) * self._where.rows_per_step),
+            **self._meter.finish(rows),
             "memory_bytes": float(peak_bytes(on_gpu=trainer.strategy.root_device.type == "cuda")),
         }
-        self._lap_step = step
+        self._measured_from = step
         self.latest = {name: value for name, value in figures.items() if value is not None}
-        assert self._board
-        self._board.scalars({f"step/{name}": value for name, value in self.latest.items()}, step)
+        _write_scalars(writer, {f"step/{name}": value for name, value in self.latest.items()}, step)
         self._log.write("step", step=step, **self.latest)
 
-    def _show_first_batch(self, network: torch.nn.Module) -> None:
-        """Exactly what the network is given first, after all augmentation; rank 0's share of it."""
-
-        def show(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            hook.remove()
-            assert self._board
-            self._board.images("first_batch", inputs[0].detach().cpu(), 0)
-
-        hook = network.register_forward_pre_hook(show)
-
-    def _write_histograms(self, trainer: pl.Trainer, network: torch.nn.Module) -> None:
-        for name, weight, gradient in whole_tensors(trainer, network):
-            if self._board:
-                self._board.histogram(f"weights/{name}", weight, trainer.global_step + 1)
+    def _write_histograms(self, trainer: pl.Trainer, network: nn.Module) -> None:
+        step = trainer.global_step + 1
+        for name, weight, gradient in _gather_tensors(trainer, network):
+            if self._writer:
+                _write_histogram(self._writer, f"weights/{name}", weight, step)
                 if gradient is not None:
-                    self._board.histogram(f"gradients/{name}", gradient, trainer.global_step + 1)
-
-    def _close(self) -> None:
-        if self._board:
-            self._board.close()
-            self._board = None
+                    _write_histogram(self._writer, f"gradients/{name}", gradient, step)
 
 
-def _loss(outputs: Any, num_accumulated: int) -> float | None:
-    """Of this rank's last batch; Lightning has divided it by the number of accumulated ones."""
+def loss_scale(trainer: pl.Trainer) -> float | None:
+    """The factor by which an fp16 loss is multiplied; None in other precisions."""
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        engine = trainer.strategy.deepspeed_engine
+        return float(engine.optimizer.cur_scale) if engine.fp16_enabled() else None
+    plugin = trainer.strategy.precision_plugin
+    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+        return float(plugin.scaler.get_scale())
+    return None
+
+
+def _open_board(context: TelemetryContext, step: int) -> SummaryWriter:
+    """Continue the board of a killed run; a new board gets the epochs before `step`.
+
+    `purge_step` marks what the killed run wrote beyond its checkpoint as void, and TensorBoard
+    leaves it out, so that no step is shown twice.
+    """
+    is_known = any(context.board.glob("events.out.tfevents.*"))
+    writer = SummaryWriter(str(context.board), purge_step=step + 1 if step else 0)
+    if not is_known:
+        for epoch, metrics in enumerate(context.history, start=1):
+            _write_scalars(writer, metrics, epoch * context.steps_per_epoch)
+    return writer
+
+
+def _write_scalars(writer: SummaryWriter, values: Mapping[str, float], step: int) -> None:
+    """Write and flush, so that a kill leaves no gap."""
+    for name, value in values.items():
+        writer.add_scalar(name, value, step)
+    writer.flush()
+
+
+def _write_first_batch(writer: SummaryWriter, network: nn.Module) -> None:
+    """Write the first images that the network gets on this rank, after all augmentation.
+
+    They are shown in a grid, pixel for pixel, each with a frame of one pixel.
+    """
+
+    def write(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        hook.remove()
+        pixels = inputs[0].detach().cpu()[:_SHOWN_IMAGES]  # (B, H, W, C) uint8
+        framed = pad(pixels, (0, 0, 1, 1, 1, 1), value=_FRAME)
+        writer.add_images("first_batch", framed, 0, dataformats="NHWC")
+        writer.flush()
+
+    hook = network.register_forward_pre_hook(write)
+
+
+def _write_histogram(writer: SummaryWriter, name: str, values: Tensor, step: int) -> None:
+    """Write a histogram of the finite values, if there are any."""
+    finite = values.detach().float().flatten()
+    finite = finite[finite.isfinite()]
+    if len(finite):
+        writer.add_histogram(name, finite, step)
+
+
+def _gather_tensors(
+    trainer: pl.Trainer, network: nn.Module
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """(name, weight, unscaled gradient) of each parameter between backward and optimizer step.
+
+    Every rank has to call it: with DeepSpeed the tensors are gathered from their shards.
+    """
+    if not isinstance(trainer.strategy, DeepSpeedStrategy):
+        for name, parameter in network.named_parameters():
+            yield name, parameter.detach(), parameter.grad
+        return
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+
+    scale = loss_scale(trainer) or 1.0  # DeepSpeed's engine unscales gradients only in the step
+    for name, parameter in network.named_parameters():
+        gradient = safe_get_full_grad(parameter)
+        if gradient is not None:
+            gradient = torch.as_tensor(gradient).float() / scale
+        yield name, safe_get_full_fp32_param(parameter), gradient
+
+
+def _deepspeed_norm(trainer: pl.Trainer) -> float | None:
+    """Gradient norm of DeepSpeed's last step, before clipping; None if it skipped the step."""
+    if not isinstance(trainer.strategy, DeepSpeedStrategy):
+        return None
+    norm = trainer.strategy.deepspeed_engine.get_global_grad_norm()
+    return None if norm is None else float(norm)
+
+
+def _last_loss(outputs: Any, num_accumulated: int) -> float | None:
+    """The loss of this rank's last batch, which Lightning has divided by `num_accumulated`."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return float(loss) * num_accumulated if isinstance(loss, Tensor) else None

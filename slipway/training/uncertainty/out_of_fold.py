@@ -25,7 +25,7 @@ from slipway.training.batches.row_selection import select
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.strategies import Placement, place, requested_setup
 from slipway.training.job import TrainingData, network_spec
-from slipway.training.networks.drawing import drawn_network
+from slipway.training.networks.initialization import initial_network
 from slipway.training.networks.networks import Network, TrainingSetup
 from slipway.training.networks.pretrained import pretrained_file
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
@@ -169,7 +169,7 @@ def _answers_of_fold(training: FoldTraining, fold: int, folder: Path) -> NDArray
 
 
 def _train(training: FoldTraining, data: TrainingData, name: str, folder: Path) -> Network:
-    network = drawn_network(
+    network = initial_network(
         training.seed, training.params, network_spec(training.params, data.manifest)
     )
     printer = EpochPrinter(name, "the fold")

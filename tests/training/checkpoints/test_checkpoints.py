@@ -22,13 +22,14 @@ def _failing_with(text: str) -> Any:
         "PytorchStreamWriter failed writing file",
     ],
 )
-def test_a_save_that_the_disk_has_no_room_for_says_so(text: str) -> None:
+def test_a_full_disk_is_named_as_the_reason_for_a_failed_checkpoint(text: str) -> None:
     with pytest.raises(
-        TrainingError, match="save/state could not be written, most likely because the disk is full"
+        TrainingError,
+        match="checkpoint/state could not be written, most likely because the disk is full",
     ):
-        write_trainer_state(_failing_with(text), Path("save"))
+        write_trainer_state(_failing_with(text), Path("checkpoint"))
 
 
-def test_another_fault_of_a_save_stays_what_it_is() -> None:
+def test_other_errors_of_a_checkpoint_are_raised_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"):
-        write_trainer_state(_failing_with("shapes differ"), Path("save"))
+        write_trainer_state(_failing_with("shapes differ"), Path("checkpoint"))

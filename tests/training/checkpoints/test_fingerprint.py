@@ -18,7 +18,7 @@ def _take(project: Path, seed: int = 7, **train: Any) -> Fingerprint:
     )
 
 
-def test_nothing_changed_is_the_same_training(project: Path) -> None:
+def test_equal_inputs_have_equal_fingerprints(project: Path) -> None:
     assert _take(project).digest == _take(project).digest
 
 
@@ -44,7 +44,7 @@ def test_a_changed_parameter_is_another_training(project: Path, train: dict[str,
         {"checkpoint_every_minutes": None},
     ],
 )
-def test_how_a_training_is_cut_over_processes_is_not_what_it_is(
+def test_the_process_layout_does_not_change_the_fingerprint(
     project: Path, train: dict[str, Any]
 ) -> None:
     assert _take(project, **train).digest == _take(project).digest
@@ -66,7 +66,7 @@ def test_another_kind_of_device_is_another_training(project: Path) -> None:
 
 
 def _own_code(project: Path) -> None:
-    """Give a project a stage of its own in place of the installed one."""
+    """Give the project its own train stage."""
     files.write_text(project / "stages/train.py", "from slipway.training import run\n")
 
 
@@ -94,7 +94,7 @@ def test_a_changed_comment_is_the_same_training(project: Path) -> None:
     assert _take(project).digest == before.digest
 
 
-def test_a_stale_code_yaml_does_not_pass_for_the_code(project: Path) -> None:
+def test_a_stale_code_yaml_does_not_hide_changed_code(project: Path) -> None:
     _own_code(project)
     files.write_text(project / "code.yaml", f'train: "{"00" * 32}"\n')
     before = _take(project)

@@ -9,7 +9,7 @@ import pytest
 
 from slipway.system import files
 from tests.training.conftest import write_project
-from tests.training.forked_runs import run_forked, stop_after_save, stop_in_validation
+from tests.training.forked_runs import run_forked, stop_after_checkpoint, stop_in_validation
 from tests.training.real_runs import run_training, start_training, weights_digest
 
 pytestmark = pytest.mark.process
@@ -35,7 +35,7 @@ def stop_for_requeue(number: int, scontrol: Path, exit_code: int, array: bool) -
     os.environ["SLURM_JOB_ID"] = "123"
     if array:
         os.environ |= {"SLURM_ARRAY_JOB_ID": "120", "SLURM_ARRAY_TASK_ID": "3"}
-    stop_after_save(number, "SIGUSR1")
+    stop_after_checkpoint(number, "SIGUSR1")
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
@@ -43,7 +43,7 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_ends_the_training(
     tmp_path: Path, name: str, code: int
 ) -> None:
     project = write_project(tmp_path, **EVERY_STEP)
-    ended, output = run_forked(project, stop_after_save, 2, name)
+    ended, output = run_forked(project, stop_after_checkpoint, 2, name)
     assert ended == code, output
     assert (
         f"stopped   by {name} after epoch 0 and 3 steps of the next, all saved; run the same command again to go on"
@@ -102,7 +102,7 @@ def stop_twice() -> None:
         return 0
 
     MaxReducer.highest = never  # type: ignore[method-assign]
-    stop_after_save(1, "SIGTERM")
+    stop_after_checkpoint(1, "SIGTERM")
 
 
 @pytest.mark.parametrize(

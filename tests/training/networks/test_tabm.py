@@ -24,7 +24,7 @@ from slipway.training.networks.networks import (
 )
 from slipway.training.networks.tabm import RowEncoding
 from slipway.training.recipe.optimizers import decays
-from slipway.training.recipe.precision import fit_into_half
+from slipway.training.recipe.precision import adapt_to_half
 from tests.model_cards import model_card
 from tests.packed_tables import CLASSES, fit_contract, table
 from tests.training.conftest import ROOT
@@ -190,7 +190,7 @@ def test_the_contract_is_the_only_source_of_edges_and_codes(tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_in_a_half_engine_places_in_bins_stay_exact(dtype: torch.dtype) -> None:
     network, expected = built(spec()), built(spec())(ROWS)
-    fit_into_half(network, dtype)
+    adapt_to_half(network, dtype)
     network.backbone.to(dtype)
     seen: list[torch.Tensor] = []
     network.encoding.register_forward_hook(lambda _, __, outputs: seen.extend(outputs))

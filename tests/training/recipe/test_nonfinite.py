@@ -136,7 +136,7 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(step: int, weight: floa
     module = _module(split)
     changed, trainer = _fit(module, split)
     assert changed == [number != step for number in range(EPOCH)]
-    assert module.guard.num_skipped == 1
+    assert module.nonfinite_guard.num_skipped == 1
     assert trainer.global_step == EPOCH
 
 
@@ -144,13 +144,13 @@ def test_a_step_of_finite_losses_whose_gradient_is_not_finite_changes_nothing() 
     module = _with_bad_gradient(_module(), {1})
     changed, _ = _fit(module)
     assert changed == [True, False, True]
-    assert module.guard.num_skipped == 1
+    assert module.nonfinite_guard.num_skipped == 1
 
 
 def test_an_infinite_loss_whose_gradient_is_finite_changes_nothing() -> None:
     module = _module()
-    plain = module.guard.watched_mean
-    module.guard.watched_mean = lambda losses, batch: plain(  # type: ignore[method-assign]
+    plain = module.nonfinite_guard.checked_mean
+    module.nonfinite_guard.checked_mean = lambda losses, batch: plain(  # type: ignore[method-assign]
         losses + (torch.inf if module.global_step == 1 else 0.0), batch
     )
     assert _fit(module)[0] == [True, False, True]
@@ -167,7 +167,7 @@ def _state_around_step(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The lasting state before and after the second step."""
     module, states = _module(split), {}
-    plain_start, plain_end = module.guard.start_batch, module.guard.after_step
+    plain_start, plain_end = module.nonfinite_guard.start_batch, module.nonfinite_guard.after_step
 
     def start_batch() -> None:
         if module.global_step == 1 and "before" not in states:
@@ -180,7 +180,7 @@ def _state_around_step(
             states["after"] = _lasting(module)
         return counted
 
-    module.guard.start_batch, module.guard.after_step = start_batch, after_step  # type: ignore[method-assign]
+    module.nonfinite_guard.start_batch, module.nonfinite_guard.after_step = start_batch, after_step  # type: ignore[method-assign]
     _fit(module, split, accumulated=accumulated)
     return states["before"], states["after"]
 
@@ -218,7 +218,7 @@ def test_skipping_ends_at_its_limit() -> None:
         _fit(_with_bad_gradient(_module(max_skipped_steps=1), {0, 1}))
     module = _with_bad_gradient(_module(max_skipped_steps=2), {0, 1})
     _fit(module)
-    assert module.guard.num_skipped == 2
+    assert module.nonfinite_guard.num_skipped == 2
 
 
 def test_the_count_is_part_of_what_is_saved() -> None:
@@ -271,7 +271,7 @@ def test_an_overflow_lowers_the_loss_scale_and_is_no_fault() -> None:
     module = _with_bad_gradient(_module(on_nonfinite="fail"), {1}, np.inf)
     changed, trainer = _fit(module, plugins=[_half(64.0)])
     assert changed == [True, False, True]
-    assert (module.guard.num_skipped, _scale(trainer)) == (0, 32.0)
+    assert (module.nonfinite_guard.num_skipped, _scale(trainer)) == (0, 32.0)
 
 
 def test_an_overflow_at_the_lowest_loss_scale_stops_with_the_reason() -> None:
@@ -287,7 +287,7 @@ def test_a_loss_that_is_not_finite_is_a_fault_with_float16_too_and_costs_no_loss
     module = _module(split)
     changed, trainer = _fit(module, split, plugins=[_half(64.0)])
     assert changed == [True, False, True]
-    assert (module.guard.num_skipped, _scale(trainer)) == (1, 64.0)
+    assert (module.nonfinite_guard.num_skipped, _scale(trainer)) == (1, 64.0)
 
 
 def _spoil_table(project: Path, row: int = 7) -> str:

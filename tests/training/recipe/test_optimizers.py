@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from slipway.training.networks.networks import build_network
-from slipway.training.recipe.optimizers import learning_rate_share, optimizer_and_schedule
+from slipway.training.recipe.optimizers import learning_rate_schedule, optimizer_and_schedule
 from tests.project_params import PROJECT
 from tests.training.conftest import spec
 
 
 def _shares(num_steps: int, steps_per_epoch: int, **changes: Any) -> list[float]:
-    share = learning_rate_share(PROJECT.train.model_copy(update=changes), steps_per_epoch)
+    share = learning_rate_schedule(PROJECT.train.model_copy(update=changes), steps_per_epoch)
     return [share(step) for step in range(num_steps)]
 
 

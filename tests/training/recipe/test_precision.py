@@ -9,7 +9,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from slipway.training.assembly import prepare_process
 from slipway.training.distributed.strategies import Placement, PrecisionName, trainer_arguments
 from slipway.training.networks.networks import Network, build_network
-from slipway.training.recipe.precision import fit_into_half
+from slipway.training.recipe.precision import adapt_to_half
 from tests.project_params import PROJECT
 from tests.training.conftest import CONTRACT, spec, write_project
 from tests.training.real_runs import run_training
@@ -50,7 +50,7 @@ def test_a_network_with_derived_buffers_runs_in_half_precision(
     )
     with torch.no_grad():
         exact = network.eval()(images)
-        fit_into_half(network, torch.bfloat16)
+        adapt_to_half(network, torch.bfloat16)
         _cast_parameters(network, torch.bfloat16)
         answers = network(images)
     assert answers.dtype == torch.bfloat16
@@ -69,7 +69,7 @@ def test_it_would_not_without_being_fitted(
 
 def test_what_is_saved_stays_float32() -> None:
     network = build_network(spec())
-    fit_into_half(network, torch.float16)
+    adapt_to_half(network, torch.float16)
     assert {value.dtype for value in network.state_dict().values()} == {torch.float32, torch.int64}
     assert network.pixel_mean.dtype == torch.float32
 

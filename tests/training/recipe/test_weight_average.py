@@ -28,7 +28,7 @@ class _Module(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.guard = SimpleNamespace(just_dropped=False)
+        self.nonfinite_guard = SimpleNamespace(skipped_last_step=False)
         self.network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         self.after_steps: list[dict[str, Tensor]] = [self._copy()]
         self.validated: list[dict[str, Tensor]] = []

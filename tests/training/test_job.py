@@ -1,4 +1,4 @@
-"""A resumed training keeps its number of threads, on which the last bits depend, or says that it cannot."""
+"""A resumed training keeps its number of threads, on which the last bits depend."""
 
 import json
 import os
@@ -8,10 +8,10 @@ import pytest
 
 from slipway.system.cores import num_cores
 from slipway.training.distributed.strategies import Placement
-from slipway.training.networks.networks import Stretch, read_model_card
-from slipway.training.threads import can_have, own_threads
+from slipway.training.job import can_have, own_threads
+from slipway.training.networks.networks import RunSegment, read_model_card
 from tests.training.conftest import write_project
-from tests.training.forked_runs import kill_after_save, run_forked
+from tests.training.forked_runs import kill_after_checkpoint, run_forked
 from tests.training.real_runs import weights_digest
 
 EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
@@ -23,7 +23,7 @@ def placement(accelerator: str, devices: int) -> Placement:
 
 
 def test_the_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipway.training.threads.num_cores", lambda: 8)
+    monkeypatch.setattr("slipway.training.job.num_cores", lambda: 8)
     assert [own_threads(placement("cpu", devices)) for devices in (1, 3, 16)] == [8, 2, 1]
     assert own_threads(placement("gpu", 1)) is None
 
@@ -32,17 +32,17 @@ def test_the_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch
 def test_no_more_threads_are_recorded_than_openmp_gives(
     monkeypatch: pytest.MonkeyPatch, limit: str, taken: int
 ) -> None:
-    monkeypatch.setattr("slipway.training.threads.num_cores", lambda: 8)
+    monkeypatch.setattr("slipway.training.job.num_cores", lambda: 8)
     monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
     assert own_threads(placement("cpu", 1)) == taken
     assert can_have(5) is (taken == 8)
 
 
-def test_another_number_of_threads_is_not_cut_alike() -> None:
-    saved = Stretch(first_step=0, strategy="single", world_size=1, per_device=32, threads=2)
-    assert saved.is_cut_as(saved.model_copy(update={"first_step": 7}))
-    assert not saved.is_cut_as(saved.model_copy(update={"threads": 4}))
-    assert not saved.model_copy(update={"threads": None}).is_cut_as(saved)  # of an earlier version
+def test_another_number_of_threads_is_another_process_layout() -> None:
+    saved = RunSegment(first_step=0, strategy="single", world_size=1, per_device=32, threads=2)
+    assert saved.has_same_layout(saved.model_copy(update={"first_step": 7}))
+    assert not saved.has_same_layout(saved.model_copy(update={"threads": 4}))
+    assert not saved.model_copy(update={"threads": None}).has_same_layout(saved)
     assert str(saved) == "single on 1 process with 32 rows a batch and 2 threads each"
 
 
@@ -57,15 +57,15 @@ def with_one_thread_at_most() -> None:
 @pytest.fixture(name="killed")
 def _killed(tmp_path: Path) -> Path:
     project = write_project(tmp_path / "killed", epochs=2, **EVERY_STEP)
-    assert run_forked(project, kill_after_save, 3)[0] == -9
-    newest = sorted((project / ".work/train").glob("*/step-*/save.json"))[-1]
-    assert json.loads(newest.read_bytes())["stretches"][-1]["threads"] == num_cores()
+    assert run_forked(project, kill_after_checkpoint, 3)[0] == -9
+    newest = sorted((project / ".work/train").glob("*/step-*/checkpoint.json"))[-1]
+    assert json.loads(newest.read_bytes())["segments"][-1]["threads"] == num_cores()
     return project
 
 
 @needs_two_cores
 @pytest.mark.process
-def test_on_fewer_cores_a_training_goes_on_with_its_threads_and_its_bits(
+def test_a_training_resumed_on_fewer_cores_keeps_its_threads_and_weights(
     tmp_path: Path, killed: Path
 ) -> None:
     whole = write_project(tmp_path / "whole", epochs=2)
@@ -76,19 +76,19 @@ def test_on_fewer_cores_a_training_goes_on_with_its_threads_and_its_bits(
         f"note      runs with {num_cores()} threads each as before, for the same bits; a new training takes 1"
         in output
     )
-    assert "other last bits" not in output
+    assert "last bits" not in output
     assert weights_digest(killed) == weights_digest(whole)
 
 
 @needs_two_cores
 @pytest.mark.process
-def test_threads_that_cannot_be_had_make_another_stretch_which_is_said(killed: Path) -> None:
+def test_unavailable_threads_start_another_segment_with_a_note(killed: Path) -> None:
     code, output = run_forked(killed, with_one_thread_at_most)
     assert code == 0, output
     assert (
         f"and {num_cores()} threads each, resumed by single on 1 process with 32 rows a batch and 1 thread each"
         in output
     )
-    assert "the same rows in each step, but other last bits" in output
-    stretches = read_model_card(killed / "artifacts/model").stretches
-    assert [stretch.threads for stretch in stretches] == [num_cores(), 1]
+    assert "same batches, but results may differ in the last bits" in output
+    segments = read_model_card(killed / "artifacts/model").segments
+    assert [segment.threads for segment in segments] == [num_cores(), 1]

@@ -1,4 +1,4 @@
-"""A network before its first step: its weights drawn, and pretrained where `params` ask for it."""
+"""Networks before their first step: random or pretrained weights."""
 
 import torch
 
@@ -14,8 +14,8 @@ from slipway.training.networks.pretrained import (
 )
 
 
-def drawn_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Network:
-    """A network as it is before its first step: drawn from `seed`, and pretrained where `params` ask for it."""
+def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Network:
+    """Build a network with weights drawn from `seed`, and load pretrained ones if requested."""
     torch.manual_seed(seed)
     network = build_network(spec)
     if pretrained := pretrained_file(params):
@@ -24,10 +24,10 @@ def drawn_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Network:
 
 
 def image_network_spec(params: Params) -> NetworkSpec:
-    """The network for images before there is packed data.
+    """Describe the network for images before there is packed data.
 
-    Where `data.classes` is null it has two outputs. The mean of the pixels and their largest
-    number are made up: they change no shape.
+    If `data.classes` is null it has two outputs. The mean of the pixels and their largest number
+    are placeholders that change no shape.
     """
     data, wanted = params.data, params.precompute
     mean, std = [0.5] * wanted.channels, [0.25] * wanted.channels

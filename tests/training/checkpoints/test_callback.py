@@ -1,8 +1,6 @@
-"""When a training ends before its last epoch."""
-
 import pytest
 
-from slipway.training.recipe.early_stopping import has_ended, stops_early
+from slipway.training.checkpoints.callback import has_ended, stops_early
 from tests.project_params import PROJECT
 
 
@@ -21,13 +19,13 @@ def _history(*losses: float) -> list[dict[str, float]]:
         ((2.0, 3.0, 1.0), False),
     ],
 )
-def test_it_stops_when_the_lowest_loss_is_so_many_epochs_old(
+def test_training_stops_when_the_lowest_loss_is_patience_epochs_old(
     losses: tuple[float, ...], stops: bool
 ) -> None:
     assert stops_early(_history(*losses), 2) is stops
 
 
-def test_without_patience_it_never_stops() -> None:
+def test_training_without_patience_never_stops_early() -> None:
     assert not stops_early(_history(1.0, *[2.0] * 100), None)
 
 

@@ -1,4 +1,4 @@
-"""What a save leaves behind that was killed at any of its file operations."""
+"""Checkpoints killed at any of their file operations leave the others intact."""
 
 import json
 from collections.abc import Callable
@@ -10,17 +10,21 @@ import pytest
 from tests.file_operations import is_possible, killed_at
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked
-from tests.training.killed_saves import older_ones_removed_first, sweep_third_save, written_in_place
+from tests.training.killed_checkpoints import (
+    older_ones_removed_first,
+    sweep_third_checkpoint,
+    written_in_place,
+)
 
 pytestmark = pytest.mark.skipif(
-    not is_possible, reason="system calls are watched on Linux on x86-64 alone"
+    not is_possible, reason="system calls are traced only on Linux on x86-64"
 )
 
 
 def sweep(project: Path, twin: Callable[..., Any] | None = None) -> list[dict[str, Any]]:
     code, output = run_forked(
         write_project(project, checkpoint_every_minutes=1e-9),
-        sweep_third_save,
+        sweep_third_checkpoint,
         project / "report",
         twin,
     )
@@ -30,7 +34,9 @@ def sweep(project: Path, twin: Callable[..., Any] | None = None) -> list[dict[st
 
 
 @pytest.mark.process
-def test_a_save_killed_at_any_file_operation_leaves_whole_saves_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_killed_at_any_file_operation_leaves_intact_checkpoints(
+    tmp_path: Path,
+) -> None:
     found = sweep(tmp_path)
     assert {"write", "fsync", "rename", "mkdir", "unlink", "openat"} <= {
         each["operation"] for each in found
@@ -47,7 +53,7 @@ def test_a_save_killed_at_any_file_operation_leaves_whole_saves_alone(tmp_path: 
 
 
 @pytest.mark.process
-def test_a_save_written_in_place_would_be_found_damaged(tmp_path: Path) -> None:
+def test_a_checkpoint_written_in_place_would_be_damaged_by_a_kill(tmp_path: Path) -> None:
     assert any(
         "step-00000003 is damaged" in problem
         for each in sweep(tmp_path, written_in_place)
@@ -56,7 +62,7 @@ def test_a_save_written_in_place_would_be_found_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_save_that_makes_room_first_would_leave_none(tmp_path: Path) -> None:
+def test_removing_old_checkpoints_first_would_leave_none_after_a_kill(tmp_path: Path) -> None:
     assert None in {each["newest"] for each in sweep(tmp_path, older_ones_removed_first)}
 
 

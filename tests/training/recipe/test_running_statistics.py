@@ -1,4 +1,4 @@
-"""Two real processes: before a validation each rank has the mean of all ranks' BatchNorm statistics."""
+"""BatchNorm statistics in two real processes: every rank validates with the mean of all ranks."""
 
 import json
 import os
@@ -14,8 +14,7 @@ from torch import distributed
 
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import build_network
-from slipway.training.recipe.weight_average import WeightAverage
-from slipway.training.running_statistics import average_running_statistics
+from slipway.training.recipe.weight_average import WeightAverage, average_running_statistics
 from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec
 
@@ -24,7 +23,7 @@ VALUES = (1.0, 2.5)  # of the running means and variances, by rank
 
 
 def nothing(network: Any) -> None:
-    """The twin: statistics stay as each rank has them."""
+    """The negative control: each rank keeps its own statistics."""
 
 
 def directly(network: Any) -> None:
@@ -50,7 +49,7 @@ def for_the_average(network: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "expected"),
+    ("average", "expected"),
     [
         (directly, [1.75, 1.75]),
         (in_validation, [1.75, 1.75]),
@@ -58,11 +57,16 @@ def for_the_average(network: Any) -> None:
         (nothing, [1.0, 2.5]),
     ],
 )
-def test_each_rank_validates_with_the_mean_of_the_statistics_of_all_ranks(
-    way: Any, expected: list[float], tmp_path: Path
+def test_every_rank_validates_with_the_mean_statistics_of_all_ranks(
+    average: Any, expected: list[float], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "tests.training.test_running_statistics", way.__name__, str(tmp_path)]
+    command += [
+        "-m",
+        "tests.training.recipe.test_running_statistics",
+        average.__name__,
+        str(tmp_path),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -72,8 +76,8 @@ def test_each_rank_validates_with_the_mean_of_the_statistics_of_all_ranks(
     assert [set(values) for values in found] == [{value} for value in expected]
 
 
-def main(way: str, folder: str) -> None:
-    """One rank: fill the statistics with the rank's value, go the way, and write what is there."""
+def main(average: str, folder: str) -> None:
+    """Run one rank: fill the statistics with its value, average them, and write the result."""
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     network = build_network(spec())
@@ -84,7 +88,7 @@ def main(way: str, folder: str) -> None:
     ]
     for value in statistics:
         value.fill_(VALUES[rank])
-    globals()[way](network)
+    globals()[average](network)
     Path(folder, f"{rank}.json").write_text(
         json.dumps([float(number) for value in statistics for number in value])
     )

@@ -1,4 +1,4 @@
-"""Several processes: killed within an epoch they go on with every bit, and other processes go on with the same rows."""
+"""Several processes resume bit for bit; another process layout resumes with the same batches."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import yaml
 from slipway.system import files
 from slipway.training.networks.networks import read_model_card
 from tests.training.conftest import write_project
-from tests.training.forked_runs import kill_after_save, run_forked
+from tests.training.forked_runs import kill_after_checkpoint, run_forked
 from tests.training.real_runs import kill_at_step, run_training, weights_digest
 
 pytestmark = pytest.mark.process
@@ -35,7 +35,7 @@ EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
         pytest.param("deepspeed_stage_3", "bf16-mixed", 0.0, marks=pytest.mark.nightly),
     ],
 )
-def test_two_processes_killed_within_an_epoch_end_with_equal_bits(
+def test_two_processes_killed_within_an_epoch_end_with_the_same_weights(
     tmp_path: Path, strategy: str, precision: str, ema_decay: float
 ) -> None:
     # With BatchNorm, whose running statistics differ between processes within an epoch, and two accumulated batches a step.
@@ -72,7 +72,7 @@ def losses(project: Path) -> list[float]:
 
 def newest_manifest(project: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads(
-        sorted((project / ".work/train").glob("*/step-*/save.json"))[-1].read_bytes()
+        sorted((project / ".work/train").glob("*/step-*/checkpoint.json"))[-1].read_bytes()
     )
     return manifest
 
@@ -86,7 +86,9 @@ def newest_manifest(project: Path) -> dict[str, Any]:
         pytest.param("deepspeed_stage_3", marks=pytest.mark.nightly),
     ],
 )
-def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strategy: str) -> None:
+def test_changes_from_one_process_to_two_and_back_train_on_the_same_batches(
+    tmp_path: Path, strategy: str
+) -> None:
     settings = {
         "network_arguments": EXACT,
         "precision": "32-true",
@@ -99,22 +101,22 @@ def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strateg
         write_project(tmp_path / "moved", **settings, **EVERY_STEP),
     )
     assert run_forked(whole)[0] == 0
-    assert run_forked(moved, kill_after_save, 3)[0] == -9
+    assert run_forked(moved, kill_after_checkpoint, 3)[0] == -9
     change(moved, devices=2, strategy=strategy)
     kill_at_step(moved, 6)
-    assert [stretch["strategy"] for stretch in newest_manifest(moved)["stretches"]] == [
+    assert [segment["strategy"] for segment in newest_manifest(moved)["segments"]] == [
         "single",
         strategy,
     ]
-    assert newest_manifest(moved)["stretches"][1]["first_step"] == 3
+    assert newest_manifest(moved)["segments"][1]["first_step"] == 3
     change(moved, devices=1, strategy="single")
     code, output = run_forked(moved)
     assert code == 0, output
     note = rf"note      saved by {strategy} on 2 processes with 16 rows a batch and .*, resumed by single on 1 process with 32 "
     assert re.search(note, output)
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
-    stretches = read_model_card(moved / "artifacts/model").stretches
-    assert [stretch.strategy for stretch in stretches] == ["single", strategy, "single"]
+    segments = read_model_card(moved / "artifacts/model").segments
+    assert [segment.strategy for segment in segments] == ["single", strategy, "single"]
 
 
 @pytest.mark.nightly
@@ -122,7 +124,7 @@ def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strateg
     ("before", "after"),
     [("deepspeed_stage_2", "deepspeed_stage_2"), ("deepspeed_stage_3", "deepspeed_stage_1")],
 )
-def test_deepspeed_goes_on_with_another_number_of_processes_and_another_stage(
+def test_deepspeed_resumes_with_another_world_size_and_stage(
     tmp_path: Path, before: str, after: str
 ) -> None:
     settings = {
@@ -143,7 +145,7 @@ def test_deepspeed_goes_on_with_another_number_of_processes_and_another_stage(
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
 
 
-def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_path: Path) -> None:
+def test_resuming_without_the_optimizer_state_would_change_the_result(tmp_path: Path) -> None:
     settings = {
         "network_arguments": EXACT,
         "precision": "32-true",
@@ -155,7 +157,7 @@ def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_pa
         write_project(tmp_path / "moved", **settings, **EVERY_STEP),
     )
     assert run_forked(whole)[0] == 0
-    assert run_forked(moved, kill_after_save, 6)[0] == -9
+    assert run_forked(moved, kill_after_checkpoint, 6)[0] == -9
     change(moved, max_batch_per_device=16)
     code, output = run_forked(moved, forget_the_optimizer)
     assert code == 0, output
@@ -164,6 +166,6 @@ def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_pa
 
 
 def forget_the_optimizer() -> None:
-    from slipway.training.checkpoints import resuming
+    from slipway.training.checkpoints import resumption
 
-    resuming._give_to_optimizer = lambda *arguments: None
+    resumption._restore_optimizer = lambda *arguments: None

@@ -1,0 +1,222 @@
+"""Resumes training from a checkpoint. Bit-exact if the process layout is unchanged.
+
+With another strategy or number of processes the batches stay the same: weights, optimizer and
+schedule are consolidated by name and distributed to the new processes. Sums are then added in
+another order, so results may differ in the last bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import DeepSpeedStrategy
+from torch import Tensor
+
+from slipway.system.errors import TrainingError
+from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore, TrainingPosition
+from slipway.training.checkpoints.consolidation import (
+    ConsolidatedState,
+    consolidated_state,
+    network_weights,
+)
+from slipway.training.checkpoints.rank_state import restore_rank_state
+from slipway.training.networks.networks import Network, RunSegment
+from slipway.training.recipe.weight_average import WeightAverage
+
+
+class Resumption(pl.Callback):
+    """Restores the trainer from `checkpoint`; without one it starts at the beginning."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        checkpoint: Checkpoint | None,
+        segment: RunSegment,
+        averages: Sequence[WeightAverage] = (),
+        *,
+        steps_per_epoch: int,
+        num_accumulated: int,
+    ) -> None:
+        self._store, self._checkpoint, self._averages = store, checkpoint, averages
+        self._steps_per_epoch, self._num_accumulated = steps_per_epoch, num_accumulated
+        self.position = checkpoint.position if checkpoint else TrainingPosition(0, 0)
+        self.is_exact = bool(checkpoint and checkpoint.segments[-1].has_same_layout(segment))
+        self._state: ConsolidatedState | None = None  # to distribute, if the layout differs
+
+    @property
+    def first_batch(self) -> dict[str, int]:
+        """Start of the loader, as arguments of `training_loader`."""
+        return {
+            "first_epoch": self.position.epoch,
+            "first_batch": self.position.step * self._num_accumulated,
+        }
+
+    @property
+    def trainer_state(self) -> str | None:
+        """The state that the trainer itself loads, if the layout is the same."""
+        return str(self._store.state(self.position)) if self.is_exact else None
+
+    def load_weights(self, network: Network) -> None:
+        """Load consolidated weights before the strategy shards the network."""
+        if self._checkpoint and not self.is_exact:
+            self._state = consolidated_state(self._store.state(self.position))
+            network.load_state_dict(network_weights(self._state.weights), strict=True)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["loops"]["fit_loop"] = self._loop_state(trainer)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Distribute the consolidated state."""
+        state = self._state
+        if state is None:
+            return
+        if isinstance(trainer.strategy, DeepSpeedStrategy):
+            _restore_deepspeed(trainer.strategy.deepspeed_engine.optimizer, pl_module, state)
+        else:
+            optimizer = trainer.optimizers[0]
+            _restore_optimizer(optimizer, pl_module.optimizer_names, state.optimizer)
+        _restore_schedule(trainer, state.rest["lr_schedulers"])
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if callback.state_key in state.rest["callbacks"]:
+                callback.load_state_dict(state.rest["callbacks"][callback.state_key])
+        pl_module.nonfinite_guard.load_state_dict(state.rest["guard"])
+        trainer.fit_loop.load_state_dict(self._loop_state(trainer))
+        self._state = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Restore this rank's state; TrainingError if the ranks have different checkpoints."""
+        first = trainer.strategy.broadcast(self.position)
+        if first != self.position or first.epoch != trainer.current_epoch:
+            raise TrainingError(
+                f"rank {trainer.global_rank} starts at {self.position}, rank 0 at {first}. "
+                "All nodes need the project on one shared file system."
+            )
+        if self._checkpoint:
+            restore_rank_state(
+                pl_module,
+                self._averages,
+                trainer.global_rank,
+                trainer.world_size,
+                self._checkpoint.segments[-1].world_size,
+                self._store.folder(self.position),
+            )
+
+    def _loop_state(self, trainer: pl.Trainer) -> dict[str, Any]:
+        return loop_state(trainer, self.position, self._steps_per_epoch, self._num_accumulated)
+
+
+def loop_state(
+    trainer: pl.Trainer, position: TrainingPosition, steps_per_epoch: int, num_accumulated: int
+) -> dict[str, Any]:
+    """Make the state of `trainer.fit_loop` at `position`, in Lightning's own format.
+
+    Lightning 2.6 restores its counters differently for each hook in which a checkpoint may be
+    saved, and then skips or repeats batches or a validation. Here order and augmentation are
+    functions of the position, and so are the counters.
+    """
+    state: dict[str, Any] = trainer.fit_loop.state_dict()
+    steps = position.total_steps(steps_per_epoch)
+    started = position.epoch + (position.step > 0)
+    state["epoch_progress"] = _total_and_current(
+        ready=started, started=started, processed=position.epoch, completed=position.epoch
+    )
+    state["epoch_loop.state_dict"] = {"_batches_that_stepped": steps}
+    is_validating = position.step == steps_per_epoch
+    counters = ("ready", "started", "processed", "completed")
+    state["epoch_loop.batch_progress"] = {
+        "total": dict.fromkeys(counters, steps * num_accumulated),
+        "current": dict.fromkeys(counters, position.step * num_accumulated),
+        "is_last_batch": is_validating,
+    }
+    state["epoch_loop.scheduler_progress"] = _total_and_current(ready=steps, completed=steps)
+    state["epoch_loop.automatic_optimization.optim_progress"] = {
+        "optimizer": {
+            "step": _total_and_current(ready=steps, completed=steps),
+            "zero_grad": _total_and_current(ready=steps, started=steps, completed=steps),
+        }
+    }
+    # A validation that has started and not completed makes the trainer validate first.
+    started = int(is_validating)
+    state["epoch_loop.val_loop.batch_progress"] = {
+        **_total_and_current(ready=started, started=started, processed=0, completed=0),
+        "is_last_batch": False,
+    }
+    return state
+
+
+def _total_and_current(**counts: int) -> dict[str, dict[str, int]]:
+    return {"total": dict(counts), "current": dict(counts)}
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: list[str], states: Mapping[str, dict[str, Tensor]]
+) -> None:
+    state = {
+        index: {key: value.clone() for key, value in states[name].items()}
+        for index, name in enumerate(names)
+        if name in states
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _restore_deepspeed(zero: Any, module: torch.nn.Module, state: ConsolidatedState) -> None:
+    """Restore float32 masters and optimizer states, of which each process has a flat partition."""
+    example = next(iter(state.optimizer.values()), {})
+    is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    masters = (
+        zero.fp32_partitioned_groups_flat if is_stage_3 else zero.single_partition_of_fp32_groups
+    )
+    for master in masters:
+        # DeepSpeed would create them in the first step, and start from zero.
+        zero.optimizer.state[master] = {
+            key: torch.zeros_like(master) if value.ndim else value.clone()
+            for key, value in example.items()
+        }
+    if not is_stage_3:
+        zero._lazy_init_hp_params_optimizer_state()
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        states = state.optimizer.get(name, {})
+        states = {key: value for key, value in states.items() if value.ndim}
+        restore = _restore_partition if is_stage_3 else _restore_fragment
+        restore(parameter, state.weights[name], states)
+
+
+def _restore_fragment(
+    parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]
+) -> None:
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    safe_set_full_fp32_param(parameter, master)
+    for key, value in states.items():
+        safe_set_full_optimizer_state(parameter, value, key)
+
+
+def _restore_partition(
+    parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]
+) -> None:
+    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+    safe_set_local_fp32_param(parameter, _partition(master, parameter))
+    for key, value in states.items():
+        safe_set_local_optimizer_state(parameter, _partition(value, parameter), key)
+
+
+def _partition(value: Tensor, parameter: Any) -> Tensor:
+    """Return this rank's part of a weight, padded with zeros as in ZeRO-3."""
+    size, rank = parameter.ds_tensor.ds_numel, torch.distributed.get_rank()
+    flat = torch.zeros(size * torch.distributed.get_world_size())
+    flat[: value.numel()] = value.flatten()
+    return flat[rank * size : (rank + 1) * size]
+
+
+def _restore_schedule(trainer: pl.Trainer, saved: list[dict[str, Any]]) -> None:
+    groups = trainer.optimizers[0].param_groups
+    for config, state in zip(trainer.lr_scheduler_configs, saved, strict=True):
+        config.scheduler.load_state_dict(state)
+        for group, rate in zip(groups, config.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
