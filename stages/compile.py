@@ -1,7 +1,7 @@
 """Bundle to TensorRT engine with its manifest, or a skipped build with the reason.
 
 Where there is no params.yaml, as in a container, what was requested is read from the engine manifest or skipped build that came with the
-bundle; the engine is built for the GPU there and certified on the bundle's canary rows.
+bundle; the engine is built for the GPU there and certified on the bundle's golden rows.
 """
 
 from pathlib import Path
@@ -62,7 +62,7 @@ def _request(params: "Params", bundle: LoadedBundle) -> EngineRequest:
 def _rebuild() -> None:
     certificate = rebuild_engine(BUNDLE, ENGINE, REBUILT)
     print(
-        f"tensorrt/{certificate.execution.variant}: compiled and certified on {certificate.canary.rows} canary rows, into {REBUILT}"
+        f"tensorrt/{certificate.execution.variant}: compiled and certified on {certificate.golden_rows.rows} golden rows, into {REBUILT}"
     )
 
 

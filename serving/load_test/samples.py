@@ -1,6 +1,6 @@
 """What is sent while the service is measured: the caller's own files, or else what the bundle knows of its input.
 
-Canary rows are images as the network takes them. As PNG of that size they are quick to decode: callers who send photographs of
+Golden rows are images as the network takes them. As PNG of that size they are quick to decode: callers who send photographs of
 a camera should give some, since decoding then counts for more than the model.
 """
 
@@ -83,7 +83,7 @@ def _pictures(bundle: LoadedBundle) -> tuple[list[bytes], str]:
     what = (
         "an image that the network takes, as PNG"
         if rows is None
-        else "the bundle's canary rows, as PNG"
+        else "the bundle's golden rows, as PNG"
     )
     return [_png(row) for row in pixels], what
 

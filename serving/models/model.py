@@ -1,7 +1,7 @@
 """The model that is served: a bundle whose every byte was checked, a certificate that fits it, and a warm runner.
 
 `load_model` does it all or raises; there is no half-loaded model. Nothing is served before every batch
-size that will run has run once and answered what the bundle's output contract says, and before the bundle's canary rows
+size that will run has run once and answered what the bundle's output contract says, and before the bundle's golden rows
 were answered as fp32 answers them.
 """
 
@@ -21,12 +21,12 @@ from serving.models.selection import Selection, select
 from serving.settings import DEFAULT_BATCH_SIZE, Settings
 from slipway.artifacts.bundle import Bundle, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, check_certificate, read_certificate
-from slipway.artifacts.golden_rows import CanaryResult
+from slipway.artifacts.golden_rows import GoldenResult
 from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract, load_transform
-from slipway.runtimes.rebuild import answer_canary
+from slipway.runtimes.rebuild import answer_golden_rows
 from slipway.system.errors import BundleError, SlipwayError
 
 QUICK_S = 0.001  # a batch on a thread takes 0.2 to 0.5 ms longer than its model, and up to 5 ms where the interpreter is busy
@@ -59,7 +59,7 @@ class ServedModel:
     selection: Selection
     max_batch_size: int
     run: Run
-    canary: CanaryResult | None  # None where the bundle has no canary rows
+    golden_rows: GoldenResult | None  # None where the bundle has no golden rows
     settings: Settings  # that it was loaded with
     quick_rows: int = 0  # so many at most are answered within QUICK_S, on the CPU
 
@@ -176,7 +176,7 @@ class ServedModel:
                 "passed_over": self.selection.passed_over,
                 "max_batch_size": self.max_batch_size,
             },
-            "canary": self.canary.model_dump(mode="json") if self.canary else None,
+            "golden_rows": self.golden_rows.model_dump(mode="json") if self.golden_rows else None,
             "choice": {
                 provider: choice.model_dump(mode="json")
                 for provider, choice in manifest.choice.items()
@@ -224,14 +224,16 @@ def load_model(
     return replace(
         model,
         settings=settings,
-        canary=answer_canary(model.run, model.selection.actual.variant, bundle, max_batch_size),
+        golden_rows=answer_golden_rows(
+            model.run, model.selection.actual.variant, bundle, max_batch_size
+        ),
     )
 
 
 def _open_warm(
     settings: Settings, bundle: LoadedBundle, certificate: Certificate, max_batch_size: int
 ) -> ServedModel:
-    """What is possible here and certified, after each size of batch has run; its canary is not answered yet."""
+    """What is possible here and certified, after each size of batch has run; its golden rows are not answered yet."""
     selection = select(settings, bundle, certificate)
     is_on_cpu = selection.actual.provider == "cpu"
     run = selection.runner.run if is_on_cpu else padded(selection.runner.run, max_batch_size)

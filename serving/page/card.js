@@ -69,7 +69,7 @@ function besideBaseline(value, baseline) {
   return `${number(baseline)} (${difference < 0 ? "−" : "+"}${number(Math.abs(difference))})`;
 }
 
-function executionTile({ execution, canary, rebuild }) {
+function executionTile({ execution, golden_rows, rebuild }) {
   const { requested, actual, why, passed_over: passedOver } = execution;
   return wide(
     t("model.execution"),
@@ -79,7 +79,7 @@ function executionTile({ execution, canary, rebuild }) {
       why ? [t("model.why"), html("ul", { lang: "en" }, html("li", {}, why))] : null,
       passedOver.length ? [t("model.passed_over"), html("ul", { lang: "en" }, passedOver.map((reason) => html("li", {}, reason)))] : null,
       [t("model.batch"), number(execution.max_batch_size)],
-      canary ? [t("model.canary"), t("model.golden_rows", { rows: canary.rows })] : null,
+      golden_rows ? [t("model.golden"), t("model.golden_rows", { rows: golden_rows.rows })] : null,
       rebuild && !["not_asked_for", "not_needed"].includes(rebuild.status) ? [t("model.rebuild"), `${rebuild.status}: ${rebuild.reason}`] : null,
     ]),
   );

@@ -1,6 +1,6 @@
 """A new model is loaded once in a process of its own, before any worker touches it: what crashes a runtime crashes nothing else.
 
-`python -m serving.rollout.rehearsal BUNDLE CERTIFICATE ENGINE` checks every file, warms each batch size up and answers the canary rows,
+`python -m serving.rollout.rehearsal BUNDLE CERTIFICATE ENGINE` checks every file, warms each batch size up and answers the golden rows,
 as a worker does, with the SLIPWAY_ settings of its environment. It is nice, and says in one line on stderr why a model is refused.
 """
 

@@ -1,30 +1,29 @@
-"""The certificate: for each hop from the trained network to live HTTP, how well it agrees with the one before.
+"""Certificate: agreement of each hop, from the trained network to live HTTP, with the one before.
 
-`stages/verify.py` writes it; the service is not ready without one that fits its bundle. It speaks
-of files by digest, so it cannot be carried over to other weights, and its last word is the digest of
-itself: refused when a single bit changed. That finds damage and edits, not an author who seals again.
+`stages/verify.py` writes it; the service is not ready without one that fits its bundle. It names
+files by digest, so it does not apply to other weights, and ends with a digest of itself. That
+detects damage and edits, not an author who seals it again.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from slipway.artifacts.bundle import LoadedBundle, Metric
 from slipway.artifacts.gates import GateResult, Verdict, not_passed, require_verdict
 from slipway.system import files
-from slipway.system.contract import Contract
+from slipway.system.contract import Contract, check_format, validate_record
 from slipway.system.errors import CertificateError, GateMissedError
 
 FORMAT_VERSION = 3
 REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")  # hops without which nothing is certified
-_MOST_GATES_SHOWN = 3  # in one message; the certificate has all
+_MAX_GATES_SHOWN = 3  # in one message; the certificate has all
 
 
 class Execution(Contract):
-    """How a model runs, as asked for or as it came out."""
+    """How a model runs, as requested or as it actually ran."""
 
     backend: Literal["torch", "onnxruntime", "tensorrt", "http"]
     provider: str  # "cpu", "cuda", "tensorrt"
@@ -36,19 +35,18 @@ class HopBounds(Contract):
     """What a hop was judged by; a bound that is null was not asked for."""
 
     max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
-    max_score_difference: float | None  # of an outlier score, absolute
-    max_metric_loss: (
-        float | None
-    )  # points of accuracy and of macro F1, or relative growth of the RMSE
-    max_outliers: float | None = None  # share of the rows, for the lower bound of `Hop.outliers`
+    max_score_difference: float | None  # of an OOD score, absolute
+    # Points of accuracy and of macro F1, or relative growth of the RMSE.
+    max_metric_loss: float | None
+    max_outliers: float | None = None  # fraction of rows, for the lower bound of `Hop.outliers`
 
 
 class BatchCheck(Contract):
-    """The same rows once more in batches of another size, compared with the same reference."""
+    """The same rows in batches of another size, compared with the same reference."""
 
     batch_size: int
-    rows: int  # every test row, or those that `verify.batch_seconds` left time for
-    max_difference: float | None  # null where it is not finite
+    rows: int  # every test row, or as many as `verify.batch_seconds` allowed
+    max_difference: float | None  # null if it is not finite
     flipped: int
 
 
@@ -56,52 +54,44 @@ class Hop(Contract):
     """One way of running the model over the test rows, compared with the trained network."""
 
     name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http"
-    status: Literal[
-        "agrees", "differs", "uncertified", "not_executed"
-    ]  # uncertified: not to be served, and nothing serves it here
-    reason: str  # of that status; where it agrees it is empty, or says what too few rows cannot tell from chance
+    # uncertified: must not be served, and nothing serves it here.
+    status: Literal["agrees", "differs", "uncertified", "not_executed"]
+    reason: str  # of the status; for "agrees" empty, or a remark on too few rows
     requested: Execution
     actual: Execution | None  # null when not executed
     reference: str | None  # the hop it is compared with; null for the first
-    allowed: HopBounds | None  # null for the first, and where nothing was compared
+    allowed: HopBounds | None  # null for the first, and if nothing was compared
     rows: int
-    max_difference: (
-        float | None
-    )  # absolute, on probabilities or in the target's unit, at whatever batch size it was largest
+    # Absolute, of probabilities or in the target's unit; the largest over all batch sizes.
+    max_difference: float | None
     mean_difference: float | None  # at the largest batch
-    max_score_difference: float | None  # of an outlier score, absolute, as `max_difference`
-    outliers: Metric | None = (
-        None  # share of the rows that are called outliers; null where too few rows were there for a threshold
-    )
-    score_rank: float | None = (
-        None  # Spearman's correlation of the outlier scores with the reference's; null where either are all equal
-    )
+    max_score_difference: float | None  # of an OOD score, as `max_difference`
+    outliers: Metric | None = None  # fraction of rows flagged; null without a threshold
+    # Spearman correlation of the OOD scores with the reference's; null if either are all equal.
+    score_rank: float | None = None
     flipped: list[str]  # ids of the rows whose label changed
     worst_row: str | None  # id of the row with the largest difference
-    batches: list[
-        BatchCheck
-    ]  # the largest last; empty for the first, and for HTTP, where requests make the batches
+    batches: list[BatchCheck]  # largest last; empty for the first, and for HTTP
     metric: Metric | None  # accuracy, or RMSE for a numeric target
-    metric_changes: dict[
-        str, Metric
-    ]  # by metric: this hop less the first on the same rows, with the paired interval
+    # By metric: this hop less the first on the same rows, with the paired interval.
+    metric_changes: dict[str, Metric]
     latency_ms: float | None  # median for one row
     rows_per_second: float | None  # at the largest batch
 
 
 class Certificate(Contract):
-    """All hops, the files they speak of and the machine they ran on."""
+    """All hops, the digests of their files, and the machine they ran on."""
 
     format_version: Literal[3]
     status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
-    gates: Verdict  # anything but passed and none keeps the model from release
+    gates: Verdict  # only "passed" and "none" allow a release
     gate_results: list[GateResult]
     metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
     bundle_digest: str  # hex SHA-256 of bundle.json
     engine_digest: (
         str | None
     )  # hex SHA-256 of the engine's engine_manifest.json; null where there was no engine
-    digests: dict[str, str]  # hex SHA-256 by path of everything the hops read
+    digests: dict[str, str]  # hex SHA-256 by path of all files that the hops read
     hops: list[Hop]
     hardware: dict[str, str]
     versions: dict[str, str]
@@ -113,7 +103,7 @@ class Certificate(Contract):
 
 
 def first_fault(hops: Sequence[Hop]) -> Hop | None:
-    """The first hop that forbids a certificate: one that differs, or a required one that was not executed."""
+    """Return the first hop that differs, or is required and was not executed."""
     for hop in hops:
         if hop.status == "differs" or (hop.status == "not_executed" and hop.name in REQUIRED):
             return hop
@@ -121,9 +111,9 @@ def first_fault(hops: Sequence[Hop]) -> Hop | None:
 
 
 def why_uncertified(certificate: Certificate, execution: Execution) -> str | None:
-    """Why `execution` must not be served although it was never executed, or None.
+    """Return why `execution` must not be served, or None.
 
-    An `uncertified` hop forbids its variant everywhere, except where `verify` saw it agree.
+    An `uncertified` hop forbids its variant everywhere except where `verify` saw it agree.
     """
     served = execution.backend, execution.provider, execution.variant
     of_variant = [hop for hop in certificate.hops if hop.requested.variant == execution.variant]
@@ -131,10 +121,13 @@ def why_uncertified(certificate: Certificate, execution: Execution) -> str | Non
         ran = hop.actual and (hop.actual.backend, hop.actual.provider, hop.actual.variant)
         if hop.status == "agrees" and ran == served:
             return None
-    lost = next((hop for hop in of_variant if hop.status == "uncertified"), None)
-    if lost is None:
-        return None
-    return f"the certificate says that {lost.name} is uncertified: {lost.reason}. Run `dvc repro --force verify` on such a machine."
+    for hop in of_variant:
+        if hop.status == "uncertified":
+            return (
+                f"the certificate says that {hop.name} is uncertified: {hop.reason}. "
+                "Run `dvc repro --force verify` on such a machine."
+            )
+    return None
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:
@@ -143,32 +136,20 @@ def write_certificate(path: Path, certificate: Certificate) -> None:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Read a certificate; CertificateError if it is missing, not understood, or has another byte than was written."""
+    """Read a certificate; CertificateError if it is missing, malformed or altered."""
     try:
         payload = path.read_bytes()
-        content = json.loads(payload)
     except FileNotFoundError:
         raise CertificateError(
             f"{path} is missing: nothing proves this bundle. Run `dvc repro verify`."
         ) from None
-    except ValueError as error:
-        raise CertificateError(f"{path} is not JSON: {error}. Run `dvc repro verify`.") from error
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if version != FORMAT_VERSION:
-        raise CertificateError(
-            f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Run `dvc repro verify`."
-        )
+    content = check_format(Certificate, path, payload, CertificateError, "Run `dvc repro verify`.")
     content.pop("digest", None)
     if not _is_sealed(payload, content):
         raise CertificateError(
-            f"{path} was altered: it is not what its own `digest` was made from. Run `dvc repro --force verify`."
+            f"{path} was altered: its own `digest` does not match. Run `dvc repro --force verify`."
         )
-    try:
-        return Certificate.model_validate(content)
-    except ValidationError as error:
-        raise CertificateError(
-            f"{path} is not a valid certificate: {error}. Run `dvc repro verify`."
-        ) from error
+    return validate_record(Certificate, path, content, CertificateError, "Run `dvc repro verify`.")
 
 
 def check_certificate(
@@ -178,15 +159,16 @@ def check_certificate(
     accept_draft: bool,
     accept_missed_gates: bool = False,
 ) -> None:
-    """CertificateError unless the certificate is of this very bundle and every executed hop agrees.
+    """Raise CertificateError unless it is for this bundle and every executed hop agrees.
 
-    GateMissedError unless its quality gates allow a release. `accept_missed_gates` is for what is
-    no release: shadowing and replaying. `accept_draft` is for the verify stage only, whose HTTP hop
-    needs a service before it can certify one; the gates of a draft are not asked.
+    GateMissedError unless its quality gates allow a release. `accept_missed_gates` is for shadowing
+    and replaying, which release nothing. `accept_draft` is for the verify stage, whose HTTP hop
+    needs a service before it can certify one; gates of a draft are not checked.
     """
     if certificate.bundle_digest != bundle.digest:
         raise CertificateError(
-            f"the certificate is for bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}. Run `dvc repro verify`."
+            f"the certificate is for bundle {certificate.bundle_digest[:12]}, this one is "
+            f"{bundle.version}. Run `dvc repro verify`."
         )
     if certificate.status == "draft" and accept_draft:
         return
@@ -197,7 +179,8 @@ def check_certificate(
     differing = ", ".join(hop.name for hop in certificate.hops if hop.status == "differs")
     detail = f"hops that differ: {differing}" if differing else "its HTTP hop has not run"
     raise CertificateError(
-        f"the certificate of bundle {bundle.version} is {certificate.status!r}, expected 'certified' ({detail}). Run `dvc repro verify`."
+        f"the certificate of bundle {bundle.version} is {certificate.status!r}, expected "
+        f"'certified' ({detail}). Run `dvc repro verify`."
     )
 
 
@@ -205,8 +188,8 @@ def _require_gates(certificate: Certificate, version: str) -> None:
     failed = not_passed(certificate.gate_results)
     if not failed:
         return
-    shown = "; ".join(result.text for result in failed[:_MOST_GATES_SHOWN])
-    hidden = len(failed) - _MOST_GATES_SHOWN
+    shown = "; ".join(result.text for result in failed[:_MAX_GATES_SHOWN])
+    hidden = len(failed) - _MAX_GATES_SHOWN
     more = f"; and {hidden} more" if hidden > 0 else ""
     raise GateMissedError(
         f"model {version} did not pass its quality gates ({certificate.gates}): {shown}{more}. "
@@ -216,7 +199,7 @@ def _require_gates(certificate: Certificate, version: str) -> None:
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
-    """Canonical JSON with the SHA-256 of the canonical JSON without it: exactly one sequence of bytes for a content."""
+    """Canonical JSON with its own digest: exactly one sequence of bytes for each content."""
     return files.canonical_json(content | {"digest": files.digest_json(content)}).encode()
 
 

@@ -4,19 +4,17 @@
 certificate, where everything that serves, promotes, releases or packs a model reads them.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from slipway.artifacts.bundle import Metric
 from slipway.system import files
-from slipway.system.contract import Contract
+from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import SchemaError
 
-Outcome = Literal["passed", "missed", "unjudged"]
 Verdict = Literal["passed", "missed", "unjudged", "none"]  # none: params.yaml sets no gate
 
 
@@ -29,19 +27,18 @@ class GateResult(Contract):
     is_of_slice: bool
     min: float | None
     max: float | None
-    measured: Metric | None  # null where the test rows do not define the metric
+    measured: Metric | None  # null if the test rows do not define the metric
     remark: str  # a p-value, or the reason why nothing was measured
 
     @property
-    def outcome(self) -> Outcome:
-        """The value decides, both bounds included; its interval does not. Unmeasured is unjudged."""
+    def outcome(self) -> Literal["passed", "missed", "unjudged"]:
+        """Judge the value, bounds included; its interval does not count. Unmeasured is unjudged."""
         if self.measured is None:
             return "unjudged"
         value = self.measured.value
-        is_within = (self.min is None or value >= self.min) and (
-            self.max is None or value <= self.max
-        )
-        return "passed" if is_within else "missed"
+        is_low = self.min is not None and value < self.min
+        is_high = self.max is not None and value > self.max
+        return "missed" if is_low or is_high else "passed"
 
     @property
     def requirement(self) -> str:
@@ -58,15 +55,17 @@ class GateResult(Contract):
         if self.measured is None:
             return f"{self.name}{place} is not defined, {required}"
         found = self.measured
-        interval = f"{found.confidence * 100:g} % interval {found.low:.4g} to {found.high:.4g}, {found.rows} rows"
-        return f"{self.name}{place} is {found.value:.4g} ({interval}), {required}"
+        interval = f"{found.confidence * 100:g} % interval {found.low:.4g} to {found.high:.4g}"
+        return (
+            f"{self.name}{place} is {found.value:.4g} ({interval}, {found.rows} rows), {required}"
+        )
 
 
-class Judged(Contract):
+class JudgedFile(Contract):
     """The file whose numbers were judged."""
 
     path: str
-    sha256: str  # hex
+    sha256: str
 
 
 class GateReport(Contract):
@@ -74,7 +73,7 @@ class GateReport(Contract):
 
     gates: Verdict
     results: list[GateResult]
-    judged: list[Judged]
+    judged: list[JudgedFile]
 
     @model_validator(mode="after")
     def _verdict_fits(self) -> Self:
@@ -83,7 +82,7 @@ class GateReport(Contract):
 
 
 def verdict_of(results: Sequence[GateResult]) -> Verdict:
-    """The worst outcome: a missed gate first, then an unjudged one."""
+    """Return the worst outcome: a missed gate first, then an unjudged one."""
     outcomes = {result.outcome for result in results}
     for outcome in ("missed", "unjudged", "passed"):
         if outcome in outcomes:
@@ -98,12 +97,12 @@ def require_verdict(verdict: Verdict, results: Sequence[GateResult]) -> None:
 
 
 def not_passed(results: Sequence[GateResult]) -> list[GateResult]:
-    """The gates that keep a model from release: missed and unjudged ones."""
+    """List the gates that keep a model from release: missed and unjudged ones."""
     return [result for result in results if result.outcome != "passed"]
 
 
 def gates_text(results: Sequence[GateResult]) -> str:
-    """The outcome of all gates for a terminal: one line, and one more for each that did not pass."""
+    """Format all gates for a terminal: one line, and one more for each that did not pass."""
     if not results:
         return "  gates: none in params.yaml"
     failed = not_passed(results)
@@ -118,18 +117,15 @@ def gates_text(results: Sequence[GateResult]) -> str:
 
 def write_gates(path: Path, results: Sequence[GateResult], judged: Path) -> None:
     """Write the results of gates on the numbers in `judged`."""
-    digest = Judged(path=judged.as_posix(), sha256=files.sha256_file(judged))
-    report = GateReport(gates=verdict_of(results), results=list(results), judged=[digest])
+    judged_file = JudgedFile(path=judged.as_posix(), sha256=files.sha256_file(judged))
+    report = GateReport(gates=verdict_of(results), results=list(results), judged=[judged_file])
     files.write_json(path, report.model_dump(mode="json"))
 
 
 def read_gates(path: Path) -> GateReport:
-    """Read `metrics/gates.json`; SchemaError if it is missing or not understood."""
+    """Read `metrics/gates.json`; SchemaError if it is missing or malformed."""
     try:
-        return GateReport.model_validate(json.loads(path.read_bytes()))
+        payload = path.read_bytes()
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro evaluate`.") from None
-    except (ValueError, ValidationError) as error:
-        raise SchemaError(
-            f"{path} is not what the evaluate stage writes: {error}. Run `dvc repro --force evaluate`."
-        ) from error
+    return parse_record(GateReport, path, payload, SchemaError, "Run `dvc repro --force evaluate`.")

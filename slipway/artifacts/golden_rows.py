@@ -1,7 +1,8 @@
-"""Canary rows: validation rows as the network takes them, with fp32's answers, that travel in the bundle as `canary.npz`.
+"""Golden rows: validation rows with fp32's answers, stored in the bundle as `golden_rows.npz`.
 
-Whatever runs a variant answers them before it serves. That finds another model's engine, NaN, overflow and swapped inputs
-on the very machine; how good a model is, the certificate says. The file is numpy's own format, without pickle.
+Every runtime answers them before it serves a variant. This detects another model's engine, NaN,
+overflow and swapped inputs on the serving machine; the certificate states how good the model is.
+The file is in numpy's format, without pickle.
 """
 
 import io
@@ -16,33 +17,35 @@ from slipway.artifacts.uncertainty import Answers
 from slipway.system.contract import Contract
 from slipway.system.errors import BundleError, ParityError
 
-FILE = "canary.npz"
-# Of an answer near 1: four roundings to fp16's 11 bits, or to half a step of int8. fp32: what export allows between torch and ONNX.
+FILE = "golden_rows.npz"
+# Relative to an answer near 1: four roundings to fp16's 11 bits, or to half a step of int8; for
+# fp32 the tolerance between torch and ONNX at export.
 _ROUNDING = {"fp32": 1e-5, "fp16": 4 * 2**-11, "int8": 4 * 2**-8}
-_SLACK = 4.0  # guess: kernels of another provider round in other places than those that the budget was measured with
-_FALSE_ALARMS = 1e-3  # share of starts refused for flips alone, if the rows flipped independently
+_SLACK = 4.0  # guess: kernels of another provider round in other places
+_FALSE_ALARMS = 1e-3  # fraction of starts refused for flips if rows flip independently
+_ADVICE = "Run the certified files on a machine like the certified one, or run `dvc repro` here."
 
 
-class CanaryBudget(Contract):
-    """How far a variant may be from fp32 on the canary rows, whatever runs it."""
+class GoldenBudget(Contract):
+    """Largest allowed differences of a variant from fp32 on the golden rows."""
 
-    max_mean_difference: float  # absolute, on probabilities or in the target's unit
-    max_mean_score_difference: float  # of the outlier scores
-    max_flipped: int  # rows whose label is another; 0 for a value, which has none
+    max_mean_difference: float  # absolute, of probabilities or in the target's unit
+    max_mean_score_difference: float  # of the OOD scores
+    max_flipped: int  # rows with another label; 0 for a numeric answer
 
 
-class Canary(Contract):
-    """What `bundle.json` says of the canary rows."""
+class GoldenFile(Contract):
+    """Entry of the golden rows in `bundle.json`."""
 
     file: str
     sha256: str
     bytes: int
     rows: int
-    budgets: dict[str, CanaryBudget]  # by variant
+    budgets: dict[str, GoldenBudget]  # by variant
 
 
-class CanaryResult(Contract):
-    """How the canary rows were answered."""
+class GoldenResult(Contract):
+    """Measured differences on the golden rows."""
 
     rows: int
     max_difference: float
@@ -50,20 +53,20 @@ class CanaryResult(Contract):
     mean_score_difference: float
     flipped: list[str]  # ids
     worst_row: str  # id of the row with the largest difference
-    budget: CanaryBudget
+    budget: GoldenBudget
 
 
 @dataclass(frozen=True)
-class CanaryRows:
-    """The rows themselves."""
+class GoldenRows:
+    """The golden rows and fp32's answers on the CPU."""
 
     ids: list[str]
     inputs: NDArray[Any]  # (rows, ...) as the network takes them
-    answers: Answers  # fp32's, on the CPU
+    answers: Answers
 
 
-def canary_bytes(rows: CanaryRows) -> bytes:
-    """The content of `canary.npz`: equal rows give equal bytes."""
+def golden_rows_bytes(rows: GoldenRows) -> bytes:
+    """Serialise `golden_rows.npz`; equal rows give equal bytes."""
     stream = io.BytesIO()
     np.savez(
         stream,
@@ -75,102 +78,103 @@ def canary_bytes(rows: CanaryRows) -> bytes:
     return stream.getvalue()
 
 
-def parse_canary(payload: bytes, expected_rows: int) -> CanaryRows:
-    """The rows in the content of `canary.npz`; BundleError if it holds something else."""
+def parse_golden_rows(payload: bytes, expected_rows: int) -> GoldenRows:
+    """Parse `golden_rows.npz`; BundleError for other content."""
     try:
         with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-            rows = CanaryRows(
-                arrays["ids"].tolist(),
-                arrays["inputs"],
-                Answers(arrays["outputs"], arrays["scores"]),
-            )
+            answers = Answers(arrays["outputs"], arrays["scores"])
+            rows = GoldenRows(arrays["ids"].tolist(), arrays["inputs"], answers)
     except Exception as error:  # zipfile, zlib and numpy each have their own
         raise BundleError(
-            f"{FILE} holds no canary rows: {error}. Run `dvc repro export`."
+            f"{FILE} holds no golden rows: {error}. Run `dvc repro export`."
         ) from error
     lengths = {len(part) for part in (rows.ids, rows.inputs, *rows.answers)}
     if lengths != {expected_rows}:
         raise BundleError(
-            f"{FILE} holds {sorted(lengths)} rows, bundle.json says {expected_rows}. Run `dvc repro export`."
+            f"{FILE} holds {sorted(lengths)} rows, bundle.json says {expected_rows}. "
+            "Run `dvc repro export`."
         )
     return rows
 
 
-def canary_budget(found: Answers, expected: Answers, precision: str) -> CanaryBudget:
-    """The budget of a variant that answered `found` to the canary rows on the CPU, where fp32 answered `expected`.
+def golden_budget(found: Answers, expected: Answers, precision: str) -> GoldenBudget:
+    """Budget of a variant that answered `found` on the CPU where fp32 answered `expected`.
 
-    Four times the difference that was measured, and four roundings of the precision on top. Flips: as many as come together in
-    1 of 1,000 starts at the share that was measured (Laplace's rule of succession keeps it above 0).
+    Four times the measured differences plus four roundings of the precision. Flips: the number
+    exceeded in 1 of 1,000 starts at the measured rate (Laplace's rule of succession keeps it
+    above 0).
     """
-    outputs, largest_score = expected.outputs, float(np.abs(expected.scores).max())
-    has_labels = outputs.shape[1] > 1
-    spread = 1.0 if has_labels else max(float(outputs.std()), float(np.abs(outputs).max()) / 100)
-    num_flipped = len(_flipped(found.outputs, outputs))
-    return CanaryBudget(
-        max_mean_difference=_SLACK * float(_distances(found.outputs, outputs).mean())
-        + _ROUNDING[precision] * spread,
-        max_mean_score_difference=_SLACK * float(_distances(found.scores, expected.scores).mean())
-        + _ROUNDING[precision] * largest_score,
-        max_flipped=_most_by_chance(len(outputs), (num_flipped + 1) / (len(outputs) + 2))
-        if has_labels
-        else 0,
+    outputs = expected.outputs
+    spread, max_flipped = 1.0, 0
+    if outputs.shape[1] > 1:
+        num_flipped = len(_flipped(found.outputs, outputs))
+        max_flipped = _most_by_chance(len(outputs), (num_flipped + 1) / (len(outputs) + 2))
+    else:
+        spread = max(float(outputs.std()), float(np.abs(outputs).max()) / 100)
+    rounding = _ROUNDING[precision]
+    difference = float(_distances(found.outputs, outputs).mean())
+    score_difference = float(_distances(found.scores, expected.scores).mean())
+    largest_score = float(np.abs(expected.scores).max())
+    return GoldenBudget(
+        max_mean_difference=_SLACK * difference + rounding * spread,
+        max_mean_score_difference=_SLACK * score_difference + rounding * largest_score,
+        max_flipped=max_flipped,
     )
 
 
-def check_canary(found: Answers, rows: CanaryRows, budget: CanaryBudget) -> CanaryResult:
-    """How `found` differs from fp32's answers; ParityError, naming the worst row, where that is beyond the budget."""
+def check_golden_rows(found: Answers, rows: GoldenRows, budget: GoldenBudget) -> GoldenResult:
+    """Compare `found` with fp32's answers; ParityError, naming the worst row, beyond the budget."""
     expected = rows.answers
-    shapes = ([part.shape for part in found], [part.shape for part in expected])
-    if shapes[0] != shapes[1]:
+    shapes = [part.shape for part in found]
+    expected_shapes = [part.shape for part in expected]
+    if shapes != expected_shapes:
         raise ParityError(
-            f"the canary rows were answered by {shapes[0]}, expected {shapes[1]}. {_ADVICE}"
+            f"the golden rows were answered by {shapes}, expected {expected_shapes}. {_ADVICE}"
         )
-    distances, score_distances = (
-        _distances(found.outputs, expected.outputs),
-        _distances(found.scores, expected.scores),
-    )
-    of_rows = distances.max(axis=1)
-    is_bad = ~np.isfinite(of_rows + score_distances)
+    distances = _distances(found.outputs, expected.outputs)
+    score_distances = _distances(found.scores, expected.scores)
+    by_row = distances.max(axis=1)
+    is_bad = ~np.isfinite(by_row + score_distances)
     if is_bad.any():
-        what = f"{is_bad.sum()} of {len(rows.ids)} canary rows were answered by NaN or an infinity"
-        raise ParityError(f"{what}, the first is {rows.ids[int(is_bad.argmax())]}. {_ADVICE}")
-    result = CanaryResult(
+        first = rows.ids[int(is_bad.argmax())]
+        raise ParityError(
+            f"{is_bad.sum()} of {len(rows.ids)} golden rows were answered by NaN or an infinity, "
+            f"the first is {first}. {_ADVICE}"
+        )
+    result = GoldenResult(
         rows=len(rows.ids),
-        max_difference=float(of_rows.max()),
+        max_difference=float(by_row.max()),
         mean_difference=float(distances.mean()),
         mean_score_difference=float(score_distances.mean()),
         flipped=[rows.ids[row] for row in _flipped(found.outputs, expected.outputs)],
-        worst_row=rows.ids[int(of_rows.argmax())],
+        worst_row=rows.ids[int(by_row.argmax())],
         budget=budget,
     )
     problems = _problems(result)
     if problems:
-        worst = f"Worst row: {result.worst_row}, off by {result.max_difference:.3g}."
         raise ParityError(
-            f"the canary rows were not answered as fp32 answers them: {problems}. {worst} {_ADVICE}"
+            f"the golden rows were not answered as fp32 answers them: {'; '.join(problems)}. "
+            f"Worst row: {result.worst_row}, off by {result.max_difference:.3g}. {_ADVICE}"
         )
     return result
 
 
-_ADVICE = "Run the certified files on a machine like the one that certified them, or run `dvc repro` here."
-
-
-def _problems(result: CanaryResult) -> str:
-    budget, problems = result.budget, []
-    if result.mean_difference > budget.max_mean_difference:
-        problems.append(
-            f"mean difference {result.mean_difference:.3g}, expected at most {budget.max_mean_difference:.3g}"
-        )
-    if result.mean_score_difference > budget.max_mean_score_difference:
-        most = budget.max_mean_score_difference
-        problems.append(
-            f"mean difference of the outlier scores {result.mean_score_difference:.3g}, expected at most {most:.3g}"
-        )
-    if len(result.flipped) > budget.max_flipped:
-        problems.append(
-            f"{len(result.flipped)} of {result.rows} labels flipped, expected at most {budget.max_flipped}"
-        )
-    return "; ".join(problems)
+def _problems(result: GoldenResult) -> list[str]:
+    budget = result.budget
+    compared = [
+        ("mean difference {:.3g}", result.mean_difference, budget.max_mean_difference),
+        (
+            "mean difference of the OOD scores {:.3g}",
+            result.mean_score_difference,
+            budget.max_mean_score_difference,
+        ),
+        (f"{{:g}} of {result.rows} labels flipped", len(result.flipped), budget.max_flipped),
+    ]
+    return [
+        f"{text.format(value)}, expected at most {most:.3g}"
+        for text, value, most in compared
+        if value > most
+    ]
 
 
 def _distances(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -181,11 +185,11 @@ def _flipped(found: NDArray[np.float32], expected: NDArray[np.float32]) -> list[
     return np.flatnonzero(found.argmax(axis=1) != expected.argmax(axis=1)).tolist()
 
 
-def _most_by_chance(num_rows: int, share: float) -> int:
-    """The smallest count that is exceeded with a probability below `_FALSE_ALARMS`, where each row counts with probability `share`."""
+def _most_by_chance(num_rows: int, rate: float) -> int:
+    """Return the smallest count exceeded with a probability below _FALSE_ALARMS at this rate."""
     below = 0.0
     for count in range(num_rows):
-        below += math.comb(num_rows, count) * share**count * (1 - share) ** (num_rows - count)
+        below += math.comb(num_rows, count) * rate**count * (1 - rate) ** (num_rows - count)
         if 1 - below < _FALSE_ALARMS:
             return count
     return num_rows

@@ -1,4 +1,4 @@
-"""What a network takes: images or a table's rows, told apart by `kind`, and what the graph's input is called."""
+"""Input contract of a network: images or table rows, and the name of the graph's input."""
 
 from typing import Annotated
 

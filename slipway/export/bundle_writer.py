@@ -29,14 +29,14 @@ from slipway.artifacts.bundle import (
     describe_model,
     write_manifest,
 )
-from slipway.artifacts.golden_rows import Canary
+from slipway.artifacts.golden_rows import GoldenFile
 from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.sections import ExportParams
 from slipway.data.store.packed import PackedSplit
 from slipway.export.certification.lineage import package_versions
 from slipway.export.drift_reference import DriftRows, write_drift
-from slipway.export.golden_rows import choose_canary, write_canary
+from slipway.export.golden_rows import choose_golden_rows, write_golden_rows
 from slipway.export.graphs.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.graphs.quantization import largest_batch
 from slipway.export.graphs.variants import (
@@ -183,9 +183,9 @@ def write_bundle(
         calibrations,
     )
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    canary = write_canary(
+    golden_rows = write_golden_rows(
         root,
-        choose_canary(rows.validation, resampling.seed, params.golden_rows),
+        choose_golden_rows(rows.validation, resampling.seed, params.golden_rows),
         models,
         params.max_batch_size,
     )
@@ -195,7 +195,7 @@ def write_bundle(
     drift_sha256 = write_drift(
         root, trained.input, trained.output, trained.calibration, models, drift_rows
     )
-    manifest = _manifest(trained, params, models, board, canary, lineage).model_copy(
+    manifest = _manifest(trained, params, models, board, golden_rows, lineage).model_copy(
         update={"drift_sha256": drift_sha256}
     )
     if card is not None:
@@ -310,7 +310,7 @@ def _manifest(
     params: ExportParams,
     models: dict[str, ModelFile],
     board: Leaderboard,
-    canary: Canary | None,
+    golden_rows: GoldenFile | None,
     lineage: Lineage,
 ) -> Bundle:
     return Bundle(
@@ -322,7 +322,7 @@ def _manifest(
         output_name=trained.output.kind,
         max_batch_size=params.max_batch_size,
         models=models,
-        canary=canary,
+        golden_rows=golden_rows,
         left_out=board.left_out,
         choice=board.choice,
         calibration=trained.calibration,

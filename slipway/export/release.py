@@ -1,6 +1,6 @@
 """`make release`: the certified bundle becomes the released one, which later trainings are compared with (`evaluate.reference_model`).
 
-artifacts/reference_model/bundle.json, model_*.onnx   the bundle as it was certified, with its model card and canary rows
+artifacts/reference_model/bundle.json, model_*.onnx   the bundle as it was certified, with its model card and golden rows
 artifacts/reference_model/certificate.json            its certificate
 artifacts/reference_model/known_rows.parquet          ids of the rows that it learned from or was chosen by, where they can be told
 artifacts/reference_model/release.json                digests of bundle, certificate and rows, written last

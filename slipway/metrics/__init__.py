@@ -1,1 +1,1 @@
-"""Scores, ROC-AUC, calibration error and paired bootstrap, in NumPy."""
+"""Metrics with intervals, in float64 on numpy only; the trivial baseline; uncertainty fitting."""

@@ -1,7 +1,7 @@
-"""The baseline: the trivial predictor that every metric is compared with.
+"""Baseline: the trivial predictor that every metric is compared with.
 
-It answers each row with the same thing, fitted on training rows: the classes' shares, whose most
-probable class is the majority class, or the mean target.
+It gives each row the same answer, fitted on training rows: the class frequencies, or the mean
+target.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ def baseline_scores(
     num_classes: int,
     top_k: int | None,
 ) -> dict[str, float]:
-    """Each metric of `task` that the test `targets` (N,) define, for the baseline on these rows."""
+    """Compute each metric of `task` that the test `targets` (N,) define, for the baseline."""
     answers: ClassAnswers | ValueAnswers
     if is_classification(task):
         shares = np.bincount(train_targets.astype(np.int64), minlength=num_classes)

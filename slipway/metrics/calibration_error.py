@@ -1,8 +1,9 @@
-"""Whether the network is right as often as it says: calibration error and its bins, on numpy alone.
+"""Expected calibration error and reliability bins.
 
-The bins have equal numbers of rows: nearly all rows of a good network have a confidence near 1, which bins of equal
-width would put into one; and the error is less biased (Roelofs, Cain, Shlens and Mozer, Mitigating bias in calibration
-error estimation, AISTATS 2022). Noise in a bin counts as error, so that the error of few rows is too large.
+Bins have equal numbers of rows: nearly all rows of a good network have a confidence near 1, which
+bins of equal width would put into one; and the error is less biased (Roelofs, Cain, Shlens and
+Mozer, Mitigating bias in calibration error estimation, AISTATS 2022). Noise in a bin counts as
+error, so the error of few rows is too large.
 """
 
 import numpy as np
@@ -12,25 +13,24 @@ from slipway.system.contract import Contract
 
 Float = NDArray[np.float64]
 
-NUM_BINS = (
-    15  # as Guo, Pleiss, Sun and Weinberger, On calibration of modern neural networks, ICML 2017
-)
+NUM_BINS = 15  # Guo, Pleiss, Sun and Weinberger, On calibration of modern networks, ICML 2017
 
 
 class ReliabilityBin(Contract):
-    """Rows of about equal confidence; a confidence is the probability of the label that was answered."""
+    """Rows of similar confidence, which is the probability of the predicted label."""
 
     rows: int
     low: float  # the smallest and the largest confidence
     high: float
     confidence: float  # the mean
-    accuracy: float  # share of the rows whose label is right
+    accuracy: float  # fraction of correct rows
 
 
 def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
-    """(N,) the bin of each number, from 0: `num_bins` times the share of smaller numbers, rounded down.
+    """(N,) bin of each number, from 0: `num_bins` times the fraction of smaller numbers, floored.
 
-    Bins have equal numbers of rows where all numbers differ. Equal numbers share a bin, so some may be empty.
+    Bins have equal numbers of rows if all numbers differ. Equal numbers share a bin, so some bins
+    may be empty.
     """
     bins: NDArray[np.int64] = (
         num_bins * np.searchsorted(np.sort(numbers), numbers, side="left") // len(numbers)
@@ -39,7 +39,7 @@ def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
 
 
 def reliability_bins(confidences: Float, hits: NDArray[np.bool_]) -> list[ReliabilityBin]:
-    """The bins that have rows, by rising confidence: `confidences` (N,) in [0, 1], `hits` (N,) whether the label is right."""
+    """Non-empty bins by rising confidence, from (N,) `confidences` and correctness `hits`."""
     bins = equal_bins(confidences, NUM_BINS)
     parts = ((confidences[bins == index], hits[bins == index]) for index in np.unique(bins))
     return [
@@ -55,26 +55,26 @@ def reliability_bins(confidences: Float, hits: NDArray[np.bool_]) -> list[Reliab
 
 
 def calibration_errors(confidences: Float, hits: NDArray[np.bool_], counts: Float) -> Float:
-    """(S,) the expected calibration error in [0, 1]; `counts` (S, N) is how often each row is there, the bins are of all rows.
+    """(S,) expected calibration error; `counts` (S, N) is how often each resample has each row.
 
-    The mean over the rows of the gap in their bin: between the mean confidence and the accuracy (Naeini, Cooper and
-    Hauskrecht, AAAI 2015).
+    The mean over rows of their bin's gap between mean confidence and accuracy (Naeini, Cooper and
+    Hauskrecht, AAAI 2015). Bins are those of all rows.
     """
     errors: Float = _errors_of_gaps(confidences, counts * (confidences - hits)) / counts.sum(axis=1)
     return errors
 
 
 def errors_by_chance(confidences: Float, uniform: Float) -> Float:
-    """(S,) calibration errors of rows that are right exactly as often as their `confidences` (N,) say, drawn by `uniform` (S, N) in [0, 1).
+    """(S,) calibration errors of perfectly calibrated rows: the part that noise causes.
 
-    Consistency resampling (Bröcker and Smith, Increasing the reliability of reliability diagrams, Weather and
-    Forecasting 22, 2007): what noise alone makes.
+    Consistency resampling (Bröcker and Smith, Increasing the reliability of reliability diagrams,
+    Weather and Forecasting 22, 2007) from (N,) `confidences` and (S, N) `uniform` draws.
     """
     return _errors_of_gaps(confidences, confidences - (uniform < confidences)) / len(confidences)
 
 
 def _errors_of_gaps(confidences: Float, gaps: Float) -> Float:
-    """(S, N) gaps of rows -> (S,) the sum over the bins of the absolute sums in them."""
+    """(S, N) gaps of rows -> (S,) sum over bins of the absolute sum in each."""
     bins = equal_bins(confidences, NUM_BINS)
     order = np.argsort(bins, kind="stable")
     starts = np.unique(bins[order], return_index=True)[1]

@@ -1,7 +1,8 @@
-"""Two sets of answers to the same rows: is one better, or is it chance?
+"""Paired comparison of two sets of answers to the same rows.
 
-Each resample scores both on the same rows, so that what makes rows hard or easy cancels: the interval of the
-difference is much narrower than the intervals of the two suggest. Where no answer differs it has no width.
+Each resample scores both sets on the same rows, so the difficulty of rows cancels: the interval of
+the difference is much narrower than the two separate intervals suggest. It has no width if no
+answer differs.
 """
 
 import math
@@ -21,25 +22,21 @@ from slipway.metrics.scores import (
 from slipway.system.contract import Contract
 from slipway.system.errors import MetricError
 
-_NEGLIGIBLE = 1e-18  # of a sum that is at least 1
+_NEGLIGIBLE = 1e-18  # relative to a sum of at least 1
 
 
 class PairedDifference(Contract):
-    """How far a metric moved from one set of answers to another, over the same rows."""
+    """Change of a metric from one set of answers to another, on the same rows."""
 
     metric: str
     before: float
     after: float
-    difference: (
-        float  # after - before: above 0 is better for an accuracy, worse for a loss or an error
-    )
+    difference: float  # after - before
     low: float  # of the difference
     high: float
     confidence: float
     rows: int
-    p_value: (
-        float | None
-    )  # of McNemar's exact test, two-sided; None for other metrics than the accuracy
+    p_value: float | None  # McNemar's exact test, two-sided; None except for accuracy
 
 
 def paired_difference(
@@ -52,11 +49,11 @@ def paired_difference(
     *,
     top_k: int | None = None,
 ) -> PairedDifference:
-    """The difference of `metric` with its paired bootstrap interval (percentiles), and for the accuracy its p-value.
+    """Return the difference of `metric` with its paired bootstrap interval (percentiles).
 
-    `targets` (N,), `before` and `after` (N, K) probabilities, or (N, 1) values: as `slipway.metrics.scores.measure` takes
-    them; `top_k` is needed for `top_k_accuracy` alone. Raises MetricError for answers that are none, of different
-    shapes, and where these rows do not define the metric.
+    Arguments are as for `slipway.metrics.scores.measure`; only `top_k_accuracy` needs `top_k`.
+    Raises MetricError for invalid answers, different shapes, or a metric that these rows do not
+    define.
     """
     first, second = (_answers(task, targets, outputs, top_k) for outputs in (before, after))
     _check_fit(task, metric, first, second, top_k)
@@ -83,10 +80,10 @@ def paired_difference(
 
 
 def mcnemar_p_value(num_lost: int, num_gained: int) -> float:
-    """Two-sided p-value of `num_lost` rows that only the first was right on, against `num_gained` that only the second was.
+    """Exact two-sided p-value of McNemar's test (Psychometrika 12, 1947, 153-157).
 
-    Q. McNemar, Note on the sampling error of the difference between correlated proportions or percentages,
-    Psychometrika 12 (1947) 153-157; exact: rows on which one alone is right fall to either side with probability 1/2.
+    `num_lost` rows are correct only in the first set, `num_gained` only in the second. Without a
+    difference, each such row falls on either side with probability 1/2.
     """
     total, fewer = num_lost + num_gained, min(num_lost, num_gained)
     logarithm = (
@@ -129,7 +126,8 @@ def _check_fit(
         return
     if first.num_classes != second.num_classes:
         raise MetricError(
-            f"{first.num_classes} classes before and {second.num_classes} after, expected the same classes."
+            f"{first.num_classes} classes before and {second.num_classes} after, "
+            "expected the same classes."
         )
     absent = why_absent(task, first.targets, first.num_classes, top_k)
     if metric in absent:
@@ -141,8 +139,6 @@ def _accuracy_p_value(
 ) -> float | None:
     if not isinstance(first, ClassAnswers) or not isinstance(second, ClassAnswers):
         return None
-    num_lost, num_gained = (
-        (first.is_right & ~second.is_right).sum(),
-        (second.is_right & ~first.is_right).sum(),
-    )
-    return mcnemar_p_value(int(num_lost), int(num_gained))
+    num_lost = int((first.is_right & ~second.is_right).sum())
+    num_gained = int((second.is_right & ~first.is_right).sum())
+    return mcnemar_p_value(num_lost, num_gained)

@@ -1,7 +1,7 @@
-"""How well the probabilities of a class put its rows before the others: ROC-AUC and average precision, on numpy alone.
+"""ROC-AUC and average precision, without sorting again for each bootstrap resample.
 
-Scores are sorted once; what a choice of the rows scores then follows from how often each row is in it, by running
-sums. So a bootstrap costs no sorting. Rows with equal scores are one threshold, in whatever order they come.
+Scores are sorted once; the scores of a resample then follow by running sums from how often it has
+each row. Rows with equal scores share a threshold, in any order.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankedClass:
-    """The rows by falling probability of one class, and the places of its P own rows among them; all int32."""
+    """Rows by falling probability of one class, and the positions of its own P rows; all int32."""
 
     order: NDArray[np.int32]  # (N,) rows
-    own: NDArray[np.int32]  # (P,) places in `order`
-    first: NDArray[np.int32]  # (P,) where the rows with the same score begin
-    end: NDArray[np.int32]  # (P,) where they have ended
+    own: NDArray[np.int32]  # (P,) positions in `order`
+    first: NDArray[np.int32]  # (P,) first position with the same score
+    end: NDArray[np.int32]  # (P,) position after the last one
     own_until_end: NDArray[np.int32]  # (P,) own rows before `end`
 
 
 def rank_classes(targets: NDArray[np.int64], probabilities: Float) -> list[RankedClass]:
-    """One entry for each class that some rows have and some have not; of two classes only the second.
+    """Rank rows for each class that some but not all rows have; of two classes only the second.
 
     `targets` (N,) class indices, `probabilities` (N, K).
     """
@@ -35,13 +35,14 @@ def rank_classes(targets: NDArray[np.int64], probabilities: Float) -> list[Ranke
 
 
 def ranking_scores(classes: Sequence[RankedClass], counts: Float) -> tuple[Float, Float]:
-    """ROC-AUC and average precision, (S,) each: means over `classes`; `counts` (S, N) is how often each row is there.
+    """(S,) ROC-AUC and (S,) average precision: means over `classes`.
 
-    A class that has all the rows of a choice, or none, is left out of the mean; NaN where no class is left.
+    `counts` (S, N) is how often each resample has each row. A class that has all rows of a resample
+    or none is left out of the mean; NaN if no class is left.
 
-    ROC-AUC: the share of pairs of an own and another row in which the own one has the higher score, equal scores
-    counting half (Hanley and McNeil 1982). Average precision: the sum over thresholds of (R_n - R_(n-1)) P_n, with
-    precision P and recall R, without interpolation, as scikit-learn's.
+    ROC-AUC: fraction of pairs of an own and another row in which the own one scores higher, ties
+    counting half (Hanley and McNeil 1982). Average precision: sum over thresholds of
+    (R_n - R_(n-1)) P_n with precision P and recall R, not interpolated, as in scikit-learn.
     """
     areas, precisions, num_classes = (np.zeros(len(counts)) for _ in range(3))
     for ranked in classes:
@@ -63,14 +64,12 @@ def _ranked(is_own: NDArray[np.bool_], scores: Float) -> RankedClass:
 
 def _scores_of_class(ranked: RankedClass, counts: Float) -> tuple[Float, Float]:
     sorted_counts = counts.take(ranked.order, axis=1)
-    before, own = (
-        _running_sums(sorted_counts),
-        sorted_counts.take(ranked.own, axis=1),
-    )  # (S, N + 1), (S, P)
+    before = _running_sums(sorted_counts)  # (S, N + 1)
+    own = sorted_counts.take(ranked.own, axis=1)  # (S, P)
     own_before = _running_sums(own)
     num_rows, num_own = before[:, -1], own_before[:, -1]
     until_end = before.take(ranked.end, axis=1)
-    # Of the rows at or below the middle of each own row's equals, those of the class itself make num_own ** 2 / 2.
+    # Rows below each own row, ties by half; the class's own rows contribute num_own ** 2 / 2.
     below = num_rows[:, None] - (before.take(ranked.first, axis=1) + until_end) / 2
     area = (own * below).sum(axis=1) - num_own**2 / 2
     precision = np.divide(
@@ -91,6 +90,6 @@ def _running_sums(numbers: Float) -> Float:
 
 
 def _mean(total: Float, number: Float) -> Float:
-    """NaN where there is nothing."""
+    """NaN where `number` is 0."""
     mean: Float = np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
     return mean

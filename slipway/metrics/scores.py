@@ -1,11 +1,11 @@
-"""How good predictions are: metrics in float64 with intervals, on numpy alone.
+"""Classification and regression metrics in float64, with intervals.
 
-Every row counts once. NaN, no rows and shapes that do not fit are refused. A class that is never predicted,
-or that no row has, scores 0, as with scikit-learn's `zero_division=0`; one that is neither does not count.
-A metric that the rows do not define is absent, never NaN: `why_absent` has the reasons.
-The intervals tell how much a number would move with other test rows, not with another training run. Shares of
-right rows have Wilson's score interval (1927), which has a width even where every row is right; the others have
-percentiles of resampled rows (Efron and Tibshirani 1993, chapter 13), which have none there.
+Every row counts once. NaN, no rows and mismatched shapes are refused. A class that is never
+predicted, or that no row has, scores 0, as with scikit-learn's `zero_division=0`; one that is
+neither is ignored. A metric that the rows do not define is absent, never NaN (see `why_absent`).
+Intervals show how much a number would change with other test rows, not with another training run.
+Fractions of correct rows have Wilson's score interval (1927), which has a width even if every row
+is correct; others have percentiles of resampled rows (Efron and Tibshirani 1993, chapter 13).
 """
 
 from collections.abc import Collection, Iterator
@@ -28,15 +28,10 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 _CHUNK_NUMBERS = 1 << 22  # resamples are drawn in chunks of about this many numbers, 32 MiB each
-_ACCURACIES = (
-    "accuracy",
-    "precision_micro",
-    "recall_micro",
-    "recall_weighted",
-    "f1_micro",
-)  # all are the share of rows that are right
+# All equal the fraction of correct rows.
+_ACCURACIES = ("accuracy", "precision_micro", "recall_micro", "recall_weighted", "f1_micro")
 _RANKING = ("roc_auc", "average_precision")
-_BY_ROW = ("top_k_accuracy", "log_loss", "brier")  # means of a number that each row has
+_BY_ROW = ("top_k_accuracy", "log_loss", "brier")  # means over rows
 _COUNTED = tuple(
     name for name in CLASS.metrics if name not in (*_BY_ROW, *_RANKING, "calibration_error")
 )
@@ -45,7 +40,7 @@ _SUM_TOLERANCE = 0.01  # float16 probabilities do not sum to 1 exactly; logits a
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are made: `num_samples` resamples drawn with `seed`, and the share of them inside."""
+    """Settings of bootstrap intervals."""
 
     seed: int
     num_samples: int
@@ -54,7 +49,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Rows per class, (..., K) int64: rightly predicted, having the class, predicted as the class."""
+    """Rows per class, (..., K) int64: correct, having the class, predicted as the class."""
 
     hits: Int
     actual: Int
@@ -63,7 +58,7 @@ class ClassCounts:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Precision, recall and F1 of each class, (..., K) float64 in [0, 1]; 0 where nothing is divided by."""
+    """Precision, recall and F1 of each class, (..., K) in [0, 1]; 0 if undefined."""
 
     precision: Float
     recall: Float
@@ -71,9 +66,9 @@ class ClassScores:
 
 
 class ClassAnswers:
-    """Checked answers to rows with classes, ready to be scored over any choice of these rows.
+    """Validated class answers, which can be scored over any choice of their rows.
 
-    `targets` (N,) class indices, `probabilities` (N, K) in [0, 1]; the prediction is the largest, the first of equals.
+    `targets` (N,) class indices, `probabilities` (N, K) in [0, 1]; the first largest is predicted.
     Raises MetricError for NaN, no rows, an index outside [0, K), or rows that do not sum to 1.
     """
 
@@ -86,7 +81,7 @@ class ClassAnswers:
         self._top_k = top_k
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """(S,) each of these metrics over each line of `chosen` (S, M) row numbers; NaN where it is not defined."""
+        """(S,) each metric over each line of `chosen` (S, M) row numbers; NaN if undefined."""
         rows = {name: values[chosen].mean(axis=1) for name, values in self._by_row(names).items()}
         if rows.keys() == set(names):
             return rows
@@ -96,29 +91,27 @@ class ClassAnswers:
 
     @property
     def is_right(self) -> NDArray[np.bool_]:
-        """(N,) whether the most probable class is the row's own."""
+        """(N,) True for correct rows."""
         right: NDArray[np.bool_] = self.predicted == self.targets
         return right
 
     @property
     def confidences(self) -> Float:
-        """(N,) the probability of the prediction."""
+        """(N,) probability of the prediction."""
         highest: Float = self.probabilities.max(axis=1)
         return highest
 
     @property
     def num_hits(self) -> int:
-        """Rows that are right."""
         return int(self.is_right.sum())
 
     @property
     def confusion(self) -> Int:
-        """See `confusion_matrix`."""
         return confusion_matrix(self.targets, self.predicted, self.num_classes)
 
     @property
     def num_top_k(self) -> int:
-        """Rows whose class is among the k most probable ones."""
+        """Number of rows whose class is among the k most probable."""
         return int((self._ranks < (self._top_k or 0)).sum())
 
     def _by_row(self, names: Collection[str]) -> dict[str, Float]:
@@ -147,7 +140,7 @@ class ClassAnswers:
 
     @cached_property
     def _squares(self) -> Float:
-        """(N,) squared distances in [0, 2] from the probabilities to those of a sure and right answer."""
+        """(N,) squared distances in [0, 2] to the one-hot target."""
         gaps = self.probabilities.copy()
         gaps[np.arange(self.num_rows), self.targets] -= 1
         squares: Float = (gaps**2).sum(axis=1)
@@ -155,7 +148,7 @@ class ClassAnswers:
 
     @cached_property
     def _ranks(self) -> Int:
-        """(N,) how many classes are more probable than the row's own; of equals the first is."""
+        """(N,) number of classes more probable than the row's own; ties in class order."""
         own = self.probabilities[np.arange(self.num_rows), self.targets][:, None]
         is_before = np.arange(self.num_classes) < self.targets[:, None]
         ranks: Int = ((self.probabilities > own) | ((self.probabilities == own) & is_before)).sum(
@@ -169,29 +162,29 @@ class ClassAnswers:
 
 
 class ValueAnswers:
-    """Checked answers to rows with a number, ready to be scored over any choice of these rows.
+    """Validated numeric answers, which can be scored over any choice of their rows.
 
-    `targets` and `values` are (N,) or (N, 1) in the target's unit. Raises MetricError for NaN, other shapes, or fewer
-    than two rows, where R2 is not defined.
+    `targets` and `values` are (N,) or (N, 1) in the target's unit. Raises MetricError for NaN,
+    other shapes, or fewer than two rows, for which R2 is not defined.
     """
 
     def __init__(self, targets: ArrayLike, values: ArrayLike) -> None:
-        self.targets, self.values = (
-            _checked_values(targets, "targets"),
-            _checked_values(values, "values"),
-        )
+        self.targets = _checked_values(targets, "targets")
+        self.values = _checked_values(values, "values")
         if len(self.targets) != len(self.values):
             raise MetricError(
-                f"{len(self.targets)} targets and {len(self.values)} values, expected one value for each target."
+                f"{len(self.targets)} targets and {len(self.values)} values, "
+                "expected one value for each target."
             )
         if len(self.targets) < 2:
             raise MetricError(
-                "1 row, expected at least 2: R2 compares with the spread of the targets. Use a larger test split."
+                "1 row, expected at least 2: R2 compares with the spread of the targets. "
+                "Use a larger test split."
             )
         self.num_rows = len(self.targets)
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """(S,) each of these metrics over each line of `chosen` (S, M) row numbers."""
+        """(S,) each metric over each line of `chosen` (S, M) row numbers."""
         found = _regression_scores(self.targets[chosen], self.values[chosen])
         return {name: found[name] for name in names}
 
@@ -205,10 +198,12 @@ def measure(
     top_k: int | None = None,
     names: Collection[str] | None = None,
 ) -> dict[str, Metric]:
-    """Metrics of `task` by name: `outputs` are probabilities (N, K), or values (N, 1) for a numeric target.
+    """Compute metrics of `task` by name, except those in `why_absent`.
 
-    `top_k` is the k of `top_k_accuracy`, None for none. `names` are those wanted, None for all; an interval is the
-    same whichever are. Those in `why_absent` are left out.
+    Args:
+        outputs: (N, K) probabilities, or (N, 1) values.
+        top_k: the k of `top_k_accuracy`; None omits it.
+        names: requested metrics, None for all; intervals do not depend on the choice.
     """
     if is_classification(task):
         return classification_metrics(targets, outputs, resampling, top_k=top_k, names=names)
@@ -223,7 +218,7 @@ def classification_metrics(
     top_k: int | None = None,
     names: Collection[str] | None = None,
 ) -> dict[str, Metric]:
-    """Classification metrics with their intervals; see `measure` and, for what is taken and refused, `ClassAnswers`."""
+    """Compute classification metrics with intervals; see `measure` and `ClassAnswers`."""
     answers = ClassAnswers(targets, probabilities, top_k)
     absent = why_absent("image_classification", answers.targets, answers.num_classes, top_k)
     wanted = [name for name in _wanted(CLASS.metrics, names) if name not in absent]
@@ -258,7 +253,7 @@ def regression_metrics(
     *,
     names: Collection[str] | None = None,
 ) -> dict[str, Metric]:
-    """MSE, RMSE, MAE, R2 and the median error with their intervals; see `ValueAnswers` for what is taken and refused."""
+    """Compute MSE, RMSE, MAE, R2 and median error with intervals; see `ValueAnswers`."""
     answers = ValueAnswers(targets, values)
     wanted = _wanted(NUMBER.metrics, names)
     found = answers.scores(np.arange(answers.num_rows)[None], wanted)
@@ -272,7 +267,7 @@ def regression_metrics(
 def why_absent(
     task: Task, targets: ArrayLike, num_classes: int, top_k: int | None
 ) -> dict[str, str]:
-    """The metrics of `task` that these rows do not define, with the reason of each."""
+    """Return the metrics of `task` that these rows do not define, with the reason."""
     if not is_classification(task):
         return {}
     absent = {}
@@ -291,9 +286,10 @@ def why_absent(
 
 
 def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[float, float]:
-    """Bounds in [0, 1] of a share that was found to be `num_hits` of `num_rows`.
+    """Bounds in [0, 1] of a fraction measured as `num_hits` of `num_rows`.
 
-    E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927) 209-212.
+    E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22
+    (1927) 209-212.
     """
     share, square = num_hits / num_rows, NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / num_rows
     centre = (share + square / 2) / (1 + square)
@@ -307,14 +303,15 @@ def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: in
     predicted = _checked_indices(predictions, num_classes, "predictions")
     if len(actual) != len(predicted):
         raise MetricError(
-            f"{len(actual)} targets and {len(predicted)} predictions, expected one prediction for each target."
+            f"{len(actual)} targets and {len(predicted)} predictions, "
+            "expected one prediction for each target."
         )
     flat = np.bincount(actual * num_classes + predicted, minlength=num_classes**2)
     return flat.reshape(num_classes, num_classes)
 
 
 def count_classes(matrix: Int) -> ClassCounts:
-    """The margins and the diagonal of a (K, K) confusion matrix."""
+    """Return margins and diagonal of a (K, K) confusion matrix."""
     return ClassCounts(
         hits=np.diagonal(matrix).copy(), actual=matrix.sum(axis=1), predicted=matrix.sum(axis=0)
     )
@@ -323,59 +320,59 @@ def count_classes(matrix: Int) -> ClassCounts:
 def class_scores(counts: ClassCounts) -> ClassScores:
     """Precision, recall and F1 of each class; F1 = 2 hits / (actual + predicted)."""
     return ClassScores(
-        precision=_share(counts.hits, counts.predicted),
-        recall=_share(counts.hits, counts.actual),
-        f1=_share(2 * counts.hits, counts.actual + counts.predicted),
+        precision=_fraction(counts.hits, counts.predicted),
+        recall=_fraction(counts.hits, counts.actual),
+        f1=_fraction(2 * counts.hits, counts.actual + counts.predicted),
     )
 
 
 def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
-    """Every metric that follows from the confusion matrix, (...) float64, over the leading axes of `counts`.
+    """(...) each metric that follows from the confusion matrix, over the leading axes of `counts`.
 
-    macro: mean over the classes that occur or are predicted, so that a resample without some class is not held
-    against the network; weighted: by the rows that have the class; micro: over all rows, which is the accuracy
-    when each row has one class. Balanced accuracy is the mean recall of the classes that occur.
+    macro: mean over the classes that occur or are predicted, so a resample without some class does
+    not count against the network. weighted: by rows of the class. micro: over all rows, which is
+    the accuracy. Balanced accuracy is the mean recall of the classes that occur.
     """
     per_class, total = class_scores(counts), counts.actual.sum(axis=-1)
-    accuracy, num_seen = (
-        _share(counts.hits.sum(axis=-1), total),
-        (counts.actual + counts.predicted > 0).sum(axis=-1),
-    )
+    accuracy = _fraction(counts.hits.sum(axis=-1), total)
+    num_seen = (counts.actual + counts.predicted > 0).sum(axis=-1)
     scores = {
         "accuracy": accuracy,
-        "balanced_accuracy": _share(
+        "balanced_accuracy": _fraction(
             per_class.recall.sum(axis=-1), (counts.actual > 0).sum(axis=-1)
         ),
     }
     for name in ("precision", "recall", "f1"):
         values: Float = getattr(per_class, name)
-        scores[f"{name}_macro"] = _share(values.sum(axis=-1), num_seen)
+        scores[f"{name}_macro"] = _fraction(values.sum(axis=-1), num_seen)
         scores[f"{name}_micro"] = accuracy
-        scores[f"{name}_weighted"] = _share((values * counts.actual).sum(axis=-1), total)
+        scores[f"{name}_weighted"] = _fraction((values * counts.actual).sum(axis=-1), total)
     return scores
 
 
 def log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
-    """(N,) minus the natural logarithm of the probability of each row's own class.
+    """(N,) negative natural logarithm of the probability of each row's own class.
 
-    A probability below the spacing of float64 at 1 (2.2e-16) is taken as that, so that a loss is at most 36.04.
+    Probabilities are clipped at the spacing of float64 at 1 (2.2e-16): a loss is at most 36.04.
     """
     shares = checked_probabilities(probabilities)
     actual = _checked_indices(targets, shares.shape[1], "targets")
     if len(actual) != len(shares):
         raise MetricError(
-            f"{len(actual)} targets and {len(shares)} rows of probabilities, expected one row for each target."
+            f"{len(actual)} targets and {len(shares)} rows of probabilities, "
+            "expected one row for each target."
         )
     own: Float = shares[np.arange(len(shares)), actual]
     return -np.log(np.clip(own, np.finfo(np.float64).eps, 1.0))
 
 
 def checked_probabilities(probabilities: ArrayLike) -> Float:
-    """`probabilities` as (N, K) float64; MetricError unless each row is in [0, 1] and sums to 1 within 0.01."""
+    """(N, K) float64; MetricError unless each row is in [0, 1] and sums to 1 within 0.01."""
     shares = np.asarray(probabilities, dtype=np.float64)
     if shares.ndim != 2 or 0 in shares.shape:
         raise MetricError(
-            f"probabilities of shape {shares.shape}, expected (rows, classes) with at least one of each."
+            f"probabilities of shape {shares.shape}, "
+            "expected (rows, classes) with at least one of each."
         )
     wrong = ~((shares >= 0) & (shares <= 1)).all(axis=1) | ~(
         np.abs(shares.sum(axis=1) - 1) <= _SUM_TOLERANCE
@@ -383,14 +380,14 @@ def checked_probabilities(probabilities: ArrayLike) -> Float:
     if wrong.any():
         first = int(wrong.argmax())
         raise MetricError(
-            f"{wrong.sum()} of {len(shares)} rows are no probabilities, the first is row {first}: {shares[first][:8].tolist()}; "
-            "expected numbers in [0, 1] that sum to 1."
+            f"{wrong.sum()} of {len(shares)} rows are no probabilities, the first is row {first}: "
+            f"{shares[first][:8].tolist()}; expected numbers in [0, 1] that sum to 1."
         )
     return shares
 
 
 def _regression_scores(actual: Float, predicted: Float) -> dict[str, Float]:
-    """Over the last axis. R2 of targets that are all equal is 1 where every value is right, else 0."""
+    """Score over the last axis. R2 of constant targets is 1 if every value is right, else 0."""
     errors = predicted - actual
     squares = (errors**2).sum(axis=-1)
     mean_square = squares / actual.shape[-1]
@@ -409,7 +406,7 @@ def _regression_scores(actual: Float, predicted: Float) -> dict[str, Float]:
 def _samples(
     answers: ClassAnswers | ValueAnswers, names: Collection[str], resampling: Resampling
 ) -> dict[str, Float]:
-    """(num_samples,) each metric over resampled rows."""
+    """(num_samples,) each metric on resampled rows."""
     if not names:
         return {}
     chunks = [
@@ -419,9 +416,9 @@ def _samples(
 
 
 def _samples_of_counts(matrix: Int, resampling: Resampling) -> dict[str, Float]:
-    """(num_samples,) what follows from the confusion matrix of resampled rows.
+    """(num_samples,) each metric from the confusion matrix of resampled rows.
 
-    Rows in one cell of the matrix are alike, so drawing N rows is one multinomial draw.
+    Rows in one cell of the matrix are interchangeable, so drawing N rows is one multinomial draw.
     """
     generator = np.random.default_rng(resampling.seed)
     actual, predicted = np.nonzero(matrix)
@@ -436,7 +433,7 @@ def _samples_of_counts(matrix: Int, resampling: Resampling) -> dict[str, Float]:
 def _class_counts(
     drawn: NDArray[Any], actual: Int, predicted: Int, num_classes: int
 ) -> ClassCounts:
-    """From (S, M) how often each of M alike rows is there, and their (M,) classes."""
+    """Count classes, given (S, M) how often each of M rows or cells is drawn."""
     return ClassCounts(
         hits=_sum_by_class(drawn * (actual == predicted), actual, num_classes),
         actual=_sum_by_class(drawn, actual, num_classes),
@@ -445,7 +442,7 @@ def _class_counts(
 
 
 def _sum_by_class(drawn: NDArray[Any], classes: Int, num_classes: int) -> Int:
-    """(S, cells) and the class of each cell -> (S, K)."""
+    """(S, cells) and the class of each cell -> (S, K)"""
     order = np.argsort(classes, kind="stable")
     present, starts = np.unique(classes[order], return_index=True)
     sums = np.zeros((len(drawn), num_classes), dtype=np.int64)
@@ -454,14 +451,14 @@ def _sum_by_class(drawn: NDArray[Any], classes: Int, num_classes: int) -> Int:
 
 
 def resampled_rows(num_rows: int, resampling: Resampling) -> Iterator[Int]:
-    """Chunks (size, N) of row numbers drawn with replacement: the same for everything that is measured on the same rows."""
+    """Yield chunks (size, N) of row numbers drawn with replacement, equal for equal arguments."""
     generator = np.random.default_rng(resampling.seed)
     for size in _chunk_sizes(resampling.num_samples, num_rows):
         yield generator.integers(num_rows, size=(size, num_rows))
 
 
 def _row_counts(chosen: Int, num_rows: int) -> Float:
-    """(S, M) row numbers -> (S, N) how often each row is among them."""
+    """(S, M) row numbers -> (S, N) count of each row"""
     places = chosen + num_rows * np.arange(len(chosen))[:, None]
     return (
         np.bincount(places.ravel(), minlength=len(chosen) * num_rows)
@@ -493,11 +490,12 @@ def _metric(value: Float, bounds: tuple[float, float], resampling: Resampling, r
 
 
 def percentiles(samples: Float, confidence: float) -> tuple[float, float]:
-    """The bounds that leave equal shares of `samples` (S,) outside. Resamples that do not define the metric (NaN) are left out."""
+    """Bounds with equal fractions of (S,) `samples` outside, ignoring undefined ones (NaN)."""
     defined = samples[np.isfinite(samples)]
     if not len(defined):
         raise MetricError(
-            f"none of {len(samples)} resamples has rows of two classes. Use more rows, or more resamples."
+            f"none of {len(samples)} resamples has rows of two classes. "
+            "Use more rows, or more resamples."
         )
     low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
@@ -509,15 +507,14 @@ def _calibration_bounds(
     percentile_bounds: tuple[float, float],
     resampling: Resampling,
 ) -> tuple[float, float]:
-    """The basic bootstrap interval (Davison and Hinkley 1997, chapter 5), widened to the value, and to 0 where noise alone makes as much.
+    """Basic bootstrap interval, widened to the value, and to 0 if noise explains the value.
 
-    Noise adds to a calibration error, and resampling adds as much again: percentiles never hold the error of a network
-    that is right as often as it says, these bounds in 97 of 100 cases (and of one that is not in 83 to 97; docs/metrics.md).
+    Davison and Hinkley 1997, chapter 5. Noise adds to a calibration error, and resampling adds as
+    much again: percentiles never cover the error of a calibrated network. These bounds cover it in
+    97 of 100 cases, and that of a miscalibrated one in 83 to 97 (docs/metrics.md).
     """
-    low, high = (
-        max(0.0, 2 * value - percentile_bounds[1]),
-        min(1.0, 2 * value - percentile_bounds[0]),
-    )
+    low = max(0.0, 2 * value - percentile_bounds[1])
+    high = min(1.0, 2 * value - percentile_bounds[0])
     generator = np.random.default_rng(resampling.seed)
     sizes = _chunk_sizes(resampling.num_samples, answers.num_rows)
     chance = np.concatenate(
@@ -540,8 +537,8 @@ def _checked_indices(indices: ArrayLike, num_classes: int, name: str) -> Int:
     if wrong.any():
         first = int(wrong.argmax())
         raise MetricError(
-            f"{name}: {wrong.sum()} of {len(numbers)} are no class index, the first is row {first}: {numbers[first]}; "
-            f"expected a whole number from 0 to {num_classes - 1}."
+            f"{name}: {wrong.sum()} of {len(numbers)} are no class index, the first is row "
+            f"{first}: {numbers[first]}; expected a whole number from 0 to {num_classes - 1}."
         )
     return numbers.astype(np.int64)
 
@@ -560,8 +557,8 @@ def _checked_values(values: ArrayLike, name: str) -> Float:
     return numbers
 
 
-def _share(part: NDArray[np.number], whole: NDArray[np.number]) -> Float:
-    """part / whole in float64, 0 where the whole is 0."""
+def _fraction(part: NDArray[np.number], whole: NDArray[np.number]) -> Float:
+    """part / whole in float64; 0 if the whole is 0."""
     share: Float = np.divide(
         part, whole, out=np.zeros(np.shape(part), dtype=np.float64), where=np.asarray(whole) != 0
     )

@@ -1,6 +1,6 @@
-"""How the error of a numeric target changes with the target: a table over ranges with equal numbers of rows.
+"""Errors of a numeric target by ranges of the target with equal numbers of rows.
 
-One number over all rows hides a network that is good where most rows are and useless for the large targets.
+A single number hides a network that fails on the rare large targets.
 """
 
 import numpy as np
@@ -14,11 +14,11 @@ from slipway.system.errors import MetricError
 
 
 class TargetErrors(Contract):
-    """The errors (value - target) of the rows in one range, in the target's unit."""
+    """Errors (value - target) in one range, in the target's unit."""
 
-    low: float  # the smallest and the largest target of the range
+    low: float  # smallest and largest target of the range
     high: float
-    mean_error: Metric  # above 0: the values are too large
+    mean_error: Metric  # above 0: values are too large
     mae: Metric
     rmse: Metric
 
@@ -26,9 +26,10 @@ class TargetErrors(Contract):
 def errors_by_target(
     targets: ArrayLike, values: ArrayLike, num_ranges: int, resampling: Resampling
 ) -> list[TargetErrors]:
-    """The ranges by rising target, with bootstrap intervals: `targets` and `values` as `slipway.metrics.scores.ValueAnswers` takes them.
+    """Compute errors with bootstrap intervals by rising target.
 
-    Rows with equal targets are in one range, so that there may be fewer than `num_ranges`.
+    `targets` and `values` are as for `slipway.metrics.scores.ValueAnswers`. Rows with equal targets
+    share a range, so there may be fewer than `num_ranges`.
     """
     if num_ranges < 1:
         raise MetricError(f"num_ranges is {num_ranges}, expected at least 1.")

@@ -1,8 +1,8 @@
-"""An engine for the machine that is here, from a bundle that was compiled elsewhere, certified on the bundle's canary rows.
+"""An engine for the machine that is here, from a bundle that was compiled elsewhere, certified on the bundle's golden rows.
 
 `python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT` is the process that the service starts; `python -m stages.compile` does the same
 where there is no params.yaml. What to build is in the engine manifest or skipped build in ENGINE. REBUILT then holds an engine with its manifest
-and `target_certificate.json`, by which alone it is served. Refused: a bundle without canary rows, an engine that answers them otherwise.
+and `target_certificate.json`, by which alone it is served. Refused: a bundle without golden rows, an engine that answers them otherwise.
 """
 
 import json
@@ -26,7 +26,7 @@ from slipway.artifacts.engine_manifest import (
     EngineRequest,
     read_request,
 )
-from slipway.artifacts.golden_rows import CanaryResult, check_canary
+from slipway.artifacts.golden_rows import GoldenResult, check_golden_rows
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.compilation import compile_engine
 from slipway.runtimes.runtime import EngineRunner, open_engine, why_unavailable
@@ -40,7 +40,7 @@ from slipway.system.errors import (
     UnavailableError,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CERTIFICATE = "target_certificate.json"
 _TIMINGS = "timing.cache"
 _NICENESS = 10
@@ -48,15 +48,15 @@ _LOCK_POLL_S = 0.5
 
 
 class TargetCertificate(Contract):
-    """The content of `target_certificate.json`: an engine that was built where it runs answers the canary rows as fp32 did."""
+    """The content of `target_certificate.json`: an engine that was built where it runs answers the golden rows as fp32 did."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     bundle_digest: str  # hex SHA-256 of bundle.json
     engine_digest: str  # hex SHA-256 of the engine's engine_manifest.json
-    canary_sha256: str
+    golden_rows_sha256: str
     machine: EngineMachine
     execution: Execution
-    canary: CanaryResult
+    golden_rows: GoldenResult
 
 
 def rebuild_engine(
@@ -69,9 +69,9 @@ def rebuild_engine(
     bundle = load_bundle(bundle_root)
     bundle.verify()
     request = read_request(engine_root)
-    if bundle.manifest.canary is None:
+    if bundle.manifest.golden_rows is None:
         raise UnavailableError(
-            "the bundle has no canary rows to certify an engine on. Set export.golden_rows, and run `dvc repro`."
+            "the bundle has no golden rows to certify an engine on. Set export.golden_rows, and run `dvc repro`."
         )
     reason = why_unavailable("tensorrt")
     if reason:
@@ -120,20 +120,20 @@ def read_target_certificate(rebuilt: Path) -> TargetCertificate:
         raise EngineError(f"{path} is not a valid certificate: {error}.") from error
 
 
-def answer_canary(
+def answer_golden_rows(
     run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int
-) -> CanaryResult | None:
-    """How `run` answers the bundle's canary rows, None if there are none; ParityError beyond the variant's budget."""
-    rows, canary = bundle.golden_rows(), bundle.manifest.canary
-    if rows is None or canary is None:
+) -> GoldenResult | None:
+    """How `run` answers the bundle's golden rows, None if there are none; ParityError beyond the variant's budget."""
+    rows, entry = bundle.golden_rows(), bundle.manifest.golden_rows
+    if rows is None or entry is None:
         return None
     found = [
         run(rows.inputs[start : start + batch_size])
         for start in range(0, len(rows.ids), batch_size)
     ]
     outputs, scores = zip(*found, strict=True)
-    return check_canary(
-        Answers(np.concatenate(outputs), np.concatenate(scores)), rows, canary.budgets[variant]
+    return check_golden_rows(
+        Answers(np.concatenate(outputs), np.concatenate(scores)), rows, entry.budgets[variant]
     )
 
 
@@ -146,19 +146,19 @@ def _build(
             files.write_bytes(folder / _TIMINGS, timings.read_bytes())
         engine_manifest = compile_engine(folder, bundle, request, folder / _TIMINGS, module)
         runner = open_engine(folder, bundle)
-        result = answer_canary(
+        result = answer_golden_rows(
             runner.run, runner.actual.variant, bundle, engine_manifest.profile.largest
         )
         assert result is not None
-        assert bundle.manifest.canary is not None
+        assert bundle.manifest.golden_rows is not None
         certificate = TargetCertificate(
             format_version=FORMAT_VERSION,
             bundle_digest=bundle.digest,
             engine_digest=files.sha256_file(folder / ENGINE_MANIFEST),
-            canary_sha256=bundle.manifest.canary.sha256,
+            golden_rows_sha256=bundle.manifest.golden_rows.sha256,
             machine=engine_manifest.machine,
             execution=runner.actual,
-            canary=result,
+            golden_rows=result,
         )
         content = certificate.model_dump(mode="json")
         files.write_json(folder / CERTIFICATE, content | {"digest": files.digest_json(content)})

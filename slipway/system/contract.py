@@ -29,10 +29,17 @@ Record = TypeVar("Record", bound=Contract)
 def parse_record(
     kind: type[Record], path: Path, payload: bytes, error: type[SlipwayError], fix: str
 ) -> Record:
-    """Parse the JSON content of `path`.
+    """Parse the JSON content of `path`; see `check_format` and `validate_record`."""
+    return validate_record(kind, path, check_format(kind, path, payload, error, fix), error, fix)
 
-    Raises `error`, with `fix` as its advice, for other content and for another format version than
-    the one in the type of `kind`'s field `format_version`.
+
+def check_format(
+    kind: type[Contract], path: Path, payload: bytes, error: type[SlipwayError], fix: str
+) -> Any:
+    """Parse JSON and check that it has the format version of `kind`, if that has one.
+
+    The expected version is the literal type of the field `format_version`. Raises `error` with the
+    advice `fix`.
     """
     try:
         content = json.loads(payload)
@@ -46,6 +53,13 @@ def parse_record(
             raise error(
                 f"{path} has format version {found!r}, this Slipway reads version {expected}. {fix}"
             )
+    return content
+
+
+def validate_record(
+    kind: type[Record], path: Path, content: Any, error: type[SlipwayError], fix: str
+) -> Record:
+    """Build a record from parsed JSON; raises `error` with the advice `fix` for other fields."""
     try:
         return kind.model_validate(content)
     except ValidationError as fault:

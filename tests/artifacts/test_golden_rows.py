@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 from slipway.artifacts.golden_rows import (
-    CanaryBudget,
-    CanaryRows,
-    canary_budget,
-    canary_bytes,
-    check_canary,
-    parse_canary,
+    GoldenBudget,
+    GoldenRows,
+    check_golden_rows,
+    golden_budget,
+    golden_rows_bytes,
+    parse_golden_rows,
 )
 from slipway.artifacts.uncertainty import Answers
 from slipway.system.errors import BundleError, ParityError
-from tests.serving.bundles import with_canary, write_bundle
+from tests.serving.bundles import with_golden_rows, write_bundle
 
 NUM_ROWS = 64
 
@@ -31,9 +31,9 @@ def answers(seed: int = 0, columns: int = 10) -> Answers:
     )
 
 
-def rows_of(answers: Answers) -> CanaryRows:
+def rows_of(answers: Answers) -> GoldenRows:
     num_rows = len(answers.outputs)
-    return CanaryRows(
+    return GoldenRows(
         [f"row{number}" for number in range(num_rows)],
         np.zeros((num_rows, 4), dtype=np.uint8),
         answers,
@@ -47,13 +47,13 @@ def with_noise(answers: Answers, size: float) -> Answers:
 
 def test_what_is_written_is_read_back_and_equal_rows_give_equal_bytes() -> None:
     rows = rows_of(answers())
-    payload = canary_bytes(rows)
-    found = parse_canary(payload, NUM_ROWS)
+    payload = golden_rows_bytes(rows)
+    found = parse_golden_rows(payload, NUM_ROWS)
     assert found.ids == rows.ids
     assert np.array_equal(found.inputs, rows.inputs)
     assert np.array_equal(found.answers.outputs, rows.answers.outputs)
     assert np.array_equal(found.answers.scores, rows.answers.scores)
-    assert canary_bytes(found) == payload
+    assert golden_rows_bytes(found) == payload
 
 
 def test_a_file_that_would_run_code_or_holds_something_else_is_refused() -> None:
@@ -65,11 +65,11 @@ def test_a_file_that_would_run_code_or_holds_something_else_is_refused() -> None
         outputs=np.zeros(1),
         scores=np.zeros(1),
     )
-    for payload in (stream.getvalue(), b"text", canary_bytes(rows_of(answers()))[:-30]):
-        with pytest.raises(BundleError, match="holds no canary rows"):
-            parse_canary(payload, 1)
+    for payload in (stream.getvalue(), b"text", golden_rows_bytes(rows_of(answers()))[:-30]):
+        with pytest.raises(BundleError, match="holds no golden rows"):
+            parse_golden_rows(payload, 1)
     with pytest.raises(BundleError, match=r"holds \[64\] rows, bundle\.json says 63"):
-        parse_canary(canary_bytes(rows_of(answers())), NUM_ROWS - 1)
+        parse_golden_rows(golden_rows_bytes(rows_of(answers())), NUM_ROWS - 1)
 
 
 @pytest.mark.parametrize("columns", [1, 3, 10])
@@ -79,8 +79,8 @@ def test_answers_that_were_rounded_to_a_precision_are_within_its_budget(
 ) -> None:
     expected = answers(columns=columns)
     spread = 1.0 if columns > 1 else float(expected.outputs.std())
-    budget = canary_budget(expected, expected, precision)
-    result = check_canary(
+    budget = golden_budget(expected, expected, precision)
+    result = check_golden_rows(
         with_noise(expected, 2.0 ** -(bits + 1) * spread), rows_of(expected), budget
     )
     assert result.mean_difference <= budget.max_mean_difference
@@ -94,18 +94,18 @@ def test_another_model_is_never_within_it(columns: int, precision: str) -> None:
         ParityError,
         match=r"not answered as fp32 answers them: mean difference .* Worst row: row\d+, off by",
     ):
-        check_canary(
-            answers(1, columns), rows_of(expected), canary_budget(expected, expected, precision)
+        check_golden_rows(
+            answers(1, columns), rows_of(expected), golden_budget(expected, expected, precision)
         )
 
 
 def test_tf32_is_not_within_the_budget_of_fp32() -> None:
     expected = answers()
     with pytest.raises(ParityError, match="mean difference"):
-        check_canary(
+        check_golden_rows(
             with_noise(expected, 2.0**-11),
             rows_of(expected),
-            canary_budget(expected, expected, "fp32"),
+            golden_budget(expected, expected, "fp32"),
         )  # TF32 has 10 bits
 
 
@@ -117,9 +117,9 @@ def test_one_row_that_is_not_finite_is_refused_by_its_name(value: float, of: str
     (found.outputs[:, 3] if of == "outputs" else found.scores)[17] = value
     with pytest.raises(
         ParityError,
-        match="1 of 64 canary rows were answered by NaN or an infinity, the first is row17",
+        match="1 of 64 golden rows were answered by NaN or an infinity, the first is row17",
     ):
-        check_canary(found, rows, canary_budget(rows.answers, rows.answers, "fp16"))
+        check_golden_rows(found, rows, golden_budget(rows.answers, rows.answers, "fp16"))
 
 
 def test_answers_of_another_shape_are_refused() -> None:
@@ -127,71 +127,71 @@ def test_answers_of_another_shape_are_refused() -> None:
     with pytest.raises(
         ParityError, match=r"answered by \[\(64, 9\), \(64,\)\], expected \[\(64, 10\), \(64,\)\]"
     ):
-        check_canary(
+        check_golden_rows(
             Answers(answers().outputs[:, :9], answers().scores),
             rows,
-            canary_budget(rows.answers, rows.answers, "fp16"),
+            golden_budget(rows.answers, rows.answers, "fp16"),
         )
 
 
 def test_more_flips_than_chance_makes_of_the_measured_share_are_refused() -> None:
     edge = np.tile(np.array([[0.5001, 0.4999]], dtype=np.float32), (NUM_ROWS, 1))  # every row on it
     expected = Answers(edge, answers().scores)
-    budget = canary_budget(expected, expected, "fp16")
+    budget = golden_budget(expected, expected, "fp16")
     assert 1 <= budget.max_flipped <= 6
     found = Answers(edge.copy(), expected.scores)
     found.outputs[: budget.max_flipped] = edge[: budget.max_flipped, ::-1]
-    assert len(check_canary(found, rows_of(expected), budget).flipped) == budget.max_flipped
+    assert len(check_golden_rows(found, rows_of(expected), budget).flipped) == budget.max_flipped
     found.outputs[budget.max_flipped] = edge[budget.max_flipped, ::-1]
     with pytest.raises(
         ParityError,
         match=f"{budget.max_flipped + 1} of 64 labels flipped, expected at most {budget.max_flipped}",
     ):
-        check_canary(found, rows_of(expected), budget)
+        check_golden_rows(found, rows_of(expected), budget)
 
 
 def test_outlier_scores_of_another_model_are_refused() -> None:
     expected = answers()
     strange = Answers(expected.outputs, expected.scores[::-1])
-    with pytest.raises(ParityError, match="mean difference of the outlier scores"):
-        check_canary(strange, rows_of(expected), canary_budget(expected, expected, "int8"))
+    with pytest.raises(ParityError, match="mean difference of the OOD scores"):
+        check_golden_rows(strange, rows_of(expected), golden_budget(expected, expected, "int8"))
 
 
 def test_a_variant_that_flips_more_on_the_cpu_may_do_so_elsewhere() -> None:
     expected, found = answers(), answers()
     found.outputs[:8] = np.roll(found.outputs[:8], 1, axis=1)
     assert (
-        canary_budget(found, expected, "int8").max_flipped
-        > canary_budget(expected, expected, "int8").max_flipped
+        golden_budget(found, expected, "int8").max_flipped
+        > golden_budget(expected, expected, "int8").max_flipped
         >= 1
     )
 
 
 def test_a_value_has_no_label_that_flips() -> None:
     value = answers(columns=1)
-    assert canary_budget(value, value, "fp16").max_flipped == 0
-    none = CanaryBudget(max_mean_difference=0, max_mean_score_difference=0, max_flipped=0)
-    assert check_canary(value, rows_of(value), none).flipped == []
+    assert golden_budget(value, value, "fp16").max_flipped == 0
+    none = GoldenBudget(max_mean_difference=0, max_mean_score_difference=0, max_flipped=0)
+    assert check_golden_rows(value, rows_of(value), none).flipped == []
 
 
 def test_the_bundle_gives_the_very_rows_that_were_digested(tmp_path: Path) -> None:
-    bundle = with_canary(write_bundle(tmp_path))
+    bundle = with_golden_rows(write_bundle(tmp_path))
     rows = bundle.golden_rows()
     assert rows is not None
     assert rows.ids[3] == "row3"
-    path = tmp_path / "canary.npz"
+    path = tmp_path / "golden_rows.npz"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     for read in (bundle.golden_rows, bundle.verify):
-        with pytest.raises(BundleError, match=r"canary\.npz was altered"):
+        with pytest.raises(BundleError, match=r"golden_rows\.npz was altered"):
             read()
     path.unlink()
-    with pytest.raises(BundleError, match=r"canary\.npz is missing"):
+    with pytest.raises(BundleError, match=r"golden_rows\.npz is missing"):
         bundle.verify()
 
 
-def test_a_bundle_may_have_no_canary_rows(tmp_path: Path) -> None:
+def test_bundle_without_golden_rows_is_valid(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path)
     bundle.verify()
     assert bundle.golden_rows() is None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
-from slipway.metrics.uncertainty_fitting import (
+from slipway.metrics.uncertainty import (
     fit_temperature,
     least_probability,
     softmax,
@@ -181,10 +181,10 @@ def test_a_calibration_is_read_as_it_was_written_and_refused_when_it_is_not_one(
         read_calibration(path)
     write_calibration(path, CALIBRATION)
     assert read_calibration(path) == read_calibration(path, CALIBRATION) == CALIBRATION
-    with pytest.raises(IntegrityError, match="not the calibration of the bundle"):
+    with pytest.raises(IntegrityError, match="differs from the calibration of the bundle"):
         read_calibration(path, with_threshold(0.3))
     path.write_text(path.read_text().replace('"temperature": 1.0', '"temperature": 0.0'))
-    with pytest.raises(SchemaError, match="not what the evaluate stage writes"):
+    with pytest.raises(SchemaError, match="is not a valid Calibration"):
         read_calibration(path)
 
 

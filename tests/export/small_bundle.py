@@ -63,7 +63,7 @@ def write_small_bundle(
             "output_name": "probabilities" if labels else "value",
             "max_batch_size": 8,
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
-            "canary": None,
+            "golden_rows": None,
             "card_sha256": None,
             "drift_sha256": None,
             "left_out": {},

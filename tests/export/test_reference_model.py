@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import CARD, MANIFEST, Lineage, load_bundle
-from slipway.artifacts.golden_rows import FILE as CANARY
+from slipway.artifacts.golden_rows import FILE as GOLDEN_ROWS
 from slipway.config.sections import DataParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.data.tables.source import read_json_rows
@@ -35,7 +35,7 @@ from tests.serving.bundles import (
     row_classifier,
     row_probabilities,
     table_row,
-    with_canary,
+    with_golden_rows,
     write_bundle,
 )
 
@@ -238,7 +238,7 @@ def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest
         card_sha256=files.sha256_bytes(b"# A card"),
     )
     (releasing.BUNDLE / CARD).write_bytes(b"# A card")
-    certify(releasing.CERTIFICATE, with_canary(bundle))
+    certify(releasing.CERTIFICATE, with_golden_rows(bundle))
     assert is_table(manifest.task)
     return manifest
 
@@ -254,7 +254,7 @@ def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(
     bundle = load_bundle(RELEASED)
     bundle.verify()
     assert bundle.digest == load_bundle(releasing.BUNDLE).digest
-    assert {MANIFEST, CARD, CANARY} <= {path.name for path in RELEASED.iterdir()}
+    assert {MANIFEST, CARD, GOLDEN_ROWS} <= {path.name for path in RELEASED.iterdir()}
     assert (RELEASED / "certificate.json").read_bytes() == releasing.CERTIFICATE.read_bytes()
     assert bundle.version in said
     assert "40 rows" in said

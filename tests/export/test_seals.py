@@ -81,7 +81,7 @@ def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_files_are_not(
         "certificate.json",
         "engine_manifest.json",
         "engine.plan",
-        "canary.npz",
+        "golden_rows.npz",
         "drift.json",
         *GRAPHS,
     }

@@ -74,9 +74,9 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
             "onnxruntime/tensorrt/int8_tensorrt",
         } <= skipped
         assert "onnxruntime/tensorrt/fp32" not in hops  # it would be TF32
-    assert bundle.manifest.canary is not None
-    assert bundle.manifest.canary.rows == NUM_ROWS["val"]
-    assert set(bundle.manifest.canary.budgets) == set(bundle.manifest.models)
+    assert bundle.manifest.golden_rows is not None
+    assert bundle.manifest.golden_rows.rows == NUM_ROWS["val"]
+    assert set(bundle.manifest.golden_rows.budgets) == set(bundle.manifest.models)
     metrics = json.loads((project / "metrics/verify.json").read_text())
     assert metrics["certified"] == 1
     assert {"accuracy_change", "accuracy_change_low", "accuracy_change_high"} <= set(

@@ -94,7 +94,7 @@ def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResul
         left_out={},
         choice={},
         calibration=CALIBRATION,
-        canary=None,
+        golden_rows=None,
         metrics={},
         baseline=dict.fromkeys(names, 0.1),
         card_sha256=None,

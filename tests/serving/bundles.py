@@ -22,7 +22,13 @@ from slipway.artifacts.bundle import (
 )
 from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
 from slipway.artifacts.gates import GateResult, verdict_of
-from slipway.artifacts.golden_rows import FILE, Canary, CanaryRows, canary_budget, canary_bytes
+from slipway.artifacts.golden_rows import (
+    FILE,
+    GoldenFile,
+    GoldenRows,
+    golden_budget,
+    golden_rows_bytes,
+)
 from slipway.artifacts.uncertainty import Answers
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import ImageContract
@@ -278,7 +284,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         output_name=graph.graph.output[0].name,
         max_batch_size=16,
         models=models,
-        canary=None,
+        golden_rows=None,
         left_out={},
         choice={},
         calibration=CALIBRATION,
@@ -293,25 +299,25 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     return bundles.load_bundle(root)
 
 
-def with_canary(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:
-    """The bundle of `write_bundle`'s classifier with canary rows; its manifest, and so its version, is another."""
+def with_golden_rows(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:
+    """The bundle of `write_bundle`'s classifier with golden rows; its manifest, and so its version, is another."""
     pixels = np.random.default_rng(5).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
     scores = (pixels.reshape(num_rows, -1).mean(axis=1) / 255).astype(np.float32)
-    rows = CanaryRows(
+    rows = GoldenRows(
         [f"row{number}" for number in range(num_rows)],
         pixels,
         Answers(probabilities(pixels), scores),
     )
-    payload = canary_bytes(rows)
+    payload = golden_rows_bytes(rows)
     (bundle.root / FILE).write_bytes(payload)
     budgets = {
-        variant: canary_budget(rows.answers, rows.answers, model.precision)
+        variant: golden_budget(rows.answers, rows.answers, model.precision)
         for variant, model in bundle.manifest.models.items()
     }
-    canary = Canary(
+    entry = GoldenFile(
         file=FILE, sha256=sha256_bytes(payload), bytes=len(payload), rows=num_rows, budgets=budgets
     )
-    bundles.write_manifest(bundle.root, bundle.manifest.model_copy(update={"canary": canary}))
+    bundles.write_manifest(bundle.root, bundle.manifest.model_copy(update={"golden_rows": entry}))
     return bundles.load_bundle(bundle.root)
 
 

@@ -48,7 +48,7 @@ from tests.serving.bundles import (
     hop,
     picture,
     probabilities,
-    with_canary,
+    with_golden_rows,
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
@@ -66,10 +66,10 @@ REQUEST = EngineRequest(
 
 @pytest.fixture
 def elsewhere(certified: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A certified bundle with canary rows, and an engine that was built and certified on another GPU; here there is one, in pretence."""
+    """A certified bundle with golden rows, and an engine that was built and certified on another GPU; here there is one, in pretence."""
     fake_tensorrt.pretend(monkeypatch.setattr)
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
-    bundle = with_canary(write_bundle(certified / "bundle"))
+    bundle = with_golden_rows(write_bundle(certified / "bundle"))
     write_foreign_engine(certified / "engine", bundle)
     certify_both(certified, bundle)
     return certified
@@ -185,7 +185,11 @@ def test_an_engine_is_built_here_certified_and_swapped_in_under_load(
     assert after["execution"]["actual"] == REQUEST.requested.model_dump()
     assert after["model_version"] == before["model_version"]
     target = after["target_certificate"]
-    assert (target["machine"]["gpu"], target["canary"]["rows"], target["canary"]["flipped"]) == (
+    assert (
+        target["machine"]["gpu"],
+        target["golden_rows"]["rows"],
+        target["golden_rows"]["flipped"],
+    ) == (
         "Pretended H200",
         20,
         [],
@@ -225,7 +229,7 @@ def test_an_engine_built_here_is_not_served_while_its_variant_is_uncertified(
     [
         ("crash", "the process that builds the engine was ended by SIGSEGV"),
         ("kill", "the rebuild was ended by SIGKILL"),
-        ("wrong", "the canary rows were not answered as fp32 answers them"),
+        ("wrong", "the golden rows were not answered as fp32 answers them"),
     ],
 )
 def test_where_the_build_fails_the_model_before_serves_on_and_says_why(
@@ -280,7 +284,7 @@ def test_an_engine_that_was_built_here_is_served_from_the_next_start_on(
     model = load_model(settings)
     assert model.selection.actual.backend == "tensorrt"
     assert model.selection.target_certificate is not None
-    assert model.canary is not None
+    assert model.golden_rows is not None
     pixels = np.random.default_rng(0).integers(0, 256, (5, *CONTRACT.shape), dtype=np.uint8)
     assert np.allclose(model.run(pixels).outputs, probabilities(pixels), atol=1e-6)
 
@@ -297,7 +301,7 @@ def test_rebuild_reads_the_request_from_a_skipped_build_as_well(
 
 
 def other_bundle(root: Path) -> None:
-    bundle = with_canary(
+    bundle = with_golden_rows(
         write_bundle(root / "bundle", max_batch_size=16, versions={"onnx": "another"})
     )
     certify_both(root, bundle)
@@ -371,12 +375,12 @@ def test_one_that_fits_is_not_built_again_and_timings_are_used_again(
     assert timings.read_bytes() == b"|timed|timed"
 
 
-def test_without_canary_rows_nothing_is_built(
+def test_rebuild_is_refused_for_a_bundle_without_golden_rows(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_bundle(elsewhere / "bundle")
     with pytest.raises(
-        UnavailableError, match=r"no canary rows to certify an engine on. Set export\.golden_rows"
+        UnavailableError, match=r"no golden rows to certify an engine on. Set export\.golden_rows"
     ):
         build_here(elsewhere, monkeypatch)
 
@@ -384,7 +388,7 @@ def test_without_canary_rows_nothing_is_built(
 def test_without_a_gpu_a_rebuild_is_impossible_and_says_so(
     certified: Path, make_settings: MakeSettings
 ) -> None:
-    bundle = with_canary(write_bundle(certified / "bundle"))
+    bundle = with_golden_rows(write_bundle(certified / "bundle"))
     write_foreign_engine(certified / "engine", bundle)
     certify_both(certified, bundle)
     before, after, _ = serve_and_rebuild(
@@ -550,17 +554,17 @@ def test_sixty_swaps_under_load_lose_no_request(
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_model_that_answers_its_canary_rows_otherwise_is_not_served(
+def test_model_that_answers_its_golden_rows_differently_is_not_served(
     certified: Path, make_settings: MakeSettings
 ) -> None:
-    bundle = with_canary(write_bundle(certified / "bundle"))
+    bundle = with_golden_rows(write_bundle(certified / "bundle"))
     certify(certified / "certificate.json", bundle)
     model = load_model(make_settings())
-    assert model.canary is not None
-    assert model.card()["canary"]["rows"] == 20
+    assert model.golden_rows is not None
+    assert model.card()["golden_rows"]["rows"] == 20
     graph = classifier()
     graph.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(-WEIGHTS, "weights"))
-    other = with_canary(write_bundle(certified / "bundle", graph))
+    other = with_golden_rows(write_bundle(certified / "bundle", graph))
     certify(certified / "certificate.json", other)
-    with pytest.raises(ParityError, match="the canary rows were not answered as fp32 answers them"):
+    with pytest.raises(ParityError, match="the golden rows were not answered as fp32 answers them"):
         load_model(make_settings())

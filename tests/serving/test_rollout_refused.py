@@ -24,7 +24,7 @@ from tests.serving.bundles import (
     certify,
     column,
     row_classifier,
-    with_canary,
+    with_golden_rows,
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
@@ -71,14 +71,14 @@ def not_onnx(bundle: Path) -> None:
 
 
 def canary_of_another(bundle: Path) -> None:
-    """The canary rows were answered by a model with other weights."""
-    certify(bundle.parent / "certificate.json", with_canary(load_bundle(bundle)))
+    """The golden rows were answered by a model with other weights."""
+    certify(bundle.parent / "certificate.json", with_golden_rows(load_bundle(bundle)))
 
 
 def nan_on_its_canary(bundle: Path) -> None:
     certify(
         bundle.parent / "certificate.json",
-        with_canary(write_bundle(bundle, failing_classifier(100))),
+        with_golden_rows(write_bundle(bundle, failing_classifier(100))),
     )
 
 

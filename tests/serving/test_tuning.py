@@ -37,7 +37,7 @@ from tests.serving.bundles import (
     certify,
     row_classifier,
     slow_classifier,
-    with_canary,
+    with_golden_rows,
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
@@ -343,7 +343,7 @@ def bodies(requests: Sequence[bytes]) -> list[bytes]:
 
 
 def test_canary_rows_are_sent_as_the_very_pixels_and_a_table_as_its_example(tmp_path: Path) -> None:
-    bundle = with_canary(write_bundle(tmp_path / "images"))
+    bundle = with_golden_rows(write_bundle(tmp_path / "images"))
     rows, sent = bundle.golden_rows(), samples_of(bundle)
     assert rows is not None
     for body, pixels in zip(bodies(sent.requests), rows.inputs, strict=True):
@@ -476,7 +476,7 @@ def test_a_process_that_was_left_would_be_noticed(tmp_path: Path) -> None:
 def test_the_command_measures_a_real_service_and_writes_its_card(tmp_path: Path) -> None:
     certify(
         tmp_path / "certificate.json",
-        with_canary(write_bundle(tmp_path / "bundle", slow_classifier(4))),
+        with_golden_rows(write_bundle(tmp_path / "bundle", slow_classifier(4))),
     )
     (tmp_path / "temporary").mkdir()
     ran = tune(
@@ -508,7 +508,7 @@ def test_what_cannot_be_measured_is_one_line_and_no_card(tmp_path: Path) -> None
     nothing = tune(tmp_path)
     assert nothing.returncode == 1
     assert re.fullmatch(r"\nerror: .*bundle\.json is missing.*\n", nothing.stderr)
-    bundle = with_canary(write_bundle(tmp_path / "bundle"))
+    bundle = with_golden_rows(write_bundle(tmp_path / "bundle"))
     certify(tmp_path / "certificate.json", bundle)
     not_ready = tune(tmp_path, SLIPWAY_VARIANT="int8")
     assert not_ready.returncode == 1

@@ -16,9 +16,9 @@ from slipway.artifacts.certificate import BatchCheck, Execution, Hop, HopBounds
 from slipway.artifacts.uncertainty import Calibration
 from slipway.data.store.packed import Inputs, open_split, read_manifest
 from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.outlier_shares import ood_fraction, score_rank
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
+from slipway.metrics.uncertainty import ood_fraction, score_rank
 from slipway.system.errors import MetricError, SchemaError
 
 _PER_CLASS = "f1_macro"  # the accuracy hides what happens to a rare class

@@ -22,9 +22,9 @@ from slipway.export.graphs.variants import refuse_broken, run_in_batches
 from slipway.export.precision.choice import choose
 from slipway.export.precision.session_memory import session_peak_bytes
 from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.outlier_shares import ood_fraction, score_rank
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
+from slipway.metrics.uncertainty import ood_fraction, score_rank
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, LeaderboardLine
 from slipway.runtimes.runtime import Runner, open_onnx, why_unavailable
 

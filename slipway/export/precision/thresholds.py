@@ -9,7 +9,7 @@ from slipway.export.graphs.quantization import largest_batch
 from slipway.export.graphs.variants import run_in_batches
 from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling
-from slipway.metrics.uncertainty_fitting import with_thresholds
+from slipway.metrics.uncertainty import with_thresholds
 from slipway.reports.evaluation.uncertainty import share_of
 from slipway.runtimes.runtime import open_onnx
 from slipway.training.uncertainty.calibrating import fitting_half

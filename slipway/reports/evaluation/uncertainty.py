@@ -21,7 +21,7 @@ from slipway.metrics.scores import (
     resampled_rows,
     wilson_interval,
 )
-from slipway.metrics.uncertainty_fitting import softmax
+from slipway.metrics.uncertainty import softmax
 
 Float = NDArray[np.float64]
 _MOST_POINTS = 200  # of a curve

@@ -9,7 +9,7 @@ from typing import Literal
 
 from slipway.artifacts.bundle import Choice, Provider, Ratio, VariantFigures
 from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.outlier_shares import LEAST_RANK
+from slipway.metrics.uncertainty import MIN_SCORE_RANK
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.pages.html_page import Html, Section, join, page, paragraph, table, tiles
 from slipway.system.contract import Contract
@@ -88,7 +88,7 @@ def leaderboard_text(board: Leaderboard) -> str:
         f"{line.provider}: {line.variant} hardly keeps the order of fp32's outlier scores (correlation {line.figures.score_rank:.2f}): "
         "its is_outlier finds fewer strangers"
         for line in board.lines
-        if line.figures.score_rank is not None and line.figures.score_rank < LEAST_RANK
+        if line.figures.score_rank is not None and line.figures.score_rank < MIN_SCORE_RANK
     ]
     parts += [f"{provider}: not measured, {reason}" for provider, reason in board.absent.items()]
     parts += [f"{variant}: left out, {reason}" for variant, reason in board.left_out.items()]

@@ -15,7 +15,7 @@ from slipway.config.sections import MeasuringParams
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.kinds.registry import is_classification
-from slipway.metrics.uncertainty_fitting import fit_temperature, softmax, with_thresholds
+from slipway.metrics.uncertainty import fit_temperature, softmax, with_thresholds
 from slipway.training.batches.row_selection import select
 from slipway.training.networks.features import telling_layer
 from slipway.training.networks.networks import Network

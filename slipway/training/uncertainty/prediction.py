@@ -12,7 +12,7 @@ from torch import nn
 
 from slipway.data.store.packed import Inputs
 from slipway.kinds.registry import is_classification
-from slipway.metrics.uncertainty_fitting import softmax
+from slipway.metrics.uncertainty import softmax
 from slipway.system.errors import TrainingError
 from slipway.training.networks.features import answer_and_features
 from slipway.training.networks.networks import Network

@@ -289,7 +289,7 @@ def test_export_leaves_nothing_but_the_bundle(classifier: Project, regressor: Pr
         found = project.bundle()
         assert {
             "bundle.json",
-            "canary.npz",
+            "golden_rows.npz",
             *(f"model_{variant}.onnx" for variant in found.manifest.models),
         } <= set(found.file_names)
         assert {path.name for path in Path(project.bundle_root).iterdir()} == set(found.file_names)

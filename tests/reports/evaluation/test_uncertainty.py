@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.metrics.scores import Resampling
-from slipway.metrics.uncertainty_fitting import softmax
+from slipway.metrics.uncertainty import softmax
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.reports.pages.uncertainty_section import calibration_section
 from tests.artifacts.test_uncertainty import simulated, with_threshold

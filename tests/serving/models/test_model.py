@@ -79,7 +79,7 @@ def flip_a_byte(path: Path) -> None:
 
 def newer_format(root: Path) -> None:
     content = json.loads((root / "bundle/bundle.json").read_text())
-    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 6}))
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 7}))
 
 
 def older_format(root: Path) -> None:
@@ -564,7 +564,7 @@ def test_an_engine_swapped_after_certification_is_refused_and_never_passed_over(
     engine: CertifiedEngine, make_settings: MakeSettings, provider: str
 ) -> None:
     engine.write(b"another engine of the same graph")
-    with pytest.raises(IntegrityError, match="is not the one that was certified"):
+    with pytest.raises(IntegrityError, match="is not the certified one"):
         load_model(make_settings(provider=provider))
 
 

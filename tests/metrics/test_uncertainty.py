@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slipway.artifacts.uncertainty import Calibration
-from slipway.metrics.outlier_shares import ood_fraction, score_rank
+from slipway.metrics.uncertainty import ood_fraction, score_rank
 from tests.calibrations import CALIBRATION
 
 SCORES = np.array([0.1, 0.2, 0.3, 0.9], np.float32)
