@@ -1,1 +1,4 @@
-"""ONNX Runtime and TensorRT: sessions, engines and their cache. Imports them only when used."""
+"""Backends that map arrays to arrays: ONNX Runtime, TensorRT, engine cache and rebuild.
+
+Building a bundle's graphs is in `slipway/export/`.
+"""

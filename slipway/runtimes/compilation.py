@@ -1,4 +1,4 @@
-"""A bundle's graph to an engine with its manifest: what `stages/compile.py` and a rebuild on another machine share."""
+"""Compiles a bundle's graph to an engine with its manifest."""
 
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from slipway.system.errors import EngineError
 
 
 def why_no_engine(*, require: bool) -> str | None:
-    """Why no engine can be built here; None if one can. EngineError if one is required and cannot be."""
+    """Return why no engine can be built here, or None; EngineError instead with `require`."""
     reason = why_unavailable("tensorrt")
     if reason and require:
         raise EngineError(
-            f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a skipped build."
+            f"compile.require is true, but no engine can be built here: {reason}. "
+            "Set it to false to record a skipped build."
         )
     return reason
 
@@ -32,14 +33,14 @@ def compile_engine(
     timing_cache: Path,
     module: str = "tensorrt",
 ) -> EngineManifest:
-    """Build what was requested for the GPU that is here, with the TensorRT of that `module`, into `folder`.
+    """Build the requested engine for this GPU into `folder`, with the TensorRT in `module`.
 
-    EngineError in TensorRT's own words, or if its process crashed. Timings are taken from `timing_cache` and left there.
+    Reads and updates `timing_cache`. EngineError with TensorRT's message, or if its process
+    crashed.
     """
     variant = request.requested.variant
-    model = bundle.model_bytes(variant)
     build = BuildRequest(
-        model=model,
+        model=bundle.model_bytes(variant),
         input_name=bundle.manifest.input_name,
         row_shape=bundle.manifest.input.shape,
         precision=request.requested.precision,

@@ -1,6 +1,6 @@
-"""Memory and a stream on the first NVIDIA GPU, without torch: what a TensorRT engine needs to run.
+"""Memory and a stream on the first NVIDIA GPU, without torch, for TensorRT engines.
 
-A thin cover over NVIDIA's `cuda-bindings`, imported when used. Every CUDA error is an EngineError.
+A thin layer over NVIDIA's `cuda-bindings`, imported when used. CUDA errors become EngineErrors.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from slipway.system.errors import EngineError
 
 
 class CudaDevice:
-    """One stream of GPU 0 and the memory that was allocated through it."""
+    """One stream of GPU 0, and memory on it."""
 
     def __init__(self) -> None:
         from cuda.bindings import runtime
@@ -24,11 +24,10 @@ class CudaDevice:
         self.stream = int(self._stream)
 
     def allocate(self, num_bytes: int) -> int:
-        """The address of `num_bytes` bytes on the GPU."""
+        """Allocate bytes on the GPU and return their address."""
         return int(self._call("cudaMalloc", num_bytes))
 
     def free(self, addresses: list[int]) -> None:
-        """Give memory back."""
         for address in addresses:
             self._call("cudaFree", address)
 
@@ -38,7 +37,7 @@ class CudaDevice:
         self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, kind, self._stream)
 
     def download(self, address: int, array: NDArray[np.float32]) -> None:
-        """Fill a contiguous array from the GPU, in the stream's order; it is complete after `wait`."""
+        """Fill a contiguous array from the GPU, in the stream's order; complete after `wait`."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, kind, self._stream)
 
@@ -51,17 +50,18 @@ class CudaDevice:
 
 
 def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
-    """Call a function of `cuda.bindings.runtime`: its value, or EngineError with CUDA's name for what went wrong."""
+    """Call a function of `cuda.bindings.runtime`; EngineError with the name of a CUDA error."""
     error, *values = getattr(cuda, function)(*arguments)
     if int(error) != 0:
         raise EngineError(
-            f"{function} failed with {getattr(error, 'name', error)}. Check with nvidia-smi that the GPU is free and healthy."
+            f"{function} failed with {getattr(error, 'name', error)}. "
+            "Check with nvidia-smi that the GPU is free and healthy."
         )
     return values[0] if values else None
 
 
 def describe_gpu() -> dict[str, str]:
-    """Name and compute capability of GPU 0, the versions of the CUDA runtime and of the driver, and the CUDA that the driver supports."""
+    """Describe GPU 0: name, compute capability, versions of CUDA runtime and driver."""
     from cuda.bindings import runtime
 
     properties = call_cuda(runtime, "cudaGetDeviceProperties", 0)
@@ -77,12 +77,10 @@ def describe_gpu() -> dict[str, str]:
 def driver_version(
     library: str = "libnvidia-ml.so.1", module: Path = Path("/sys/module/nvidia/version")
 ) -> str:
-    """The NVIDIA driver's own version ("580.95.05"), from NVML or else from its kernel module; "unknown" if neither tells."""
+    """Return the NVIDIA driver's version ("580.95.05") from NVML or its kernel module."""
     try:
-        nvml, text = (
-            ctypes.CDLL(library),
-            ctypes.create_string_buffer(96),
-        )  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
+        nvml = ctypes.CDLL(library)
+        text = ctypes.create_string_buffer(96)  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
         if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
             return text.value.decode()
     except (OSError, AttributeError):

@@ -1,28 +1,26 @@
-"""The engines that ONNX Runtime's TensorRT provider builds and keeps: one folder for each key, sealed.
+"""Cache of engines built by ONNX Runtime's TensorRT provider: one sealed folder for each key.
 
-That provider names an engine by the graph's structure, not by its weights (microsoft/onnxruntime#6455), so in a folder that is shared
-it serves another model's engine of the same architecture without a word. Here a folder's name is the digest of everything an
-engine is bound to, and its seal says so again, with the SHA-256 of each file: a folder of another key, one without a seal and an
-altered engine are refused.
+That provider names an engine by the graph's structure, not by its weights
+(microsoft/onnxruntime#6455), so in a shared folder it silently serves another model's engine of the
+same architecture. Here the folder's name is the digest of everything an engine is bound to, and its
+seal repeats the key with the SHA-256 of each file. A folder of another key, without a seal, or with
+an altered engine is refused.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from slipway.artifacts.engine_manifest import Profile, differences
 from slipway.system import files
-from slipway.system.contract import Contract
+from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import EngineError, IntegrityError, UnavailableError
 
 SEAL = "seal.json"
 
 
 class EngineKey(Contract):
-    """Everything that an engine of ONNX Runtime's TensorRT provider is bound to."""
+    """Everything that a cached engine is bound to."""
 
     model_sha256: str
     precision: str
@@ -34,11 +32,11 @@ class EngineKey(Contract):
 
     @property
     def folder(self) -> str:
-        """The name of this key's folder."""
+        """Name of this key's folder."""
         return files.digest_json(self.model_dump(mode="json"))[:32]
 
 
-class Seal(Contract):
+class EngineSeal(Contract):
     """The content of `seal.json`."""
 
     key: EngineKey
@@ -46,18 +44,12 @@ class Seal(Contract):
 
 
 @contextmanager
-def engines_of(root: Path, key: EngineKey) -> Iterator[Path]:
-    """The folder below `root` for the engines of this key, where they are read, or built and then sealed.
-
-    EngineError where it is another key's or nobody's, IntegrityError where an engine was altered, UnavailableError where none was built.
-    """
-    with engine_folder(root / key.folder, key) as folder:
-        yield folder
-
-
-@contextmanager
 def engine_folder(folder: Path, key: EngineKey) -> Iterator[Path]:
-    """The same for a folder of any name."""
+    """Yield the folder of `key`'s engines; a new one is sealed once the block has built them.
+
+    EngineError for a folder of another key or without a seal, IntegrityError for an altered engine,
+    UnavailableError if the block built none.
+    """
     if folder.exists():
         _check_seal(folder, key)
         yield folder
@@ -66,49 +58,37 @@ def engine_folder(folder: Path, key: EngineKey) -> Iterator[Path]:
         yield building
         if not list(building.glob("*.engine")):
             raise UnavailableError(
-                "ONNX Runtime's TensorRT provider built no engine: it gave every part of the graph to another provider."
+                "ONNX Runtime's TensorRT provider built no engine: it gave every part of the graph "
+                "to another provider."
             )
-        _write_seal(building, key)
-
-
-def _write_seal(folder: Path, key: EngineKey) -> None:
-    digests = {
-        path.name: files.sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()
-    }
-    files.write_json(folder / SEAL, Seal(key=key, files=digests).model_dump(mode="json"))
+        built = [path for path in sorted(building.iterdir()) if path.is_file()]
+        digests = {path.name: files.sha256_file(path) for path in built}
+        seal = EngineSeal(key=key, files=digests)
+        files.write_json(building / SEAL, seal.model_dump(mode="json"))
 
 
 def _check_seal(folder: Path, key: EngineKey) -> None:
-    seal = _read_seal(folder)
+    path = folder / SEAL
+    try:
+        payload = path.read_bytes()
+    except FileNotFoundError:
+        raise EngineError(
+            f"{folder} holds engines of unknown origin: {path} is missing. Remove {folder}."
+        ) from None
+    fix = f"Remove {folder}, and the engine is built again."
+    seal = parse_record(EngineSeal, path, payload, EngineError, fix)
     differing = differences(
         {name: (value, getattr(key, name)) for name, value in dict(seal.key).items()}
     )
     if differing:
         raise EngineError(
-            f"{folder} holds engines of another key. {differing}. Every key has a folder of its own; use {key.folder}."
+            f"{folder} holds engines of another key. {differing}. "
+            f"Each key has its own folder; use {key.folder}."
         )
     for name, digest in seal.files.items():
         path = folder / name
         if not path.is_file() or files.sha256_file(path) != digest:
-            raise IntegrityError(
-                f"{path} was altered or removed since it was built. Remove {folder}, and the engine is built again."
-            )
-    strangers = sorted({path.name for path in folder.iterdir()} - set(seal.files) - {SEAL})
-    if strangers:
-        raise EngineError(
-            f"{folder} holds {strangers}, which its seal does not name. Remove {folder}, and the engine is built again."
-        )
-
-
-def _read_seal(folder: Path) -> Seal:
-    path = folder / SEAL
-    try:
-        return Seal.model_validate(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        raise EngineError(
-            f"{folder} holds engines whose origin nothing tells: {path} is missing. Remove {folder}."
-        ) from None
-    except (ValueError, ValidationError) as error:
-        raise EngineError(
-            f"{path} is not a seal: {error}. Remove {folder}, and the engine is built again."
-        ) from error
+            raise IntegrityError(f"{path} was altered or removed since it was built. {fix}")
+    unknown = sorted({path.name for path in folder.iterdir()} - set(seal.files) - {SEAL})
+    if unknown:
+        raise EngineError(f"{folder} holds {unknown}, which its seal does not name. {fix}")

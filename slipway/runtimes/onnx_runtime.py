@@ -1,4 +1,4 @@
-"""The one door to the package onnxruntime: its telemetry is on by default and is read at import."""
+"""Imports onnxruntime with its telemetry off, which is on by default and read at import."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from slipway.system.telemetry import switch_off_telemetry
 
 
 def import_onnxruntime() -> Any:
-    """The module `onnxruntime`. Call it before importing one of its submodules, too."""
+    """Import `onnxruntime`. Also call this before importing one of its submodules."""
     switch_off_telemetry()
     import onnxruntime
 

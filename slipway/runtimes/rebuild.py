@@ -1,8 +1,10 @@
-"""An engine for the machine that is here, from a bundle that was compiled elsewhere, certified on the bundle's golden rows.
+"""Rebuilds a bundle's engine on another machine and certifies it on the bundle's golden rows.
 
-`python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT` is the process that the service starts; `python -m stages.compile` does the same
-where there is no params.yaml. What to build is in the engine manifest or skipped build in ENGINE. REBUILT then holds an engine with its manifest
-and `target_certificate.json`, by which alone it is served. Refused: a bundle without golden rows, an engine that answers them otherwise.
+The service starts `python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT`; `python -m
+stages.compile` does the same without params.yaml. The engine manifest or skipped build in ENGINE
+has the request. REBUILT then holds an engine, its manifest and `target_certificate.json`, without
+which it is not served. Refused: a bundle without golden rows, and an engine that answers them
+differently.
 """
 
 import json
@@ -16,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
@@ -31,7 +32,7 @@ from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.compilation import compile_engine
 from slipway.runtimes.runtime import EngineRunner, open_engine, why_unavailable
 from slipway.system import files
-from slipway.system.contract import Contract
+from slipway.system.contract import Contract, validate_record
 from slipway.system.errors import (
     EngineError,
     IntegrityError,
@@ -48,7 +49,7 @@ _LOCK_POLL_S = 0.5
 
 
 class TargetCertificate(Contract):
-    """The content of `target_certificate.json`: an engine that was built where it runs answers the golden rows as fp32 did."""
+    """The content of `target_certificate.json`: a rebuilt engine answers golden rows as fp32."""
 
     format_version: Literal[2]
     bundle_digest: str  # hex SHA-256 of bundle.json
@@ -62,68 +63,73 @@ class TargetCertificate(Contract):
 def rebuild_engine(
     bundle_root: Path, engine_root: Path, rebuilt: Path, module: str = "tensorrt"
 ) -> TargetCertificate:
-    """Build and certify what was requested in `engine_root`, into `rebuilt`; one that is there already and fits is kept.
+    """Build and certify the engine requested in `engine_root`, unless `rebuilt` has one that fits.
 
-    SlipwayError if that is not possible here, or the engine is not what fp32 is; what was in `rebuilt` before then stays.
+    SlipwayError if that is impossible here or the engine differs from fp32; an earlier content of
+    `rebuilt` then stays.
     """
     bundle = load_bundle(bundle_root)
     bundle.verify()
     request = read_request(engine_root)
     if bundle.manifest.golden_rows is None:
         raise UnavailableError(
-            "the bundle has no golden rows to certify an engine on. Set export.golden_rows, and run `dvc repro`."
+            "the bundle has no golden rows to certify an engine on. "
+            "Set export.golden_rows, and run `dvc repro`."
         )
     reason = why_unavailable("tensorrt")
     if reason:
         raise UnavailableError(f"no engine can be built here: {reason}.")
-    with _turn(rebuilt):
-        certificate = _existing(rebuilt, bundle)
-        return certificate or _build(rebuilt, bundle, request, module)
+    with _exclusive(rebuilt):
+        try:
+            return open_rebuilt(rebuilt, bundle)[1]  # another worker has just built it
+        except SlipwayError:
+            return _build(rebuilt, bundle, request, module)
 
 
 def open_rebuilt(rebuilt: Path, bundle: LoadedBundle) -> tuple[EngineRunner, TargetCertificate]:
-    """The engine that was built here, and its certificate.
+    """Open the engine that was built here, with its certificate.
 
-    UnavailableError where there is none, EngineError where it is for another bundle or machine, IntegrityError where a file was altered.
+    UnavailableError if there is none, EngineError if it is for another bundle or machine,
+    IntegrityError if a file was altered.
     """
     certificate = read_target_certificate(rebuilt)
     if certificate.bundle_digest != bundle.digest:
         raise EngineError(
-            f"the engine in {rebuilt} is of bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}."
+            f"the engine in {rebuilt} is of bundle {certificate.bundle_digest[:12]}, "
+            f"this one is {bundle.version}."
         )
     return open_engine(rebuilt, bundle, certificate.engine_digest), certificate
 
 
 def read_target_certificate(rebuilt: Path) -> TargetCertificate:
-    """UnavailableError where there is none, IntegrityError where it is not as it was written, EngineError if it is not understood."""
+    """Read the certificate of a rebuilt engine.
+
+    UnavailableError if there is none, IntegrityError if it was altered, EngineError for another
+    format.
+    """
     path = rebuilt / CERTIFICATE
+    fix = f"Remove {rebuilt}, and the engine is built again."
     try:
         content = json.loads(path.read_bytes())
         digest = content.pop("digest")
     except FileNotFoundError:
         raise UnavailableError(f"{rebuilt} holds no engine that was built here.") from None
     except (ValueError, KeyError, AttributeError) as error:
-        raise IntegrityError(
-            f"{path} was altered: {error}. Remove {rebuilt}, and the engine is built again."
-        ) from None
+        raise IntegrityError(f"{path} was altered: {error}. {fix}") from None
     if content.get("format_version") != FORMAT_VERSION:
         raise EngineError(
-            f"{path} has format version {content.get('format_version')!r}, this Slipway reads version {FORMAT_VERSION}."
+            f"{path} has format version {content.get('format_version')!r}, "
+            f"this Slipway reads version {FORMAT_VERSION}."
         )
     if digest != files.digest_json(content):
-        raise IntegrityError(
-            f"{path} was altered: its `digest` is of something else. Remove {rebuilt}, and the engine is built again."
-        )
-    try:
-        return TargetCertificate.model_validate(content)
-    except ValidationError as error:
-        raise EngineError(f"{path} is not a valid certificate: {error}.") from error
+        raise IntegrityError(f"{path} was altered: its `digest` does not match. {fix}")
+    return validate_record(TargetCertificate, path, content, EngineError, fix)
 
 
 def answer_golden_rows(
     run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int
 ) -> GoldenResult | None:
-    """How `run` answers the bundle's golden rows, None if there are none; ParityError beyond the variant's budget."""
+    """Check `run` on the bundle's golden rows, if any; ParityError beyond the variant's budget."""
     rows, entry = bundle.golden_rows(), bundle.manifest.golden_rows
     if rows is None or entry is None:
         return None
@@ -165,17 +171,9 @@ def _build(
     return certificate
 
 
-def _existing(rebuilt: Path, bundle: LoadedBundle) -> TargetCertificate | None:
-    """The certificate of an engine that another process of this service has built meanwhile."""
-    try:
-        return open_rebuilt(rebuilt, bundle)[1]
-    except SlipwayError:
-        return None
-
-
 @contextmanager
-def _turn(rebuilt: Path) -> Iterator[None]:
-    """Wait until no other process builds there: each worker of a service asks for a rebuild, one of them builds."""
+def _exclusive(rebuilt: Path) -> Iterator[None]:
+    """Wait until no other process builds there: each worker asks for a rebuild, one builds."""
     path = rebuilt.with_name(f"{rebuilt.name}.lock")
     with ExitStack() as held:
         while True:
@@ -188,7 +186,7 @@ def _turn(rebuilt: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str], module: str = "tensorrt") -> int:
-    """What the process does: 0, or 1 with one line on stderr."""
+    """Run the process: returns 0, or 1 with one line on stderr."""
     os.nice(_NICENESS)
     try:
         bundle, engine, rebuilt = map(Path, arguments)

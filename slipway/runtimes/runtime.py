@@ -1,8 +1,8 @@
-"""The one seam array-in, array-out: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT behind the same call.
+"""Runs models behind one call: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT.
 
-`stages/verify.py` and the service run models through here and nowhere else. What was asked for is
-what runs: a provider that cannot load is refused with its reason, never replaced; an engine whose
-engine manifest does not fit is refused. onnxruntime and tensorrt are imported when they are used.
+`stages/verify.py` and the service run models only through this module. The requested provider runs
+or is refused with a reason, never replaced; an engine whose manifest does not fit is refused.
+onnxruntime and tensorrt are imported when used.
 """
 
 import ctypes
@@ -32,23 +32,21 @@ from slipway.artifacts.engine_manifest import (
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.cpu_int8 import weight_bits
 from slipway.runtimes.cuda import CudaDevice, describe_gpu
-from slipway.runtimes.engine_cache import EngineKey, engines_of
+from slipway.runtimes.engine_cache import EngineKey, engine_folder
 from slipway.runtimes.memfd import path_or_bytes
 from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.runtimes.tensorrt import check_precision
 from slipway.system.errors import BundleError, EngineError, UnavailableError
 
 NEWEST_FOR_TENSORRT = (3, 12)  # the newest Python that tensorrt-cu13 10.x has wheels for
-ONNX_TENSORRT = (
-    "onnxruntime_tensorrt"  # ONNX Runtime's TensorRT provider, told apart from TensorRT itself
-)
+ONNX_TENSORRT = "onnxruntime_tensorrt"  # ONNX Runtime's TensorRT provider, not TensorRT itself
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-# TF32 keeps 10 of fp32's 23 bits, and CUDA would use it without being asked.
+# CUDA would use TF32 by default, which keeps 10 of fp32's 23 bits.
 _PROVIDER_OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
 
 
 class Runner(Protocol):
-    """A model that is loaded and answers."""
+    """A loaded model."""
 
     actual: Execution
 
@@ -72,7 +70,7 @@ class OnnxRunner:
 
 
 class Device(Protocol):
-    """Where an engine's memory is; `CudaDevice`, or a fake in tests."""
+    """Memory of an engine: `CudaDevice`, or a fake in tests."""
 
     stream: int
 
@@ -84,7 +82,7 @@ class Device(Protocol):
 
 
 class EngineRunner:
-    """A TensorRT engine with memory for its largest batch. Threads take turns in `run`."""
+    """A TensorRT engine with memory for its largest batch. Calls of `run` are serialised."""
 
     def __init__(
         self, engine: Any, bundle: LoadedBundle, engine_manifest: EngineManifest, device: Device
@@ -92,11 +90,12 @@ class EngineRunner:
         manifest = bundle.manifest
         self.actual = engine_manifest.actual
         self._names = _tensor_names(bundle)
-        self._engine = engine  # the context works on it, so it has to live as long
+        self._engine = engine  # must outlive the context
         self._context = engine.create_execution_context()
         if self._context is None:
             raise EngineError(
-                "TensorRT made no execution context: not enough GPU memory. Free some, or lower export.max_batch_size."
+                "TensorRT made no execution context: not enough GPU memory. "
+                "Free some, or lower export.max_batch_size."
             )
         self._device = device
         self._largest = engine_manifest.profile.largest
@@ -110,28 +109,28 @@ class EngineRunner:
         ]
         for name, address in zip(self._names, self._addresses, strict=True):
             self._context.set_tensor_address(name, address)
-        self._turn = threading.Lock()
-        weakref.finalize(
-            self, device.free, self._addresses
-        ).atexit = False  # at exit the driver takes all back
+        self._lock = threading.Lock()
+        # At exit the driver frees all memory.
+        weakref.finalize(self, device.free, self._addresses).atexit = False
 
     def run(self, batch: NDArray[Any]) -> Answers:
         """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
         if not 1 <= len(batch) <= self._largest:
             raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
-        if batch.dtype != self._dtype:  # its bytes would be read as something else
+        if batch.dtype != self._dtype:  # its bytes would be misread
             raise ValueError(f"a batch of {batch.dtype}, the engine takes {self._dtype}")
         answers = Answers(
             np.empty((len(batch), self._columns), dtype=np.float32),
             np.empty(len(batch), dtype=np.float32),
         )
-        with self._turn:
+        with self._lock:
             self._device.upload(self._addresses[0], np.ascontiguousarray(batch))
             if not self._context.set_input_shape(
                 self._names[0], batch.shape
             ) or not self._context.execute_async_v3(self._device.stream):
                 raise EngineError(
-                    f"TensorRT did not run a batch of shape {batch.shape}. Compile the engine again (dvc repro --force compile)."
+                    f"TensorRT did not run a batch of shape {batch.shape}. "
+                    "Compile the engine again (dvc repro --force compile)."
                 )
             for address, answer in zip(self._addresses[1:], answers, strict=True):
                 self._device.download(address, answer)
@@ -140,7 +139,7 @@ class EngineRunner:
 
 
 def why_unavailable(provider: str) -> str | None:
-    """Why nothing can run on `provider` here, or None if it can.
+    """Return why nothing can run on `provider` here, or None.
 
     "cpu", "cuda" and "onnxruntime_tensorrt" are ONNX Runtime's, "tensorrt" is an engine without it.
     """
@@ -151,30 +150,32 @@ def why_unavailable(provider: str) -> str | None:
     if provider == ONNX_TENSORRT:
         return why_no_cuda_driver() or _why_no_tensorrt() or _why_no_tensorrt_provider()
     if provider not in _PROVIDERS:
-        return f"unknown provider {provider!r}, expected one of {', '.join(_PROVIDERS)}, tensorrt, {ONNX_TENSORRT}"
+        known = ", ".join([*_PROVIDERS, "tensorrt", ONNX_TENSORRT])
+        return f"unknown provider {provider!r}, expected one of {known}"
     if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return f"this build of onnxruntime has no {_PROVIDERS[provider]}; install onnxruntime-gpu"
-    # The list above names what was compiled in, not what can load: the driver decides.
+    # Available providers are compiled in; the driver decides whether one can load.
     return why_no_cuda_driver() if provider == "cuda" else None
 
 
 def open_onnx(
     model: bytes, *, variant: str, precision: str, provider: str, num_threads: int
 ) -> OnnxRunner:
-    """Load a graph from its verified bytes. UnavailableError if `provider` cannot run, BundleError if the graph is bad.
+    """Load a graph from its verified bytes.
 
-    `num_threads` 0 lets ONNX Runtime take every core.
+    `num_threads` 0 uses every core. UnavailableError if `provider` cannot run,
+    BundleError for a bad graph.
     """
     onnxruntime = import_onnxruntime()
 
     if provider not in _PROVIDERS:
         raise UnavailableError(
-            f"ONNX Runtime was asked for the provider {provider!r}, it has {', '.join(_PROVIDERS)}."
+            f"ONNX Runtime has no provider {provider!r}, it has {', '.join(_PROVIDERS)}."
         )
     _require(provider)
     if provider == "cuda":
-        onnxruntime.preload_dlls()  # finds the CUDA libraries that came as wheels
-    # Nodes that CUDA lacks may run on the CPU inside the session; the session as a whole may not move there.
+        onnxruntime.preload_dlls()  # finds CUDA libraries installed as wheels
+    # Nodes without a CUDA kernel may run on the CPU; the session as a whole may not.
     names: list[Any] = [(_PROVIDERS[provider], _PROVIDER_OPTIONS[provider])]
     if provider != "cpu":
         names.append(_PROVIDERS["cpu"])
@@ -188,17 +189,18 @@ def open_onnx(
 def open_onnx_tensorrt(
     bundle: LoadedBundle, variant: str, profile: Profile, cache: Path, num_threads: int
 ) -> OnnxRunner:
-    """Load a graph in ONNX Runtime's TensorRT provider: its engine is built now, for minutes, or was before and lies below `cache`.
+    """Load a graph in ONNX Runtime's TensorRT provider, with its engine from `cache`.
 
-    UnavailableError where that provider cannot run, or cannot run this variant as it is; EngineError and IntegrityError where
-    what lies in the cache is not this very model's engine for this very machine.
+    Builds a missing engine, which takes minutes. UnavailableError if the provider cannot run this
+    variant here; EngineError or IntegrityError for a cached engine of another model or machine.
     """
     onnxruntime = import_onnxruntime()
 
     entry = bundle.manifest.models[variant]
     if entry.precision == "fp32":
         raise UnavailableError(
-            "ONNX Runtime's TensorRT provider computes fp32 in TF32 and has no option against it; compile an engine."
+            "ONNX Runtime's TensorRT provider computes fp32 in TF32 and has no option against it; "
+            "compile an engine."
         )
     if "tensorrt" not in entry.meant_for:
         raise UnavailableError(
@@ -214,7 +216,7 @@ def open_onnx_tensorrt(
         onnxruntime_version=onnxruntime.__version__,
         **machine,
     )
-    with engines_of(cache, key) as folder:
+    with engine_folder(cache / key.folder, key) as folder:
         names: list[Any] = [("TensorrtExecutionProvider", _tensorrt_options(bundle, key, folder))]
         names += [("CUDAExecutionProvider", _PROVIDER_OPTIONS["cuda"]), "CPUExecutionProvider"]
         session = _open_session(
@@ -229,24 +231,23 @@ def open_onnx_tensorrt(
                 variant=variant,
             ),
         )
-        runner.run(
-            np.zeros(
-                (profile.smallest, *bundle.manifest.input.shape), dtype=bundle.manifest.input.dtype
-            )
-        )  # builds, at the latest
+        contract = bundle.manifest.input
+        runner.run(np.zeros((profile.smallest, *contract.shape), contract.dtype))  # builds
     return runner
 
 
 def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dict[str, str]:
-    """Without a flag for a precision, the provider builds a strongly typed network: the graph's own (microsoft/onnxruntime#18707)."""
+    """Options without a precision flag, so that the graph's types decide.
+
+    See microsoft/onnxruntime#18707.
+    """
     row = "x".join(str(size) for size in bundle.manifest.input.shape)
     shapes = {"min": key.profile.smallest, "opt": key.profile.optimal, "max": key.profile.largest}
     return {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": str(folder),
-        "trt_engine_cache_prefix": key.model_sha256[
-            :32
-        ],  # without it, two models of one architecture have one name
+        # Otherwise two models of one architecture share a name.
+        "trt_engine_cache_prefix": key.model_sha256[:32],
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": str(folder),
     } | {
@@ -256,18 +257,14 @@ def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dic
 
 
 def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
-    """A session of ONNX Runtime on the first of `providers`, each (name, options) or a name; UnavailableError if it chose another."""
+    """Open a session on the first of `providers`; UnavailableError if it runs on another."""
     onnxruntime = import_onnxruntime()
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # leaves the cores to the server
-    if (
-        weight_bits() == 7
-    ):  # else sums of int8 saturate; with VNNI it would take the speed that int8 gains, and change nothing
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # frees the cores
+    if weight_bits() == 7:  # int8 sums would saturate; with VNNI it would only cost speed
         options.add_session_config_entry("session.x64quantprecision", "1")
     # TensorRT's provider would name its engines after a file.
     source = path_or_bytes(model) if providers[0][0] == _PROVIDERS["cpu"] else nullcontext(model)
@@ -279,16 +276,17 @@ def _open_session(model: bytes, providers: list[Any], num_threads: int, what: st
     found, wanted = session.get_providers()[0], providers[0][0]
     if found != wanted:
         raise UnavailableError(
-            f"{wanted} was asked for {what}, but ONNX Runtime chose {found}. Check the CUDA and cuDNN libraries."
+            f"{wanted} was requested for {what}, but ONNX Runtime chose {found}. "
+            "Check the CUDA and cuDNN libraries."
         )
     return session
 
 
 def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) -> EngineRunner:
-    """Load the engine in `root` for this bundle; `certified` is the digest of the only engine manifest that will do.
+    """Load the engine in `root` for this bundle; `certified` is the digest of its manifest.
 
-    UnavailableError where there is no engine, no GPU or no TensorRT; EngineError where its manifest does not fit
-    the bundle's graph, this TensorRT or this GPU; IntegrityError where the engine or its manifest was altered or swapped.
+    UnavailableError without an engine, GPU or TensorRT; EngineError if the manifest does not fit
+    the bundle's graph, this TensorRT or this GPU; IntegrityError if a file was altered or replaced.
     """
     engine_manifest = read_engine_manifest(root, certified)
     check_origin(engine_manifest, bundle)
@@ -300,7 +298,8 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise EngineError(
-            f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`."
+            f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. "
+            "Run `dvc repro --force compile`."
         )
     takes = {np.uint8: tensorrt.DataType.UINT8, np.float32: tensorrt.DataType.FLOAT}[
         bundle.manifest.input.dtype
@@ -312,7 +311,7 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
 
 
 def this_machine() -> EngineMachine:
-    """The GPU, CUDA and TensorRT that an engine would run on here; UnavailableError if there is none."""
+    """Describe this machine's GPU, CUDA and TensorRT; UnavailableError without them."""
     _require("tensorrt")
     import tensorrt
 
@@ -328,12 +327,14 @@ def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any, Any
     found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
     if found != set(names):
         raise EngineError(
-            f"the engine has the tensors {sorted(found)}, expected {sorted(names)}. Run `dvc repro --force compile`."
+            f"the engine has the tensors {sorted(found)}, expected {sorted(names)}. "
+            "Run `dvc repro --force compile`."
         )
     for name, kind in zip(names, kinds, strict=True):
         if engine.get_tensor_dtype(name) != kind:
             raise EngineError(
-                f"the engine's tensor {name!r} is {engine.get_tensor_dtype(name)}, expected {kind}. Compile it again."
+                f"the engine's tensor {name!r} is {engine.get_tensor_dtype(name)}, "
+                f"expected {kind}. Compile it again."
             )
 
 
@@ -348,7 +349,8 @@ def _check_profile(engine: Any, bundle: LoadedBundle, engine_manifest: EngineMan
     ]
     if found != expected:
         raise EngineError(
-            f"the engine's profile is {found}, its manifest says {expected}. Run `dvc repro --force compile`."
+            f"the engine's profile is {found}, its manifest says {expected}. "
+            "Run `dvc repro --force compile`."
         )
 
 
@@ -356,7 +358,7 @@ def _require(provider: str) -> None:
     reason = why_unavailable(provider)
     if reason:
         raise UnavailableError(
-            f"provider {provider!r} was asked for and cannot run here: {reason}."
+            f"provider {provider!r} was requested and cannot run here: {reason}."
         )
 
 
@@ -365,14 +367,15 @@ def _why_no_tensorrt() -> str | None:
         newest, here = (
             ".".join(map(str, version)) for version in (NEWEST_FOR_TENSORRT, sys.version_info[:2])
         )
-        return (
-            f"TensorRT has no package for Python {here}; build the environment with Python {newest}"
-        )
+        return f"TensorRT has no package for Python {here}; use Python {newest}"
     for module in ("tensorrt", "cuda.bindings.runtime"):
         try:
             importlib.import_module(module)
         except Exception as error:  # a wheel without its libraries raises whatever it likes
-            return f"the Python package {module} cannot be imported ({error}); install it with `pip install '.[gpu]'`"
+            return (
+                f"the Python package {module} cannot be imported ({error}); "
+                "install it with `pip install '.[gpu]'`"
+            )
     return None
 
 
@@ -382,16 +385,17 @@ def _why_no_tensorrt_provider() -> str | None:
     if "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
         return "this build of onnxruntime has no TensorRT provider; install onnxruntime-gpu"
     try:
-        ctypes.CDLL(
-            "libnvinfer.so.10"
-        )  # what onnxruntime-gpu's provider is linked to; the package tensorrt has loaded it
+        ctypes.CDLL("libnvinfer.so.10")  # linked by the provider, loaded by the package tensorrt
     except OSError:
-        return "onnxruntime-gpu needs TensorRT 10 (libnvinfer.so.10); install it with `pip install '.[gpu]'`"
+        return (
+            "onnxruntime-gpu needs TensorRT 10 (libnvinfer.so.10); "
+            "install it with `pip install '.[gpu]'`"
+        )
     return None
 
 
 def why_no_cuda_driver() -> str | None:
-    """Why the driver gives no GPU to this process, or None if it gives one."""
+    """Return why the driver offers no GPU to this process, or None."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

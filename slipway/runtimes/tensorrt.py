@@ -1,9 +1,9 @@
-"""ONNX to a TensorRT engine through the strongly typed API: one code path for TensorRT 10.13+ and 11.
+"""Builds TensorRT engines from ONNX by the strongly typed API, for TensorRT 10.13+ and 11.
 
-Precision comes from the graph alone: no builder flag lowers it, and TF32, which TensorRT would use for
-fp32 without being asked, is off. What came out is read back from the engine. The build runs in a process of its own, so a
-crash inside TensorRT is a message and not the end of the stage. Refused: a graph that the parser does not take, one of
-another precision than requested, an older TensorRT.
+The graph alone decides the precision: no builder flag lowers it, and TF32, TensorRT's default for
+fp32, is off. The actual precision is read back from the engine. The build runs in its own process,
+so a crash inside TensorRT becomes a message. Refused: a graph that the parser rejects or of another
+precision than requested, and an older TensorRT.
 """
 
 import importlib
@@ -22,8 +22,7 @@ from slipway.system.errors import EngineError
 from slipway.system.parent_death import end_with
 
 OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra asks for
-# From the lowest. TensorRT's own names of data types, and as its engine inspector writes them ("Row major linear FP16 format", "Half").
-_PRECISIONS = ["fp4", "int4", "fp8", "int8", "bf16", "fp16", "fp32"]
+_PRECISIONS = ["fp4", "int4", "fp8", "int8", "bf16", "fp16", "fp32"]  # lowest first
 _DATA_TYPES = {
     "FLOAT": "fp32",
     "HALF": "fp16",
@@ -33,13 +32,14 @@ _DATA_TYPES = {
     "INT4": "int4",
     "FP4": "fp4",
 }
+# The inspector also writes "Row major linear FP16 format".
 _INSPECTED = _DATA_TYPES | {"FP32": "fp32", "FP16": "fp16", "BFLOAT16": "bf16"}
 _WORD = re.compile(rf"\b({'|'.join(_INSPECTED)})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build. `compute_capability` ("SM86") builds for a GPU that is not here, which only tensorrt_rtx can."""
+    """A graph and the settings of its build."""
 
     model: bytes
     input_name: str
@@ -48,23 +48,24 @@ class BuildRequest:
     profile: Profile
     workspace_bytes: int
     timing_cache: bytes = b""
-    compute_capability: str | None = None
+    compute_capability: str | None = None  # "SM86": for a GPU elsewhere; only tensorrt_rtx can
 
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """A serialized engine, its precision, and TensorRT's timings, which make the next build quicker."""
+    """A serialized engine, its precision, and timings that speed up the next build."""
 
     plan: bytes
     timing_cache: bytes
     precision: str
-    precision_read_from: Literal[
-        "engine", "network"
-    ]  # of fused layers an engine does not tell the types inside
+    precision_read_from: Literal["engine", "network"]  # engines hide types inside fused layers
 
 
 def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
-    """Build with the module `trt`: `tensorrt`, or `tensorrt_rtx` as a check. EngineError with the parser's or builder's own words."""
+    """Build with the module `trt` (`tensorrt`, or `tensorrt_rtx` as a check).
+
+    EngineError with the parser's or builder's message.
+    """
     _check_version(trt)
     logger = _collecting_logger(trt)
     builder = trt.Builder(logger)
@@ -73,18 +74,21 @@ def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
     if not parser.parse(request.model):
         problems = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
         raise EngineError(
-            f"TensorRT {trt.__version__} does not take the graph: {problems}. Choose another compile.variant or export.opset."
+            f"TensorRT {trt.__version__} does not take the graph: {problems}. "
+            "Choose another compile.variant or export.opset."
         )
     precision = network_precision(network)
     if precision != request.precision:
         raise EngineError(
-            f"the graph is of precision {precision}, {request.precision} was requested. Run `dvc repro export`."
+            f"the graph is of precision {precision}, {request.precision} was requested. "
+            "Run `dvc repro export`."
         )
     config = _configure(trt, builder, request)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise EngineError(
-            f"TensorRT {trt.__version__} built no engine: {_last(logger.problems)} Try a larger compile.workspace_mib."
+            f"TensorRT {trt.__version__} built no engine: {_last(logger.problems)} "
+            "Try a larger compile.workspace_mib."
         )
     cache = config.get_timing_cache()
     return BuiltEngine(
@@ -98,7 +102,7 @@ def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
 
 
 def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
-    """`build_engine` in a child process, with the TensorRT module of that name; EngineError also when the child crashes."""
+    """Run `build_engine` in a child process; EngineError also if the child crashes."""
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
     child = context.Process(
@@ -113,7 +117,7 @@ def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
     child.join()
     if answer is None:
         raise EngineError(
-            f"the process that builds the engine {_how_it_ended(child.exitcode)}. Its last words are above."
+            f"the process that builds the engine {_ending(child.exitcode)}. Its output is above."
         )
     if isinstance(answer, str):
         raise EngineError(answer)
@@ -122,7 +126,7 @@ def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
 
 
 def network_precision(network: Any) -> str:
-    """The lowest precision of a tensor in a typed network, which is what a strongly typed engine computes in."""
+    """Return the lowest precision of a tensor, in which a strongly typed engine computes."""
     layers = (network.get_layer(index) for index in range(network.num_layers))
     kinds = (
         layer.get_output(index).dtype.name for layer in layers for index in range(layer.num_outputs)
@@ -131,18 +135,19 @@ def network_precision(network: Any) -> str:
 
 
 def engine_precision(trt: Any, engine: Any) -> str | None:
-    """The lowest precision that TensorRT's inspector shows between the layers of an engine; None if it shows none."""
+    """Return the lowest precision that the inspector shows between layers, if it shows any."""
     shown = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     formats = _values(json.loads(shown), "Format/Datatype")
     return _lowest(_INSPECTED[word.upper()] for text in formats for word in _WORD.findall(text))
 
 
 def check_precision(trt: Any, engine: Any, expected: str) -> Literal["engine", "network"]:
-    """EngineError if the engine computes in less than `expected`; else whether that was seen in it, or follows from its network alone."""
+    """Raise EngineError if the engine computes in less than `expected`; return its evidence."""
     found = engine_precision(trt, engine)
     if found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected):
         raise EngineError(
-            f"the engine computes in {found}, {expected} was requested. Compile it again, or choose another compile.variant."
+            f"the engine computes in {found}, {expected} was requested. "
+            "Compile it again, or choose another compile.variant."
         )
     return "engine" if found == expected else "network"
 
@@ -151,7 +156,8 @@ def _read_back(trt: Any, logger: Any, plan: Any, precision: str) -> Literal["eng
     engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
     if engine is None:
         raise EngineError(
-            f"TensorRT {trt.__version__} cannot load the engine it has just built: {_last(logger.problems)}"
+            f"TensorRT {trt.__version__} cannot load the engine it has just built: "
+            f"{_last(logger.problems)}"
         )
     return check_precision(trt, engine, precision)
 
@@ -161,7 +167,7 @@ def _lowest(precisions: Iterable[str]) -> str | None:
 
 
 def _values(content: Any, name: str) -> Iterator[str]:
-    """Every text under the key `name`, however deep."""
+    """Yield each text under the key `name` at any depth."""
     if isinstance(content, dict):
         for key, value in content.items():
             if key == name:
@@ -174,7 +180,7 @@ def _values(content: Any, name: str) -> Iterator[str]:
 
 
 def _build_and_send(sending: Connection, module: str, request: BuildRequest, parent: int) -> None:
-    end_with(parent)  # nobody would take what a build makes whose parent was killed
+    end_with(parent)  # a build without its parent is useless
     try:
         sending.send(build_engine(importlib.import_module(module), request))
     except (EngineError, ImportError) as error:
@@ -185,16 +191,15 @@ def _check_version(trt: Any) -> None:
     found = tuple(int(part) for part in trt.__version__.split(".")[:2])
     if trt.__name__ == "tensorrt" and found < OLDEST:
         raise EngineError(
-            f"TensorRT {trt.__version__} is installed, expected at least {OLDEST[0]}.{OLDEST[1]}. Run `pip install '.[gpu]'`."
+            f"TensorRT {trt.__version__} is installed, expected at least {OLDEST[0]}.{OLDEST[1]}. "
+            "Run `pip install '.[gpu]'`."
         )
 
 
 def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
-    config.profiling_verbosity = (
-        trt.ProfilingVerbosity.DETAILED
-    )  # else the inspector shows no types
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else types are hidden
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
     _restore_timings(config, request.timing_cache)
     batches = (request.profile.smallest, request.profile.optimal, request.profile.largest)
@@ -208,14 +213,14 @@ def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
 
 
 def _restore_timings(config: Any, saved: bytes) -> None:
-    """Use earlier timings; those of another GPU or TensorRT are left out, and the build only takes longer."""
+    """Use earlier timings, unless they are of another GPU or TensorRT."""
     cache = config.create_timing_cache(saved)
     if cache is None or not config.set_timing_cache(cache, False):
         config.set_timing_cache(config.create_timing_cache(b""), False)
 
 
 def _collecting_logger(trt: Any) -> Any:
-    """A TensorRT logger that keeps errors, so that they come out in the exception and not as noise."""
+    """Create a TensorRT logger that collects errors for the exception."""
 
     class CollectingLogger(trt.ILogger):  # type: ignore[misc]  # the module is an argument
         def __init__(self) -> None:
@@ -233,7 +238,7 @@ def _last(problems: list[str]) -> str:
     return f"{problems[-1].strip().rstrip('.')}." if problems else "it gave no reason."
 
 
-def _how_it_ended(exit_code: int | None) -> str:
+def _ending(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"was ended by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import LoadedBundle, describe_model
 from slipway.artifacts.engine_manifest import Profile
 from slipway.runtimes import runtime
-from slipway.runtimes.engine_cache import SEAL, EngineKey, engine_folder, engines_of
+from slipway.runtimes.engine_cache import SEAL, EngineKey, engine_folder
 from slipway.runtimes.runtime import ONNX_TENSORRT, open_onnx_tensorrt, why_unavailable
 from slipway.system.errors import EngineError, IntegrityError, UnavailableError
 from tests import fake_tensorrt
@@ -162,7 +162,7 @@ def test_a_folder_of_engines_without_a_seal_is_refused(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
 ) -> None:
     naive_answer(seeds[0], tmp_path / "shared")
-    with pytest.raises(EngineError, match="whose origin nothing tells"):
+    with pytest.raises(EngineError, match="of unknown origin"):
         build(tmp_path / "shared", key_of(seeds[1]))
 
 
@@ -179,13 +179,15 @@ def test_an_altered_engine_and_one_that_was_put_there_are_refused(
     with pytest.raises(IntegrityError, match=r"x\.engine was altered or removed"):
         build(tmp_path / "folder", key)
     (tmp_path / "folder" / SEAL).write_text("{}")
-    with pytest.raises(EngineError, match="is not a seal"):
+    with pytest.raises(EngineError, match="is not a valid EngineSeal"):
         build(tmp_path / "folder", key)
 
 
 def test_a_build_that_fails_leaves_no_folder(seeds: Seeds, tmp_path: Path) -> None:
     def fail() -> None:
-        with engines_of(tmp_path / "cache", key_of(seeds[0])) as folder:
+        with engine_folder(
+            tmp_path / "cache" / key_of(seeds[0]).folder, key_of(seeds[0])
+        ) as folder:
             (folder / "x.engine").write_bytes(b"half an engine")
             raise RuntimeError("planted")
 
@@ -243,7 +245,7 @@ NO_PROVIDER = why_unavailable(ONNX_TENSORRT)
 @pytest.mark.skipif(NO_PROVIDER is None, reason="there is a GPU with TensorRT")
 def test_without_a_gpu_it_is_refused_and_never_replaced(seeds: Seeds, tmp_path: Path) -> None:
     with pytest.raises(
-        UnavailableError, match=f"{ONNX_TENSORRT!r} was asked for and cannot run here"
+        UnavailableError, match=f"{ONNX_TENSORRT!r} was requested and cannot run here"
     ):
         open_onnx_tensorrt(seeds[0], "fp16", PROFILE, tmp_path / "cache", 1)
 

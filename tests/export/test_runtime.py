@@ -204,7 +204,7 @@ NO_ENGINE_HERE = why_unavailable("tensorrt")
 def test_without_a_gpu_an_engine_is_refused_and_never_replaced(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", b"plan", engine_manifest_for(bundle, b"plan"))
-    with pytest.raises(UnavailableError, match="'tensorrt' was asked for and cannot run here"):
+    with pytest.raises(UnavailableError, match="'tensorrt' was requested and cannot run here"):
         open_engine(tmp_path / "engine", bundle)
 
 
