@@ -26,7 +26,7 @@ from slipway.inputs.images import array_from_bytes
 from slipway.system import files
 from slipway.training.networks.features import answer_and_features, last_layer
 from slipway.training.networks.networks import Network, TableNetwork, load_network
-from slipway.training.uncertainty.outlier_score import fit_outlier_score
+from slipway.training.uncertainty.ood_score import fit_ood_score
 from slipway.training.uncertainty.prediction import RawAnswers, predict_raw
 from tests.planted_labels import NO_CHANGES, TABM, cancer, digits, run_stage, write_project
 
@@ -206,7 +206,7 @@ def mahalanobis_by_class(known: Known, _rows: Rows) -> Score:
         ]
     )
     within = known.raw.features - centres[np.searchsorted(np.unique(known.targets), known.targets)]
-    score = fit_outlier_score("", within.astype(np.float32))
+    score = fit_ood_score("", within.astype(np.float32))
     return lambda raw, rows: np.min(
         [_apply(score, raw.features - centre) for centre in centres], axis=0
     )
@@ -237,7 +237,7 @@ OF_ALL = (mahalanobis, mahalanobis_of_the_row, mahalanobis_of_both)
 
 
 def _product(known: Rows, part: Callable[[RawAnswers, Rows], Rows]) -> Score:
-    score = fit_outlier_score("", known)
+    score = fit_ood_score("", known)
     return lambda raw, rows: _apply(score, part(raw, rows))
 
 

@@ -1,4 +1,4 @@
-"""Looks for wrong labels among the rows of train and val, where `audit.folds` asks for it. It proposes; nothing is relabelled."""
+"""audit: finds probably wrong labels in train and val if `audit.folds` is set. It relabels nothing."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ROWS = Path("reports/label_issues.parquet")
 
 
 def run(params: Params) -> None:
-    """Audit the labels, or write down that no audit was asked for."""
+    """Audit the labels, or record that audit.folds is null."""
     if params.audit.folds:
         _audit(params)
         return
@@ -30,18 +30,21 @@ def run(params: Params) -> None:
 
 
 def _audit(params: Params) -> None:
-    from slipway.training.uncertainty.out_of_fold import FoldPaths, plan_folds, predict_out_of_fold
+    from slipway.training.uncertainty.out_of_fold import plan_folds, predict_out_of_fold
 
     rows = audited_rows(read_table(SPLIT / "rows.parquet", SPLIT_ROWS))
     training = plan_folds(
-        params.seed, params.train, params.audit, rows, FoldPaths(PACKED, AUGMENTED, Path())
+        params.seed,
+        params.train,
+        params.audit,
+        rows,
+        packed=PACKED,
+        augmented=AUGMENTED,
+        root=Path(),
     )
     with work_folder(WORK, training.key, "an audit") as folder:
-        probabilities, packed, manifest = (
-            predict_out_of_fold(training, folder),
-            training.rows(),
-            training.data.manifest,
-        )
+        probabilities = predict_out_of_fold(training, folder)
+        packed, manifest = training.rows(), training.data.manifest
         given = packed.targets.astype("int64")
         judgement, splits = judge(given, probabilities), rows["split"].to_pylist()
         issues = LabelIssues(

@@ -28,8 +28,8 @@ from slipway.system import files
 from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import NetworkSpec, load_network
 from slipway.training.telemetry.curves import read_curves
-from slipway.training.uncertainty.calibrating import Calibrator
-from slipway.training.uncertainty.outlier_score import save_outlier_score
+from slipway.training.uncertainty.calibration import Calibrator
+from slipway.training.uncertainty.ood_score import save_ood_score
 from slipway.training.uncertainty.prediction import default_device
 
 CHECKPOINT = Path("artifacts/model")
@@ -69,7 +69,7 @@ def run(params: Params) -> None:
     evaluation = measure_rows(test, manifest, train.targets, worth, dimensions, released, wanted)
     gates = judge(evaluation, wanted, resampling)
     write_calibration(CALIBRATION, fitted.calibration)
-    save_outlier_score(OUTLIER_SCORE, fitted.score)
+    save_ood_score(OUTLIER_SCORE, fitted.score)
     write_predictions(PREDICTIONS, evaluation)
     write_plots(evaluation, CONFUSION, SCATTER, RELIABILITY, SLICES)
     write_evaluation(METRICS, evaluation)

@@ -31,11 +31,11 @@ def run(params: Params) -> None:
     from slipway.export.certification.lineage import trace_lineage
     from slipway.export.graphs.variants import quantization_samples
     from slipway.export.model_card import CardFacts, model_card, read_report
-    from slipway.training.networks.networks import load_network, read_model_card
+    from slipway.training.networks.networks import load_network, read_model_manifest
     from slipway.training.pruning.result import load_pruned, read_pruned
-    from slipway.training.uncertainty.calibrated import calibrated
+    from slipway.training.uncertainty.calibrated_network import calibrated
 
-    card, calibration = read_model_card(CHECKPOINT), read_calibration(CALIBRATION)
+    card, calibration = read_model_manifest(CHECKPOINT), read_calibration(CALIBRATION)
     smaller = read_pruned(PRUNED, card.weights_sha256)
     trained = Trained(
         network=calibrated(load_network(CHECKPOINT), calibration, OUTLIER_SCORE),

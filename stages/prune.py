@@ -1,4 +1,4 @@
-"""prune: a smaller network from the trained one, where `prune.kind` asks for it; `export` makes variants of it."""
+"""prune: makes a smaller network from the trained one if `prune.kind` is set, for `export`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from slipway.config.params import Params
 from slipway.config.sections import MeasuringParams
 from slipway.system import files
 
-CHECKPOINT = Path("artifacts/model")
+MODEL = Path("artifacts/model")
 PACKED = Path("data/packed")
 AUGMENTED = Path("data/augmented")
 PRUNED = Path("artifacts/pruned")
@@ -26,9 +26,11 @@ def run(params: Params) -> None:
 
 
 def _prune(params: Params) -> None:
+    from slipway.training.job import open_data
     from slipway.training.pruning.result import save_pruned
-    from slipway.training.pruning.run import PrunePaths, prune
+    from slipway.training.pruning.run import prune
 
+    data = open_data(PACKED, AUGMENTED)
     measuring = MeasuringParams(
         batch_size=params.evaluate.batch_size,
         bootstrap_samples=params.evaluate.bootstrap_samples,
@@ -37,14 +39,8 @@ def _prune(params: Params) -> None:
         coverage=params.evaluate.coverage,
         ood_fraction=params.evaluate.ood_fraction,
     )
-    found = prune(
-        params.seed,
-        params.train,
-        params.prune,
-        measuring,
-        PrunePaths(CHECKPOINT, PACKED, AUGMENTED),
-    )
-    save_pruned(PRUNED, found.card, found.weights, found.fitted.score)
+    found = prune(params.seed, params.train, params.prune, measuring, data, MODEL)
+    save_pruned(PRUNED, found.manifest, found.weights, found.fitted.score)
     files.write_json(REPORT, found.report())
     print(found.text())
 

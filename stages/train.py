@@ -5,8 +5,8 @@ from slipway.config.params import Params
 
 
 def run(params: Params) -> None:
-    """Train as `params.train` asks, in as many processes as it asks for."""
-    # Here, since these write caches when they are imported: a disk that refuses is then told as one.
+    """Train as `params.train` says, in as many processes as it says."""
+    # Imported here because they write caches: `run_stage` then reports a full or read-only disk.
     from slipway.training.distributed.launchers import relaunch
     from slipway.training.job import PROJECT_PATHS
     from slipway.training.run import train

@@ -43,7 +43,7 @@ def run(params: Params) -> None:
     from slipway.export.certification.hops import HopRunner
     from slipway.reports.pages.verify_page import HopAnswers, verify_page
     from slipway.training.networks.networks import load_network
-    from slipway.training.uncertainty.calibrated import calibrated
+    from slipway.training.uncertainty.calibrated_network import calibrated
 
     bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from slipway.artifacts.uncertainty import Calibration, Conformal, Outlier
-from slipway.training.networks.features import answer_and_features, telling_layer
-from slipway.training.uncertainty.calibrated import CalibratedNetwork
-from slipway.training.uncertainty.outlier_score import fit_outlier_score
+from slipway.training.networks.features import answer_and_features, feature_layer
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
+from slipway.training.uncertainty.ood_score import fit_ood_score
 
 CALIBRATION = Calibration(
     temperature=1.0,
@@ -24,10 +24,10 @@ def calibrated(
 ) -> CalibratedNetwork:
     """The network with an outlier score that was fitted on (N, ...) `rows`."""
     taken = torch.from_numpy(np.array(rows))
-    layer = telling_layer(network.eval(), taken[:1])
+    layer = feature_layer(network.eval(), taken[:1])
     with torch.inference_mode():
         features = answer_and_features(network, layer, taken)[1].numpy()
-    return CalibratedNetwork(network, temperature, fit_outlier_score(layer, features)).eval()
+    return CalibratedNetwork(network, temperature, fit_ood_score(layer, features)).eval()
 
 
 def described(

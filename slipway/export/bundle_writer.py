@@ -61,7 +61,7 @@ from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.errors import BundleError
-from slipway.training.uncertainty.calibrated import CalibratedNetwork
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 
 WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6

@@ -17,7 +17,7 @@ from slipway.kinds.registry import is_classification
 from slipway.reports.console import baseline_cells, interval, number, size
 from slipway.reports.evaluation.record import baseline_words, headlines
 from slipway.system.errors import SchemaError
-from slipway.training.networks.networks import ModelCard as TrainingCard
+from slipway.training.networks.networks import ModelManifest
 
 _FEW_ROWS = 30  # of a class in the test split, below which its figures say little
 _MOST_CLASSES = 20
@@ -28,7 +28,7 @@ _NOT_WRITTEN = "Nobody has written down yet what this model is for and what it m
 class CardFacts:
     """What a card is made from."""
 
-    training: TrainingCard
+    training: ModelManifest
     calibration: Calibration
     metrics: Mapping[str, Metric]
     baseline: Mapping[str, float]

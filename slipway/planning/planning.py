@@ -118,7 +118,7 @@ def make_plan(params: Params, paths: Paths, host: TrainingHost, timing_seconds: 
 
 def _data(paths: Paths, findings: Findings) -> TrainingData | None:
     try:
-        return open_data(paths)
+        return open_data(paths.packed, paths.augmented)
     except SlipwayError as error:
         findings.remarks.append(
             f"{error} Without it there are no rows, steps, classes and time, and for a table no network: run `dvc repro augment` for these."

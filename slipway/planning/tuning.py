@@ -42,7 +42,7 @@ def tune_batch(
     `max_batch_per_device` becomes the largest that fits, which changes no result but rounding. With `changes_step` also
     `batch_size` becomes the fastest over all devices, which does.
     """
-    placement, data = place(params.train, this_host()), open_data(paths)
+    placement, data = place(params.train, this_host()), open_data(paths.packed, paths.augmented)
     trials = _batch_trials(params, data, placement, seconds)
     print(text_table(["rows", "predicted", "rows/s"], [_cells(trial) for trial in trials]))
     most, best = largest(trials), fastest(trials)
@@ -89,7 +89,7 @@ def tune_learning_rate(
     params: Params, paths: Paths, num_steps: int, lowest: float, highest: float, plot: Path
 ) -> dict[str, int | float]:
     """Run the range test with the batch of the params, draw it into `plot` (SVG or PNG); the change to propose."""
-    placement, data = place(params.train, this_host()), open_data(paths)
+    placement, data = place(params.train, this_host()), open_data(paths.packed, paths.augmented)
     shape = cut_step(params.train.batch_size, 1, params.train.max_batch_per_device)
     rehearsal = Rehearsal(params.seed, params.train, data, placement, shape)
     found = run_range_test(rehearsal.step_at, num_steps, lowest, highest)

@@ -137,7 +137,7 @@ def _paths(request: RunRequest, folder: Path) -> Paths:
     return Paths(
         packed=Path(request.packed),
         augmented=Path(request.augmented),
-        checkpoint=unused,
+        model=unused,
         metrics=unused,
         live=unused,
         work=folder / "work",

@@ -23,7 +23,7 @@ def torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) 
     _require(checkpoint, bundle)
     from slipway.export.certification.hops import TorchRunner, in_order_of
     from slipway.training.networks.networks import load_network
-    from slipway.training.uncertainty.calibrated import calibrated
+    from slipway.training.uncertainty.calibrated_network import calibrated
 
     network, manifest = load_network(checkpoint), bundle.manifest
     outputs, scores = TorchRunner(

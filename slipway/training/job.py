@@ -35,7 +35,7 @@ class Paths:
 
     packed: Path
     augmented: Path
-    checkpoint: Path
+    model: Path
     metrics: Path
     live: Path
     work: Path  # resumable state
@@ -48,7 +48,7 @@ class Paths:
 PROJECT_PATHS = Paths(
     packed=Path("data/packed"),
     augmented=Path("data/augmented"),
-    checkpoint=Path("artifacts/model"),
+    model=Path("artifacts/model"),
     metrics=Path("metrics/train.json"),
     live=Path("reports/live"),
     work=Path(".work/train"),
@@ -147,7 +147,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     Raises ParamsError, UnavailableError, SchemaError or DataError if it cannot be trained so.
     """
     placement = place(params, this_host())
-    data = open_data(paths)
+    data = open_data(paths.packed, paths.augmented, verify=is_first_process())
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
     network = initial_network(seed, params, spec)
@@ -159,17 +159,15 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
 
-def open_data(paths: Paths) -> TrainingData:
+def open_data(packed: Path, augmented: Path, *, verify: bool = True) -> TrainingData:
     """Map the output of `precompute` and `augment`.
 
-    Raises SchemaError if it is missing or does not fit, IntegrityError if it was altered.
+    Raises SchemaError if it is missing or does not fit. With `verify`, raises IntegrityError if it
+    was altered.
     """
-    manifest = read_manifest(paths.packed)
-    plan, copies = open_augmented(paths.augmented, manifest)
-    train, val = (
-        open_split(paths.packed, manifest, split, verify=is_first_process())
-        for split in ("train", "val")
-    )
+    manifest = read_manifest(packed)
+    plan, copies = open_augmented(augmented, manifest)
+    train, val = (open_split(packed, manifest, split, verify=verify) for split in ("train", "val"))
     return TrainingData(manifest, [train, copies] if copies else [train], val, plan)
 
 

@@ -46,11 +46,11 @@ from slipway.training.distributed.stopping import Stopped, StopSignals, requeue
 from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, Paths, count_parameters, prepare
 from slipway.training.networks.networks import (
-    ModelCard,
+    ModelManifest,
     Network,
     NetworkSpec,
     build_network,
-    save_checkpoint,
+    save_model,
 )
 from slipway.training.recipe.weight_average import WeightAverage
 from slipway.training.telemetry.costs import CostMeter, write_costs
@@ -110,7 +110,7 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
                     job.fingerprint.name,
                     num_parameters,
                     meter,
-                    job.paths.checkpoint,
+                    job.paths.model,
                     job.board,
                 )
     if distributed.is_initialized():
@@ -229,25 +229,25 @@ def write_model(job: Job) -> None:
             "Run `dvc repro` again; it goes on from there."
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
-    card = _model_card(job, last, count_parameters(_network_with(job.spec, weights)))
-    files.write_json(job.paths.metrics, _metrics(card, last))
-    save_checkpoint(job.paths.checkpoint, card, weights)
+    manifest = _model_manifest(job, last, count_parameters(_network_with(job.spec, weights)))
+    files.write_json(job.paths.metrics, _metrics(manifest, last))
+    save_model(job.paths.model, manifest, weights)
     check_inputs()
     job.store.remove()
-    if card.stopped_early:
+    if manifest.stopped_early:
         print(
             f"stopped   after epoch {last.epoch}, {job.params.early_stopping_patience} after the "
             "lowest validation loss"
         )
     print(
         f"kept epoch {last.kept_epoch} of {last.epoch} ({job.params.keep}) in "
-        f"{job.paths.checkpoint}, measured on {len(job.data.val):,} validation rows"
+        f"{job.paths.model}, measured on {len(job.data.val):,} validation rows"
     )
 
 
-def _model_card(job: Job, last: Checkpoint, num_parameters: int) -> ModelCard:
+def _model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelManifest:
     params, fingerprint = job.params.model_dump(mode="json"), job.fingerprint
-    return ModelCard(
+    return ModelManifest(
         format_version=4,
         network=job.spec,
         num_parameters=num_parameters,
@@ -272,21 +272,21 @@ def _model_card(job: Job, last: Checkpoint, num_parameters: int) -> ModelCard:
     )
 
 
-def _metrics(card: ModelCard, last: Checkpoint) -> dict[str, object]:
+def _metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, object]:
     return {
-        "epochs": card.epochs,
-        "stopped_early": card.stopped_early,
-        "kept_epoch": card.kept_epoch,
+        "epochs": manifest.epochs,
+        "stopped_early": manifest.stopped_early,
+        "kept_epoch": manifest.kept_epoch,
         **{
             name.replace("/", "_"): value
-            for name, value in card.metrics.items()
+            for name, value in manifest.metrics.items()
             if name != "learning_rate"
         },
         # Of the whole run, not only up to the kept epoch.
         "skipped_steps": int(last.history[-1]["skipped_steps"]),
-        "strategy": card.actual.strategy,
-        "precision": card.actual.precision,
-        "processes": card.actual.world_size,
+        "strategy": manifest.actual.strategy,
+        "precision": manifest.actual.precision,
+        "processes": manifest.actual.world_size,
     }
 
 

@@ -39,17 +39,17 @@ from slipway.metrics.scores import Resampling, classification_metrics, regressio
 from slipway.reports.evaluation.record import Evaluation, write_evaluation
 from slipway.system import files
 from slipway.training.networks.networks import (
-    ModelCard,
+    ModelManifest,
     Network,
     NetworkSpec,
     build_network,
     load_network,
-    save_checkpoint,
+    save_model,
 )
-from slipway.training.uncertainty.calibrated import CalibratedNetwork, calibrated
-from slipway.training.uncertainty.calibrating import Calibrator
-from slipway.training.uncertainty.outlier_score import save_outlier_score
-from tests.model_cards import model_card
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork, calibrated
+from slipway.training.uncertainty.calibration import Calibrator
+from slipway.training.uncertainty.ood_score import save_ood_score
+from tests.model_manifests import model_manifest
 from tests.packed_rows import packed_rows
 
 CONTRACT = ImageContract(
@@ -281,7 +281,7 @@ def _train(
             )
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    save_checkpoint(project.checkpoint, model_card(spec), network.state_dict())
+    save_model(project.checkpoint, model_manifest(spec), network.state_dict())
 
 
 def _calibrate(project: Project) -> None:
@@ -290,12 +290,12 @@ def _calibrate(project: Project) -> None:
         project.split("train"), project.split("val")
     )
     write_calibration(project.root / "artifacts/calibration.json", fitted.calibration)
-    save_outlier_score(project.root / "artifacts/outlier_score.safetensors", fitted.score)
+    save_ood_score(project.root / "artifacts/outlier_score.safetensors", fitted.score)
 
 
 def trained(project: Project) -> Trained:
     network = project.calibrated()
-    card = ModelCard.model_validate_json((project.checkpoint / "model.json").read_text())
+    card = ModelManifest.model_validate_json((project.checkpoint / "model.json").read_text())
     outputs = torch_answers(network, project.split("test").inputs[:]).outputs
     measure = (
         classification_metrics if project.task == "image_classification" else regression_metrics

@@ -12,7 +12,7 @@ from slipway.config.params import Params
 from slipway.export.model_card import CardFacts, model_card, read_report
 from slipway.reports.evaluation.record import read_baseline, read_metrics
 from slipway.system.errors import BundleError, SchemaError
-from slipway.training.networks.networks import read_model_card
+from slipway.training.networks.networks import read_model_manifest
 from stages import export
 from tests.export.conftest import Project
 
@@ -20,7 +20,7 @@ from tests.export.conftest import Project
 def facts_of(project: Project, params: Params) -> CardFacts:
     reports = project.root / "reports"
     return CardFacts(
-        training=read_model_card(project.checkpoint).model_copy(
+        training=read_model_manifest(project.checkpoint).model_copy(
             update={"params": params.train.model_dump()}
         ),
         calibration=project.calibration(),

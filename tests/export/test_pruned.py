@@ -16,9 +16,9 @@ from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.errors import BundleError
 from slipway.training.pruning.channels import prune_channels
-from slipway.training.pruning.result import network_of
-from slipway.training.uncertainty.calibrated import CalibratedNetwork
-from slipway.training.uncertainty.calibrating import Calibrator
+from slipway.training.pruning.result import pruned_network
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
+from slipway.training.uncertainty.calibration import Calibrator
 from tests.export.conftest import QUICK, RESAMPLING, Project, trained
 
 pytestmark = pytest.mark.process
@@ -29,7 +29,7 @@ PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 def _smaller(classifier: Project) -> Pruned:
     """Half of its channels, with another temperature than the trained network's."""
     weights, _ = prune_channels(classifier.network(), 0.5)
-    network = network_of(classifier.network().spec, weights)
+    network = pruned_network(classifier.network().spec, weights)
     fitted = Calibrator(network, PARAMS.evaluate, 7, "cpu").fit(
         classifier.split("train"), classifier.split("val")
     )

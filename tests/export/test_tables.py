@@ -35,7 +35,7 @@ from slipway.training.networks.networks import (
     load_network,
 )
 from slipway.training.networks.tabm import RowEncoding
-from slipway.training.uncertainty.calibrated import calibrated as calibrated_as
+from slipway.training.uncertainty.calibrated_network import calibrated as calibrated_as
 from tests import warm_starts
 from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import write_reports

@@ -19,9 +19,9 @@ from slipway.export.graphs.quantization import CPU, StaticQuantizer, dynamic_gra
 from slipway.export.graphs.variants import OF_PRUNED
 from slipway.system import files
 from slipway.training.pruning.channels import prune_channels
-from slipway.training.pruning.result import network_of
-from slipway.training.uncertainty.calibrated import CalibratedNetwork
-from slipway.training.uncertainty.calibrating import Calibrator
+from slipway.training.pruning.result import pruned_network
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
+from slipway.training.uncertainty.calibration import Calibrator
 from tests.export.conftest import CLASSES, QUICK, RESAMPLING, Project, make_project, trained
 
 pytestmark = pytest.mark.process
@@ -61,7 +61,7 @@ def _exported(
     network, train, val = project.network(), project.split("train"), project.split("val")
     weights, widths = prune_channels(network, 0.25)
     assert widths
-    smaller = network_of(network.spec, weights)
+    smaller = pruned_network(network.spec, weights)
     fitted = Calibrator(smaller, export_params.evaluate, 7, "cpu").fit(train, val)
     calibrated = CalibratedNetwork(smaller, fitted.calibration.temperature, fitted.score).eval()
     pruned = Pruned("structured", calibrated, "a" * 64, fitted.calibration)

@@ -210,10 +210,10 @@ def test_structured_pruning_that_takes_no_channel_out_is_refused() -> None:
     write_params(**pruned)
     check_project()
     text = refusal(**pruned, prune__sparsity=0.01)
-    assert "prune.sparsity is 0.01, which takes no channel out of 'small_resnet'" in text
+    assert "prune.sparsity is 0.01, which removes no channel of 'small_resnet'" in text
     timm = {"train__network": "timm/resnet10t", "train__network_arguments": {}}
     text = refusal(**pruned, **timm, precompute__image_size_px=32, prune__sparsity=0.01)
-    assert "prune.sparsity is 0.01, which takes no channel out of 'timm/resnet10t'" in text
+    assert "prune.sparsity is 0.01, which removes no channel of 'timm/resnet10t'" in text
 
 
 # The tests run on machines with a GPU and without.

@@ -17,9 +17,9 @@ from slipway.data.store import packed
 from slipway.data.store.packed import PackedManifest, TargetScale
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import Task
-from slipway.training.networks.networks import Network, NetworkSpec, build_network, save_checkpoint
+from slipway.training.networks.networks import Network, NetworkSpec, build_network, save_model
 from slipway.training.uncertainty.prediction import predict
-from tests.model_cards import model_card
+from tests.model_manifests import model_manifest
 from tests.packed_rows import packed_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +104,7 @@ def write_project(task: Task) -> None:
     )
     packed.write_manifest(Path("data/packed"), manifest)
     write_table(Path("data/split/rows.parquet"), split_rows(task), SPLIT_ROWS)
-    save_checkpoint(Path("artifacts/model"), model_card(wanted), network(task).state_dict())
+    save_model(Path("artifacts/model"), model_manifest(wanted), network(task).state_dict())
     for name in ("train/loss", "val/loss", "val/accuracy", "learning_rate"):
         curve = Path("reports/live/plots/metrics", f"{name}.tsv")
         curve.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import torch
 
 from slipway.config.params import load_params
 from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
-from slipway.training.networks.networks import load_network, read_model_card
+from slipway.training.networks.networks import load_network, read_model_manifest
 from slipway.training.uncertainty.prediction import predict
 from tests.training.conftest import split_of, write_project
 from tests.training.real_runs import (
@@ -51,7 +51,7 @@ def test_float16_reaches_what_float32_reaches_under_every_strategy(
     )
     done = run_command(project)
     assert done.returncode == 0, done.stderr
-    actual = read_model_card(project / "artifacts/model").actual
+    actual = read_model_manifest(project / "artifacts/model").actual
     dtype = "float16" if strategy.startswith("deepspeed") else "float32"
     assert (actual.strategy, actual.precision, actual.accelerator) == (strategy, "16-mixed", "gpu")
     assert (actual.world_size, actual.parameter_dtype) == (num_gpus, dtype)
@@ -87,7 +87,7 @@ def test_what_is_offloaded_trains_and_resumes_to_the_same_weights(
     )
     done = run_command(whole)
     assert done.returncode == 0, done.stderr
-    actual = read_model_card(whole / "artifacts/model").actual
+    actual = read_model_manifest(whole / "artifacts/model").actual
     assert (actual.strategy, actual.offload, actual.accelerator) == (strategy, offload, "gpu")
     assert validation_accuracy(whole) > 0.9
     kill_after(killed, "epoch 4/8", TRAIN)
@@ -101,7 +101,7 @@ def test_auto_is_zero_2_in_float16_on_every_gpu(tmp_path: Path) -> None:
     project = write_project(tmp_path, batch_size=8 * num_gpus, **{**ON_GPU, **auto})
     done = run_command(project)
     assert done.returncode == 0, done.stderr
-    actual = read_model_card(project / "artifacts/model").actual
+    actual = read_model_manifest(project / "artifacts/model").actual
     assert (actual.strategy, actual.precision, actual.world_size) == (
         "deepspeed_stage_2",
         "16-mixed",
@@ -124,7 +124,7 @@ def test_a_network_of_timm_trains_under_deepspeed(tmp_path: Path, precision: str
     )
     done = run_command(project)
     assert done.returncode == 0, done.stderr
-    assert read_model_card(project / "artifacts/model").actual.precision == precision
+    assert read_model_manifest(project / "artifacts/model").actual.precision == precision
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

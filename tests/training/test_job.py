@@ -9,7 +9,7 @@ import pytest
 from slipway.system.cores import num_cores
 from slipway.training.distributed.strategies import Placement
 from slipway.training.job import can_have, own_threads
-from slipway.training.networks.networks import RunSegment, read_model_card
+from slipway.training.networks.networks import RunSegment, read_model_manifest
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_checkpoint, run_forked
 from tests.training.real_runs import weights_digest
@@ -90,5 +90,5 @@ def test_unavailable_threads_start_another_segment_with_a_note(killed: Path) -> 
         in output
     )
     assert "same batches, but results may differ in the last bits" in output
-    segments = read_model_card(killed / "artifacts/model").segments
+    segments = read_model_manifest(killed / "artifacts/model").segments
     assert [segment.threads for segment in segments] == [num_cores(), 1]

@@ -11,7 +11,7 @@ import timm
 import torch
 
 from slipway.system import files
-from slipway.training.networks.networks import load_network, read_model_card
+from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.training.conftest import write_project
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
@@ -141,7 +141,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(
         )
         for name in body
     )
-    card = read_model_card(project / "artifacts/model")
+    card = read_model_manifest(project / "artifacts/model")
     assert card.digests["pretrained"] == files.sha256_file(project / "weights.safetensors")
     assert card.network.mean == pytest.approx([0.5])
 
@@ -183,14 +183,14 @@ def test_a_training_that_no_longer_improves_ends_early_and_says_so_killed_or_not
     whole, killed = (write_project(tmp_path / name, **settings) for name in ("whole", "killed"))
     done = run_training(whole)
     assert done.returncode == 0, done.stderr
-    card, metrics = read_model_card(whole / "artifacts/model"), _metrics(whole)
+    card, metrics = read_model_manifest(whole / "artifacts/model"), _metrics(whole)
     assert card.stopped_early is metrics["stopped_early"] is True
     assert card.epochs == card.kept_epoch + 2 < 40
     assert f"stopped   after epoch {card.epochs}, 2 after the lowest validation loss" in done.stdout
     kill_after(killed, f"epoch {card.epochs:>2}/40")
     assert run_training(killed).returncode == 0
     assert weights_digest(killed) == weights_digest(whole)
-    assert read_model_card(killed / "artifacts/model").epochs == card.epochs
+    assert read_model_manifest(killed / "artifacts/model").epochs == card.epochs
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from slipway.system import files
 from slipway.training import assembly
 from slipway.training import run as training
 from slipway.training.distributed.strategies import Placement, trainer_arguments
-from slipway.training.networks.networks import load_network, read_model_card
+from slipway.training.networks.networks import load_network, read_model_manifest
 from slipway.training.telemetry.progress import without_effect
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.process
 def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> None:
     done = run_command(project)
     assert done.returncode == 0, done.stderr
-    card = read_model_card(project / "artifacts/model")
+    card = read_model_manifest(project / "artifacts/model")
     assert card.requested.strategy == "auto"
     assert card.actual.strategy == "single"
     assert load_network(project / "artifacts/model").spec == card.network
@@ -111,7 +111,7 @@ def test_two_processes_reach_what_one_reaches(
     )
     done = run_command(project, command) if command else run_training(project)
     assert done.returncode == 0, done.stderr
-    actual = read_model_card(project / "artifacts/model").actual
+    actual = read_model_manifest(project / "artifacts/model").actual
     assert (actual.strategy, actual.precision, actual.offload, actual.world_size) == (
         strategy,
         precision,
@@ -232,7 +232,11 @@ def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     network = load_network(project / "artifacts/model")
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    assert read_model_card(project / "artifacts/model").num_parameters == num_parameters > 1_000_000
+    assert (
+        read_model_manifest(project / "artifacts/model").num_parameters
+        == num_parameters
+        > 1_000_000
+    )
 
 
 def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slipway.system import files
-from slipway.training.networks.networks import read_model_card
+from slipway.training.networks.networks import read_model_manifest
 from tests.training.conftest import ROOT, write_project
 from tests.training.real_runs import run_training, weights_digest
 from tests.training.slurm_cluster import slurm, wait_until
@@ -65,7 +65,7 @@ def _shared_project(root: Path, **train: Any) -> Path:
 
 
 def _trained_on_two_nodes(project: Path) -> str:
-    assert read_model_card(project / "artifacts/model").actual.world_size == 2
+    assert read_model_manifest(project / "artifacts/model").actual.world_size == 2
     assert (project / "dvc.lock").is_file()
     return weights_digest(project)
 

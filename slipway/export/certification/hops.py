@@ -42,7 +42,7 @@ from slipway.runtimes.runtime import (
     why_unavailable,
 )
 from slipway.system.errors import BundleError, SlipwayError, UnavailableError
-from slipway.training.uncertainty.calibrated import CalibratedNetwork
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
 _SMALL_BATCHES = (1, 2, 7)  # as export tries, and as requests may come

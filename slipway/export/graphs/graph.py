@@ -20,7 +20,7 @@ from slipway.data.store.packed import Inputs
 from slipway.kinds.registry import Task
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import BundleError, ParityError
-from slipway.training.uncertainty.calibrated import CalibratedNetwork
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 
 _ELEMENT_TYPES = {np.uint8: onnx.TensorProto.UINT8, np.float32: onnx.TensorProto.FLOAT}
 

@@ -12,7 +12,7 @@ from slipway.metrics.scores import Resampling
 from slipway.metrics.uncertainty import with_thresholds
 from slipway.reports.evaluation.uncertainty import share_of
 from slipway.runtimes.runtime import open_onnx
-from slipway.training.uncertainty.calibrating import fitting_half
+from slipway.training.uncertainty.calibration import fitting_half
 
 
 def own_thresholds(

@@ -1,8 +1,8 @@
 """Batches, straight from the memory map of the packed store.
 
-Which rows make up which step, and which two are mixed, is a pure function of (seed, epoch, ids), and how a step is cut
-over processes and accumulation steps does not change it. So there is no loader state: a resumed run, and any number of
-workers, see the same batches.
+The rows of each step, and the pairs that are mixed, are pure functions of (seed, epoch, ids). The
+division of a step over processes and accumulation does not change them. So there is no loader
+state: a resumed run, and any number of workers, get the same batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,38 +26,38 @@ from slipway.training.distributed.stopping import ignore_signals_in_worker
 
 
 class Mixing(NamedTuple):
-    """The second target of each row of a batch, where images are mixed."""
+    """The second target of each row of a batch with mixed images."""
 
     targets: Tensor  # (B,) of the partner, as `Batch.targets`
-    own_shares: Tensor  # (B,) float32 in [0, 1], the weight of the row's own target; the rest is its partner's
+    own_shares: Tensor  # (B,) float32 in [0, 1], weight of the row's own target
 
 
 class Batch(NamedTuple):
-    """What one process sees at a time."""
+    """The rows that one process takes at a time."""
 
-    inputs: Tensor  # (B, H, W, C) uint8 pixels, or (B, width) float32 columns; with `changes` (R, S, S, C) stored pixels
+    # (B, H, W, C) uint8 pixels, or (B, width) float32 columns. With `changes` (R, S, S, C) stored
+    # pixels.
+    inputs: Tensor
     targets: Tensor  # (B,) int64 class index, or float32 number
     weights: Tensor  # (B,) float32 in the loss
-    counted: Tensor  # (B,) bool, False for a row that only fills up the last batch of validation
+    counted: Tensor  # (B,) bool, False for padding of the last validation batch
     rows: Tensor  # (B,) int64 position in the split
-    changes: (
-        Changes | None
-    )  # for `augment_batch`, which a GPU does; None where the inputs are what the network takes
-    mixing: Mixing | None  # None where no targets are mixed
+    changes: Changes | None  # for `augment_batch` on a GPU; None if the inputs are final
+    mixing: Mixing | None  # None if no targets are mixed
 
 
 @dataclass(frozen=True)
 class ImageChanges:
-    """What is done to training images on their way to the network."""
+    """Augmentation of training images on their way to the network."""
 
     plan: AugmentPlan
-    size_px: int  # that the network takes; they may be stored larger
-    on_device: bool  # whether the device does it, which gets stored pixels then
+    size_px: int  # that the network takes; images may be stored larger
+    on_device: bool  # the device gets stored pixels and augments them
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """How the rows of one optimizer step are cut: batch_size == per_device * world_size * num_accumulated."""
+    """Division of a step: batch_size == per_device * world_size * num_accumulated."""
 
     batch_size: int
     per_device: int
@@ -65,32 +65,40 @@ class StepShape:
     num_accumulated: int
 
     def rows(self, step: int, accumulated: int, rank: int) -> slice:
-        """The part of an epoch's order that `rank` takes in accumulation step `accumulated` of `step`."""
+        """The part of an epoch's order that `rank` takes in one accumulation step."""
         start = step * self.batch_size + (accumulated * self.world_size + rank) * self.per_device
         return slice(start, start + self.per_device)
 
 
 def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> StepShape:
-    """The fewest accumulation steps that keep a device at or below `max_batch_per_device`; ParamsError if nothing divides."""
+    """Use the fewest accumulation steps that keep each device within `max_batch_per_device`.
+
+    Raises ParamsError if the batch cannot be divided equally.
+    """
     if batch_size % world_size:
         raise ParamsError(
             f"train.batch_size is {batch_size}, which {world_size} processes cannot share equally. "
-            f"Use a multiple of {world_size}, for example {-(-batch_size // world_size) * world_size}."
+            f"Use a multiple of {world_size}, for example "
+            f"{-(-batch_size // world_size) * world_size}."
         )
-    share = batch_size // world_size
+    per_process = batch_size // world_size
     num_accumulated = next(
         number
-        for number in range(1, share + 1)
-        if share % number == 0 and share // number <= max_batch_per_device
+        for number in range(1, per_process + 1)
+        if per_process % number == 0 and per_process // number <= max_batch_per_device
     )
-    return StepShape(batch_size, share // num_accumulated, world_size, num_accumulated)
+    return StepShape(batch_size, per_process // num_accumulated, world_size, num_accumulated)
 
 
 class TrainingBatches(Dataset[Batch]):
-    """The training rows cut into batches of one rank; an item is named by (epoch, index of the batch in the epoch).
+    """Training batches of one rank; an item is named by (epoch, index of the batch in the epoch).
 
-    `splits` are the training split and, where there are some, its offline copies; `changes` is None for tables.
-    Rows that do not fill the last step are left out of that epoch; which rows these are changes with the epoch.
+    Rows that do not fill the last step are left out of that epoch; other epochs leave out others.
+
+    Args:
+        splits: the training split, and its offline copies if there are any.
+        changes: None for tables.
+        classes: whether the targets are classes.
     """
 
     def __init__(
@@ -108,17 +116,16 @@ class TrainingBatches(Dataset[Batch]):
         self._targets = torch.cat([_target_tensor(split, classes) for split in splits])
         self._weights = torch.cat([_weight_tensor(split) for split in splits])
         self._shape, self._rank, self._seed = shape, rank, seed
-        nothing_to_do = changes is None or (
-            changes.plan.is_identity and self._inputs.shape[0] == changes.size_px
-        )
-        self._changes = None if nothing_to_do else changes
+        self._changes = changes
+        if changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px:
+            self._changes = None
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self.ids = [sample_id for split in splits for sample_id in split.ids]
         self.num_steps = len(self._keys) // shape.batch_size
         if self.num_steps == 0:
             raise ParamsError(
-                f"train.batch_size is {shape.batch_size}, but there are only {len(self._keys)} training rows. "
-                f"Use at most {len(self._keys)}, or more data."
+                f"train.batch_size is {shape.batch_size}, but there are only {len(self._keys)} "
+                f"training rows. Use at most {len(self._keys)}, or more data."
             )
 
     def __len__(self) -> int:
@@ -126,8 +133,8 @@ class TrainingBatches(Dataset[Batch]):
 
     def __getitem__(self, place: tuple[int, int]) -> Batch:
         epoch, (step, accumulated) = place[0], divmod(place[1], self._shape.num_accumulated)
-        mine = self._shape.rows(step, accumulated, self._rank)
-        rows = self._epoch_order(epoch)[mine]
+        positions = self._shape.rows(step, accumulated, self._rank)
+        rows = self._epoch_order(epoch)[positions]
         batch = Batch(
             inputs=torch.empty(0),
             targets=self._targets[rows],
@@ -139,9 +146,10 @@ class TrainingBatches(Dataset[Batch]):
         )
         if self._changes is None:
             return batch._replace(inputs=torch.from_numpy(self._inputs.gather(rows)))
-        return self._changed(batch, self._changes, epoch, rows, self._partners(epoch, step, mine))
+        partner_rows = self._partners(self._changes.plan, epoch, step, positions)
+        return self._augmented(batch, self._changes, epoch, rows, partner_rows)
 
-    def _changed(
+    def _augmented(
         self,
         batch: Batch,
         how: ImageChanges,
@@ -149,45 +157,44 @@ class TrainingBatches(Dataset[Batch]):
         rows: NDArray[np.int64],
         partner_rows: NDArray[np.int64],
     ) -> Batch:
-        """The batch with its images changed, or with what the device needs for it. `partner_rows` is (B,), or empty without mixing."""
-        mix = (
-            draw_mixing(how.plan, epoch, self._keys[rows], how.size_px)
-            if len(partner_rows)
-            else None
-        )
-        needed, partners = (
-            _with_partners(rows, np.where(mix.own_share < 1, partner_rows, rows))
-            if mix
-            else (rows, np.arange(len(rows)))
-        )
+        """Augment the images, or add what the device needs for it.
+
+        `partner_rows` is (B,), or empty without mixing.
+        """
+        needed, partners, mix = rows, np.arange(len(rows)), None
+        if len(partner_rows):
+            mix = draw_mixing(how.plan, epoch, self._keys[rows], how.size_px)
+            mixed_with = np.where(mix.own_share < 1, partner_rows, rows)
+            needed, partners = _with_partners(rows, mixed_with)
+            targets = self._targets[partner_rows]
+            batch = batch._replace(mixing=Mixing(targets, torch.from_numpy(mix.own_share)))
         change = draw(how.plan, epoch, self._keys[needed])
-        if mix:
-            batch = batch._replace(
-                mixing=Mixing(self._targets[partner_rows], torch.from_numpy(mix.own_share))
-            )
         if how.on_device:
             stored_px, _, channels = self._inputs.shape
-            changes = device_changes(change, mix, partners, stored_px, how.size_px, channels)
             return batch._replace(
-                inputs=torch.from_numpy(self._inputs.gather(needed)), changes=changes
+                inputs=torch.from_numpy(self._inputs.gather(needed)),
+                changes=device_changes(change, mix, partners, stored_px, how.size_px, channels),
             )
         images = changed_images(self._inputs, needed, change, how.size_px)
-        return batch._replace(
-            inputs=torch.from_numpy(mixed_images(images, partners, mix) if mix else images)
-        )
+        if mix:
+            images = mixed_images(images, partners, mix)
+        return batch._replace(inputs=torch.from_numpy(images))
 
-    def _partners(self, epoch: int, step: int, mine: slice) -> NDArray[np.int64]:
-        """(B,) the rows that those of the batch are mixed with: each that stands so many places further in the step; or none."""
+    def _partners(
+        self, plan: AugmentPlan, epoch: int, step: int, positions: slice
+    ) -> NDArray[np.int64]:
+        """(B,) the row that each row is mixed with: a fixed distance further in the step.
+
+        Empty if the plan does not mix.
+        """
         size = self._shape.batch_size
-        if self._changes is None or not self._changes.plan.mixes or size == 1:
+        if not plan.mixes or size == 1:
             return np.empty(0, np.int64)
-        further = 1 + int(
-            (size - 1) * uniform(self._seed, epoch, np.array([step], np.uint64), "partner")[0]
-        )
+        draw = uniform(self._seed, epoch, np.array([step], np.uint64), "partner")[0]
+        distance = 1 + int((size - 1) * draw)
         start = step * size
-        rows: NDArray[np.int64] = self._epoch_order(epoch)[
-            start + (np.arange(mine.start, mine.stop) - start + further) % size
-        ]
+        within_step = np.arange(positions.start, positions.stop) - start
+        rows: NDArray[np.int64] = self._epoch_order(epoch)[start + (within_step + distance) % size]
         return rows
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
@@ -197,10 +204,10 @@ class TrainingBatches(Dataset[Batch]):
 
 
 class ValidationBatches(Dataset[Batch]):
-    """A split in its own order, dealt out to the ranks; every row is counted on exactly one of them.
+    """A split in its own order, dealt out to the ranks; every row is counted on exactly one rank.
 
-    Every rank has the same number of batches, as collective operations require: what is missing is
-    filled with rows that are not counted.
+    Every rank has the same number of batches, as collective operations require. Padding rows are
+    not counted.
     """
 
     def __init__(
@@ -208,9 +215,9 @@ class ValidationBatches(Dataset[Batch]):
     ) -> None:
         self._split, self._world_size, self._rank = split, world_size, rank
         self._targets, self._weights = _target_tensor(split, classes), _weight_tensor(split)
-        share = -(-len(split) // world_size)
-        self._batch_size = min(batch_size, share)
-        self._num_batches = -(-share // self._batch_size)
+        per_rank = -(-len(split) // world_size)
+        self._batch_size = min(batch_size, per_rank)
+        self._num_batches = -(-per_rank // self._batch_size)
 
     def __len__(self) -> int:
         return self._num_batches
@@ -231,10 +238,10 @@ class ValidationBatches(Dataset[Batch]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """(epoch, index) for each batch; the trainer calls `set_epoch` before an epoch.
+    """Yields (epoch, index) of each batch; the trainer calls `set_epoch` before an epoch.
 
-    For the first one it does so too late: by then loader processes have fetched ahead. So that one is given here, with its first batch,
-    for a training that is resumed within an epoch.
+    For the first epoch it does so too late, because loader processes have prefetched by then. So
+    the sampler gets the first epoch, and its first batch if a training resumes within it.
     """
 
     def __init__(self, num_batches: int, first_epoch: int, first_batch: int) -> None:
@@ -246,13 +253,11 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch, (first_epoch, first_batch) = self.epoch, self._first
-        return (
-            (epoch, index)
-            for index in range(first_batch if epoch == first_epoch else 0, self._num_batches)
-        )
+        start = first_batch if epoch == first_epoch else 0
+        return ((epoch, index) for index in range(start, self._num_batches))
 
     def __len__(self) -> int:
-        """Of a whole epoch."""
+        """Batches of a whole epoch."""
         return self._num_batches
 
 
@@ -264,16 +269,15 @@ def training_loader(
     first_batch: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Batch]:
-    """Serves whole batches in the order of the epoch; `first_epoch` and `first_batch`, of that epoch, count from 0."""
-    return _loader(
-        batches, EpochSampler(len(batches), first_epoch, first_batch), num_workers, pin_memory
-    )
+    """Load whole batches in the order of the epoch, starting at `first_batch` of `first_epoch`."""
+    sampler = EpochSampler(len(batches), first_epoch, first_batch)
+    return _loader(batches, sampler, num_workers, pin_memory)
 
 
 def validation_loader(
     batches: ValidationBatches, num_workers: int, *, pin_memory: bool = False
 ) -> DataLoader[Batch]:
-    """Serves whole batches in the order of the split."""
+    """Load whole batches in the order of the split."""
     return _loader(batches, None, num_workers, pin_memory)
 
 
@@ -294,9 +298,9 @@ def _loader(
 def _with_partners(
     rows: NDArray[np.int64], partner_rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(R,) the rows and behind them the partners that are not among them, and (B,) where in it each row's partner stands.
+    """Append the missing partners to `rows` -> (R,); return each row's partner in it (B,).
 
-    A partner of another process or accumulation step is made here, too; it looks the same there.
+    A partner from another process or accumulation step is made here as well, and looks the same.
     """
     needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
     order = np.argsort(needed)

@@ -1,4 +1,7 @@
-"""Some rows of some splits as one split, in the size that the network takes; nothing is copied until rows are asked for."""
+"""Selects rows of several splits as one split, in the size that the network takes.
+
+Nothing is copied until rows are read.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +14,8 @@ from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.training.augmentation.host import StoredRows, changed_images
 
 
-class _Chosen:
-    """(M, ...) rows of some inputs, one after the other, in an order of its own; itself `Inputs`."""
+class _SelectedInputs:
+    """(M, ...) rows of some inputs, one after the other; itself `Inputs`."""
 
     def __init__(self, inputs: Sequence[Inputs], rows: NDArray[np.int64]) -> None:
         self._stored, self._rows = StoredRows(inputs), rows
@@ -22,11 +25,11 @@ class _Chosen:
         return len(self._rows)
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        chosen = self._rows[rows]
-        return self._stored[int(chosen)] if chosen.ndim == 0 else self._stored.gather(chosen)
+        selected = self._rows[rows]
+        return self._stored[int(selected)] if selected.ndim == 0 else self._stored.gather(selected)
 
 
-class _Shrunk:
+class _ShrunkInputs:
     """(N, size_px, size_px, C) uint8 images that are stored larger; itself `Inputs`."""
 
     def __init__(self, inputs: Inputs, size_px: int) -> None:
@@ -47,14 +50,14 @@ class _Shrunk:
 def select(
     splits: Sequence[PackedSplit], rows: NDArray[np.int64], row_shape: tuple[int, ...]
 ) -> PackedSplit:
-    """The rows (M,), counted through all `splits` one after the other, as a split.
+    """Return the rows (M,), counted through all `splits` one after the other, as a split.
 
-    `row_shape` is what the network takes: training images that are stored larger, for crops, are shrunk to it.
+    `row_shape` is the network's: training images that are stored larger, for crops, are shrunk.
     """
     inputs = [
         split.inputs
         if tuple(split.inputs.shape[1:]) == row_shape
-        else _Shrunk(split.inputs, row_shape[0])
+        else _ShrunkInputs(split.inputs, row_shape[0])
         for split in splits
     ]
     ids, sources = (
@@ -65,7 +68,7 @@ def select(
         for name in ("targets", "weights", "leaked")
     )
     return PackedSplit(
-        _Chosen(inputs, rows),
+        _SelectedInputs(inputs, rows),
         targets,
         [ids[row] for row in rows],
         [sources[row] for row in rows],

@@ -1,10 +1,10 @@
-"""Networks, and the checkpoint that a finished training leaves behind.
+"""Networks, and the model that a finished training writes.
 
-artifacts/model/model.json           what the network is, what it takes and answers, where it comes from
-artifacts/model/weights.safetensors  its weights in float32
+artifacts/model/model.json           model manifest: network, inputs, outputs, origin
+artifacts/model/weights.safetensors  weights in float32
 
-The same module is trained, evaluated and exported, with normalisation inside, so none of them can
-forget it. Altered weights, an unknown network and an unknown argument are refused.
+Training, evaluation and export use the same module, with normalisation inside, so none of them can
+forget it. Altered weights, unknown networks and unknown arguments are refused.
 """
 
 import difflib
@@ -17,6 +17,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from pydantic import BaseModel
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from slipway.artifacts.input_contract import InputContract
@@ -43,9 +44,7 @@ class NetworkSpec(Contract):
     arguments: dict[str, Any]
     classes: list[str]  # in the order of the logits; empty for a numeric target
     input: InputContract
-    mean: list[
-        float
-    ]  # per channel, of pixels scaled to [0, 1]; empty for tables, whose contract has them
+    mean: list[float]  # per channel, of pixels scaled to [0, 1]; empty for tables
     std: list[float]
     target_scale: TargetScale | None  # null for classes
 
@@ -56,19 +55,15 @@ class NetworkSpec(Contract):
 
 
 class TrainingSetup(Contract):
-    """How a network is trained: as asked for, or as it came out."""
+    """How a network is trained: the requested or the actual setup."""
 
     strategy: str  # "single", "ddp", "deepspeed_stage_2"
     precision: str  # "32-true", "bf16-mixed", "16-mixed"
     accelerator: str  # "cpu", "gpu"
     world_size: int | Literal["auto"]  # processes over all nodes
-    zero_stage: int | None  # null where it is not asked for, or without DeepSpeed
-    offload: (
-        str | None
-    )  # "optimizer", "optimizer_and_parameters": what lies in the host's memory and not in the GPUs'
-    parameter_dtype: (
-        str | None
-    )  # of the parameters in forward and backward; null where it is not asked for
+    zero_stage: int | None  # null in a request, or without DeepSpeed
+    offload: str | None  # "optimizer", "optimizer_and_parameters": kept in the host's memory
+    parameter_dtype: str | None  # in forward and backward; null in a request
 
 
 class RunSegment(Contract):
@@ -81,29 +76,28 @@ class RunSegment(Contract):
     strategy: str
     world_size: int
     per_device: int  # rows of a batch
-    threads: int | None = (
-        None  # of each process on a CPU; null on a GPU, and where a save of an earlier version does not say
-    )
+    threads: int | None = None  # of each process on a CPU; null on a GPU
 
     def has_same_layout(self, other: "RunSegment") -> bool:
         """Compare everything but the first step."""
         return self.model_copy(update={"first_step": other.first_step}) == other
 
     def __str__(self) -> str:
-        threads = (
-            f" and {self.threads} thread{'s' * (self.threads > 1)} each" if self.threads else ""
-        )
-        return f"{self.strategy} on {self.world_size} process{'es' * (self.world_size > 1)} with {self.per_device} rows a batch{threads}"
+        processes = f"{self.world_size} process{'es' * (self.world_size > 1)}"
+        threads = ""
+        if self.threads:
+            threads = f" and {self.threads} thread{'s' * (self.threads > 1)} each"
+        return f"{self.strategy} on {processes} with {self.per_device} rows a batch{threads}"
 
 
-class ModelCard(Contract):
+class ModelManifest(Contract):
     """The content of `model.json`; equal runs write equal text."""
 
     format_version: Literal[4]
     network: NetworkSpec
     num_parameters: int
     weights_sha256: str
-    epochs: int  # that were trained
+    epochs: int  # trained
     stopped_early: bool  # by train.early_stopping_patience
     kept_epoch: int  # whose weights these are, counted from 1
     metrics: dict[str, float]  # of the kept epoch, on the validation split
@@ -112,15 +106,13 @@ class ModelCard(Contract):
     segments: list[RunSegment]  # one, unless another process layout resumed it
     seed: int
     params: dict[str, Any]  # the train section of params.yaml
-    digests: dict[
-        str, str
-    ]  # hex SHA-256 of the params, the packed manifest, the augmentation plan and the code
+    digests: dict[str, str]  # hex SHA-256 of params, packed manifest, augmentation plan and code
     versions: dict[str, str]  # of the packages that trained it
     git_revision: str | None  # null outside a git work tree
 
 
-class _Scaled(nn.Module):
-    """What networks share: their spec, their trained part, and the unit of a numeric target."""
+class _NetworkBase(nn.Module):
+    """Holds the spec, the trained backbone, and the unit of a numeric target."""
 
     target_mean: Tensor
     target_std: Tensor
@@ -134,44 +126,43 @@ class _Scaled(nn.Module):
         self.register_buffer("target_mean", torch.tensor(scale.mean), persistent=False)
         self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
 
-    def _in_unit(self, answer: Tensor) -> Tensor:
-        """Values of a numeric target in its own unit; logits as they are."""
+    def _to_target_unit(self, answer: Tensor) -> Tensor:
+        """Scale values of a numeric target to its unit; logits stay as they are."""
         if is_classification(self.spec.task):
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean
 
 
-class ImageNetwork(_Scaled):
-    """(rows, height, width, channels) uint8 in [0, 255] to (rows, classes) logits, or (rows, 1) in the target's unit."""
+class ImageNetwork(_NetworkBase):
+    """Maps (rows, height, width, channels) uint8 in [0, 255] to (rows, classes) logits.
+
+    For a numeric target the output is (rows, 1) in its unit.
+    """
 
     pixel_mean: Tensor
     pixel_scale: Tensor
 
     def __init__(self, backbone: nn.Module, spec: NetworkSpec) -> None:
         super().__init__(backbone, spec)
-        channels = (1, -1, 1, 1)
-        self.register_buffer(
-            "pixel_mean", torch.tensor(spec.mean).mul(255).view(channels), persistent=False
-        )
-        self.register_buffer(
-            "pixel_scale",
-            torch.tensor(spec.std).mul(255).reciprocal().view(channels),
-            persistent=False,
-        )
+        per_channel = (1, -1, 1, 1)
+        mean = torch.tensor(spec.mean).mul(255).view(per_channel)
+        scale = torch.tensor(spec.std).mul(255).reciprocal().view(per_channel)
+        self.register_buffer("pixel_mean", mean, persistent=False)
+        self.register_buffer("pixel_scale", scale, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, K) float"""
-        pixels = images.to(torch.float32).permute(
-            0, 3, 1, 2
-        )  # the cast comes first: TensorRT transposes no uint8
-        return self._in_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
+        # The cast comes first: TensorRT transposes no uint8.
+        pixels = images.to(torch.float32).permute(0, 3, 1, 2)
+        return self._to_target_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
 
 
-class TableNetwork(_Scaled):
-    """(rows, width) float32 as a column contract lays them out, to (rows, classes) logits, or (rows, 1) in the target's unit.
+class TableNetwork(_NetworkBase):
+    """Maps (rows, width) float32, as a column contract lays them out, to (rows, classes) logits.
 
-    In training mode it answers (rows, submodels, outputs), since each submodel has a loss of its own; else the mean of
-    their probabilities, as logits, or of their values.
+    For a numeric target the output is (rows, 1) in its unit. In training mode it is (rows,
+    submodels, outputs), because each submodel has its own loss; otherwise the mean of their
+    probabilities, as logits, or of their values.
     """
 
     def __init__(self, encoding: RowEncoding, backbone: nn.Module, spec: NetworkSpec) -> None:
@@ -180,12 +171,12 @@ class TableNetwork(_Scaled):
 
     def forward(self, rows: Tensor) -> Tensor:
         """(B, width) float32 -> (B, K) float; (B, submodels, K) in training mode"""
-        answers = self._in_unit(self.backbone(*self.encoding(rows)))
+        answers = self._to_target_unit(self.backbone(*self.encoding(rows)))
         if self.training:
             return answers
         if not is_classification(self.spec.task):
             return answers.mean(dim=1)
-        # The mean over submodels less the logarithm of their number, which softmax takes away again.
+        # Without dividing by the number of submodels, a constant that softmax removes.
         return torch.logsumexp(torch.log_softmax(answers.to(torch.float32), dim=2), dim=1)
 
 
@@ -193,57 +184,80 @@ Network = ImageNetwork | TableNetwork
 
 
 def build_network(spec: NetworkSpec) -> Network:
-    """A network with fresh weights, drawn from torch's global generator; ParamsError if it cannot be built as asked."""
+    """Build a network with weights drawn from torch's global generator.
+
+    Raises ParamsError if `spec` cannot be built.
+    """
     network = (
         _table_network(spec, spec.input)
         if isinstance(spec.input, ColumnContract)
         else _image_network(spec, spec.input.channels)
     )
-    _check_it_answers(network)
+    _check_forward(network)
     return network
 
 
-def save_checkpoint(folder: Path, card: ModelCard, state: Mapping[str, Tensor]) -> None:
-    """Write `folder` as a whole. `card.weights_sha256` is filled in here."""
-    payload = safetensors.torch.save(
-        {name: value.detach().cpu().contiguous() for name, value in state.items()}
+def example_rows(spec: NetworkSpec, num_rows: int = 1) -> Tensor:
+    """Rows of zeros in the shape and dtype that the network takes."""
+    return torch.from_numpy(np.zeros((num_rows, *spec.input.shape), spec.input.dtype))
+
+
+def serialize_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the bytes of a safetensors file."""
+    return safetensors.torch.save(
+        {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     )
-    card = card.model_copy(update={"weights_sha256": files.sha256_bytes(payload)})
+
+
+def load_tensors(path: Path, sha256: str, fix: str) -> dict[str, Tensor]:
+    """Read a safetensors file; `fix` ends the messages of errors.
+
+    Raises SchemaError if it is missing, IntegrityError if it was altered.
+    """
+    try:
+        return safetensors.torch.load(files.read_verified(path, sha256))
+    except FileNotFoundError:
+        raise SchemaError(f"{path} is missing. {fix}") from None
+    except (IntegrityError, SafetensorError) as error:
+        raise IntegrityError(f"{error} {fix}") from None
+
+
+def save_model(folder: Path, manifest: ModelManifest, weights: Mapping[str, Tensor]) -> None:
+    """Write `folder` atomically. `manifest.weights_sha256` is filled in here."""
+    payload = serialize_tensors(weights)
+    manifest = manifest.model_copy(update={"weights_sha256": files.sha256_bytes(payload)})
     with files.new_directory(folder) as partial:
         files.write_bytes(partial / "weights.safetensors", payload)
-        files.write_json(partial / "model.json", card.model_dump(mode="json"))
+        files.write_json(partial / "model.json", manifest.model_dump(mode="json"))
 
 
-def read_model_card(folder: Path) -> ModelCard:
-    """The `model.json` of a checkpoint; SchemaError if it is missing or not understood."""
+def read_model_manifest(folder: Path) -> ModelManifest:
+    """Read `model.json`; SchemaError if it is missing or not understood."""
     path = folder / "model.json"
     try:
-        return ModelCard.model_validate(json.loads(path.read_bytes()))
+        return ModelManifest.model_validate(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         raise SchemaError(f"{path} is missing. {_FIX}") from None
     except ValueError as error:  # pydantic's and json's are both ValueErrors
-        raise SchemaError(f"{path} is not a checkpoint's description: {error}. {_FIX}") from error
+        raise SchemaError(f"{path} is not a model manifest: {error}. {_FIX}") from error
 
 
 def load_network(folder: Path) -> Network:
-    """The trained network of a checkpoint, in evaluation mode on the CPU.
+    """Load the trained network of a model, in evaluation mode on the CPU.
 
-    SchemaError if a file is missing or does not fit, IntegrityError if the weights were altered.
+    Raises SchemaError if a file is missing or does not fit, IntegrityError if the weights were
+    altered.
     """
-    card = read_model_card(folder)
+    manifest = read_model_manifest(folder)
     path = folder / "weights.safetensors"
+    weights = load_tensors(path, manifest.weights_sha256, _FIX)
+    network = build_network(manifest.network)
     try:
-        state = safetensors.torch.load(files.read_verified(path, card.weights_sha256))
-    except FileNotFoundError:
-        raise SchemaError(f"{path} is missing. {_FIX}") from None
-    except IntegrityError as error:
-        raise IntegrityError(f"{error} {_FIX}") from None
-    network = build_network(card.network)
-    try:
-        network.load_state_dict(state, strict=True)
+        network.load_state_dict(weights, strict=True)
     except RuntimeError as error:
+        name = manifest.network.name
         raise SchemaError(
-            f"{path} does not fit the network {card.network.name!r} of model.json: {error} {_FIX}"
+            f"{path} does not fit the network {name!r} of model.json: {error} {_FIX}"
         ) from error
     return network.eval()
 
@@ -253,14 +267,10 @@ def _image_network(spec: NetworkSpec, channels: int) -> ImageNetwork:
         arguments = _parse_arguments(spec, SmallResnetArguments)
         return ImageNetwork(SmallResnet(arguments, channels, spec.num_outputs), spec)
     if spec.name.startswith(_TIMM):
-        return ImageNetwork(
-            _timm_network(
-                spec.name.removeprefix(_TIMM), spec.arguments, channels, spec.num_outputs
-            ),
-            spec,
-        )
+        return ImageNetwork(_timm_network(spec, channels), spec)
     raise ParamsError(
-        f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example 'timm/resnet18'."
+        f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example "
+        "'timm/resnet18'."
     )
 
 
@@ -269,7 +279,8 @@ def _table_network(spec: NetworkSpec, contract: ColumnContract) -> TableNetwork:
         raise ParamsError(f"train.network is {spec.name!r}, expected 'tabm' for a table.")
     if not contract.columns:
         raise ParamsError(
-            "the table has no column left to learn from. See reports/clean.html for the columns that were refused."
+            "the table has no column left to learn from. See reports/clean.html for the refused "
+            "columns."
         )
     arguments = _parse_arguments(spec, TabmArguments)
     encoding = RowEncoding(contract, arguments.num_bins)
@@ -282,57 +293,64 @@ def _parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
     return kind.model_validate(spec.arguments)
 
 
-def _timm_network(
-    name: str, arguments: dict[str, Any], channels: int, num_outputs: int
-) -> nn.Module:
+def _timm_network(spec: NetworkSpec, channels: int) -> nn.Module:
     import timm
 
+    name = spec.name.removeprefix(_TIMM)
     if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        known = " or ".join(repr(_TIMM + each) for each in close)
+        hint = f"; did you mean {known}?" if close else "."
         raise ParamsError(
-            f"train.network is 'timm/{name}', which timm {timm.__version__} lacks{_did_you_mean(name, timm.list_models(), 'timm/')}"
+            f"train.network is 'timm/{name}', which timm {timm.__version__} lacks{hint}"
         )
-    ours = sorted({"pretrained", "in_chans", "num_classes"} & set(arguments))
-    if ours:
+    reserved = sorted({"pretrained", "in_chans", "num_classes"} & set(spec.arguments))
+    if reserved:
         raise ParamsError(
-            f"train.network_arguments names {', '.join(ours)}, which Slipway sets itself from the data. Remove it."
+            f"train.network_arguments names {', '.join(reserved)}, which Slipway sets itself from "
+            "the data. Remove it."
         )
     try:
         network: nn.Module = timm.create_model(
-            name, pretrained=False, in_chans=channels, num_classes=num_outputs, **arguments
+            name,
+            pretrained=False,
+            in_chans=channels,
+            num_classes=spec.num_outputs,
+            **spec.arguments,
         )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ParamsError(
-            f"timm/{name} refuses train.network_arguments {arguments}: {error}"
+            f"timm/{name} refuses train.network_arguments {spec.arguments}: {error}"
         ) from error
     return network
 
 
-def _check_it_answers(network: Network) -> None:
-    """One row of zeros through the network: sizes that do not fit are found before any data is read."""
+def _check_forward(network: Network) -> None:
+    """Run one row of zeros, to find sizes that do not fit before any data is read."""
     spec = network.spec
-    example = torch.from_numpy(np.zeros((1, *spec.input.shape), spec.input.dtype))
     try:
         with torch.no_grad():
-            answer = network.eval()(example)
+            answer = network.eval()(example_rows(spec))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ParamsError(f"train.network {spec.name!r} {_refusal(spec.input, error)}") from error
+        refusal = _describe_refusal(spec.input, error)
+        raise ParamsError(f"train.network {spec.name!r} {refusal}") from error
     finally:
         network.train()
     if answer.shape != (1, spec.num_outputs):
         raise ParamsError(
-            f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected (1, {spec.num_outputs})."
+            f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected "
+            f"(1, {spec.num_outputs})."
         )
 
 
-def _refusal(contract: InputContract, error: Exception) -> str:
+def _describe_refusal(contract: InputContract, error: Exception) -> str:
     if isinstance(contract, ColumnContract):
-        return f"cannot take rows of {contract.shape[0]} numbers: {error}. Change train.network_arguments."
+        return (
+            f"cannot take rows of {contract.shape[0]} numbers: {error}. "
+            "Change train.network_arguments."
+        )
     return (
-        f"cannot take images of {contract.size_px}x{contract.size_px} px with {contract.channels} channels: {error}. "
-        "Change precompute.image_size_px, or give the size in train.network_arguments (img_size for many of timm)."
+        f"cannot take images of {contract.size_px}x{contract.size_px} px with {contract.channels} "
+        f"channels: {error}. Change precompute.image_size_px, or give the size in "
+        "train.network_arguments (img_size for many of timm)."
     )
-
-
-def _did_you_mean(name: str, known: list[str], before: str) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(repr(before + each) for each in close)}?" if close else "."

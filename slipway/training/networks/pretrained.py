@@ -1,7 +1,7 @@
-"""Weights that a network of timm begins with: from a local file, or from the hub that timm's pretrained tag names.
+"""Pretrained weights of timm networks: from a local file, or from the hub of timm's tag.
 
-The head is always a new one. Everything else has to fit, name by name and shape by shape; inputs of another number of channels
-are handled as timm does. Nothing is unpickled.
+The head is always new. Everything else has to fit by name and shape; timm adapts inputs with
+another number of channels. Nothing is unpickled.
 """
 
 from pathlib import Path
@@ -19,30 +19,33 @@ _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def pretrained_file(params: TrainParams) -> Path | None:
-    """The file of weights to begin with, fetched if it is the hub's; None for fresh weights.
+    """Return the file of the initial weights, downloaded from the hub if needed; None for none.
 
-    ParamsError where there is no such file, UnavailableError where the hub does not give it.
+    Raises ParamsError if there is no such file, UnavailableError if the download fails.
     """
     if params.pretrained is None:
         return None
     if params.pretrained == "hub":
-        return _fetched(params.network)
+        return _download(params.network)
     path = Path(params.pretrained)
     if path.suffix not in _SUFFIXES:
         raise ParamsError(
-            f"train.pretrained is {params.pretrained!r}, expected 'hub' or a file that ends in {', '.join(_SUFFIXES)}."
+            f"train.pretrained is {params.pretrained!r}, expected 'hub' or a file that ends in "
+            f"{', '.join(_SUFFIXES)}."
         )
     if not path.is_file():
         raise ParamsError(
-            f"train.pretrained is {params.pretrained!r}, which is no file. Paths are relative to the project's folder."
+            f"train.pretrained is {params.pretrained!r}, which is no file. Paths are relative to "
+            "the project's folder."
         )
     return path
 
 
 def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation, per channel of pixels in [0, 1], that the weights of a network of timm were trained with.
+    """Return mean and standard deviation per channel of the pixels, in [0, 1], in pretraining.
 
-    For grey images the mean of those of red, green and blue, since timm sums the first layer's weights over them.
+    Grey images get the mean over red, green and blue, because timm sums the first layer's weights
+    over them.
     """
     config = _config(network)
     mean, std = list(config.mean), list(config.std)
@@ -52,20 +55,24 @@ def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], 
 
 
 def load_pretrained(network: Network, path: Path) -> None:
-    """Give the backbone of `network` the weights in `path`, but for its head; ParamsError naming every one that does not fit."""
+    """Load the weights in `path` into the backbone, except its head.
+
+    Raises ParamsError that names every weight that does not fit.
+    """
     import timm
 
     spec = network.spec
-    name = spec.name.removeprefix(_TIMM)
     state = _read(path)
-    own_head = _classifier_names(spec.name)
-    head = next((state[f"{name}.weight"] for name in own_head if f"{name}.weight" in state), None)
-    num_classes = 0 if head is None else len(head)
+    classifiers = _config(spec.name).classifier or ()
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    heads = [state[f"{name}.weight"] for name in classifiers if f"{name}.weight" in state]
+    num_classes = len(heads[0]) if heads else 0
     try:
         donor = timm.create_model(
-            name,
+            spec.name.removeprefix(_TIMM),
             pretrained=True,
-            # With as many classes as the file has, timm loads strictly; it would drop what does not fit otherwise.
+            # With the file's number of classes timm loads strictly, instead of dropping weights.
             pretrained_cfg_overlay={
                 "state_dict": state,
                 "num_classes": num_classes,
@@ -79,22 +86,23 @@ def load_pretrained(network: Network, path: Path) -> None:
         raise ParamsError(
             f"train.pretrained {str(path)!r} does not fit the network {spec.name!r}: {error}"
         ) from error
-    _copy_all_but_the_head(donor, network.backbone)
+    _copy_body(donor, network.backbone)
 
 
-def _copy_all_but_the_head(donor: nn.Module, backbone: Any) -> None:
-    """Whatever of the backbone belongs to its classifier stays as it is."""
+def head_tensors(backbone: Any) -> set[int]:
+    """The ids of the tensors in the backbone's classifier."""
     heads = backbone.get_classifier()
-    of_head = {
+    return {
         id(value)
         for head in (heads if isinstance(heads, tuple) else (heads,))
         for value in head.state_dict(keep_vars=True).values()
     }
-    names = {
-        name
-        for name, value in backbone.state_dict(keep_vars=True).items()
-        if id(value) not in of_head
-    }
+
+
+def _copy_body(donor: nn.Module, backbone: Any) -> None:
+    in_head = head_tensors(backbone)
+    state = backbone.state_dict(keep_vars=True)
+    names = {name for name, value in state.items() if id(value) not in in_head}
     given = {name: value for name, value in donor.state_dict().items() if name in names}
     missing = backbone.load_state_dict(given, strict=False).missing_keys
     if lacking := sorted(names.intersection(missing)):
@@ -110,46 +118,45 @@ def _read(path: Path) -> dict[str, Tensor]:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
     except Exception as error:  # torch's, pickle's and safetensors' own kinds
         raise ParamsError(
-            f"train.pretrained {str(path)!r} could not be read as weights alone: {error}. "
+            f"train.pretrained {str(path)!r} could not be read as mere weights: {error}. "
             "Save it again with safetensors.torch.save_file(network.state_dict(), path)."
         ) from error
     if not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ParamsError(
-            f"train.pretrained {str(path)!r} holds more than weights by name. Save network.state_dict() alone."
+            f"train.pretrained {str(path)!r} holds more than weights by name. Save only "
+            "network.state_dict()."
         )
     return state
 
 
 def _config(network: str) -> Any:
-    import timm  # takes seconds, which few need
+    import timm  # takes seconds, and few need it
 
     name = network.removeprefix(_TIMM)
     config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if config is None:
         raise ParamsError(
-            f"train.pretrained is set, but timm {timm.__version__} has no pretrained configuration of {name!r}. Set it to null."
+            f"train.pretrained is set, but timm {timm.__version__} has no pretrained configuration "
+            f"of {name!r}. Set it to null."
         )
     return config
 
 
-def _classifier_names(network: str) -> tuple[str, ...]:
-    names = _config(network).classifier or ()
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _fetched(network: str) -> Path:
+def _download(network: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     config = _config(network)
     if not config.hf_hub_id:
         raise UnavailableError(
-            f"train.pretrained is 'hub', which has no weights of {network!r}. Name a file of them, or set it to null."
+            f"train.pretrained is 'hub', which has no weights of {network!r}. Name a file of them, "
+            "or set it to null."
         )
     filename = config.hf_hub_filename or "model.safetensors"
     try:
         return Path(hf_hub_download(config.hf_hub_id, filename))
     except (OSError, ValueError, RuntimeError) as error:
         raise UnavailableError(
-            f"train.pretrained is 'hub', but {filename} of {config.hf_hub_id} could not be fetched ({type(error).__name__}). "
-            "Without a network, fetch that file elsewhere, copy it here and name it: train.pretrained: weights/NAME.safetensors"
+            f"train.pretrained is 'hub', but {filename} of {config.hf_hub_id} could not be "
+            f"downloaded ({type(error).__name__}). Without a network, download that file elsewhere, "
+            "copy it here and name it: train.pretrained: weights/NAME.safetensors"
         ) from error

@@ -1,4 +1,4 @@
-"""A residual network for small images (8 to 64 px), where the usual stem would throw most pixels away.
+"""A residual network for small images (8 to 64 px), of which the usual stem drops most pixels.
 
 The stem keeps the resolution; each stage after the first halves it and doubles the width. After
 He et al. 2016, "Deep Residual Learning for Image Recognition", with the last norm of every block
@@ -11,13 +11,12 @@ from torch.nn import functional as F
 
 from slipway.config.network_arguments import Normalisation, SmallResnetArguments
 
-_GROUP_CHANNELS = (
-    16  # Wu and He 2018, "Group Normalization": 16 channels a group are as good as 32 groups
-)
+# Wu and He 2018, "Group Normalization": 16 channels per group are as good as 32 groups.
+_GROUP_CHANNELS = 16
 
 
 class SmallResnet(nn.Module):
-    """(rows, channels, height, width) normalised floats to (rows, num_outputs)."""
+    """Maps (rows, channels, height, width) normalised floats to (rows, num_outputs)."""
 
     def __init__(self, arguments: SmallResnetArguments, channels: int, num_outputs: int) -> None:
         super().__init__()
@@ -29,7 +28,8 @@ class SmallResnet(nn.Module):
         for index, num_blocks in enumerate(arguments.blocks):
             entry = width if index == 0 else width // 2
             for block in range(num_blocks):
-                # The first block is the least likely to be skipped: Huang et al. 2016, "Deep networks with stochastic depth".
+                # Later blocks are skipped more often: Huang et al. 2016, "Deep networks with
+                # stochastic depth".
                 skipped = arguments.stochastic_depth * (len(stages) + 1) / sum(arguments.blocks)
                 stages.append(_Block(entry if block == 0 else width, width, normalisation, skipped))
             width *= 2
@@ -45,7 +45,10 @@ class SmallResnet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut; halves the resolution where it widens. In training they are skipped at random."""
+    """Two 3x3 convolutions around a shortcut, skipped at random in training.
+
+    A block that widens halves the resolution.
+    """
 
     def __init__(
         self, width_in: int, width: int, normalisation: Normalisation, skipped: float
@@ -72,7 +75,7 @@ class _Block(nn.Module):
 def _skip(probability: float) -> nn.Module:
     if not probability:
         return nn.Identity()
-    from timm.layers.drop import DropPath  # takes seconds to import, which few need
+    from timm.layers.drop import DropPath  # takes seconds to import, and few need it
 
     return DropPath(probability)
 

@@ -1,9 +1,10 @@
-"""TabM for tables: many small networks that share most of their weights, each with an answer of its own.
+"""TabM for tables: an ensemble of small networks that share most of their weights.
 
-After Gorishniy, Kotelnikov and Babenko 2025, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient
-Ensembling"; the shared blocks are the authors' package `tabm`. Numbers enter through the piecewise-linear embeddings of
-Gorishniy, Rubachev and Babenko 2022 with the column's quantiles as edges. Beyond the range of the training rows a number
-counts as the edge of that range, as in a tree: an outlier cannot push the answer anywhere.
+After Gorishniy, Kotelnikov and Babenko 2025, "TabM: Advancing Tabular Deep Learning with
+Parameter-Efficient Ensembling"; the shared blocks are the authors' package `tabm`. Numbers enter
+through the piecewise-linear embeddings of Gorishniy, Rubachev and Babenko 2022, with the column's
+quantiles as edges. Numbers are clipped to the range of the training rows, as in a tree, so that an
+outlier cannot push the answer arbitrarily far.
 """
 
 import numpy as np
@@ -18,9 +19,10 @@ _FEWEST_EDGES = 2
 
 
 class RowEncoding(nn.Module):
-    """(rows, width) float32 as the contract lays them out, to what the trained part takes. It has no weights.
+    """Encodes (rows, width) float32, as the contract lays them out, for the trained part.
 
-    Kept apart because it needs float32 whatever the network computes in: a number's place inside a narrow bin, and codes.
+    It has no weights. It is a separate module because it needs float32 in any precision of the
+    network: for codes, and for the position of a number inside a narrow bin.
     """
 
     embedded: Tensor
@@ -40,20 +42,22 @@ class RowEncoding(nn.Module):
             range(len(edges), len(edges) + num_indicators)
         )
         # Not in the weights: the contract in model.json is their only source.
-        self._keep("embedded", torch.tensor(wide, dtype=torch.int64))
-        self._keep("lowest", torch.tensor([edges[index][0] for index in wide], dtype=torch.float32))
-        self._keep(
+        self._register("embedded", torch.tensor(wide, dtype=torch.int64))
+        self._register(
+            "lowest", torch.tensor([edges[index][0] for index in wide], dtype=torch.float32)
+        )
+        self._register(
             "highest", torch.tensor([edges[index][-1] for index in wide], dtype=torch.float32)
         )
-        self._keep("edges", torch.from_numpy(left))
-        self._keep("inverse_widths", torch.from_numpy(inverse_widths))
-        self._keep("plain", torch.tensor(plain, dtype=torch.int64))
+        self._register("edges", torch.from_numpy(left))
+        self._register("inverse_widths", torch.from_numpy(inverse_widths))
+        self._register("plain", torch.tensor(plain, dtype=torch.int64))
         self._first_code = len(edges) + num_indicators
         self._num_categories = len(contract.categorical)
         for place, column in enumerate(contract.categorical):
-            # Code 0, missing or unknown, has a slot of its own where training rows had it; else it never comes.
+            # Code 0 (missing or unknown) has its own slot only if training rows had it.
             first = 0 if column.has_missing else 1
-            self._keep(
+            self._register(
                 f"codes_{place}",
                 torch.arange(first, len(column.categories) + 1, dtype=torch.float32),
             )
@@ -64,7 +68,10 @@ class RowEncoding(nn.Module):
         ]
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, width) -> values (B, N), their places in the bins (B, N, bins) in [0, 1], everything else (B, P), all float32"""
+        """(B, width) -> values (B, N), positions in bins (B, N, bins) in [0, 1], the rest (B, P)
+
+        All are float32.
+        """
         values = torch.index_select(rows, 1, self.embedded)
         values = torch.minimum(torch.maximum(values, self.lowest), self.highest)
         places = ((values[:, :, None] - self.edges) * self.inverse_widths).clamp(0.0, 1.0)
@@ -74,7 +81,7 @@ class RowEncoding(nn.Module):
             others.append((rows[:, position : position + 1] == self._codes(place)).to(rows.dtype))
         return values, places, torch.cat(others, dim=1)
 
-    def _keep(self, name: str, values: Tensor) -> None:
+    def _register(self, name: str, values: Tensor) -> None:
         self.register_buffer(name, values, persistent=False)
 
     def _codes(self, place: int) -> Tensor:
@@ -82,21 +89,18 @@ class RowEncoding(nn.Module):
 
 
 class Tabm(nn.Module):
-    """The trained part: what `RowEncoding` gives to (rows, num_submodels, num_outputs)."""
+    """The trained part: maps the output of `RowEncoding` to (rows, num_submodels, num_outputs)."""
 
     def __init__(self, arguments: TabmArguments, encoding: RowEncoding, num_outputs: int) -> None:
         super().__init__()
-        # Here, since they import scikit-learn and pandas, which takes a second and is for tables alone.
+        # They import scikit-learn and pandas, which takes a second and only tables need.
         from rtdl_num_embeddings import LinearEmbeddings
         from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
 
-        k, size, num_embedded = (
-            arguments.num_submodels,
-            arguments.embedding_size,
-            encoding.num_embedded,
-        )
+        k, size = arguments.num_submodels, arguments.embedding_size
+        num_embedded = encoding.num_embedded
         sizes = [size] * num_embedded + encoding.plain_sizes
-        # Version B of the authors' embeddings: at first linear in the number, the pieces are learnt from zero.
+        # Version B of the authors' embeddings: linear in the number at first, pieces start at zero.
         self.linear = LinearEmbeddings(num_embedded, size) if num_embedded else None
         self.pieces = (
             nn.Parameter(torch.zeros(num_embedded, encoding.num_bins, size))
@@ -111,7 +115,7 @@ class Tabm(nn.Module):
             dropout=arguments.dropout,
             k=k,
             start_scaling_init="normal" if num_embedded else "random-signs",
-            start_scaling_init_chunks=sizes,  # one number for each column: submodels see columns with weights of their own
+            start_scaling_init_chunks=sizes,  # one scale per column and submodel
         )
         self.head = LinearEnsemble(arguments.width, num_outputs, k=k)
 
@@ -126,7 +130,10 @@ class Tabm(nn.Module):
 
 
 def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
-    """At most `num_bins` + 1 increasing edges in standard deviations; none for a boolean, which needs no pieces."""
+    """Return at most `num_bins` + 1 increasing edges in standard deviations.
+
+    A boolean has fewer than 2, so it needs no pieces.
+    """
     quantiles = np.array(column.quantiles, dtype=np.float64)
     if len(quantiles) > num_bins + 1:
         quantiles = quantiles[
@@ -136,12 +143,13 @@ def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
 
 
 def _pieces(edges: list[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(N, bins) left edges and inverse widths; a column with fewer bins gets some that no number reaches."""
+    """Return (N, bins) left edges and inverse widths.
+
+    A column with fewer bins is padded with bins that no number reaches.
+    """
     num_bins = max((len(found) - 1 for found in edges), default=0)
-    left, inverse_widths = (
-        np.empty((len(edges), num_bins), np.float32),
-        np.ones((len(edges), num_bins), np.float32),
-    )
+    left = np.empty((len(edges), num_bins), np.float32)
+    inverse_widths = np.ones((len(edges), num_bins), np.float32)
     for index, found in enumerate(edges):
         left[index] = found[-1]
         left[index, : len(found) - 1] = found[:-1]

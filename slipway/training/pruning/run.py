@@ -1,21 +1,22 @@
-"""A pruning: cut, a short fine-tune on the training rows with their augmentation, a calibration of its own, and what it cost.
+"""Pruning: removes channels or weights, fine-tunes briefly, calibrates, and reports the cost.
 
-As `train` asks, but for the epochs, the learning rate and its schedule, and in one process. It is short: killed, it begins again,
-and a function of seed, data and weights, so that it ends with the same bytes.
+Fine-tuning follows the section train, except for the epochs, the learning rate and its schedule,
+in one process. It is a function of seed, data and weights; a killed run starts again and ends with
+the same bytes.
 """
 
 import tempfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from slipway.config.sections import MeasuringParams, PruneParams, TrainParams
-from slipway.data.augmentation.plan import open_augmented
-from slipway.data.store.packed import open_split, read_manifest
 from slipway.kinds.registry import is_classification
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling
@@ -23,16 +24,23 @@ from slipway.reports.console import number, size, text_table
 from slipway.system import files
 from slipway.training.distributed.strategies import place, requested_setup
 from slipway.training.job import TrainingData, count_parameters
-from slipway.training.networks.networks import Network, load_network, read_model_card
+from slipway.training.networks.networks import (
+    Network,
+    load_network,
+    read_model_manifest,
+    serialize_tensors,
+)
 from slipway.training.pruning.channels import prune_channels
-from slipway.training.pruning.magnitude import KeepZeros, smallest_masked
-from slipway.training.pruning.result import PrunedCard, Width, network_of, weights_content
+from slipway.training.pruning.result import PrunedManifest, Width, pruned_network
+from slipway.training.recipe.optimizers import decays
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
 from slipway.training.telemetry.progress import silence_chatter
-from slipway.training.uncertainty.calibrating import Calibrator, FittedCalibration
+from slipway.training.uncertainty.calibration import Calibrator, FittedCalibration
 from slipway.training.uncertainty.prediction import default_device, predict
 
-_NO_MORE = {  # of the section train: a fine-tune starts from trained weights, and falls from its learning rate to zero
+# Settings of the section train: fine-tuning starts from trained weights, and its learning rate
+# falls to zero.
+_FINE_TUNING = {
     "schedule": "cosine",
     "warmup_epochs": 0.0,
     "step_epochs": None,
@@ -45,38 +53,28 @@ _NO_MORE = {  # of the section train: a fine-tune starts from trained weights, a
 
 
 @dataclass(frozen=True)
-class PrunePaths:
-    """What a pruning reads."""
+class PruningResult:
+    """A pruned network and its report."""
 
-    checkpoint: Path
-    packed: Path
-    augmented: Path
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """A pruned network and all that is said of it."""
-
-    card: PrunedCard
+    manifest: PrunedManifest
     weights: dict[str, Tensor]
     fitted: FittedCalibration
     num_parameters: int  # of the trained network
-    bytes: dict[
-        str, int
-    ]  # of the weights: before, after, before_compressed, after_compressed (zlib)
+    # Of the weights: before, after, before_compressed, after_compressed (zlib).
+    bytes: dict[str, int]
     metric: PairedDifference  # on the validation rows, from the trained network to this one
 
     def report(self) -> dict[str, Any]:
         """The content of `reports/prune.json`."""
         return {
-            "kind": self.card.kind,
-            "share": self.card.share,
+            "kind": self.manifest.kind,
+            "share": self.manifest.share,
             "removed_share": self.removed_share,
-            "widths": {name: width.model_dump() for name, width in self.card.widths.items()},
+            "widths": {name: width.model_dump() for name, width in self.manifest.widths.items()},
             "parameters": {
                 "before": self.num_parameters,
-                "after": self.card.num_parameters,
-                "zeros": self.card.num_zeros,
+                "after": self.manifest.num_parameters,
+                "zeros": self.manifest.num_zeros,
             },
             "bytes": self.bytes,
             "validation": self.metric.model_dump(mode="json"),
@@ -84,15 +82,15 @@ class Pruning:
 
     @property
     def removed_share(self) -> float:
-        """Of the channels of the layers that were narrowed, or of all parameters."""
-        if not self.card.widths:
-            return self.card.num_zeros / self.card.num_parameters
-        widths = self.card.widths.values()
+        """Removed fraction of the channels of the narrowed layers, or of all parameters."""
+        if not self.manifest.widths:
+            return self.manifest.num_zeros / self.manifest.num_parameters
+        widths = self.manifest.widths.values()
         return 1 - sum(width.after for width in widths) / sum(width.before for width in widths)
 
     def text(self) -> str:
-        """For a terminal."""
-        sizes = {name: size(number_of) for name, number_of in self.bytes.items()}
+        """Format the result for a terminal."""
+        sizes = {name: size(num_bytes) for name, num_bytes in self.bytes.items()}
         rows = [
             [
                 "trained",
@@ -103,56 +101,53 @@ class Pruning:
             ],
             [
                 "pruned",
-                f"{self.card.num_parameters:,}",
+                f"{self.manifest.num_parameters:,}",
                 sizes["after"],
                 sizes["after_compressed"],
                 number(self.metric.after),
             ],
         ]
-        columns = [
-            "network",
-            "parameters",
-            "weights",
-            "compressed",
-            f"{self.metric.metric} on {self.metric.rows:,} validation rows",
-        ]
-        what = "channels of the narrowed layers" if self.card.widths else "parameters are zero"
-        told = f"{self.card.kind}: {self.removed_share:.1%} of the {what}, {self.card.share:.1%} was asked for"
-        return f"{told}\n{text_table(columns, rows, '  ')}"
+        metric = f"{self.metric.metric} on {self.metric.rows:,} validation rows"
+        columns = ["network", "parameters", "weights", "compressed", metric]
+        removed = "channels of the narrowed layers removed"
+        what = removed if self.manifest.widths else "parameters are zero"
+        summary = (
+            f"{self.manifest.kind}: {self.removed_share:.1%} of the {what}, "
+            f"{self.manifest.share:.1%} requested"
+        )
+        return f"{summary}\n{text_table(columns, rows, '  ')}"
 
 
 def prune(
-    seed: int, train: TrainParams, prune: PruneParams, evaluate: MeasuringParams, paths: PrunePaths
-) -> Pruning:
-    """Prune the checkpoint as `prune` asks.
+    seed: int,
+    train: TrainParams,
+    prune: PruneParams,
+    evaluate: MeasuringParams,
+    data: TrainingData,
+    model: Path,
+) -> PruningResult:
+    """Prune the trained model in the folder `model`.
 
-    ParamsError where nothing can be pruned so; UnavailableError, TrainingError as for a training.
+    Raises ParamsError if nothing can be pruned so, UnavailableError or TrainingError as any
+    training does.
     """
     silence_chatter()
     params = train.model_copy(
         update={
-            **_NO_MORE,
+            **_FINE_TUNING,
             **ONE_PROCESS,
             "epochs": prune.epochs,
             "learning_rate": prune.learning_rate,
         }
     )
     placement = place(params, one_process("a pruning", "prune"))
-    data, trained = _open(paths), load_network(paths.checkpoint)
-    network, widths, callbacks = _cut(trained, prune)
+    trained, source = load_network(model), read_model_manifest(model)
+    network, widths, callbacks = _prune_network(trained, prune)
+    callbacks.append(EpochPrinter("fine-tune", "the validation rows"))
     with tempfile.TemporaryDirectory() as folder:
-        train_short(
-            network,
-            seed,
-            params,
-            placement,
-            data,
-            [*callbacks, EpochPrinter("fine-tune", "the validation rows")],
-            Path(folder),
-        )
-    weights = {name: _stored(value) for name, value in network.state_dict().items()}
-    network = network_of(trained.spec, weights)
-    device, source = default_device(), read_model_card(paths.checkpoint)
+        train_short(network, seed, params, placement, data, callbacks, Path(folder))
+    weights = {name: _to_float32(value) for name, value in network.state_dict().items()}
+    network, device = pruned_network(trained.spec, weights), default_device()
     fitted = Calibrator(network, evaluate, seed, device).fit(data.train[0], data.val)
     before, after = (
         predict(one, data.val.inputs, evaluate.batch_size, device) for one in (trained, network)
@@ -160,8 +155,14 @@ def prune(
     task = data.manifest.task
     metric = "accuracy" if is_classification(task) else "rmse"
     resampling = Resampling(seed, evaluate.bootstrap_samples, evaluate.confidence)
-    contents = {"before": weights_content(trained.state_dict()), "after": weights_content(weights)}
-    card = PrunedCard(
+    contents = {
+        "before": serialize_tensors(trained.state_dict()),
+        "after": serialize_tensors(weights),
+    }
+    sizes = {name: len(content) for name, content in contents.items()}
+    for name, content in contents.items():
+        sizes[f"{name}_compressed"] = len(zlib.compress(content))
+    manifest = PrunedManifest(
         format_version=1,
         kind="structured" if widths else "magnitude",
         network=trained.spec,
@@ -178,36 +179,71 @@ def prune(
         requested=requested_setup(train),
         actual=placement.expected,
     )
-    return Pruning(
-        card=card,
+    return PruningResult(
+        manifest=manifest,
         weights=weights,
         fitted=fitted,
         num_parameters=count_parameters(trained),
-        bytes={name: len(content) for name, content in contents.items()}
-        | {f"{name}_compressed": len(zlib.compress(content)) for name, content in contents.items()},
+        bytes=sizes,
         metric=paired_difference(task, metric, data.val.targets, before, after, resampling),
     )
 
 
-def _stored(value: Tensor) -> Tensor:
+def _to_float32(value: Tensor) -> Tensor:
     return (value.detach().float() if value.is_floating_point() else value).cpu()
 
 
-def _open(paths: PrunePaths) -> TrainingData:
-    manifest = read_manifest(paths.packed)
-    plan, copies = open_augmented(paths.augmented, manifest)
-    train, val = (
-        open_split(paths.packed, manifest, split, verify=True) for split in ("train", "val")
-    )
-    return TrainingData(manifest, [train, copies] if copies else [train], val, plan)
-
-
-def _cut(
+def _prune_network(
     trained: Network, prune: PruneParams
 ) -> tuple[Network, dict[str, Width], list[pl.Callback]]:
-    """A network of its own to be trained on, what became narrower, and what keeps zeros at zero."""
+    """Return a new network to fine-tune, its narrowed layers, and callbacks that keep zeros."""
     if prune.kind == "structured":
         weights, widths = prune_channels(trained, prune.sparsity)
-        return network_of(trained.spec, weights).train(), widths, []
-    network = network_of(trained.spec, trained.state_dict())
-    return network.train(), {}, [KeepZeros(network, smallest_masked(network, prune.sparsity))]
+        return pruned_network(trained.spec, weights).train(), widths, []
+    network = pruned_network(trained.spec, trained.state_dict())
+    return network.train(), {}, [KeepZeros(network, magnitude_masks(network, prune.sparsity))]
+
+
+def magnitude_masks(network: Network, share: float) -> dict[str, Tensor]:
+    """Return for each weight a bool mask of its shape: False for the `share` nearest to zero.
+
+    After Han et al. 2015, "Learning both weights and connections", with one bound for all layers.
+    The zeros make no dense graph faster; the file compresses better.
+    """
+    weights = {
+        name: value.detach().cpu()
+        for name, value in network.named_parameters()
+        if decays(name, value)
+    }
+    sizes = torch.cat([value.abs().flatten() for value in weights.values()])
+    mask = torch.ones(len(sizes), dtype=torch.bool)
+    mask[torch.argsort(sizes, stable=True)[: round(share * len(sizes))]] = False
+    parts = torch.split(mask, [value.numel() for value in weights.values()])
+    return {
+        name: part.view(value.shape)
+        for (name, value), part in zip(weights.items(), parts, strict=True)
+    }
+
+
+class KeepZeros(pl.Callback):
+    """Sets the masked weights to zero, before the first step and after each."""
+
+    def __init__(self, network: nn.Module, masks: Mapping[str, Tensor]) -> None:
+        self._weights = {name: value for name, value in network.named_parameters() if name in masks}
+        self._masks = dict(masks)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._masks = {
+            name: mask.to(self._weights[name].device) for name, mask in self._masks.items()
+        }
+        self.apply()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        self.apply()
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        for name, mask in self._masks.items():
+            self._weights[name].mul_(mask)

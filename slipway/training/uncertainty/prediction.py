@@ -1,6 +1,6 @@
-"""What a trained network answers, row by row, in one process: no sampler pads, so every row is counted exactly once.
+"""Predictions of a trained network in one process, where every row counts exactly once.
 
-An answer that is not finite is refused.
+A non-finite answer is refused.
 """
 
 from typing import Any, NamedTuple
@@ -19,22 +19,22 @@ from slipway.training.networks.networks import Network
 
 
 class RawAnswers(NamedTuple):
-    """What a network answers before it is calibrated."""
+    """Answers of a network before calibration."""
 
     answers: NDArray[np.float32]  # (N, K) logits, or (N, 1) values
-    features: NDArray[np.float32]  # (N, D) what the asked layer took, or (N,) the scores of it
+    features: NDArray[np.float32]  # (N, D) inputs of the feature layer, or (N,) scores of them
 
 
 def default_device() -> str:
-    """ "cuda" where torch finds a GPU, else "cpu"."""
+    """ "cuda" if torch finds a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> NDArray[np.float32]:
-    """(N, ...) rows as the network takes them -> (N, K) float32 probabilities, or (N, 1) values for a numeric target.
+    """Map (N, ...) rows to (N, K) float32 probabilities, or (N, 1) values of a numeric target.
 
-    In float32 without TF32, the softmax in float64. Moves `network` to `device` and into evaluation mode.
-    Raises TrainingError if any answer is NaN or infinite.
+    Computes in float32 without TF32, the softmax in float64. Moves `network` to `device` and into
+    evaluation mode. Raises TrainingError if any answer is NaN or infinite.
     """
     answers = predict_raw(network, None, inputs, batch_size, device).answers
     return softmax(answers).astype(np.float32) if is_classification(network.spec.task) else answers
@@ -48,41 +48,38 @@ def predict_raw(
     device: str,
     score: nn.Module | None = None,
 ) -> RawAnswers:
-    """The same before the softmax, with the features that `layer` takes; none where it is None.
+    """Predict without the softmax, and return the inputs of `layer` as features, if it is given.
 
-    With a `score` its numbers are kept instead of the features, which of many rows take much memory.
+    With a `score` its values take the place of the features, which need much memory.
     """
     network.eval().to(device)
-    with (
-        torch.inference_mode(),
-        torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-        ),
-    ):
-        starts = range(0, len(inputs), batch_size)
-        made = (score or nn.Identity()).to(device)
+    score = (score or nn.Identity()).to(device)
+    exact_convolutions = torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    )
+    with torch.inference_mode(), exact_convolutions:
         parts = [
-            _answer(network, layer, made, inputs[start : start + batch_size], device)
-            for start in starts
+            _predict_batch(network, layer, score, inputs[start : start + batch_size], device)
+            for start in range(0, len(inputs), batch_size)
         ]
     answers, features = (np.concatenate(part) for part in zip(*parts, strict=True))
     wrong = ~np.isfinite(answers).all(axis=1)
     if wrong.any():
         raise TrainingError(
-            f"the network answers NaN or infinity for {wrong.sum()} of {len(answers)} rows, the first is row {int(wrong.argmax())}. "
-            "Its training diverged: lower train.learning_rate, then run `dvc repro`."
+            f"the network answers NaN or infinity for {wrong.sum()} of {len(answers)} rows, the "
+            f"first is row {int(wrong.argmax())}. Its training diverged: lower "
+            "train.learning_rate, then run `dvc repro`."
         )
     return RawAnswers(answers, features)
 
 
-def _answer(
-    network: Network, layer: str | None, made: nn.Module, rows: NDArray[Any], device: str
+def _predict_batch(
+    network: Network, layer: str | None, score: nn.Module, rows: NDArray[Any], device: str
 ) -> RawAnswers:
-    """(B, ...) -> (B, K), (B, D); the copy is because torch takes no read-only memory map."""
-    taken = torch.from_numpy(np.array(rows)).to(device)
-    answer, features = (
-        (network(taken), torch.empty(len(taken), 0))
-        if layer is None
-        else answer_and_features(network, layer, taken)
-    )
-    return RawAnswers(answer.float().cpu().numpy(), made(features).cpu().numpy())
+    """(B, ...) -> (B, K), (B, D)"""
+    inputs = torch.from_numpy(np.array(rows)).to(device)  # torch takes no read-only memory map
+    if layer is None:
+        answer, features = network(inputs), torch.empty(len(inputs), 0)
+    else:
+        answer, features = answer_and_features(network, layer, inputs)
+    return RawAnswers(answer.float().cpu().numpy(), score(features).cpu().numpy())

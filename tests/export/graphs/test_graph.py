@@ -14,7 +14,7 @@ from slipway.export.graphs.graph import check_graph, describe_graph, export_grap
 from slipway.inputs.images import ImageContract
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import BundleError, ParityError
-from slipway.training.uncertainty.calibrated import CalibratedNetwork
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from tests.calibrations import calibrated
 from tests.export.conftest import Project
 

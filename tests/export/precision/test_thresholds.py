@@ -9,7 +9,7 @@ from slipway.export.graphs.variants import run_in_batches
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
 from slipway.runtimes.runtime import open_onnx
 from slipway.training.batches.row_selection import select
-from slipway.training.uncertainty.calibrating import fitting_half
+from slipway.training.uncertainty.calibration import fitting_half
 from tests.export.conftest import RESAMPLING, Project
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from slipway.system import files
-from slipway.training.networks.networks import read_model_card
+from slipway.training.networks.networks import read_model_manifest
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_checkpoint, run_forked
 from tests.training.real_runs import kill_at_step, run_training, weights_digest
@@ -115,7 +115,7 @@ def test_changes_from_one_process_to_two_and_back_train_on_the_same_batches(
     note = rf"note      saved by {strategy} on 2 processes with 16 rows a batch and .*, resumed by single on 1 process with 32 "
     assert re.search(note, output)
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
-    segments = read_model_card(moved / "artifacts/model").segments
+    segments = read_model_manifest(moved / "artifacts/model").segments
     assert [segment.strategy for segment in segments] == ["single", strategy, "single"]
 
 

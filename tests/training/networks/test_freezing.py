@@ -70,7 +70,7 @@ def test_a_network_is_divided_into_its_stages_and_its_head() -> None:
 
 
 def test_a_network_whose_parts_nobody_knows_is_refused() -> None:
-    with pytest.raises(ParamsError, match="what the parts of 'small_resnet' are"):
+    with pytest.raises(ParamsError, match="does not define the parts of 'small_resnet'"):
         parts_of(build_network(spec()))
 
 

@@ -5,8 +5,8 @@ import torch
 
 from slipway.data.store.packed import TargetScale
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
-from slipway.training.networks.networks import build_network, load_network, save_checkpoint
-from tests.model_cards import model_card
+from slipway.training.networks.networks import build_network, load_network, save_model
+from tests.model_manifests import model_manifest
 from tests.training.conftest import ARGUMENTS, spec
 
 
@@ -53,12 +53,12 @@ def test_the_cast_is_the_first_operation_of_the_graph() -> None:
 
 def test_a_checkpoint_gives_back_the_same_answers(tmp_path: Path) -> None:
     network = build_network(spec()).eval()
-    save_checkpoint(tmp_path / "checkpoint", model_card(spec()), network.state_dict())
+    save_model(tmp_path / "checkpoint", model_manifest(spec()), network.state_dict())
     assert torch.equal(load_network(tmp_path / "checkpoint")(_images()), network(_images()))
 
 
 def test_an_altered_weight_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "checkpoint", model_card(spec()), build_network(spec()).state_dict())
+    save_model(tmp_path / "checkpoint", model_manifest(spec()), build_network(spec()).state_dict())
     path = tmp_path / "checkpoint/weights.safetensors"
     payload = bytearray(path.read_bytes())
     payload[-1] ^= 1
@@ -69,7 +69,7 @@ def test_an_altered_weight_is_refused(tmp_path: Path) -> None:
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     other = build_network(spec(arguments={**ARGUMENTS, "width": 32}))
-    save_checkpoint(tmp_path / "checkpoint", model_card(spec()), other.state_dict())
+    save_model(tmp_path / "checkpoint", model_manifest(spec()), other.state_dict())
     with pytest.raises(SchemaError, match="does not fit the network"):
         load_network(tmp_path / "checkpoint")
 

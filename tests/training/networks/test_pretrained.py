@@ -116,7 +116,7 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path: Path) -> N
 
     path = tmp_path / "weights.pth"
     torch.save({"state_dict": {"conv1.0.weight": Trap()}}, path, pickle_module=pickle)
-    with pytest.raises(ParamsError, match="could not be read as weights alone"):
+    with pytest.raises(ParamsError, match="could not be read as mere weights"):
         load_pretrained(_network(3), path)
     assert not (tmp_path / "touched").exists()
 
@@ -146,7 +146,7 @@ def test_without_a_network_the_hub_says_how_to_use_a_file(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
         UnavailableError,
-        match=r"could not be fetched .*copy it here and name it: train.pretrained: weights/",
+        match=r"could not be downloaded .*copy it here and name it: train.pretrained: weights/",
     ):
         pretrained_file(_params(pretrained="hub"))
 

@@ -20,12 +20,12 @@ from slipway.training.networks.networks import (
     TableNetwork,
     build_network,
     load_network,
-    save_checkpoint,
+    save_model,
 )
 from slipway.training.networks.tabm import RowEncoding
 from slipway.training.recipe.optimizers import decays
 from slipway.training.recipe.precision import adapt_to_half
-from tests.model_cards import model_card
+from tests.model_manifests import model_manifest
 from tests.packed_tables import CLASSES, fit_contract, table
 from tests.training.conftest import ROOT
 
@@ -183,7 +183,7 @@ def _fresh(seed: int) -> torch.nn.Module:
 def test_the_contract_is_the_only_source_of_edges_and_codes(tmp_path: Path) -> None:
     network = built(spec())
     assert not [name for name in network.state_dict() if name.startswith("encoding")]
-    save_checkpoint(tmp_path / "checkpoint", model_card(spec()), network.state_dict())
+    save_model(tmp_path / "checkpoint", model_manifest(spec()), network.state_dict())
     assert torch.equal(load_network(tmp_path / "checkpoint")(ROWS), network(ROWS))
 
 

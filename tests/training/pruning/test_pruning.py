@@ -19,18 +19,18 @@ from slipway.config.sections import PruneParams
 from slipway.inputs.images import ImageContract
 from slipway.system import files
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
+from slipway.training.job import open_data
 from slipway.training.networks.networks import (
     Network,
     build_network,
-    read_model_card,
-    save_checkpoint,
+    read_model_manifest,
+    save_model,
 )
 from slipway.training.pruning.channels import find_chains, prune_channels, width_left
-from slipway.training.pruning.magnitude import KeepZeros, smallest_masked
-from slipway.training.pruning.result import load_pruned, network_of, read_pruned, save_pruned
-from slipway.training.pruning.run import PrunePaths, Pruning, prune
+from slipway.training.pruning.result import load_pruned, pruned_network, read_pruned, save_pruned
+from slipway.training.pruning.run import KeepZeros, PruningResult, magnitude_masks, prune
 from tests import warm_starts
-from tests.model_cards import model_card
+from tests.model_manifests import model_manifest
 from tests.training.conftest import ARGUMENTS, CONTRACT, ROOT, spec, write_project
 
 STRUCTURED = PruneParams(kind="structured", sparsity=0.5, epochs=2, learning_rate=0.002)
@@ -63,7 +63,7 @@ def write_pruned_project(root: Path) -> Path:
     """A folder that `python -m stages.prune` runs in."""
     write_project(root)
     network = drawn()
-    save_checkpoint(root / "artifacts/model", model_card(network.spec), network.state_dict())
+    save_model(root / "artifacts/model", model_manifest(network.spec), network.state_dict())
     return root
 
 
@@ -72,16 +72,15 @@ def _project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pruned_project(tmp_path_factory.mktemp("pruning"))
 
 
-def pruned(project: Path, wanted: PruneParams) -> Pruning:
+def pruned(project: Path, wanted: PruneParams) -> PruningResult:
     params = load_params(project / "params.yaml")
-    paths = PrunePaths(
-        project / "artifacts/model", project / "data/packed", project / "data/augmented"
-    )
-    return prune(params.seed, params.train, wanted, params.evaluate, paths)
+    data = open_data(project / "data/packed", project / "data/augmented")
+    model = project / "artifacts/model"
+    return prune(params.seed, params.train, wanted, params.evaluate, data, model)
 
 
 @pytest.fixture(name="structured", scope="module")
-def _structured(project: Path) -> Pruning:
+def _structured(project: Path) -> PruningResult:
     return pruned(project, STRUCTURED)
 
 
@@ -114,7 +113,7 @@ def removes_silent_channels(network: Network, contract: ImageContract) -> None:
     """Where half of the channels is silent, it is that half that goes. The twin: where none is, the answers change."""
     rows = images(size_px=contract.size_px)
     weights, _ = prune_channels(network, 0.5)
-    assert not torch.allclose(network_of(network.spec, weights)(rows), network(rows), atol=1e-3)
+    assert not torch.allclose(pruned_network(network.spec, weights)(rows), network(rows), atol=1e-3)
     state = network.state_dict()
     for chain in find_chains(network):
         for name in chain.first:
@@ -123,7 +122,7 @@ def removes_silent_channels(network: Network, contract: ImageContract) -> None:
     weights, widths = prune_channels(network, 0.5)
     assert widths
     assert sum(map(Tensor.numel, weights.values())) < sum(map(Tensor.numel, state.values()))
-    assert torch.allclose(network_of(network.spec, weights)(rows), network(rows), atol=1e-5)
+    assert torch.allclose(pruned_network(network.spec, weights)(rows), network(rows), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -138,22 +137,20 @@ def test_widths_are_whole_blocks_of_channels_and_no_more_than_asked_for_goes(
 
 def test_groups_of_channels_are_left_alone() -> None:
     network = drawn(arguments=ARGUMENTS | {"normalisation": "group"})
-    with pytest.raises(
-        ParamsError, match="no layer of 'small_resnet' is read by one other layer alone"
-    ):
+    with pytest.raises(ParamsError, match="no layer of 'small_resnet' has only one reader"):
         prune_channels(network, 0.5)
 
 
 def test_a_share_that_takes_nothing_out_is_refused() -> None:
     with pytest.raises(
-        ParamsError, match=r"prune\.sparsity is 0\.1, which takes no channel out of 'small_resnet'"
+        ParamsError, match=r"prune\.sparsity is 0\.1, which removes no channel of 'small_resnet'"
     ):
         prune_channels(drawn(), 0.1)
 
 
 def test_the_smallest_weights_of_all_layers_are_masked() -> None:
     network = drawn()
-    masks = smallest_masked(network, 0.75)
+    masks = magnitude_masks(network, 0.75)
     weights = dict(network.named_parameters())
     assert all(weights[name].ndim > 1 for name in masks)
     kept = torch.cat([weights[name][mask].abs() for name, mask in masks.items()])
@@ -200,62 +197,68 @@ def test_zeros_stay_zero_through_every_step(
     (watcher,) = watchers
     assert len(watcher.largest) == 150 // 32
     assert (max(watcher.largest) == 0) is keeps
-    assert (found.card.num_zeros >= 0.7 * found.card.num_parameters) is keeps
+    assert (found.manifest.num_zeros >= 0.7 * found.manifest.num_parameters) is keeps
 
 
 def test_magnitude_keeps_the_shapes_and_what_it_gains_is_the_compressed_size(project: Path) -> None:
     found = pruned(project, MAGNITUDE)
-    assert (found.card.kind, found.card.widths, found.num_parameters) == (
+    assert (found.manifest.kind, found.manifest.widths, found.num_parameters) == (
         "magnitude",
         {},
-        found.card.num_parameters,
+        found.manifest.num_parameters,
     )
     assert found.bytes["before"] == found.bytes["after"]
     assert found.bytes["after_compressed"] < 0.5 * found.bytes["before_compressed"]
-    assert "parameters are zero, 75.0% was asked for" in found.text()
+    assert "parameters are zero, 75.0% requested" in found.text()
 
 
-def test_widths_shrink_as_asked_and_the_report_says_by_how_much(structured: Pruning) -> None:
-    widths = {name: (width.before, width.after) for name, width in structured.card.widths.items()}
+def test_widths_shrink_as_asked_and_the_report_says_by_how_much(structured: PruningResult) -> None:
+    widths = {
+        name: (width.before, width.after) for name, width in structured.manifest.widths.items()
+    }
     assert widths == {f"{CUT[0]}.conv1": (16, 8), f"{CUT[1]}.conv1": (32, 16)}
     report = structured.report()
     assert (report["kind"], report["removed_share"]) == ("structured", 0.5)
     assert report["parameters"]["after"] < report["parameters"]["before"]
     assert report["bytes"]["after"] < report["bytes"]["before"]
     assert (report["validation"]["metric"], report["validation"]["rows"]) == ("accuracy", 61)
-    assert structured.card.requested.strategy == "auto"
-    assert structured.card.actual.strategy == "single"
-    assert "50.0% of the channels of the narrowed layers, 50.0% was asked for" in structured.text()
+    assert structured.manifest.requested.strategy == "auto"
+    assert structured.manifest.actual.strategy == "single"
+    assert (
+        "50.0% of the channels of the narrowed layers removed, 50.0% requested" in structured.text()
+    )
 
 
-def test_the_fine_tune_learns(structured: Pruning) -> None:
+def test_the_fine_tune_learns(structured: PruningResult) -> None:
     """The checkpoint is as it was drawn, so there is something to learn."""
     assert structured.metric.after > structured.metric.before
 
 
 def test_what_was_written_is_read_and_answers_as_it_was_calibrated(
-    structured: Pruning, project: Path, tmp_path: Path
+    structured: PruningResult, project: Path, tmp_path: Path
 ) -> None:
-    save_pruned(tmp_path / "pruned", structured.card, structured.weights, structured.fitted.score)
-    digest = read_model_card(project / "artifacts/model").weights_sha256
+    save_pruned(
+        tmp_path / "pruned", structured.manifest, structured.weights, structured.fitted.score
+    )
+    digest = read_model_manifest(project / "artifacts/model").weights_sha256
     card = read_pruned(tmp_path / "pruned", digest)
-    assert card == structured.card
-    network = load_pruned(tmp_path / "pruned", structured.card)
-    logits = network_of(structured.card.network, structured.weights)(images())
+    assert card == structured.manifest
+    network = load_pruned(tmp_path / "pruned", structured.manifest)
+    logits = pruned_network(structured.manifest.network, structured.weights)(images())
     assert isinstance(card.calibration, Calibration)
     assert torch.equal(
         network(images())[0], torch.softmax(logits / card.calibration.temperature, dim=1)
     )
-    with pytest.raises(SchemaError, match="the checkpoint has 000000000000"):
+    with pytest.raises(SchemaError, match="the model has 000000000000"):
         read_pruned(tmp_path / "pruned", "0" * 64)
     path = tmp_path / "pruned/weights.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x00")
     with pytest.raises(IntegrityError, match="dvc repro prune"):
-        load_pruned(tmp_path / "pruned", structured.card)
+        load_pruned(tmp_path / "pruned", structured.manifest)
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "narrow"])
-def test_weights_of_no_network_are_refused(structured: Pruning, change: str) -> None:
+def test_weights_of_no_network_are_refused(structured: PruningResult, change: str) -> None:
     weights, name = dict(structured.weights), f"{CUT[0]}.conv1.weight"
     value = weights.pop(name)
     weights |= {
@@ -266,7 +269,7 @@ def test_weights_of_no_network_are_refused(structured: Pruning, change: str) -> 
     with pytest.raises(
         SchemaError, match="the pruned weights do not fit the network 'small_resnet'"
     ):
-        network_of(structured.card.network, weights)
+        pruned_network(structured.manifest.network, weights)
 
 
 def set_prune(project: Path, prune: PruneParams, *variants: str) -> None:
@@ -282,7 +285,7 @@ def start_stage(project: Path) -> warm_starts.Process:
 
 @pytest.mark.process
 def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_bytes(
-    structured: Pruning, tmp_path: Path
+    structured: PruningResult, tmp_path: Path
 ) -> None:
     project = write_pruned_project(tmp_path)
     set_prune(project, STRUCTURED, "pruned")
@@ -297,10 +300,10 @@ def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_byt
     assert process.returncode == 0
     assert json.loads(
         (project / "artifacts/pruned/model.json").read_bytes()
-    ) == structured.card.model_dump(mode="json")
+    ) == structured.manifest.model_dump(mode="json")
     assert (
         files.sha256_file(project / "artifacts/pruned/weights.safetensors")
-        == structured.card.weights_sha256
+        == structured.manifest.weights_sha256
     )
     assert json.loads((project / "reports/prune.json").read_bytes()) == structured.report()
 

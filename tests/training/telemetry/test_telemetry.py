@@ -53,7 +53,7 @@ def values(events: EventAccumulator, tag: str) -> list[float]:
 
 def data_of(project: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingData:
     monkeypatch.chdir(project)
-    return open_data(PROJECT_PATHS)
+    return open_data(PROJECT_PATHS.packed, PROJECT_PATHS.augmented)
 
 
 def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(

@@ -15,9 +15,9 @@ from slipway.data.store.packed import PackedSplit
 from slipway.system.errors import IntegrityError, SchemaError
 from slipway.training.networks.features import answer_and_features, last_layer
 from slipway.training.networks.networks import Network
-from slipway.training.uncertainty.calibrated import CalibratedNetwork, calibrated
-from slipway.training.uncertainty.calibrating import Calibrator, FittedCalibration, fitting_half
-from slipway.training.uncertainty.outlier_score import fit_outlier_score, save_outlier_score
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork, calibrated
+from slipway.training.uncertainty.calibration import Calibrator, FittedCalibration, fitting_half
+from slipway.training.uncertainty.ood_score import fit_ood_score, save_ood_score
 from tests.calibrations import calibrated as calibrated_on
 from tests.packed_rows import packed_split
 from tests.project_params import PROJECT
@@ -110,7 +110,7 @@ def test_a_number_gets_an_interval_and_no_temperature() -> None:
 
 def test_torch_answers_what_was_fitted(classifier: Network, tmp_path: Path) -> None:
     fitted, val = fit(classifier, split(1)), split(1)
-    save_outlier_score(tmp_path / "score.safetensors", fitted.score)
+    save_ood_score(tmp_path / "score.safetensors", fitted.score)
     whole = calibrated(classifier, fitted.calibration, tmp_path / "score.safetensors")
     with torch.inference_mode():
         outputs, scores = whole(torch.from_numpy(val.inputs[:]))
@@ -127,7 +127,7 @@ def test_a_score_of_other_bytes_is_refused(classifier: Network, tmp_path: Path) 
     fitted, path = fit(classifier, split(1)), tmp_path / "score.safetensors"
     with pytest.raises(SchemaError, match="is missing"):
         calibrated(classifier, fitted.calibration, path)
-    save_outlier_score(path, fitted.score)
+    save_ood_score(path, fitted.score)
     payload = bytearray(path.read_bytes())
     payload[-1] ^= 1
     path.write_bytes(payload)
@@ -154,8 +154,8 @@ def test_strangers_score_above_ordinary_rows(classifier: Network) -> None:
 
 
 def test_features_without_any_spread_and_features_beyond_all_bounds_have_finite_scores() -> None:
-    constant = fit_outlier_score("", np.ones((50, 8), dtype=np.float32))
-    wide = fit_outlier_score("", np.random.default_rng(0).normal(size=(50, 100)).astype(np.float32))
+    constant = fit_ood_score("", np.ones((50, 8), dtype=np.float32))
+    wide = fit_ood_score("", np.random.default_rng(0).normal(size=(50, 100)).astype(np.float32))
     with torch.inference_mode():
         for score, width in ((constant, 8), (wide, 100)):
             found = score(torch.tensor([[0.0] * width, [1e30] * width, [-1e38] * width]))
@@ -168,7 +168,7 @@ def test_rounding_of_features_that_hardly_vary_is_not_magnified() -> None:
     generator = np.random.default_rng(0)
     widths = 0.3 * 0.5 ** np.arange(64)  # the narrowest are far below float32's steps
     features = (1 + generator.normal(size=(200, 64)) * widths).astype(np.float32)
-    score = fit_outlier_score("", features)
+    score = fit_ood_score("", features)
     rounded = features * (
         1 + generator.choice([-1, 0, 1], features.shape).astype(np.float32) * np.float32(2**-23)
     )
@@ -179,7 +179,7 @@ def test_rounding_of_features_that_hardly_vary_is_not_magnified() -> None:
 
 def test_fewer_rows_than_features_still_tell_strangers() -> None:
     generator = np.random.default_rng(0)
-    score = fit_outlier_score("", generator.normal(size=(30, 200)).astype(np.float32))
+    score = fit_ood_score("", generator.normal(size=(30, 200)).astype(np.float32))
     new = torch.from_numpy(generator.normal(size=(20, 200)).astype(np.float32))
     with torch.inference_mode():
         ordinary, strange = score(new), score(2 * new)

@@ -15,7 +15,6 @@ from slipway.data.store.packed import open_split, read_manifest
 from slipway.system.errors import SchemaError, UnavailableError
 from slipway.training.augmentation.offline_copies import copy_id, original_rows, write_copies
 from slipway.training.uncertainty.out_of_fold import (
-    FoldPaths,
     FoldTraining,
     plan_folds,
     predict_out_of_fold,
@@ -81,8 +80,14 @@ def _project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(project: Path, train: TrainParams | None = None) -> FoldTraining:
     params = train or load_params(project / "params.yaml").train
-    paths = FoldPaths(project / "data/packed", project / "data/augmented", project)
-    return plan_folds(7, params, AUDIT, audited_rows(split_rows(paths.packed)), paths)
+    return plan_folds(
+        7, params, AUDIT, audited_rows(split_rows(project / "data/packed")), **paths_of(project)
+    )
+
+
+def paths_of(project: Path) -> dict[str, Path]:
+    packed, augmented = project / "data/packed", project / "data/augmented"
+    return {"packed": packed, "augmented": augmented, "root": project}
 
 
 def copied_ids(ids: list[str]) -> set[str]:
@@ -149,9 +154,9 @@ def test_processes_of_torchrun_are_refused(project: Path, monkeypatch: pytest.Mo
 
 def test_a_store_of_other_rows_is_refused(project: Path) -> None:
     rows = audited_rows(split_rows(project / "data/packed"))
-    paths = FoldPaths(project / "data/packed", project / "data/augmented", project)
+    train = load_params(project / "params.yaml").train
     with pytest.raises(SchemaError, match="does not hold the rows of the split"):
-        plan_folds(7, load_params(project / "params.yaml").train, AUDIT, rows.slice(1), paths)
+        plan_folds(7, train, AUDIT, rows.slice(1), **paths_of(project))
 
 
 def test_other_folds_labels_or_params_are_another_audit(project: Path) -> None:

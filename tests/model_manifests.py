@@ -1,6 +1,6 @@
-"""The description of a checkpoint that no training has made."""
+"""A model manifest that no training has written."""
 
-from slipway.training.networks.networks import ModelCard, NetworkSpec, TrainingSetup
+from slipway.training.networks.networks import ModelManifest, NetworkSpec, TrainingSetup
 
 SETUP = TrainingSetup(
     strategy="single",
@@ -13,9 +13,9 @@ SETUP = TrainingSetup(
 )
 
 
-def model_card(network: NetworkSpec) -> ModelCard:
+def model_manifest(network: NetworkSpec) -> ModelManifest:
     """A card for `network`; `save_checkpoint` puts the digest of the weights in."""
-    return ModelCard(
+    return ModelManifest(
         format_version=4,
         network=network,
         num_parameters=1,

@@ -1,6 +1,7 @@
-"""A trained network with everything that turns its logits into an answer: what is measured, exported and compared with.
+"""A trained network with calibration and OOD score: it is measured, exported and compared.
 
-Temperature, softmax and the outlier score are inside the exported graph, so no service can forget one of them.
+Temperature, softmax and the OOD score are inside the exported graph, so no service can forget one
+of them.
 """
 
 from pathlib import Path
@@ -12,16 +13,16 @@ from slipway.artifacts.uncertainty import Calibration
 from slipway.kinds.registry import is_classification
 from slipway.training.networks.features import answer_and_features
 from slipway.training.networks.networks import Network
-from slipway.training.uncertainty.outlier_score import OutlierScore, load_outlier_score
+from slipway.training.uncertainty.ood_score import OODScore, load_ood_score
 
 
 class CalibratedNetwork(nn.Module):
-    """(rows, ...) as the network takes them to (rows, labels) probabilities or (rows, 1) values, and (rows,) outlier scores, float32.
+    """Maps (rows, ...) inputs to (rows, labels) probabilities and (rows,) OOD scores, float32.
 
-    `temperature` is None for a network whose answers are values.
+    For a numeric target `temperature` is None, and the first output is (rows, 1) values.
     """
 
-    def __init__(self, network: nn.Module, temperature: float | None, score: OutlierScore) -> None:
+    def __init__(self, network: nn.Module, temperature: float | None, score: OODScore) -> None:
         super().__init__()
         self.network = network
         self.temperature = temperature
@@ -36,13 +37,11 @@ class CalibratedNetwork(nn.Module):
 
 
 def calibrated(network: Network, calibration: Calibration, statistics: Path) -> CalibratedNetwork:
-    """The network as `calibration` says, in evaluation mode on the CPU; `statistics` is the file of the outlier score.
+    """Apply `calibration` to the network, in evaluation mode on the CPU.
 
-    SchemaError if that file is missing or of another form, IntegrityError if it is not the one that was fitted.
+    `statistics` is the file of the OOD score. Raises SchemaError if it is missing or has another
+    format, IntegrityError if it is not the one that was fitted.
     """
     temperature = calibration.temperature if is_classification(network.spec.task) else None
-    return (
-        CalibratedNetwork(network, temperature, load_outlier_score(statistics, calibration.outlier))
-        .cpu()
-        .eval()
-    )
+    score = load_ood_score(statistics, calibration.outlier)
+    return CalibratedNetwork(network, temperature, score).cpu().eval()

@@ -1,0 +1,111 @@
+"""Fits the uncertainty of a trained network: temperature, conformal thresholds and OOD score.
+
+Test rows are never used. Training rows fit only the OOD score. One half of the validation rows
+fits the temperature and the other the thresholds, whose guarantee needs rows that nothing else was
+fitted on.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.uncertainty import Answers, Calibration, Conformal, Outlier
+from slipway.config.sections import MeasuringParams
+from slipway.data.engine.randomness import uniform
+from slipway.data.store.packed import Inputs, PackedSplit
+from slipway.kinds.registry import is_classification
+from slipway.metrics.uncertainty import fit_temperature, softmax, with_thresholds
+from slipway.system import files
+from slipway.training.batches.row_selection import select
+from slipway.training.networks.features import feature_layer
+from slipway.training.networks.networks import Network, example_rows
+from slipway.training.uncertainty.ood_score import OODScore, fit_ood_score, serialize_ood_score
+from slipway.training.uncertainty.prediction import predict_raw
+
+_MAX_TRAINING_ROWS = 4096  # for the OOD score; more take time and change little
+
+
+@dataclass(frozen=True)
+class FittedCalibration:
+    """A calibration and its OOD score."""
+
+    calibration: Calibration
+    score: OODScore
+
+    def apply(self, network: Network, raw: Answers) -> Answers:
+        """Turn logits (N, K) into the probabilities of the exported graph.
+
+        The softmax is in float64. Values (N, 1) stay as they are.
+        """
+        if not is_classification(network.spec.task):
+            return raw
+        logits = raw.outputs.astype(np.float64) / self.calibration.temperature
+        return raw._replace(outputs=softmax(logits).astype(np.float32))
+
+
+class Calibrator:
+    """Fits and applies the calibration of one network on one device."""
+
+    def __init__(self, network: Network, params: MeasuringParams, seed: int, device: str) -> None:
+        self._layer = feature_layer(network.eval().cpu(), example_rows(network.spec))
+        self._network, self._params, self._seed, self._device = network, params, seed, device
+
+    def predict(self, inputs: Inputs, score: OODScore | None) -> Answers:
+        """Return logits (N, K) or values (N, 1), and OOD scores (N,).
+
+        Without `score` the features (N, D) take the place of the scores.
+        """
+        raw = predict_raw(
+            self._network, self._layer, inputs, self._params.batch_size, self._device, score
+        )
+        return Answers(*raw)
+
+    def fit(self, train: PackedSplit, val: PackedSplit) -> FittedCalibration:
+        """Fit the score to training rows, and everything else to validation rows."""
+        features = self.predict(self._training_rows(train), None).scores
+        score = fit_ood_score(self._layer, features)
+        raw, is_fitted = self.predict(val.inputs, score), fitting_half(val.keys, self._seed)
+        temperature = 1.0
+        if is_classification(self._network.spec.task) and self._params.calibration == "temperature":
+            temperature = fit_temperature(raw.outputs[is_fitted], val.targets[is_fitted])
+        held_out = Answers(raw.outputs[~is_fitted], raw.scores[~is_fitted])
+        return self._with_thresholds(temperature, score, held_out, val.targets[~is_fitted])
+
+    def _with_thresholds(
+        self,
+        temperature: float,
+        score: OODScore,
+        held_out: Answers,
+        targets: NDArray[np.float64],
+    ) -> FittedCalibration:
+        params, rows = self._params, len(targets)
+        without_thresholds = Calibration(
+            temperature=temperature,
+            conformal=Conformal(coverage=params.coverage, threshold=None, rows=rows),
+            outlier=Outlier(
+                share=params.ood_fraction,
+                threshold=None,
+                rows=rows,
+                layer=self._layer,
+                statistics_sha256=files.sha256_bytes(serialize_ood_score(score)),
+            ),
+        )
+        answers = FittedCalibration(without_thresholds, score).apply(self._network, held_out)
+        of_classes = is_classification(self._network.spec.task)
+        calibration = with_thresholds(without_thresholds, answers, targets, of_classes=of_classes)
+        return FittedCalibration(calibration, score)
+
+    def _training_rows(self, train: PackedSplit) -> Inputs:
+        """Select rows by seed and ids only."""
+        draw = uniform(self._seed, 0, train.keys, "outlier score")
+        chosen = np.sort(np.lexsort((train.keys, draw))[:_MAX_TRAINING_ROWS])
+        return select([train], chosen, self._network.spec.input.shape).inputs
+
+
+def fitting_half(keys: NDArray[np.uint64], seed: int) -> NDArray[np.bool_]:
+    """Return (N,) True for validation rows that fit the temperature, by id and seed only.
+
+    The others fit the thresholds.
+    """
+    return uniform(seed, 0, keys, "calibration half") < 0.5
