@@ -22,9 +22,9 @@ from slipway.system.errors import DataError
 
 
 def check_data(params: Params) -> None:
-    """DataError if `data.path` is not there, or lacks a column that params.yaml names.
+    """Raise DataError if `data.path` is missing or lacks a column that params.yaml names.
 
-    What is in an archive is only known when it is unpacked.
+    The content of an archive is unknown until it is unpacked.
     """
     data = params.data
     if _is_archive(params):
@@ -36,7 +36,7 @@ def check_data(params: Params) -> None:
 
 
 def check_given_split(params: Params) -> None:
-    """DataError for folds or fixed times if folders or shards give the split.
+    """Raise DataError for folds or fixed times if folders or shards define the split.
 
     A given split in `data.split_column` is refused where params.yaml is read.
     """
@@ -51,7 +51,7 @@ def _gives_split(params: Params) -> bool:
 
 
 def check_slices(params: Params) -> None:
-    """DataError for a column of `evaluate.slices` that nothing gives."""
+    """Raise DataError for a column of `evaluate.slices` that no source has."""
     may_be_found = params.precompute.transform is not None  # a transform also gives values
     if params.evaluate.slices and not may_be_found and not _is_archive(params):
         check_slice_names(params.data, params.evaluate.slices)

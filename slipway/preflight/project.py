@@ -1,4 +1,4 @@
-"""Every mistake in params.yaml, the data and the machine that can be seen before a stage runs.
+"""Mistakes in params.yaml, the data and the machine that are detectable before a stage runs.
 
 DVC removes a stage's outputs before it starts the stage. A mistake that only the stage refuses
 therefore costs the reports of the last run. The stage `code` comes first and calls `check_project`.
@@ -45,7 +45,7 @@ def check_project(params: Path = Path("params.yaml")) -> None:
 
 
 def repository_mistakes() -> list[str]:
-    """The refusal of a folder in which DVC cannot run: neither in git nor told to do without."""
+    """Refuse a folder in which DVC cannot run: without git, and not configured to do without."""
     if any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
         return []
     configs = [path for path in (Path(".dvc/config"), Path(".dvc/config.local")) if path.is_file()]
@@ -55,13 +55,14 @@ def repository_mistakes() -> list[str]:
     ):
         return []
     return [
-        f"{Path.cwd()} is in no git repository, which DVC expects: run `git init && git add -A && git commit -m 'A new project'`; "
+        f"{Path.cwd()} is in no git repository, which DVC expects: run "
+        "`git init && git add -A && git commit -m 'A new project'`; "
         "or, to do without experiments, `dvc config --local core.no_scm true`"
     ]
 
 
 def _check(sections: str, key: str, rule: Callable[[Params], None]) -> Check:
-    """A rule that raises a SlipwayError. Other refusals, as of a file, are said to be of `key`."""
+    """Wrap a rule that raises SlipwayError; file and value errors are reported for `key`."""
 
     def refusals(params: Params) -> list[str]:
         text = _refusal(rule, key, params)

@@ -1,7 +1,7 @@
 """Refusals of the later stages: the network, the machine, the engine, the released model.
 
-torch, Lightning and timm take seconds to import: they are only imported if something of them is
-asked for by name, or if there is a GPU.
+torch, Lightning and timm take seconds to import: they are imported only if params.yaml requests
+something of them by name, or if there is a GPU.
 """
 
 import os
@@ -15,7 +15,7 @@ from slipway.system.errors import SlipwayError
 
 
 def check_network(params: Params) -> None:
-    """ParamsError or UnavailableError if the network cannot be built, frozen or pruned as asked.
+    """Raise ParamsError or UnavailableError if the network cannot be built, frozen or pruned.
 
     The arguments of our own networks are checked when params.yaml is read, so they are only built
     to be pruned.
@@ -44,9 +44,9 @@ def _loses_channels(params: Params) -> bool:
 
 
 def machine_mistakes(params: Params) -> list[str]:
-    """Each key of `train` that this machine cannot do, and what is not installed for it.
+    """List the keys of `train` that this machine cannot satisfy, and missing packages.
 
-    With TRAIN_LAUNCHER other machines train, which are not known here.
+    With TRAIN_LAUNCHER other machines train, which cannot be checked here.
     """
     if not needs_the_machine(params.train):
         return []
@@ -71,14 +71,14 @@ def machine_mistakes(params: Params) -> list[str]:
 
 
 def needs_the_machine(train: TrainParams) -> bool:
-    """If `place` and what follows it can refuse `train` on this machine."""
+    """Return True if this machine may be unable to run `train`."""
     by_name = (train.accelerator, train.devices, train.strategy, train.precision)
     asks = train.compile or train.channels_last is True or train.num_nodes > 1
     return asks or any(value != "auto" for value in by_name) or why_no_cuda_driver() is None
 
 
 def check_engine(params: Params) -> None:
-    """EngineError if an engine is required and none can be built here."""
+    """Raise EngineError if an engine is required and cannot be built here."""
     if params.compile.require:
         why_no_engine(require=True)
 

@@ -45,7 +45,7 @@ def with_noise(answers: Answers, size: float) -> Answers:
     return Answers((answers.outputs + noise).astype(np.float32), answers.scores)
 
 
-def test_what_is_written_is_read_back_and_equal_rows_give_equal_bytes() -> None:
+def test_golden_rows_survive_a_round_trip_and_equal_rows_give_equal_bytes() -> None:
     rows = rows_of(answers())
     payload = golden_rows_bytes(rows)
     found = parse_golden_rows(payload, NUM_ROWS)
@@ -56,7 +56,7 @@ def test_what_is_written_is_read_back_and_equal_rows_give_equal_bytes() -> None:
     assert golden_rows_bytes(found) == payload
 
 
-def test_a_file_that_would_run_code_or_holds_something_else_is_refused() -> None:
+def test_golden_rows_refuse_pickles_and_other_content() -> None:
     stream = io.BytesIO()
     np.savez(
         stream,
@@ -74,7 +74,7 @@ def test_a_file_that_would_run_code_or_holds_something_else_is_refused() -> None
 
 @pytest.mark.parametrize("columns", [1, 3, 10])
 @pytest.mark.parametrize(("precision", "bits"), [("fp32", 23), ("fp16", 10), ("int8", 7)])
-def test_answers_that_were_rounded_to_a_precision_are_within_its_budget(
+def test_rounded_answers_are_within_the_budget_of_their_precision(
     columns: int, precision: str, bits: int
 ) -> None:
     expected = answers(columns=columns)
@@ -88,7 +88,7 @@ def test_answers_that_were_rounded_to_a_precision_are_within_its_budget(
 
 @pytest.mark.parametrize("columns", [1, 3, 10])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_another_model_is_never_within_it(columns: int, precision: str) -> None:
+def test_answers_of_another_model_exceed_every_budget(columns: int, precision: str) -> None:
     expected = answers(columns=columns)
     with pytest.raises(
         ParityError,
@@ -99,7 +99,7 @@ def test_another_model_is_never_within_it(columns: int, precision: str) -> None:
         )
 
 
-def test_tf32_is_not_within_the_budget_of_fp32() -> None:
+def test_tf32_rounding_exceeds_the_budget_of_fp32() -> None:
     expected = answers()
     with pytest.raises(ParityError, match="mean difference"):
         check_golden_rows(
@@ -111,7 +111,7 @@ def test_tf32_is_not_within_the_budget_of_fp32() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("of", ["outputs", "scores"])
-def test_one_row_that_is_not_finite_is_refused_by_its_name(value: float, of: str) -> None:
+def test_golden_rows_name_the_first_row_answered_by_nan(value: float, of: str) -> None:
     rows = rows_of(answers())
     found = answers()
     (found.outputs[:, 3] if of == "outputs" else found.scores)[17] = value
@@ -122,7 +122,7 @@ def test_one_row_that_is_not_finite_is_refused_by_its_name(value: float, of: str
         check_golden_rows(found, rows, golden_budget(rows.answers, rows.answers, "fp16"))
 
 
-def test_answers_of_another_shape_are_refused() -> None:
+def test_golden_rows_refuse_answers_of_another_shape() -> None:
     rows = rows_of(answers())
     with pytest.raises(
         ParityError, match=r"answered by \[\(64, 9\), \(64,\)\], expected \[\(64, 10\), \(64,\)\]"
@@ -134,7 +134,7 @@ def test_answers_of_another_shape_are_refused() -> None:
         )
 
 
-def test_more_flips_than_chance_makes_of_the_measured_share_are_refused() -> None:
+def test_golden_rows_refuse_more_flips_than_chance_explains() -> None:
     edge = np.tile(np.array([[0.5001, 0.4999]], dtype=np.float32), (NUM_ROWS, 1))  # every row on it
     expected = Answers(edge, answers().scores)
     budget = golden_budget(expected, expected, "fp16")
@@ -150,14 +150,14 @@ def test_more_flips_than_chance_makes_of_the_measured_share_are_refused() -> Non
         check_golden_rows(found, rows_of(expected), budget)
 
 
-def test_outlier_scores_of_another_model_are_refused() -> None:
+def test_golden_rows_refuse_ood_scores_of_another_model() -> None:
     expected = answers()
     strange = Answers(expected.outputs, expected.scores[::-1])
     with pytest.raises(ParityError, match="mean difference of the OOD scores"):
         check_golden_rows(strange, rows_of(expected), golden_budget(expected, expected, "int8"))
 
 
-def test_a_variant_that_flips_more_on_the_cpu_may_do_so_elsewhere() -> None:
+def test_flip_budget_grows_with_the_flips_measured_on_the_cpu() -> None:
     expected, found = answers(), answers()
     found.outputs[:8] = np.roll(found.outputs[:8], 1, axis=1)
     assert (
@@ -167,14 +167,14 @@ def test_a_variant_that_flips_more_on_the_cpu_may_do_so_elsewhere() -> None:
     )
 
 
-def test_a_value_has_no_label_that_flips() -> None:
+def test_numeric_answers_have_no_flip_budget() -> None:
     value = answers(columns=1)
     assert golden_budget(value, value, "fp16").max_flipped == 0
     none = GoldenBudget(max_mean_difference=0, max_mean_score_difference=0, max_flipped=0)
     assert check_golden_rows(value, rows_of(value), none).flipped == []
 
 
-def test_the_bundle_gives_the_very_rows_that_were_digested(tmp_path: Path) -> None:
+def test_bundle_returns_its_golden_rows_and_refuses_altered_ones(tmp_path: Path) -> None:
     bundle = with_golden_rows(write_bundle(tmp_path))
     rows = bundle.golden_rows()
     assert rows is not None

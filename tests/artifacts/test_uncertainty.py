@@ -1,4 +1,4 @@
-"""Temperatures and thresholds on simulated rows, where the truth is known."""
+"""Temperatures and thresholds on simulated rows with known truth."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,19 +44,19 @@ def with_threshold(threshold: float | None) -> Calibration:
 
 
 @pytest.mark.parametrize("planted", [0.4, 1.0, 2.5])
-def test_a_planted_temperature_is_found(planted: float) -> None:
+def test_fit_temperature_recovers_the_simulated_temperature(planted: float) -> None:
     logits, classes = simulated(np.random.default_rng(0), 4000)
     assert fit_temperature(logits * planted, classes) == pytest.approx(planted, rel=0.07)
 
 
-def test_rows_that_are_all_right_do_not_make_it_infinitely_sure() -> None:
+def test_temperature_stays_finite_if_every_row_is_correct() -> None:
     classes = np.arange(60) % 3
     logits = np.eye(3)[classes] * 4
     sure = softmax(logits / fit_temperature(logits, classes.astype(np.float64)))
     assert 0.95 < sure.max(axis=1).min() < 0.999
 
 
-def test_rows_whose_labels_are_noise_end_at_a_bound_and_no_rows_at_one() -> None:
+def test_temperature_is_bounded_for_noise_labels_and_one_without_rows() -> None:
     generator = np.random.default_rng(0)
     noise = fit_temperature(
         generator.normal(size=(500, 3)), generator.integers(3, size=500).astype(np.float64)
@@ -66,7 +66,7 @@ def test_rows_whose_labels_are_noise_end_at_a_bound_and_no_rows_at_one() -> None
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.7, 3.0, 50.0])
-def test_a_temperature_changes_no_label(temperature: float) -> None:
+def test_temperature_changes_no_predicted_label(temperature: float) -> None:
     logits = np.random.default_rng(0).normal(size=(2000, 10)).astype(np.float32)
     shares = softmax(logits / temperature)
     assert (shares.argmax(axis=1) == logits.argmax(axis=1)).all()
@@ -91,7 +91,7 @@ def coverage_of_sets(fit: Fit, memorised: bool = False) -> float:
     return float(np.mean(covered))
 
 
-def test_sets_hold_the_truth_as_often_as_asked() -> None:
+def test_prediction_sets_reach_the_coverage() -> None:
     assert (
         COVERAGE
         <= coverage_of_sets(lambda shares, classes: least_probability(shares, classes, COVERAGE))
@@ -99,7 +99,7 @@ def test_sets_hold_the_truth_as_often_as_asked() -> None:
     )
 
 
-def test_without_the_correction_or_on_training_rows_they_do_not() -> None:
+def test_prediction_sets_miss_the_coverage_without_correction_or_on_training_rows() -> None:
     def plain(shares: NDArray[np.float32], classes: Float) -> float:
         return float(np.quantile(shares[np.arange(FEW), classes.astype(int)], 1 - COVERAGE))
 
@@ -121,14 +121,12 @@ def coverage_of_intervals(fit: Callable[[Float], float | None]) -> float:
     return float(np.mean(covered))
 
 
-def test_intervals_hold_the_truth_as_often_as_asked_and_without_the_correction_they_do_not() -> (
-    None
-):
+def test_conformal_intervals_need_the_finite_sample_correction_to_reach_the_coverage() -> None:
     assert COVERAGE <= coverage_of_intervals(lambda errors: upper_quantile(errors, COVERAGE)) < 0.96
     assert coverage_of_intervals(lambda errors: float(np.quantile(errors, COVERAGE))) < COVERAGE
 
 
-def test_ordinary_rows_are_called_outliers_no_more_often_than_asked() -> None:
+def test_ood_threshold_flags_at_most_the_requested_fraction_of_ordinary_rows() -> None:
     assert (
         1 - coverage_of_intervals(lambda scores: upper_quantile(scores, COVERAGE)) <= 1 - COVERAGE
     )
@@ -149,14 +147,14 @@ def test_too_few_rows_give_every_label_no_interval_and_no_outlier(num_rows: int)
     assert few.is_vacuous
 
 
-def test_nine_rows_are_enough_for_nine_tenths_though_not_in_binary() -> None:
+def test_nine_rows_are_enough_for_a_coverage_of_nine_tenths() -> None:
     shares = np.linspace(0.1, 0.9, 9, dtype=np.float32)[:, None].repeat(2, axis=1)
     assert least_probability(shares, np.zeros(9), COVERAGE) == pytest.approx(0.1)
     assert upper_quantile(np.arange(9.0), COVERAGE) == 8.0
     assert not CALIBRATION.conformal.model_copy(update={"rows": 9}).is_vacuous
 
 
-def test_the_best_label_is_in_every_set_and_so_is_one_at_the_threshold() -> None:
+def test_prediction_sets_contain_the_best_label_and_labels_at_the_threshold() -> None:
     shares = np.array([[0.2, 0.5, 0.3], [0.34, 0.33, 0.33], [0.5, 0.5, 0.0]], dtype=np.float32)
     assert with_threshold(0.6).prediction_sets(shares).tolist() == [
         [False, True, False],
@@ -173,7 +171,7 @@ def test_the_best_label_is_in_every_set_and_so_is_one_at_the_threshold() -> None
 # the file
 
 
-def test_a_calibration_is_read_as_it_was_written_and_refused_when_it_is_not_one(
+def test_calibration_survives_a_round_trip_and_refuses_malformed_files(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "calibration.json"
@@ -196,7 +194,7 @@ def measured(hits: int, rows: int) -> Metric:
 
 
 @pytest.mark.parametrize(("hits", "verdict"), [(110, "below"), (124, "within"), (138, "above")])
-def test_a_coverage_is_marked_only_where_the_interval_excludes_the_target(
+def test_coverage_verdict_needs_an_interval_that_excludes_the_target(
     hits: int, verdict: str
 ) -> None:
     conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": 200})
@@ -211,15 +209,13 @@ def test_a_coverage_is_marked_only_where_the_interval_excludes_the_target(
 
 
 @pytest.mark.parametrize(("rows", "warns"), [(199, True), (200, False)])
-def test_a_coverage_that_was_fitted_on_fewer_than_200_rows_is_marked(
-    rows: int, warns: bool
-) -> None:
+def test_coverage_fitted_on_fewer_than_200_rows_is_marked(rows: int, warns: bool) -> None:
     conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": rows})
     doubts = coverage_doubts(conformal, measured(124, 138))
     assert [f"fitted on {rows} rows, fewer than 200" in doubt for doubt in doubts] == [True] * warns
 
 
-def test_rows_whose_set_or_interval_holds_the_truth_are_counted() -> None:
+def test_holds_truth_marks_rows_whose_set_or_interval_contains_the_label() -> None:
     shares = np.array([[0.2, 0.5, 0.3], [0.9, 0.05, 0.05]], dtype=np.float32)
     held = with_threshold(0.25).holds_truth(shares, np.array([2.0, 1.0]), of_classes=True)
     assert held is not None

@@ -137,7 +137,7 @@ def column_by_column(columns: dict[str, Any], wanted: ColumnContract) -> NDArray
 
 @settings(deadline=None)
 @given(st.data())
-def test_all_columns_at_once_are_the_columns_one_by_one_bit_for_bit(data: st.DataObject) -> None:
+def test_encoding_all_columns_at_once_equals_encoding_each_alone(data: st.DataObject) -> None:
     wanted = data.draw(contracts())
     typed = [read_row(row, wanted) for row in data.draw(json_rows(wanted))]
     columns = {found.name: [row[found.name] for row in typed] for found in wanted.columns}
@@ -184,7 +184,7 @@ ANYTHING = (
 @pytest.mark.process
 @settings(deadline=None)
 @given(ANYTHING, st.sampled_from(KINDS), st.booleans())
-def test_any_json_value_is_taken_or_refused_by_name(value: Any, kind: Kind, imputed: bool) -> None:
+def test_any_json_value_is_read_or_refused_by_a_rule(value: Any, kind: Kind, imputed: bool) -> None:
     wanted = contract(
         column("c", kind, imputed=imputed, categories=["x"] if kind == "category" else [])
     )
@@ -216,7 +216,7 @@ def test_any_json_value_is_taken_or_refused_by_name(value: Any, kind: Kind, impu
         ("category", " ", "missing_value"),
     ],
 )
-def test_what_a_column_does_not_take_is_refused_under_a_rule(
+def test_value_not_allowed_by_its_column_is_refused_by_a_rule(
     kind: Kind, value: Any, rule: str
 ) -> None:
     bounds = {"min": 0.0, "max": 10.0} if kind == "number" else {}
@@ -243,7 +243,7 @@ def test_only_text_is_shown_in_quotes(kind: Kind, value: Any, shown: str) -> Non
         )
 
 
-def test_a_required_column_takes_no_missing_value_though_training_rows_lacked_some() -> None:
+def test_required_column_refuses_missing_values_even_if_training_rows_had_some() -> None:
     assert read_row({}, contract(column("c", "number", has_missing=True))) == {"c": None}
     with pytest.raises(CellError, match="a value is missing"):
         read_row({}, contract(column("c", "number", has_missing=True, required=True)))
@@ -262,7 +262,7 @@ def test_an_unknown_column_is_refused() -> None:
         ("town", "expected city, size"),
     ],
 )
-def test_a_column_in_another_case_is_told_what_was_meant(name: str, hint: str) -> None:
+def test_unknown_column_that_differs_in_case_gets_a_suggestion(name: str, hint: str) -> None:
     with pytest.raises(CellError, match=hint):
         read_row(
             {name: "x"},
@@ -270,7 +270,7 @@ def test_a_column_in_another_case_is_told_what_was_meant(name: str, hint: str) -
         )
 
 
-def test_a_copy_with_other_columns_encodes_these() -> None:
+def test_copied_contract_encodes_its_own_columns() -> None:
     """What was made of the columns before is not copied with them."""
     one = contract(column("size", "number"))
     assert encode_rows([read_row({"size": 5}, one)], one).tolist() == [[5.0]]
@@ -293,7 +293,7 @@ def test_values_come_first_then_indicators_then_codes() -> None:
     assert encoded.tolist() == [[2.0, 1.0, 0.0, 2.0], [1.0, 0.0, 1.0, 0.0]]
 
 
-def test_a_number_too_large_for_32_bits_is_refused_by_name() -> None:
+def test_number_too_large_for_float32_is_refused_with_its_column() -> None:
     with pytest.raises(CellError, match="too large to be standardised") as caught:
         encode({"c": [1e300]}, contract(column("c", "number")))
     assert caught.value.column == "c"
@@ -304,14 +304,14 @@ def test_a_number_too_large_for_32_bits_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", 3, "x" * 300, {"a": [1]}, float("nan")])
-def test_a_column_that_training_ignored_may_hold_anything_and_changes_nothing(value: Any) -> None:
+def test_column_ignored_in_training_may_hold_anything(value: Any) -> None:
     wanted = contract(column("c", "number")).model_copy(update={"ignored": ["id"]})
     assert read_row({"id": value, "c": 1}, wanted) == {"c": 1.0}
     with pytest.raises(CellError, match=r"there is no such column, expected c$"):
         read_row({"id": value, "c": 1, "Id": 1}, wanted)
 
 
-def test_a_contract_from_before_columns_were_named_as_ignored_refuses_them() -> None:
+def test_contract_without_ignored_columns_refuses_unknown_columns() -> None:
     content = contract(column("c", "number")).model_dump(mode="json")
     del content["ignored"]
     with pytest.raises(CellError, match="there is no such column"):

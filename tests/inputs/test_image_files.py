@@ -24,7 +24,9 @@ def lab(lightness: int, a: int, b: int) -> bytes:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sample_of_the_generated_files_has_one_verdict_everywhere(family: str) -> None:
+def test_sampled_image_files_get_the_same_verdict_in_clean_precompute_and_service(
+    family: str,
+) -> None:
     files = list(FAMILIES[family]())
     verdicts = Counter(verdict(*file) for file in files[:: len(files) // 60])
     assert verdicts.total() >= 60
@@ -34,7 +36,7 @@ def test_a_sample_of_the_generated_files_has_one_verdict_everywhere(family: str)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_generated_file_has_one_verdict_everywhere(family: str) -> None:
+def test_each_image_file_gets_the_same_verdict_in_clean_precompute_and_service(family: str) -> None:
     verdicts = Counter(verdict(*file) for file in FAMILIES[family]())
     print(family, dict(verdicts))
     assert verdicts[READ] >= 50
@@ -81,7 +83,7 @@ def test_a_palette_png_with_more_alphas_than_colours_is_undecodable(depth: int) 
     assert verdict("palette.png", png(3, depth, 0, "tRNS")) == READ
 
 
-def test_premultiplied_grey_is_laid_over_white() -> None:
+def test_premultiplied_grey_is_composed_over_white() -> None:
     grey = array_from_bytes(PREMULTIPLIED_GREY, CONTRACT)
     assert set(grey.ravel().tolist()) == {100 + 255 - 128}
 

@@ -1,4 +1,4 @@
-"""Bytes to pixels: every mode and orientation is read sensibly, and what cannot be read is named."""
+"""Decoding of every mode and orientation, and refusals of unreadable images."""
 
 import io
 from typing import Any
@@ -99,7 +99,7 @@ def test_every_format_is_read(image_format: str) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(255, 0), (0, 255), (128, 127)])
-def test_transparency_is_laid_over_white(alpha: int, expected: int) -> None:
+def test_transparency_is_composed_over_white(alpha: int, expected: int) -> None:
     assert (read(Image.new("RGBA", (8, 8), (0, 0, 0, alpha))) == expected).all()
     assert (read(Image.new("LA", (8, 8), (0, alpha)), channels=1) == expected).all()
 
@@ -131,7 +131,7 @@ def test_cmyk_becomes_rgb() -> None:
     assert red.tolist() == [255, 0, 0]
 
 
-def test_an_image_is_turned_upright_by_its_orientation() -> None:
+def test_image_is_rotated_upright_by_its_exif_orientation() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # stored on its side: turn it clockwise
     upright = decode_image(encode(Image.fromarray(NOISE), exif=exif), 1000)
@@ -141,7 +141,7 @@ def test_an_image_is_turned_upright_by_its_orientation() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("image_format", ["PNG", "TIFF", "WEBP"])
-def test_every_format_is_turned_once_and_its_orientation_is_told(
+def test_every_format_is_rotated_once_and_reports_its_orientation(
     image_format: str, orientation: int
 ) -> None:
     exif = Image.Exif()
@@ -154,7 +154,7 @@ def test_every_format_is_turned_once_and_its_orientation_is_told(
     assert np.array_equal(np.asarray(found.image), np.asarray(ImageOps.exif_transpose(stored)))
 
 
-def test_a_telephones_jpeg_with_a_second_picture_is_a_jpeg() -> None:
+def test_mpo_file_is_reported_as_jpeg() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     two = encode(
@@ -168,7 +168,7 @@ def test_a_telephones_jpeg_with_a_second_picture_is_a_jpeg() -> None:
     assert decode_with_pillow(two, 1000).image_format == "JPEG"
 
 
-def test_a_wide_integer_within_16_bits_is_read() -> None:
+def test_32_bit_integer_image_within_16_bits_is_read() -> None:
     assert (read(Image.new("I", (8, 8), 65535), "TIFF", channels=1) == 255).all()
 
 
@@ -206,11 +206,11 @@ def test_the_first_frame_of_several_is_read() -> None:
         "far too many",
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(payload: bytes, rule: str) -> None:
+def test_unreadable_image_is_refused_by_a_rule(payload: bytes, rule: str) -> None:
     assert rule_of(payload) == rule
 
 
-def test_as_many_pixels_as_allowed_are_read() -> None:
+def test_image_with_exactly_the_maximum_number_of_pixels_is_read() -> None:
     assert decode_image(encode(Image.new("1", (1000, 1))), 1000).size == (1000, 1)
 
 
@@ -229,7 +229,7 @@ def outcome(payload: bytes) -> str:
         [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"BM", b"II*\0", b"RIFF\0\0\0\0WEBPVP8 "]
     ),
 )
-def test_no_bytes_raise_anything_but_an_image_error(payload: bytes, signature: bytes) -> None:
+def test_arbitrary_bytes_raise_only_image_errors(payload: bytes, signature: bytes) -> None:
     assert outcome(signature + payload) in {
         "read",
         "empty",
@@ -240,7 +240,7 @@ def test_no_bytes_raise_anything_but_an_image_error(payload: bytes, signature: b
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
-def test_a_flipped_byte_is_read_or_refused_by_name(image_format: str) -> None:
+def test_image_with_a_flipped_byte_is_read_or_refused_by_a_rule(image_format: str) -> None:
     good = encode(Image.fromarray(NOISE), image_format)
     damaged = [
         good[:position] + bytes([good[position] ^ 0x5A]) + good[position + 1 :]
@@ -287,7 +287,7 @@ def test_both_decoders_give_the_same_pixels_of_a_jpeg(kind: str, quality: int, m
     )
 
 
-def test_only_pillow_decodes_a_jpeg_that_lies_on_its_side_or_is_cmyk() -> None:
+def test_rotated_and_cmyk_jpegs_are_left_to_pillow() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decode_jpeg(encode(SCENE, "JPEG", exif=exif), 10_000) is None
@@ -305,7 +305,7 @@ def test_every_truncation_of_a_jpeg_is_refused_by_both_decoders(kind: str) -> No
             decode_image(payload[:length], 10_000)
 
 
-def test_a_flipped_byte_gives_the_same_pixels_with_both_decoders_or_is_pillows() -> None:
+def test_jpeg_with_a_flipped_byte_decodes_alike_or_is_left_to_pillow() -> None:
     payload = encode(SCENE, "JPEG", quality=60)
     num_compared = 0
     for position in range(2, len(payload)):
@@ -323,7 +323,7 @@ def test_a_flipped_byte_gives_the_same_pixels_with_both_decoders_or_is_pillows()
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_the_luma_of_a_jpeg_is_the_grey_of_its_colours(kind: str) -> None:
+def test_jpeg_luma_equals_the_grey_of_its_colours(kind: str) -> None:
     pale = SCENE.point(lambda level: 80 + level // 4)  # no colour is cut off at 0 or 255
     payload = encode(pale, "JPEG", quality=90, **JPEGS[kind])
     header = read_jpeg_header(payload, 10_000)
@@ -351,7 +351,7 @@ def decodes_alike(payload: bytes) -> bool | None:
 
 
 @pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "progressive", "with restart markers"])
-def test_damage_in_the_chroma_is_seen_though_it_is_not_computed(kind: str) -> None:
+def test_luma_decoding_refuses_damaged_chroma(kind: str) -> None:
     payload = encode(SCENE, "JPEG", quality=60, **JPEGS[kind])
     assert not any(decodes_alike(payload[:length]) for length in range(2, len(payload)))
     damaged = (
@@ -372,7 +372,7 @@ def test_the_size_of_a_jpeg_is_checked_before_it_is_decoded() -> None:
             decode_image(given_bytes, 67 * 45 - 1)
 
 
-def test_a_buffer_is_used_again_and_grows() -> None:
+def test_pixel_buffer_is_reused_and_grows() -> None:
     buffer = PixelBuffer()
     small = decode_jpeg(encode(SCENE.resize((8, 8)), "JPEG"), 10_000, buffer)
     assert small is not None

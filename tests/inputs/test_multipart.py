@@ -15,7 +15,7 @@ IMAGES = st.lists(
 
 
 @given(IMAGES)
-def test_what_is_written_is_read_as_the_same_images_here_and_by_the_service(
+def test_encoded_forms_are_read_alike_here_and_by_the_service(
     images: list[bytes],
 ) -> None:
     content_type, body = encode_images(images)
@@ -27,11 +27,11 @@ def test_what_is_written_is_read_as_the_same_images_here_and_by_the_service(
         assert form.images() == tuple(images)
 
 
-def test_one_image_is_the_body_itself() -> None:
+def test_single_image_is_the_request_body_itself() -> None:
     assert encode_images([b"pixels"]) == ("application/octet-stream", b"pixels")
 
 
-def test_a_boundary_that_an_image_holds_is_not_taken() -> None:
+def test_boundary_avoids_bytes_that_occur_in_an_image() -> None:
     image = b"pixels"
     first = f"slipway-{hashlib.sha256(image * 2).hexdigest()[:32]}".encode()
     assert first in encode_images([image, image])[1]
@@ -49,7 +49,7 @@ def test_a_boundary_that_an_image_holds_is_not_taken() -> None:
         lambda body: body.replace(b'"image"', b'"other"'),
     ],
 )
-def test_a_form_of_another_writer_is_refused(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
+def test_decode_images_refuses_forms_of_other_writers(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
     content_type, body = encode_images([b"one", b"two"])
     with pytest.raises(ValueError, match="not a form written by Slipway"):
         decode_images(content_type, spoil(body))

@@ -62,7 +62,7 @@ def pillows(payload: bytes) -> NDArray[np.uint8] | str:
     st.sampled_from([1, 3]),
     st.integers(0, 9),
 )
-def test_a_plain_png_has_the_pixels_that_pillow_reads(
+def test_plain_png_decodes_to_pillows_pixels(
     seed: int, height: int, width: int, channels: int, level: int
 ) -> None:
     pixels = random_pixels(seed, (height, width), channels)
@@ -87,7 +87,7 @@ def test_pixels_in_several_chunks_are_read() -> None:
 @pytest.mark.parametrize(
     ("kind", "content"), [(b"gAMA", bytes(4)), (b"pHYs", bytes(9)), (b"sRGB", bytes(1))]
 )
-def test_a_chunk_without_effect_is_passed_over_if_it_is_whole(kind: bytes, content: bytes) -> None:
+def test_intact_harmless_png_chunk_is_ignored(kind: bytes, content: bytes) -> None:
     plain = encoded(random_pixels(1, (9, 9), 3))
     decoded = decode_plain_png(with_chunk(plain, kind, content), MAX_PIXELS)
     assert decoded is not None
@@ -135,7 +135,7 @@ OTHERS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_any_other_image_is_left_to_pillow(name: str) -> None:
+def test_png_that_is_not_plain_is_left_to_pillow(name: str) -> None:
     assert decode_plain_png(OTHERS[name](), MAX_PIXELS) is None
 
 
@@ -147,13 +147,13 @@ def test_the_size_is_checked_before_any_pixel_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_truncation_is_pillows_to_judge(channels: int) -> None:
+def test_every_truncated_png_is_left_to_pillow(channels: int) -> None:
     payload = encoded(random_pixels(2, (6, 6), channels))
     assert all(decode_plain_png(payload[:size], MAX_PIXELS) is None for size in range(len(payload)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_flipped_byte_gives_what_pillow_gives_or_is_left_to_it(channels: int) -> None:
+def test_png_with_a_flipped_byte_decodes_alike_or_is_left_to_pillow(channels: int) -> None:
     payload = encoded(random_pixels(3, (12, 12), channels))
     num_read = 0
     for position in range(len(payload)):

@@ -1,4 +1,4 @@
-"""A user's function: digested before anything of it runs, refused when its code is another, its faults named."""
+"""User functions: hashed before they run, refused if their code changed, faults reported."""
 
 import importlib
 from pathlib import Path
@@ -18,7 +18,9 @@ def run(function: str, image: Image.Image = IMAGE) -> tuple[Image.Image, user_fu
     return user_function.run(function, user_function.code_digest(function), image)
 
 
-def test_an_image_with_values_and_an_image_alone_are_taken(write_functions: WriteFunctions) -> None:
+def test_transform_may_return_an_image_or_an_image_with_values(
+    write_functions: WriteFunctions,
+) -> None:
     write_functions(
         "faces", {"__init__.py": "", "crops.py": CROP + "def same(image):\n    return image\n"}
     )
@@ -38,7 +40,7 @@ def test_numpy_numbers_become_plain_ones(write_functions: WriteFunctions) -> Non
     }
 
 
-def test_the_digest_covers_the_whole_package_and_nothing_beside_it(
+def test_code_digest_covers_exactly_the_functions_package(
     write_functions: WriteFunctions, tmp_path: Path
 ) -> None:
     folder = write_functions(
@@ -58,7 +60,7 @@ def test_the_digest_covers_the_whole_package_and_nothing_beside_it(
     assert len(seen) == 6
 
 
-def test_the_digest_of_a_lone_module_is_that_of_its_file(
+def test_code_digest_of_a_single_module_covers_its_file(
     write_functions: WriteFunctions, tmp_path: Path
 ) -> None:
     write_functions("unused", {})
@@ -69,7 +71,7 @@ def test_the_digest_of_a_lone_module_is_that_of_its_file(
     assert user_function.code_digest("lone_module_of_a_test:crop") != first
 
 
-def test_other_code_than_expected_is_refused_before_any_of_it_runs(
+def test_load_refuses_changed_code_before_any_of_it_runs(
     write_functions: WriteFunctions, tmp_path: Path
 ) -> None:
     folder = write_functions("faces", {"__init__.py": "", "crops.py": CROP})
@@ -83,7 +85,7 @@ def test_other_code_than_expected_is_refused_before_any_of_it_runs(
     assert (tmp_path / "ran").exists(), "the trap would have shown that the code ran"
 
 
-def test_a_process_that_imported_older_code_says_so(write_functions: WriteFunctions) -> None:
+def test_load_refuses_code_newer_than_the_imported_version(write_functions: WriteFunctions) -> None:
     folder = write_functions("faces", {"__init__.py": "", "crops.py": CROP})
     run("faces.crops:crop")
     (folder / "crops.py").write_text(CROP + "# changed\n")
@@ -103,7 +105,7 @@ def test_a_process_that_imported_older_code_says_so(write_functions: WriteFuncti
         "faces..crops:crop",
     ],
 )
-def test_a_name_of_another_form_is_refused(name: str) -> None:
+def test_malformed_function_name_is_refused(name: str) -> None:
     with pytest.raises(ParamsError, match=r"expected 'package\.module:function'"):
         user_function.code_digest(name)
 
@@ -118,7 +120,7 @@ def test_a_name_of_another_form_is_refused(name: str) -> None:
         "sys:exit",
     ],
 )
-def test_a_module_that_is_not_there_as_python_code_is_named(
+def test_transform_in_a_missing_module_is_refused(
     name: str, write_functions: WriteFunctions
 ) -> None:
     write_functions("faces", {"__init__.py": "", "crops.py": CROP})
@@ -135,7 +137,7 @@ def test_a_module_that_is_not_there_as_python_code_is_named(
         ("1 / 0\n", "ZeroDivisionError"),
     ],
 )
-def test_what_cannot_be_imported_is_unavailable(
+def test_transform_that_cannot_be_imported_is_unavailable(
     write_functions: WriteFunctions, source: str, reason: str
 ) -> None:
     write_functions("faces", {"__init__.py": source})

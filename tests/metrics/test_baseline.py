@@ -11,7 +11,7 @@ TRAIN = np.repeat([0.0, 1.0, 2.0], [20, 50, 30])
 TEST = np.repeat([0.0, 1.0, 2.0], [30, 40, 10])
 
 
-def test_classes_are_those_of_scikit_learns_dummy() -> None:
+def test_baseline_classifier_agrees_with_scikit_learns_dummy() -> None:
     found = baseline_scores("image_classification", TRAIN, TEST, 3, 2)
     predictor = dummy.DummyClassifier(strategy="prior").fit(np.zeros((100, 1)), TRAIN)
     rows = np.zeros((len(TEST), 1))
@@ -27,7 +27,7 @@ def test_classes_are_those_of_scikit_learns_dummy() -> None:
     assert found["top_k_accuracy"] == pytest.approx(50 / 80)  # class 1 and class 2
 
 
-def test_it_is_fitted_on_training_rows_and_not_on_test_rows() -> None:
+def test_baseline_is_fitted_on_training_rows_only() -> None:
     """The majority of the test rows is another class, another mean."""
     shifted = baseline_scores(
         "image_classification", TRAIN, np.repeat([0.0, 1.0], [90, 10]), 3, None

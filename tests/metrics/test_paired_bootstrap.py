@@ -1,4 +1,4 @@
-"""Paired comparison: hand-computed cases, brute force, an exact test in whole numbers, how often it is right, refusals."""
+"""Paired comparison: hand-computed cases, brute force, exact arithmetic, coverage, refusals."""
 
 import math
 from fractions import Fraction
@@ -26,7 +26,7 @@ def one_hot(labels: NDArray[np.int64], num_classes: int = 2) -> NDArray[np.float
 
 
 @pytest.mark.parametrize("name", CLASS.metrics)
-def test_the_difference_is_that_of_the_two_metrics(name: str) -> None:
+def test_paired_difference_is_the_difference_of_both_metrics(name: str) -> None:
     generator = np.random.default_rng(0)
     targets = generator.integers(4, size=50)
     before, after = answers(generator, 50, 4), answers(generator, 50, 4)
@@ -50,7 +50,7 @@ def test_the_difference_is_that_of_the_two_metrics(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBER.metrics)
-def test_the_difference_of_numbers_is_that_of_the_two_metrics(name: str) -> None:
+def test_paired_difference_of_regression_is_the_difference_of_both_metrics(name: str) -> None:
     generator = np.random.default_rng(0)
     targets = generator.normal(size=50)
     before, after = (targets + generator.normal(size=50) for _ in range(2))
@@ -64,7 +64,7 @@ def test_the_difference_of_numbers_is_that_of_the_two_metrics(name: str) -> None
     assert found.p_value is None
 
 
-def test_both_are_measured_on_the_same_resampled_rows() -> None:
+def test_paired_bootstrap_resamples_the_same_rows_for_both() -> None:
     generator = np.random.default_rng(2)
     targets, before, after = (
         generator.integers(3, size=40),
@@ -78,7 +78,7 @@ def test_both_are_measured_on_the_same_resampled_rows() -> None:
     assert [found.low, found.high] == pytest.approx([low, high], abs=1e-12)
 
 
-def test_what_makes_rows_hard_cancels() -> None:
+def test_paired_interval_is_narrower_because_row_difficulty_cancels() -> None:
     generator = np.random.default_rng(3)
     targets = generator.normal(size=300)
     before = targets + generator.normal(size=300)
@@ -88,7 +88,7 @@ def test_what_makes_rows_hard_cancels() -> None:
     assert found.high - found.low < (alone.high - alone.low) / 20
 
 
-def test_equal_answers_differ_by_nothing() -> None:
+def test_paired_difference_of_equal_answers_is_zero_without_width() -> None:
     generator = np.random.default_rng(4)
     targets, outputs = generator.integers(3, size=30), answers(generator, 30, 3)
     for name in set(CLASS.metrics) - {"top_k_accuracy"}:
@@ -97,7 +97,7 @@ def test_equal_answers_differ_by_nothing() -> None:
         assert found.p_value in (None, 1)
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_paired_interval_covers_the_true_difference() -> None:
     generator, covered = np.random.default_rng(5), 0
     for trial in range(300):
         difficulty = generator.random(200)
@@ -118,7 +118,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.85 <= covered / 300 <= 0.95
 
 
-def test_chunks_of_resamples_change_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_size_of_resamples_does_not_change_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(6)
     targets, before, after = (
         generator.integers(3, size=40),
@@ -149,7 +149,7 @@ def test_a_difference_is_written_and_read_as_json() -> None:
 # McNemar
 
 
-def test_a_p_value_computed_by_hand() -> None:
+def test_mcnemar_p_value_agrees_with_hand_computation() -> None:
     # 1 row lost and 7 gained: 2 (1 + 8) / 2^8
     before, after = np.array([1, *[0] * 7, 1, 0]), np.array([0, *[1] * 7, 1, 0])
     found = paired_difference(
@@ -163,7 +163,7 @@ def test_a_p_value_computed_by_hand() -> None:
     ("lost", "gained"),
     [(0, 0), (0, 1), (1, 0), (3, 3), (2, 9), (40, 60), (500, 700), (0, 900), (90, 700)],
 )
-def test_a_p_value_is_that_of_whole_numbers(lost: int, gained: int) -> None:
+def test_mcnemar_p_value_agrees_with_integer_arithmetic(lost: int, gained: int) -> None:
     total, fewer = lost + gained, min(lost, gained)
     expected = min(
         Fraction(1),
@@ -173,7 +173,7 @@ def test_a_p_value_is_that_of_whole_numbers(lost: int, gained: int) -> None:
     assert mcnemar_p_value(gained, lost) == mcnemar_p_value(lost, gained)
 
 
-def test_the_exact_test_is_right_at_least_as_often_as_it_says() -> None:
+def test_mcnemar_test_keeps_its_level() -> None:
     lost = np.random.default_rng(8).binomial(30, 0.5, size=4000)
     p_values = {count: mcnemar_p_value(count, 30 - count) for count in range(31)}
     assert np.mean([p_values[count] <= 0.05 for count in lost.tolist()]) <= 0.055
@@ -222,7 +222,7 @@ def test_the_p_value_of_very_many_rows_is_a_number() -> None:
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_paired_difference_refuses_incomparable_answers(
     metric: str, targets: list[int], before: list[list[float]], after: list[list[float]], text: str
 ) -> None:
     with pytest.raises(MetricError) as caught:

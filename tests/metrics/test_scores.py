@@ -123,7 +123,7 @@ def sklearn_scores(
 
 
 @pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_classification_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
+def test_classification_metrics_agree_with_scikit_learn(num_cases: int) -> None:
     generator = np.random.default_rng(2)
     for _ in range(num_cases):
         targets, probabilities = random_case(generator)
@@ -133,7 +133,7 @@ def test_classification_metrics_are_those_of_scikit_learn(num_cases: int) -> Non
 
 
 @pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_metrics_of_probabilities_are_those_of_slow_and_simple_code(num_cases: int) -> None:
+def test_probability_metrics_agree_with_a_simple_implementation(num_cases: int) -> None:
     generator = np.random.default_rng(12)
     for _ in range(num_cases):
         targets, probabilities = random_case(generator)
@@ -155,7 +155,7 @@ def sklearn_names() -> set[str]:
     }
 
 
-def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
+def test_simple_implementation_agrees_with_scikit_learn() -> None:
     generator = np.random.default_rng(13)
     for _ in range(20):
         targets, probabilities = random_case(generator)
@@ -187,7 +187,7 @@ def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
 
 
 @pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(
+def test_class_scores_and_confusion_matrix_agree_with_scikit_learn(
     num_cases: int,
 ) -> None:
     generator = np.random.default_rng(3)
@@ -208,7 +208,7 @@ def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(
 
 
 @pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_regression_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
+def test_regression_metrics_agree_with_scikit_learn(num_cases: int) -> None:
     generator = np.random.default_rng(4)
     for _ in range(num_cases):
         num_rows = int(generator.integers(2, 60))
@@ -229,7 +229,7 @@ def test_regression_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
         )
 
 
-def test_a_wrong_metric_would_be_seen() -> None:
+def test_comparison_with_scikit_learn_would_detect_a_wrong_metric() -> None:
     targets, probabilities = np.array([0, 0, 1, 2]), one_hot([0, 1, 1, 2], 3)
     found = classification_metrics(targets, probabilities, FEW)
     assert (
@@ -249,15 +249,13 @@ def test_a_case_computed_by_hand() -> None:
     assert found["accuracy"].rows == 6
 
 
-def test_a_class_that_is_predicted_without_having_rows_counts_in_the_macro_mean_and_not_in_balanced_accuracy() -> (
-    None
-):
+def test_class_predicted_but_absent_counts_in_macro_mean_but_not_in_balanced_accuracy() -> None:
     found = classification_metrics([0, 1, 1], one_hot([0, 1, 2], 3), FEW)
     assert found["recall_macro"].value == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert found["balanced_accuracy"].value == pytest.approx((1 + 1 / 2) / 2)
 
 
-def test_a_class_that_neither_occurs_nor_is_predicted_is_left_out_of_the_macro_mean() -> None:
+def test_class_neither_present_nor_predicted_is_left_out_of_the_macro_mean() -> None:
     found = classification_metrics([0, 1], one_hot([0, 1], 3), FEW)
     assert (
         found["recall_macro"].value
@@ -273,7 +271,7 @@ def test_one_class_is_measured() -> None:
     assert found["log_loss"].value == 0
 
 
-def test_the_loss_of_a_sure_and_wrong_answer_is_finite() -> None:
+def test_log_loss_of_a_confident_wrong_answer_is_finite() -> None:
     found = classification_metrics([0], one_hot([1], 2), FEW)
     assert found["log_loss"].value == pytest.approx(-np.log(np.finfo(np.float64).eps))
 
@@ -295,7 +293,7 @@ def test_float32_input_is_measured_in_float64() -> None:
     assert regression_metrics(targets, values, FEW)["mse"].value == 0.0625
 
 
-def test_every_name_of_a_task_is_measured_and_no_other() -> None:
+def test_measure_returns_exactly_the_metrics_of_the_task() -> None:
     assert (
         tuple(measure("image_classification", [0, 1, 2], one_hot([0, 1, 2], 3), FEW, top_k=2))
         == CLASS.metrics
@@ -334,7 +332,7 @@ def test_of_two_classes_the_second_is_ranked() -> None:
     assert found["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
 
 
-def test_a_class_without_rows_is_left_out_of_the_mean_of_the_rankings() -> None:
+def test_class_without_rows_is_left_out_of_the_mean_roc_auc() -> None:
     targets, probabilities = (
         [0, 0, 1, 1],
         [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.2, 0.7, 0.1]],
@@ -353,7 +351,7 @@ def test_rows_of_one_class_have_no_ranking_and_no_nan(num_classes: int) -> None:
     json.dumps([metric.model_dump() for metric in found.values()], allow_nan=False)
 
 
-def test_what_is_absent_has_a_reason() -> None:
+def test_absent_metrics_have_a_reason() -> None:
     for targets, num_classes, top_k in (
         ([0, 0], 3, 2),
         ([0, 1], 2, 2),
@@ -373,7 +371,7 @@ def test_what_is_absent_has_a_reason() -> None:
     assert why_absent("table_regression", [0.5, 0.5], 0, 3) == {}
 
 
-def test_the_best_class_is_the_accuracy() -> None:
+def test_top_1_accuracy_equals_accuracy() -> None:
     targets, probabilities = (
         np.array([0, 1, 2, 2]),
         np.array([[0.4, 0.4, 0.2], [0.4, 0.4, 0.2], [0.3, 0.3, 0.4], [1, 0, 0]]),
@@ -382,7 +380,7 @@ def test_the_best_class_is_the_accuracy() -> None:
     assert found["top_k_accuracy"] == found["accuracy"]
 
 
-def test_the_order_of_rows_changes_no_value() -> None:
+def test_metrics_do_not_depend_on_the_order_of_rows() -> None:
     targets, probabilities = random_case(np.random.default_rng(14))
     turned = classification_metrics(targets[::-1], probabilities[::-1], FEW, top_k=2)
     for name, metric in classification_metrics(targets, probabilities, FEW, top_k=2).items():
@@ -424,7 +422,7 @@ def test_equal_confidences_share_a_bin() -> None:
         ([0, 1], [[0.5, 0.5]], "2 targets"),
     ],
 )
-def test_what_is_no_classification_is_refused(
+def test_classification_metrics_refuse_invalid_answers(
     targets: list[float], probabilities: list[list[float]], text: str
 ) -> None:
     with pytest.raises(MetricError) as caught:
@@ -448,7 +446,7 @@ def test_a_metric_of_another_task_is_refused() -> None:
         ([1.0, 2.0], [[1.0, 2.0], [1.0, 2.0]], "expected (rows,)"),
     ],
 )
-def test_what_is_no_regression_is_refused(
+def test_regression_metrics_refuse_invalid_answers(
     targets: list[float], values: list[float], text: str
 ) -> None:
     with pytest.raises(MetricError) as caught:

@@ -1,4 +1,4 @@
-"""Error against target: ranges by hand, every row once, refusals."""
+"""Errors by target range: hand-computed ranges, every row once, refusals."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,9 @@ def test_more_ranges_than_rows_are_as_many_as_rows() -> None:
         ([1.0, 2.0], 0, "num_ranges is 0"),
     ],
 )
-def test_what_has_no_ranges_is_refused(targets: list[float], num_ranges: int, text: str) -> None:
+def test_errors_by_target_refuses_zero_ranges_and_bad_values(
+    targets: list[float], num_ranges: int, text: str
+) -> None:
     with pytest.raises(MetricError) as caught:
         errors_by_target(targets, targets, num_ranges, HUNDRED)
     assert text in str(caught.value)

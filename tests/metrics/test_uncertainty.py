@@ -1,4 +1,4 @@
-"""How many rows are called outliers, and how much of the order of scores is left."""
+"""Fraction of rows flagged as OOD, and rank correlation of OOD scores."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ from tests.calibrations import CALIBRATION
 SCORES = np.array([0.1, 0.2, 0.3, 0.9], np.float32)
 
 
-def test_the_share_is_of_rows_above_the_threshold_with_its_interval() -> None:
+def test_ood_fraction_counts_rows_above_the_threshold_with_its_interval() -> None:
     found = ood_fraction(SCORES, CALIBRATION, 0.95)
     assert found is not None
     assert (found.value, found.rows) == (0.25, 4)
     assert 0 < found.low < 0.25 < found.high < 1
 
 
-def test_without_a_threshold_there_is_no_share() -> None:
+def test_ood_fraction_is_none_without_a_threshold() -> None:
     none = CALIBRATION.outlier.model_copy(update={"threshold": None})
     without: Calibration = CALIBRATION.model_copy(update={"outlier": none})
     assert ood_fraction(SCORES, without, 0.95) is None
@@ -34,7 +34,9 @@ def test_without_a_threshold_there_is_no_share() -> None:
         ([1.0, np.nan, 3.0, 4.0], None),
     ],
 )
-def test_the_rank_correlation_is_spearmans(found: list[float], rank: float | None) -> None:
+def test_score_rank_agrees_with_scipys_spearman_correlation(
+    found: list[float], rank: float | None
+) -> None:
     assert score_rank(np.array(found, np.float32), SCORES) == (
         rank if rank is None else pytest.approx(rank, abs=1e-6)
     )

@@ -1,4 +1,4 @@
-"""The check before DVC: every mistake is named at once, and the reports of the last run stay."""
+"""Preflight: every mistake is named at once, and the reports of the last run stay."""
 
 import copy
 import tempfile
@@ -56,7 +56,7 @@ def test_the_projects_own_params_are_accepted() -> None:
     check_project()
 
 
-def test_a_folder_without_git_is_refused_with_both_ways_out(
+def test_folder_without_git_is_refused_with_both_remedies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (
@@ -103,11 +103,13 @@ MISTAKES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "text"), MISTAKES)
-def test_a_mistake_is_refused_before_any_stage_runs(key: str, value: Any, text: str) -> None:
+def test_preflight_refuses_each_mistake_before_any_stage_runs(
+    key: str, value: Any, text: str
+) -> None:
     assert text in refusal(**{key: value})
 
 
-def test_folds_beside_split_folders_are_refused_with_the_words_of_the_stage() -> None:
+def test_folds_with_split_folders_are_refused_as_the_stage_does() -> None:
     for split in ("train", "val", "test"):
         for label in "ab":
             folder = Path("photos", split, label)
@@ -121,7 +123,7 @@ def test_folds_beside_split_folders_are_refused_with_the_words_of_the_stage() ->
     check_project()
 
 
-def test_fixed_times_beside_shards_that_name_splits_are_refused() -> None:
+def test_time_cuts_with_shards_that_name_splits_are_refused() -> None:
     Path("shards").mkdir()
     table = pa.table({"image": [b"x"], "label": ["a"], "day": [1.0]})
     for split in ("train", "test"):
@@ -143,7 +145,7 @@ def test_fixed_times_beside_shards_that_name_splits_are_refused() -> None:
         ("evaluate__reference_model", "x" * 5000, "xxx"),
     ],
 )
-def test_a_path_that_no_system_takes_is_refused_by_its_key(key: str, value: str, text: str) -> None:
+def test_impossible_path_is_refused_with_its_key(key: str, value: str, text: str) -> None:
     said = refusal(**{key: value})
     assert text in said
     assert key.replace("__", ".") in said
@@ -201,7 +203,7 @@ def test_a_network_of_timm_that_cannot_be_frozen_is_refused() -> None:
 
 
 @pytest.mark.process
-def test_structured_pruning_that_takes_no_channel_out_is_refused() -> None:
+def test_structured_pruning_that_removes_no_channel_is_refused() -> None:
     pruned = {
         "prune__kind": "structured",
         "export__variants": ["fp32", "fp16", "pruned"],
@@ -238,7 +240,7 @@ def test_devices_that_this_machine_cannot_have_are_refused(
     assert text in refusal(**{f"train__{key}": value for key, value in changes.items()})
 
 
-def test_machines_that_a_launcher_names_are_not_judged_from_here(
+def test_machine_is_not_checked_with_a_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRAIN_LAUNCHER", "srun")
@@ -308,7 +310,7 @@ def test_every_mistake_of_every_section_is_named_at_once() -> None:
         assert part in text
 
 
-def test_the_columns_of_a_table_are_checked_by_its_header_only(tmp_path: Path) -> None:
+def test_preflight_checks_table_columns_by_the_header_only(tmp_path: Path) -> None:
     from tests.end_to_end.project import readme_params
 
     changes = {
@@ -331,7 +333,7 @@ HOSTS = [TrainingHost(0, True, None)]
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_what_is_left_to_auto_cannot_be_refused_without_a_gpu(
+def test_auto_settings_are_never_refused_without_a_gpu(
     host: TrainingHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway.preflight.training.why_no_cuda_driver", lambda: "no driver")
@@ -344,7 +346,7 @@ def test_what_is_left_to_auto_cannot_be_refused_without_a_gpu(
         place(named, host)
 
 
-def test_a_gpu_is_always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_is_always_checked_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway.preflight.training.why_no_cuda_driver", lambda: None)
     assert needs_the_machine(TrainParams.model_validate(CONTENT["train"]))
 

@@ -1,4 +1,4 @@
-"""The number of cores, with control groups as Linux writes them, in a folder."""
+"""Number of cores with simulated control groups of Linux."""
 
 import os
 from pathlib import Path
@@ -58,7 +58,7 @@ def v1(folder: Path, groups: str, root: str, **limits: str) -> Path:
     ],
     ids=["two", "one and a half", "a twentieth", "no limit", "more than there are"],
 )
-def test_a_quota_of_version_2_bounds_the_cores_and_a_part_counts_as_one(
+def test_cgroup_v2_quota_bounds_the_cores_rounded_up(
     tmp_path: Path, content: str, expected: int
 ) -> None:
     assert num_cores(v2(tmp_path, cpu_max=content)) == expected
@@ -67,7 +67,7 @@ def test_a_quota_of_version_2_bounds_the_cores_and_a_part_counts_as_one(
 @pytest.mark.parametrize(
     ("quota", "expected"), [("300000\n", 3), ("250000\n", 3), ("1000\n", 1), ("-1\n", CORES)]
 )
-def test_a_quota_of_version_1_bounds_the_cores(tmp_path: Path, quota: str, expected: int) -> None:
+def test_cgroup_v1_quota_bounds_the_cores(tmp_path: Path, quota: str, expected: int) -> None:
     groups = "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/system.slice\n"
     assert (
         num_cores(
@@ -83,7 +83,7 @@ def test_a_quota_of_version_1_bounds_the_cores(tmp_path: Path, quota: str, expec
     )
 
 
-def test_the_strictest_group_from_the_process_up_decides(tmp_path: Path) -> None:
+def test_strictest_quota_among_ancestor_groups_decides(tmp_path: Path) -> None:
     limits = {
         "pod__own__cpu_max": "600000 100000",
         "pod__cpu_max": "400000 100000",
@@ -92,11 +92,11 @@ def test_the_strictest_group_from_the_process_up_decides(tmp_path: Path) -> None
     assert num_cores(v2(tmp_path, "0::/pod/own\n", **limits)) == 4
 
 
-def test_another_groups_quota_is_none_of_ours(tmp_path: Path) -> None:
+def test_quota_of_another_control_group_is_ignored(tmp_path: Path) -> None:
     assert num_cores(v2(tmp_path, "0::/pod/own\n", pod__other__cpu_max="100000 100000")) == CORES
 
 
-def test_what_is_mounted_from_within_the_hierarchy_is_found_by_its_root(tmp_path: Path) -> None:
+def test_mount_of_a_sub_hierarchy_is_found_by_its_root(tmp_path: Path) -> None:
     proc = v2(
         tmp_path,
         "0::/kubepods/pod/own\n",
@@ -108,12 +108,12 @@ def test_what_is_mounted_from_within_the_hierarchy_is_found_by_its_root(tmp_path
 
 
 @pytest.mark.parametrize("path", ["/../elsewhere", "/kubepods/other"])
-def test_a_group_outside_of_what_is_mounted_has_the_mounts_quota(tmp_path: Path, path: str) -> None:
+def test_control_group_outside_the_mount_uses_the_mounts_quota(tmp_path: Path, path: str) -> None:
     assert num_cores(v2(tmp_path, f"0::{path}\n", "/kubepods/pod", cpu_max="200000 100000")) == 2
 
 
 @pytest.mark.parametrize("content", ["", "200000", "two 100000", "200000 0"])
-def test_a_file_of_another_form_is_no_limit(tmp_path: Path, content: str) -> None:
+def test_malformed_cgroup_file_means_no_limit(tmp_path: Path, content: str) -> None:
     assert num_cores(v2(tmp_path, cpu_max=content)) == CORES
 
 
@@ -131,5 +131,5 @@ def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
     assert num_cores(tmp_path) == CORES
 
 
-def test_this_process_has_at_least_one_core_and_no_more_than_it_sees() -> None:
+def test_num_cores_is_at_least_one_and_at_most_the_visible_cores() -> None:
     assert 1 <= num_cores() <= len(os.sched_getaffinity(0))

@@ -27,7 +27,7 @@ def test_digests_are_sha256(tmp_path: Path) -> None:
     )
 
 
-def test_verified_bytes_are_those_that_were_digested(tmp_path: Path) -> None:
+def test_read_verified_returns_the_hashed_bytes_or_refuses(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"content")
     assert files.read_verified(tmp_path / "a", files.sha256_bytes(b"content")) == b"content"
     with pytest.raises(IntegrityError, match="was altered"):
@@ -40,12 +40,12 @@ def test_equal_values_have_equal_json() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_json_has_no_numbers_that_other_readers_refuse(value: float) -> None:
+def test_canonical_json_refuses_nan_and_infinities(value: float) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         files.canonical_json(value)
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
     files.write_text(tmp_path / "deep" / "a.txt", "one")
     files.write_text(tmp_path / "deep" / "a.txt", "two")
     assert [(path.name, path.read_text()) for path in (tmp_path / "deep").iterdir()] == [
@@ -54,9 +54,7 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
-def test_a_private_file_is_private_from_its_first_byte_whatever_the_umask_and_the_old_one(
-    tmp_path: Path, umask: int
-) -> None:
+def test_private_file_is_private_from_its_first_byte(tmp_path: Path, umask: int) -> None:
     path = tmp_path / "a"
     path.write_text("for all")
     path.chmod(0o644)
@@ -77,7 +75,7 @@ def test_a_private_file_is_private_from_its_first_byte_whatever_the_umask_and_th
     ]
 
 
-def test_a_private_directory_is_made_so_and_one_that_is_there_keeps_its_mode(
+def test_private_directory_is_created_private_and_an_existing_one_keeps_its_mode(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "old").mkdir()
@@ -90,14 +88,14 @@ def test_a_private_directory_is_made_so_and_one_that_is_there_keeps_its_mode(
     ]
 
 
-def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"old": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         files.write_json(tmp_path / "a.json", {"new": float("nan")})
     assert (tmp_path / "a.json").read_text() == files.canonical_json({"old": 1})
 
 
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+def test_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     (tmp_path / f"a.{DEAD}.partial").write_text("half")
     (tmp_path / f"folder.{DEAD}.partial").mkdir()
     (tmp_path / f"folder.{DEAD}.partial" / "half").touch()
@@ -108,14 +106,14 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "folder"]
 
 
-def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+def test_partial_files_of_living_processes_are_kept(tmp_path: Path) -> None:
     (tmp_path / f"a.{os.getppid()}.partial").write_text("being written")
     (tmp_path / f"ab.{DEAD}.partial").write_text("another file's")
     files.write_text(tmp_path / "a", "whole")
     assert len(list(tmp_path.glob("*.partial"))) == 2
 
 
-def test_a_file_may_be_written_while_one_of_a_longer_name_is(tmp_path: Path) -> None:
+def test_files_whose_names_share_a_prefix_can_be_written_at_once(tmp_path: Path) -> None:
     with files.new_directory(tmp_path / "a.b") as folder:
         files.write_text(tmp_path / "a", "whole")
         (folder / "new").touch()
@@ -132,7 +130,7 @@ with files.new_directory(Path(sys.argv[1])) as folder:
 """
 
 
-def test_a_kill_while_the_old_directory_is_removed_leaves_no_half_of_it(tmp_path: Path) -> None:
+def test_kill_during_removal_leaves_no_half_directory(tmp_path: Path) -> None:
     with files.new_directory(tmp_path / "out") as folder:
         (folder / "old").touch()
     assert (
@@ -147,7 +145,7 @@ def test_a_kill_while_the_old_directory_is_removed_leaves_no_half_of_it(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_directory_takes_the_place_of_the_old_one_as_a_whole(tmp_path: Path) -> None:
+def test_new_directory_replaces_the_old_one_as_a_whole(tmp_path: Path) -> None:
     for name in ("old", "new"):
         with files.new_directory(tmp_path / "out") as folder:
             (folder / name).touch()
@@ -161,7 +159,7 @@ def _fill_and_stop(path: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_directory_that_fails_vanishes_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_new_directory_vanishes_after_an_error_and_the_old_one_stays(tmp_path: Path) -> None:
     with files.new_directory(tmp_path / "out") as folder:
         (folder / "old").touch()
     with pytest.raises(KeyboardInterrupt):
@@ -173,7 +171,7 @@ def test_a_directory_that_fails_vanishes_and_the_old_one_stays(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_other_file_system", [False, True])
-def test_a_finished_directory_takes_the_place_of_the_old_one(
+def test_move_directory_replaces_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_file_system: bool
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -197,7 +195,7 @@ def test_a_finished_directory_takes_the_place_of_the_old_one(
     assert (tmp_path / "out" / "deep" / "new").read_text() == "content"
 
 
-def test_a_directory_that_cannot_be_moved_leaves_the_old_one(
+def test_failed_move_of_a_directory_keeps_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("out", "work"):
@@ -249,7 +247,7 @@ def test_a_forked_child_of_a_killed_process_does_not_hold_its_lock(tmp_path: Pat
             assert (tmp_path / "lock").exists()
 
 
-def test_a_lock_keeps_a_second_process_out_until_the_first_is_killed(tmp_path: Path) -> None:
+def test_lock_excludes_a_second_process_until_the_first_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)],
@@ -271,7 +269,7 @@ def test_a_lock_keeps_a_second_process_out_until_the_first_is_killed(tmp_path: P
         assert path.read_text() == str(os.getpid())
 
 
-def test_claimed_space_gives_a_sparse_file_its_blocks(tmp_path: Path) -> None:
+def test_claim_space_allocates_the_blocks_of_a_sparse_file(tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 20)
@@ -280,7 +278,7 @@ def test_claimed_space_gives_a_sparse_file_its_blocks(tmp_path: Path) -> None:
     assert path.stat().st_size == 1 << 20 <= path.stat().st_blocks * 512
 
 
-def test_a_write_that_fails_says_where(tmp_path: Path) -> None:
+def test_failed_write_names_the_path(tmp_path: Path) -> None:
     code = (
         "import resource, sys; from pathlib import Path; from slipway.system import files\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
