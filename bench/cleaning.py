@@ -31,7 +31,7 @@ from PIL import Image, ImageEnhance
 import bench.growth
 from bench.conditions import conditions
 from bench.growth import COUNTS
-from slipway.data.images.cleaning import clean_samples, collect, digest_pixels
+from slipway.data.images.cleaning import clean_samples, compare_samples, digest_pixels
 from slipway.data.images.inspection import FACTS
 from slipway.data.images.near_duplicates import find_pairs
 from slipway.data.images.quality import THUMBNAIL_PX, measure
@@ -107,7 +107,7 @@ def seconds_of_clean(folder: Path) -> tuple[float, float]:
         begin = begin or time.perf_counter()
         batches.append(batch)
     inspected = time.perf_counter()
-    collect(batches, CLEAN, "image_classification", again)
+    compare_samples(batches, CLEAN, "image_classification", again)
     share = 1 - batches[0].num_rows / sum(batch.num_rows for batch in batches)
     return (inspected - begin) / share, time.perf_counter() - inspected
 
@@ -249,7 +249,9 @@ def growth() -> list[str]:
 
 def growth_of(count: int) -> str:
     """Processor time, without making the facts, and memory that no file backs, to compare `count` rows with random thumbnails."""
-    collect(_facts(4096), CLEAN, "image_classification", lambda _: iter(()))  # what is loaded once
+    compare_samples(
+        _facts(4096), CLEAN, "image_classification", lambda _: iter(())
+    )  # what is loaded once
     before, most = _anonymous_bytes(), 0
     done = threading.Event()
 
@@ -265,7 +267,7 @@ def growth_of(count: int) -> str:
     watcher = threading.Thread(target=watch)
     watcher.start()
     begin = time.process_time()
-    collect(_facts(count), CLEAN, "image_classification", lambda _: iter(()))
+    compare_samples(_facts(count), CLEAN, "image_classification", lambda _: iter(()))
     seconds = time.process_time() - begin - making
     done.set()
     watcher.join()

@@ -75,7 +75,7 @@ def _run_images(params: Params, data: DataParams, layout: sources.Layout) -> Non
     inspected = progress(
         batches, "clean", sources.count_samples(data), lambda batch: batch.num_rows
     )
-    cleaned = cleaning.collect(
+    cleaned = cleaning.compare_samples(
         inspected,
         params.clean,
         data.task,

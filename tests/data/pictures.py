@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.config.sections import CleanParams, DataParams
-from slipway.data.images.cleaning import Cleaned, clean_samples, collect, digest_pixels
+from slipway.data.images.cleaning import Cleaned, clean_samples, compare_samples, digest_pixels
 from slipway.data.sources.checksums import ChecksumList
 from slipway.data.sources.samples import RawSample
 from slipway.inputs.images import ImageContract
@@ -84,7 +84,7 @@ def cleaned_by(
     def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
         return digest_pixels(read(wanted), params, num_workers)
 
-    return collect(
+    return compare_samples(
         clean_samples(read(None), params, num_workers, classes), params, task, again, digests
     )
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipway.data.engine import scratch_tables
-from slipway.data.images.cleaning import collect
+from slipway.data.engine import scratch
+from slipway.data.images.cleaning import compare_samples
 from slipway.data.images.inspection import FACTS
 from tests.data.raw_files import cleaned, data_params
 from tests.project_params import clean_params
@@ -54,7 +54,7 @@ def facts(count: int) -> Iterator[pa.RecordBatch]:
 
 
 def clean_images(count: int) -> None:
-    collect(facts(count), clean_params(), "image_classification", lambda _: iter(()))
+    compare_samples(facts(count), clean_params(), "image_classification", lambda _: iter(()))
 
 
 def clean_csv(count: int) -> None:
@@ -73,7 +73,7 @@ def clean_csv(count: int) -> None:
 def tell(kind: str, place: str) -> None:
     """Print the bytes of each row more, with arrays in files or, for the twin, in memory."""
     if place == "memory":
-        scratch_tables._SMALLEST_FILE_BYTES = 1 << 60
+        scratch._SMALLEST_FILE_BYTES = 1 << 60
     fewer, more = (
         peak({"images": clean_images, "table": clean_csv}[kind], count) for count in COUNTS
     )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from slipway.data.engine.scratch_tables import first_bytes
+from slipway.data.engine.scratch import first_bytes
 from slipway.system import files
 from slipway.system.errors import SchemaError
 

@@ -1,4 +1,4 @@
-"""Pictures that look the same: each cluster has a name, and what the params say of near duplicates is done."""
+"""Near-duplicate images: assigns a cluster to each row and applies the `near_duplicate` rule."""
 
 from dataclasses import dataclass
 
@@ -8,23 +8,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.data.engine.rows import ids
-from slipway.data.engine.scratch_arrays import full, order_of, parts_of, rows_where, taken
-from slipway.data.engine.scratch_tables import first_bytes, gathered, numbers
-from slipway.data.images import near_duplicates
+from slipway.data.engine.scratch import first_bytes, order_by, take, take_rows
+from slipway.data.images.near_duplicates import DuplicatePairs, cluster_roots, find_pairs
 from slipway.data.images.quality import THUMBNAIL_PX
 from slipway.data.images.thumbnails import ThumbnailFile
 from slipway.data.rules.findings import RuleFindings
 
 _ID_BYTES = 16
+NO_CLUSTER = -1
 
 
 @dataclass(frozen=True)
 class ClusteredRows:
-    """Rows of the facts by id, and each one's cluster."""
+    """Kept rows, ordered by id, and the near-duplicate cluster of each."""
 
-    rows: NDArray[np.int64]  # (N,)
-    clusters: NDArray[np.int32]  # (N,) a place in `names`, -1 for a row without a twin
-    names: pa.Array  # the smallest id in each cluster
+    rows: NDArray[np.int64]  # (N,) row numbers in the facts table
+    clusters: NDArray[np.int32]  # (N,) index into `names`, or NO_CLUSTER
+    names: pa.Array  # (C,) smallest id in each cluster
 
 
 def apply_near_duplicate_rule(
@@ -34,82 +34,100 @@ def apply_near_duplicate_rule(
     max_bits: int,
     findings: RuleFindings,
 ) -> ClusteredRows:
-    """The rows by id, without the near duplicates that are refused."""
-    rows = _by_id(facts, rows)
-    clusters = full(len(rows), -1, np.int32)
-    if findings.action("near_duplicate") is None:
-        return ClusteredRows(rows, clusters, pa.array([], pa.string()))
-    twins = _twins(facts, rows, thumbnails, max_bits)
-    places = np.unique(twins.pairs)  # from here on only of those that look like another
-    twins = near_duplicates.DuplicatePairs(
-        np.searchsorted(places, twins.pairs).reshape(-1, 2), twins.correlations
-    )
-    roots = near_duplicates.clusters(twins, len(places), len(rows))
-    table = gathered(facts.select(["source", "label", "sha256"]), rows[places])
-    _note_conflicts(table, twins, findings)
-    later = (roots >= 0) & (roots != np.arange(len(roots)))
-    is_refused = findings.action("near_duplicate") == "refuse"
-    marked = pa.array(later if is_refused else roots >= 0)
-    details = pc.binary_join_element_wise(
-        "looks like ", _like_whom(table, twins, roots).filter(marked), ""
-    )
-    findings.apply(table, marked, "near_duplicate", details)
-    firsts = np.unique(roots[roots >= 0])
-    clusters[places] = np.where(roots < 0, -1, np.searchsorted(firsts, roots))
-    names = ids(table["sha256"].take(pa.array(firsts)))
-    if is_refused:
-        is_kept = full(len(rows), True, np.bool_)
-        is_kept[places[later]] = False
-        kept = rows_where(is_kept)
-        return ClusteredRows(taken(rows, kept), taken(clusters, kept), names)
-    return ClusteredRows(rows, clusters, names)
+    """Cluster near duplicates among `rows` and flag or refuse them, as the rule's action says.
+
+    With `refuse`, the row with the smallest id of each cluster is kept. The result depends on the
+    content of the images only, never on file order or the number of workers.
+    """
+    rows = _sort_by_id(facts, rows)
+    action = findings.action("near_duplicate")
+    if action is None:
+        return ClusteredRows(
+            rows, np.full(len(rows), NO_CLUSTER, np.int32), pa.array([], pa.string())
+        )
+
+    # Everything below handles only the rows that have a near duplicate: few, even in large sets.
+    pairs, positions = _find_pairs(facts, rows, thumbnails, max_bits)
+    table = take_rows(facts.select(["source", "label", "sha256"]), rows[positions])
+    _flag_label_conflicts(table, pairs, findings)
+
+    roots = cluster_roots(pairs, len(positions), len(rows))
+    in_cluster = roots >= 0
+    is_extra = in_cluster & (roots != np.arange(len(roots)))  # all but the first of its cluster
+    affected = pa.array(is_extra if action == "refuse" else in_cluster)
+    lookalikes = _lookalike_sources(table, pairs, roots).filter(affected)
+    details = pc.binary_join_element_wise("looks like ", lookalikes, "")
+    findings.apply(table, affected, "near_duplicate", details)
+
+    unique_roots = np.unique(roots[in_cluster])
+    clusters = np.full(len(rows), NO_CLUSTER, np.int32)
+    cluster_index = np.searchsorted(unique_roots, roots)
+    clusters[positions] = np.where(in_cluster, cluster_index, NO_CLUSTER)
+    names = ids(table["sha256"].take(pa.array(unique_roots)))
+    if action != "refuse":
+        return ClusteredRows(rows, clusters, names)
+
+    is_kept = np.full(len(rows), True, np.bool_)
+    is_kept[positions[is_extra]] = False
+    kept = np.flatnonzero(is_kept)
+    return ClusteredRows(rows[kept], clusters[kept], names)
 
 
-def _by_id(facts: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    words = taken(first_bytes(facts["sha256"], _ID_BYTES), rows).view(">u8")
-    return taken(rows, order_of(words[:, 0], words[:, 1]))
+def _sort_by_id(facts: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    halves = take(first_bytes(facts["sha256"], _ID_BYTES), rows).view(">u8")  # (N, 2)
+    return take(rows, order_by(*halves.T))
 
 
-def _twins(
+def _find_pairs(
     facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int
-) -> near_duplicates.DuplicatePairs:
-    """Pairs of places in `rows`, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
-    widths, heights, is_large = (
-        numbers(facts["width"]),
-        numbers(facts["height"]),
-        full(len(rows), False, np.bool_),
-    )
-    for part in parts_of(len(rows)):
-        is_large[part] = np.minimum(widths[rows[part]], heights[rows[part]]) >= THUMBNAIL_PX
-    large = rows_where(is_large)
-    twins = near_duplicates.find_pairs(thumbnails.at(taken(rows, large)), max_bits)
-    return near_duplicates.DuplicatePairs(large[twins.pairs], twins.correlations)
+) -> tuple[DuplicatePairs, NDArray[np.int64]]:
+    """Find pairs of near duplicates among images at least as large as a thumbnail.
+
+    Smaller images carry too little detail: too many of them look alike.
+
+    Returns:
+        The pairs, as indices into the second value, and the positions in `rows` that occur in
+        any pair, ascending.
+    """
+    shorter_sides = pc.min_element_wise(facts["width"], facts["height"]).to_numpy()
+    candidates = np.flatnonzero(shorter_sides[rows] >= THUMBNAIL_PX)
+
+    found = find_pairs(thumbnails.at(take(rows, candidates)), max_bits)
+    pairs = candidates[found.pairs]
+    positions = np.unique(pairs)
+    indices = np.searchsorted(positions, pairs).reshape(-1, 2)
+    return DuplicatePairs(indices, found.correlations), positions
 
 
-def _like_whom(
-    table: pa.Table, twins: near_duplicates.DuplicatePairs, roots: NDArray[np.int64]
+def _lookalike_sources(
+    table: pa.Table, pairs: DuplicatePairs, roots: NDArray[np.int64]
 ) -> pa.Array:
-    """(N,) the source of one row that each row looks like, the first by id; its cluster's first where no pair is left."""
-    others = np.where(roots < 0, 0, roots)
-    same = roots[twins.pairs[:, 0]] == roots[twins.pairs[:, 1]]
-    for first, second in ((0, 1), (1, 0)):
-        pairs = twins.pairs[same][::-1]  # the last one written stays: the smallest
-        others[pairs[:, first]] = pairs[:, second]
-    return table["source"].combine_chunks().take(pa.array(others))
+    """Name for each row one row it looks like: the smallest id among its pairs.
+
+    A row whose pairs were all cut when a large cluster was divided gets its cluster's first row.
+    """
+    lookalikes = np.where(roots < 0, 0, roots)
+    first_cluster = roots[pairs.pairs[:, 0]]
+    second_cluster = roots[pairs.pairs[:, 1]]
+    within_cluster = pairs.pairs[first_cluster == second_cluster]
+    for row, other in ((0, 1), (1, 0)):
+        descending = within_cluster[::-1]  # the smallest id is written last and stays
+        lookalikes[descending[:, row]] = descending[:, other]
+    return table["source"].combine_chunks().take(pa.array(lookalikes))
 
 
-def _note_conflicts(
-    table: pa.Table, twins: near_duplicates.DuplicatePairs, findings: RuleFindings
-) -> None:
-    if table["label"].null_count == table.num_rows:
+def _flag_label_conflicts(table: pa.Table, pairs: DuplicatePairs, findings: RuleFindings) -> None:
+    """Flag rows that look like a row with another label (`near_conflict`)."""
+    has_labels = table["label"].null_count < table.num_rows
+    if not has_labels:
         return
-    labels = table["label"].combine_chunks().dictionary_encode()
-    codes = np.asarray(labels.indices)
-    pairs = twins.pairs[codes[twins.pairs[:, 0]] != codes[twins.pairs[:, 1]]]
-    pairs = np.concatenate([pairs, pairs[:, ::-1]])
-    _, first = np.unique(pairs[:, 0], return_index=True)
-    mine, other = table.take(pa.array(pairs[first, 0])), table.take(pa.array(pairs[first, 1]))
+    labels = np.asarray(table["label"].combine_chunks().dictionary_encode().indices)
+    one_way = pairs.pairs[labels[pairs.pairs[:, 0]] != labels[pairs.pairs[:, 1]]]
+    both_ways = np.concatenate([one_way, one_way[:, ::-1]])
+    _, first_of_row = np.unique(both_ways[:, 0], return_index=True)
+    rows = table.take(pa.array(both_ways[first_of_row, 0]))
+    others = table.take(pa.array(both_ways[first_of_row, 1]))
     details = pc.binary_join_element_wise(
-        mine["label"], " looks like ", other["label"], " of ", other["source"], ""
+        rows["label"], " looks like ", others["label"], " of ", others["source"], ""
     )
-    findings.flag(mine["source"], "near_conflict", details)
+    findings.flag(rows["source"], "near_conflict", details)

@@ -1,7 +1,7 @@
-"""Pictures with the same pixels: one is kept, the others are refused, and their classes must agree.
+"""Images with equal pixels: one is kept, the others are refused, and their labels must agree.
 
-Of most JPEGs only the luma was decoded. Those that may have a copy with other bytes are read a second time, for a digest of all
-pixels; of all others only equal bytes are equal pictures.
+Of most JPEGs only the luma was decoded. Those that may equal an image with other bytes are read a
+second time, for a digest of all pixels. For all others, equal pixels mean equal bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch_arrays import full, order_of, parts_of, rows_where, taken
-from slipway.data.engine.scratch_tables import (
+from slipway.data.engine.scratch import (
     first_bytes,
-    gathered,
-    is_present,
-    numbers,
+    order_by,
     scratch_array,
+    slices,
+    take,
+    take_rows,
 )
 from slipway.data.images.inspection import PIXELS
 from slipway.data.images.luma_candidates import luma_candidates
@@ -26,144 +26,144 @@ from slipway.data.rules.findings import RuleFindings
 from slipway.data.rules.rules import IN_ANOTHER_SPLIT
 from slipway.system.errors import DataError
 
-KEPT_FIRST = (
-    "test",
-    "val",
-    "train",
-)  # of copies in several given splits: what is measured stays whole
+KEPT_FIRST = ("test", "val", "train")  # of copies in several given splits: test stays whole
 _MAX_SHOWN = 3
 _PIXEL_BYTES = 16
 
-DigestPixels = Callable[
-    [frozenset[str]], Iterable[pa.RecordBatch]
-]  # batches of PIXELS of the samples with these sources
+# Returns batches of PIXELS of the samples with these sources.
+DigestPixels = Callable[[frozenset[str]], Iterable[pa.RecordBatch]]
 
 
 def apply_exact_duplicate_rule(
     facts: pa.Table,
     rows: NDArray[np.int64],
     thumbnails: ThumbnailFile,
-    again: DigestPixels,
+    digest_pixels: DigestPixels,
     findings: RuleFindings,
 ) -> NDArray[np.int64]:
-    """Of `rows` of the facts, rising, those that are kept."""
-    pixels = _pixel_digests(facts, rows, thumbnails, again)
-    is_kept = _is_alone(pixels.view(np.uint64)[:, 0])
-    places = rows_where(~is_kept)
-    if not len(places):
+    """Refuse copies among `rows` of the facts, which ascend; return the rows that are kept."""
+    pixels = _pixel_digests(facts, rows, thumbnails, digest_pixels)
+    is_kept = _is_unique(pixels.view(np.uint64)[:, 0])
+    positions = np.flatnonzero(~is_kept)
+    if not len(positions):
         return rows
-    shared = rows[places]
+
+    # From here on only the rows that share their pixels: few, even in large sets.
+    copies = rows[positions]
     digests = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(_PIXEL_BYTES), len(shared), [None, pa.py_buffer(pixels[places])]
+        pa.binary(_PIXEL_BYTES), len(copies), [None, pa.py_buffer(pixels[positions])]
     )
-    table = gathered(
-        facts.select(["sha256", "group", "source", "label", "target", "given_split"]), shared
-    )
-    table = table.append_column("pixels", digests).append_column("row", pa.array(shared))
+    columns = ["sha256", "group", "source", "label", "target", "given_split"]
+    table = take_rows(facts.select(columns), copies)
     order = pc.fill_null(pc.index_in(table["given_split"], pa.array(KEPT_FIRST)), len(KEPT_FIRST))
-    table = table.append_column("order", order)
+    for name, values in (("pixels", digests), ("row", pa.array(copies)), ("order", order)):
+        table = table.append_column(name, values)
     table = table.sort_by(
-        [(column, "ascending") for column in ("pixels", "order", "sha256", "group", "source")]
+        [(name, "ascending") for name in ("pixels", "order", "sha256", "group", "source")]
     )
-    is_kept[places[np.searchsorted(shared, _compare(table, findings)["row"].to_numpy())]] = True
-    return taken(rows, rows_where(is_kept))
+    kept = _compare(table, findings)["row"].to_numpy()
+    is_kept[positions[np.searchsorted(copies, kept)]] = True
+    return rows[is_kept]
 
 
-def _is_alone(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(N,) whether no other row has the same key."""
-    order, found = order_of(keys), full(len(keys), True, np.bool_)
-    for part in parts_of(len(keys) - 1):
+def _is_unique(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(N,) True if no other row has the same key."""
+    order = order_by(keys)
+    found = np.ones(len(keys), np.bool_)
+    for part in slices(len(keys) - 1):
         rows = order[part.start : part.stop + 1]
-        same = keys[rows[1:]] == keys[rows[:-1]]
-        found[rows[1:][same]] = False
-        found[rows[:-1][same]] = False
+        is_same = keys[rows[1:]] == keys[rows[:-1]]
+        found[rows[1:][is_same]] = False
+        found[rows[:-1][is_same]] = False
     return found
 
 
-# The digests of those that may have copies ----------------------------------------------------------------------------------------
+# Digests of pixels ---------------------------------------------------------------------------------
 
 
 def _pixel_digests(
-    facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, again: DigestPixels
+    facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, digest_pixels: DigestPixels
 ) -> NDArray[np.uint8]:
-    """(N, 16) equal for rows of equal pixels: digests of the pixels, and of the bytes where no other bytes can be a copy."""
-    pixels = taken(first_bytes(facts["sha256"], _PIXEL_BYTES), rows)
-    is_digested = taken(is_present(facts["pixels"]), rows)
+    """(N, 16) equal for rows of equal pixels.
+
+    A digest of the pixels, or of the bytes if no image with other bytes can be a copy.
+    """
+    pixels = take(first_bytes(facts["sha256"], _PIXEL_BYTES), rows)
+    is_digested = pc.is_valid(facts["pixels"]).to_numpy()[rows]
     if not is_digested.all():
         sizes = scratch_array((len(rows), 2), np.int32)
         for side, name in enumerate(("width", "height")):
-            sizes[:, side] = taken(numbers(facts[name]), rows)
-        doubtful = rows_where(
-            luma_candidates(thumbnails.at(rows), sizes, pixels.view(np.uint64)[:, 0], is_digested)
+            sizes[:, side] = facts[name].to_numpy()[rows]
+        contents = pixels.view(np.uint64)[:, 0]
+        candidates = np.flatnonzero(
+            luma_candidates(thumbnails.at(rows), sizes, contents, is_digested)
         )
-        if len(doubtful):
-            pixels[doubtful] = _read_again(
-                gathered(facts.select(["source", "sha256"]), rows[doubtful]), again
-            )
+        if len(candidates):
+            table = take_rows(facts.select(["source", "sha256"]), rows[candidates])
+            pixels[candidates] = _read_again(table, digest_pixels)
     digests = first_bytes(facts["pixels"], _PIXEL_BYTES)
-    for part in parts_of(len(rows)):
+    for part in slices(len(rows)):
         chosen = is_digested[part]
         pixels[part][chosen] = digests[rows[part][chosen]]
     return pixels
 
 
-def _read_again(doubtful: pa.Table, again: DigestPixels) -> NDArray[np.uint8]:
+def _read_again(candidates: pa.Table, digest_pixels: DigestPixels) -> NDArray[np.uint8]:
     """(N, 16) digests of all pixels; one row of each content is read."""
-    chosen = doubtful.group_by("sha256").aggregate([("source", "min")]).combine_chunks()
-    found = pa.Table.from_batches(
-        again(frozenset(chosen["source_min"].to_pylist())), PIXELS
-    ).combine_chunks()
+    chosen = candidates.group_by("sha256").aggregate([("source", "min")]).combine_chunks()
+    batches = digest_pixels(frozenset(chosen["source_min"].to_pylist()))
+    found = pa.Table.from_batches(batches, PIXELS).combine_chunks()
     found = found.take(pc.index_in(chosen["source_min"], found["source"]))
-    sound = pc.fill_null(
-        pc.and_(pc.equal(found["sha256"], chosen["sha256"]), pc.is_valid(found["pixels"])), False
+    is_same = pc.and_(pc.equal(found["sha256"], chosen["sha256"]), pc.is_valid(found["pixels"]))
+    altered = sorted(
+        chosen["source_min"].filter(pc.invert(pc.fill_null(is_same, False))).to_pylist()
     )
-    if not pc.all(sound, min_count=0).as_py():
-        altered = sorted(chosen["source_min"].filter(pc.invert(sound)).to_pylist())
+    if altered:
         names = ", ".join(altered[:_MAX_SHOWN]) + ", ..." * (len(altered) > _MAX_SHOWN)
         raise DataError(
-            f"{len(altered)} images were altered while `clean` read them: {names}. Let the data rest, and run it again."
+            f"{len(altered)} images changed while `clean` read them: {names}. "
+            "Make sure that nothing writes to the data, and run it again."
         )
-    places = pc.index_in(doubtful["sha256"], chosen["sha256"].combine_chunks())
+    places = pc.index_in(candidates["sha256"], chosen["sha256"].combine_chunks())
     return first_bytes(found["pixels"].take(places), _PIXEL_BYTES)
 
 
+# Comparison of copies ------------------------------------------------------------------------------
+
+
 def _compare(rows: pa.Table, findings: RuleFindings) -> pa.Table:
-    """Of rows with equal pixels, which lie together, the first is kept; with different classes or numbers, the params decide."""
-    if not rows.num_rows:
-        return rows
+    """Refuse all but the first of each run of equal pixels, and whole runs whose labels conflict."""
     pixels = rows["pixels"].combine_chunks()
-    begins = np.concatenate([[True], np.asarray(pc.not_equal(pixels[1:], pixels[:-1]))])
-    starts = np.flatnonzero(begins)
-    group_of = np.cumsum(begins) - 1
-    in_conflict = np.zeros(len(starts), bool)
+    is_first = np.append(True, np.asarray(pc.not_equal(pixels[1:], pixels[:-1])))
+    starts = np.flatnonzero(is_first)
+    group_of = np.cumsum(is_first) - 1
+    is_refused = np.zeros(len(starts), bool)
     for column, rule in (("label", "conflicting_label"), ("target", "conflicting_target")):
-        groups = _conflicting(rows[column], starts)
-        in_conflict[groups] |= findings.action(rule) == "refuse"
-        _note_conflicts(rows, column, rule, starts, groups, findings)
-    copies = ~begins & ~in_conflict[group_of]
-    first_sources = rows["source"].take(pa.array(starts[group_of[copies]]))
-    given = rows["given_split"].combine_chunks()
-    first_splits = given.take(pa.array(starts[group_of]))
-    across = pc.fill_null(pc.not_equal(given, first_splits), False).filter(pa.array(copies))
-    where = pc.if_else(
-        across,
-        pc.binary_join_element_wise(IN_ANOTHER_SPLIT, first_splits.filter(pa.array(copies)), ""),
-        "",
+        groups = _conflicting_groups(rows[column], starts)
+        is_refused[groups] |= findings.action(rule) == "refuse"
+        _report_conflicts(rows, column, rule, starts, groups, findings)
+
+    is_copy = pa.array(~is_first & ~is_refused[group_of])
+    copies = rows.filter(is_copy)
+    originals = rows.take(pa.array(starts[group_of])).filter(is_copy)
+    is_across = pc.fill_null(pc.not_equal(copies["given_split"], originals["given_split"]), False)
+    split = pc.binary_join_element_wise(IN_ANOTHER_SPLIT, originals["given_split"], "")
+    details = pc.binary_join_element_wise(
+        "the same pixels as ", originals["source"], pc.if_else(is_across, split, ""), ""
     )
-    details = pc.binary_join_element_wise("the same picture as ", first_sources, where, "")
-    findings.refuse(rows["source"].filter(pa.array(copies)), "exact_duplicate", details)
-    return rows.filter(pa.array(begins & ~in_conflict[group_of]))
+    findings.refuse(copies["source"], "exact_duplicate", details)
+    return rows.filter(pa.array(is_first & ~is_refused[group_of]))
 
 
-def _conflicting(column: pa.ChunkedArray, starts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The groups of rows that do not all have the same value; rows without one play no part."""
+def _conflicting_groups(column: pa.ChunkedArray, starts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the groups with different values; a column without values has none."""
     if column.null_count == len(column):
         return np.zeros(0, np.intp)
     codes = np.asarray(pc.rank(column, tiebreaker="dense"))
     return np.flatnonzero(np.minimum.reduceat(codes, starts) != np.maximum.reduceat(codes, starts))
 
 
-def _note_conflicts(
+def _report_conflicts(
     rows: pa.Table,
     column: str,
     rule: str,
@@ -178,7 +178,8 @@ def _note_conflicts(
         named = ", ".join(
             repr(value) if isinstance(value, str) else f"{value:g}" for value in values
         )
-        detail = f"the same picture with {named}: {', '.join(same['source'].slice(0, _MAX_SHOWN).to_pylist())}"
+        sources = ", ".join(same["source"].slice(0, _MAX_SHOWN).to_pylist())
+        detail = f"the same pixels with {named}: {sources}"
         if findings.action(rule) == "refuse":
             findings.refuse(same["source"], rule, detail)
         else:

@@ -1,7 +1,4 @@
-"""The thumbnails of all pictures, in a file without a name: a quarter of a kilobyte each that need not stay in memory.
-
-See `scratch_tables` for what becomes of the file.
-"""
+"""The thumbnails of all images in a scratch file: 256 bytes each, read only when needed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch_arrays import taken
-from slipway.data.engine.scratch_tables import scratch_file
+from slipway.data.engine.scratch import scratch_file, take
 from slipway.data.images.inspection import FACTS
 from slipway.data.images.quality import THUMBNAIL_PX
 
@@ -23,13 +19,13 @@ _COLUMN = FACTS.get_field_index("thumbnail")
 
 @contextmanager
 def thumbnail_file() -> Iterator["ThumbnailFile"]:
-    """A new one, closed with the block."""
+    """Create a thumbnail file that is closed with the block."""
     with scratch_file() as file:
         yield ThumbnailFile(file)
 
 
 class ThumbnailFile:
-    """Takes the thumbnails out of batches of FACTS, and gives them back by the number of the row."""
+    """Takes the thumbnails out of batches of FACTS and returns them by row number."""
 
     schema = FACTS.remove(_COLUMN)
 
@@ -37,39 +33,36 @@ class ThumbnailFile:
         self._file, self._count = file, 0
 
     def take_from(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch without its column `thumbnail`."""
+        """Store the thumbnails of a batch and return the batch without them."""
         thumbnails = pc.fill_null(batch.column(_COLUMN), bytes(_BYTES))
         begin = thumbnails.offset * _BYTES
-        self._file.write(
-            memoryview(thumbnails.buffers()[1])[begin : begin + len(thumbnails) * _BYTES]
-        )
+        content = memoryview(thumbnails.buffers()[1])
+        self._file.write(content[begin : begin + len(thumbnails) * _BYTES])
         self._count += batch.num_rows
         return batch.remove_column(_COLUMN)
 
-    def at(self, places: NDArray[np.int64]) -> "Thumbnails":
-        """Those of some rows, counted over all batches, in their order."""
+    def at(self, rows: NDArray[np.int64]) -> "Thumbnails":
+        """Return the thumbnails of some rows, numbered over all batches."""
+        if not self._count:
+            return Thumbnails(np.zeros((0, _BYTES), np.uint8), rows)
         self._file.flush()
-        pixels = (
-            np.memmap(self._file, np.uint8, "r", shape=(self._count, _BYTES))
-            if self._count
-            else np.zeros((0, _BYTES), np.uint8)
-        )
-        return Thumbnails(pixels, places)
+        pixels = np.memmap(self._file, np.uint8, "r", shape=(self._count, _BYTES))
+        return Thumbnails(pixels, rows)
 
 
 class Thumbnails:
-    """(N, 256) uint8 that are read when they are asked for."""
+    """(N, 256) uint8, read from the file by index."""
 
-    def __init__(self, pixels: NDArray[np.uint8], places: NDArray[np.int64]) -> None:
-        self._pixels, self._places = pixels, places
+    def __init__(self, pixels: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
+        self._pixels, self._rows = pixels, rows
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._rows)
 
-    def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        """(B, 256) of a slice or of row numbers."""
-        return np.asarray(self._pixels[self._places[rows]])
+    def __getitem__(self, chosen: Any) -> NDArray[np.uint8]:
+        """(B, 256) the thumbnails of a slice or an array of indices."""
+        return np.asarray(self._pixels[self._rows[chosen]])
 
-    def of(self, rows: NDArray[np.int64]) -> "Thumbnails":
-        """Those of some rows."""
-        return Thumbnails(self._pixels, taken(self._places, rows))
+    def of(self, chosen: NDArray[np.int64]) -> "Thumbnails":
+        """Return the thumbnails at some indices."""
+        return Thumbnails(self._pixels, take(self._rows, chosen))

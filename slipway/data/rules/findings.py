@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 
 from slipway.config.sections import Action, RuleParams
 from slipway.data.engine.rows import QUARANTINE
-from slipway.data.engine.scratch_arrays import parts_of
-from slipway.data.engine.scratch_tables import gathered, stored
+from slipway.data.engine.scratch import slices, store_table, take_rows
 from slipway.data.rules import rules
 
 FINDINGS = pa.schema(
@@ -66,7 +65,7 @@ class RuleFindings:
             earlier, itertools.chain.from_iterable(_flags(batch).to_batches() for batch in facts)
         )
         kept = (batch.filter(pc.invert(pc.is_in(batch["source"], refused))) for batch in flagged)
-        self._flagged = [stored(kept, FINDINGS)]
+        self._flagged = [store_table(kept, FINDINGS)]
 
     def flags_of(self, sources: pa.ChunkedArray) -> pa.Array:
         """A list of flags for each of the sources, which are a part of the kept ones, by name."""
@@ -98,11 +97,11 @@ def _sorted(tables: list[pa.Table]) -> pa.Table:
     order = np.asarray(
         pc.sort_indices(table, [(name, "ascending") for name in ("rule", "source", "detail")])
     ).astype(np.int64)
-    return stored(
+    return store_table(
         (
             batch
-            for part in parts_of(len(order))
-            for batch in gathered(table, order[part]).to_batches()
+            for part in slices(len(order))
+            for batch in take_rows(table, order[part]).to_batches()
         ),
         FINDINGS,
     )

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch_tables import scratch_array
+from slipway.data.engine.scratch import scratch_array
 
 _OVER_MEDIAN = (
     1.4826  # a normal distribution's standard deviation over its median absolute deviation

@@ -21,9 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch_arrays import full, rows_where
-from slipway.data.engine.scratch_tables import scratch_array, stored_array
-from slipway.data.engine.scratch_tables import stored as stored_table
+from slipway.data.engine.scratch import scratch_array, store_array, store_table
 from slipway.data.sources.image_tables import NOT_AN_OBJECT, is_jsonl, json_records
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.shards import shard_splits, table_files
@@ -127,14 +125,14 @@ def _read_csv(path: Path, only: Collection[str] | None) -> RawTable:
         except pa.ArrowInvalid as again:
             raise _unreadable_csv(path, again) from again
     del payload  # as large as the file
-    kept = full(table.num_rows + len(malformed), True, np.bool_)
+    kept = np.full(table.num_rows + len(malformed), True, np.bool_)
     kept[[number for number, _ in malformed]] = False
     wanted = [index for index, name in enumerate(names) if only is None or name.strip() in only]
     columns = {
         names[index].strip(): _text_column(names[index].strip(), table.column(index))
         for index in wanted
     }
-    return RawTable(columns, rows_where(kept), malformed)
+    return RawTable(columns, np.flatnonzero(kept), malformed)
 
 
 def _parse(
@@ -164,9 +162,7 @@ def _parse(
             strings_can_be_null=False,
         ),
     )
-    return (
-        reader.read_all() if len(payload) <= _BLOCK_BYTES else stored_table(reader, reader.schema)
-    )
+    return reader.read_all() if len(payload) <= _BLOCK_BYTES else store_table(reader, reader.schema)
 
 
 def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
@@ -364,12 +360,12 @@ def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataTy
             zero_copy_only=False
         )
         begin += len(chunk)
-    values = stored_array(chunks[-1].dictionary) if chunks else pa.array([], column.type)
+    values = store_array(chunks[-1].dictionary) if chunks else pa.array([], column.type)
     return RawColumn(name, stored, values, codes, str(kind))
 
 
 def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     raw = _encoded(name, "text", column, pa.string())
     return RawColumn(
-        name, "text", stored_array(pc.utf8_trim_whitespace(raw.values)), raw.codes, "string"
+        name, "text", store_array(pc.utf8_trim_whitespace(raw.values)), raw.codes, "string"
     )

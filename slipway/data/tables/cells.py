@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch_arrays import parts_of, taken
-from slipway.data.engine.scratch_tables import scratch_array
+from slipway.data.engine.scratch import scratch_array, slices, take
 from slipway.data.sources.raw_tables import EXACT_INTEGERS, NOT_UTF8, RawColumn
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, Kind, read_date
 
@@ -48,13 +47,13 @@ class TypedColumn:
     @cached_property
     def cell_states(self) -> NDArray[np.uint8]:
         """(N,) GOOD, MISSING or BAD."""
-        return taken(self.states, self.raw.codes)
+        return take(self.states, self.raw.codes)
 
     @cached_property
     def cells(self) -> NDArray[np.float64] | NDArray[np.object_]:
         """(N,) the values of the rows."""
         return (
-            taken(self.values, self.raw.codes)
+            take(self.values, self.raw.codes)
             if self.values.dtype == np.float64
             else self.values[self.raw.codes]
         )
@@ -65,7 +64,7 @@ class TypedColumn:
         _, keys = np.unique(self.values[self.states == GOOD], return_inverse=True)
         by_value = np.zeros(len(self.values), np.int64)
         by_value[self.states == GOOD] = keys + 1
-        return taken(by_value, self.raw.codes)
+        return take(by_value, self.raw.codes)
 
     def shown(self, row: int) -> str:
         """The raw cell of a row, for a message."""
@@ -190,7 +189,7 @@ def row_digests(
         _CELL_BYTES * len(fields) or 1,
         scratch_array((len(rows), DIGEST_BYTES), np.uint8),
     )
-    for part in parts_of(len(rows), _DIGESTED_ROWS):
+    for part in slices(len(rows), _DIGESTED_ROWS):
         cells = [
             field[column.codes[rows[part]]] for field, column in zip(fields, ordered, strict=True)
         ]

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.rows import ROWS
-from slipway.data.engine.scratch_arrays import order_of, parts_of, taken
-from slipway.data.engine.scratch_tables import scratch_array, stored
+from slipway.data.engine.scratch import order_by, scratch_array, slices, store_table, take
 from slipway.data.images.cleaning import Cleaned
 from slipway.data.rules.outliers import robust_deviations
 from slipway.data.rules.report import ColumnSummary
@@ -67,7 +66,7 @@ class _Input:
     def keys(self) -> NDArray[np.int64]:
         """(N,) equal for equal cells, 0 for those that are not present."""
         keys = scratch_array((len(self.present),), np.int64)
-        for part in parts_of(len(keys)):
+        for part in slices(len(keys)):
             keys[part] = np.where(self.present[part], self.typed.keys[part], 0)
         return keys
 
@@ -221,7 +220,7 @@ def _beyond(typed: TypedColumn, column: ColumnType) -> NDArray[np.bool_]:
         beyond |= typed.values.astype(np.float64) < column.min
     if column.max is not None:
         beyond |= typed.values.astype(np.float64) > column.max
-    return taken(beyond, typed.raw.codes)
+    return take(beyond, typed.raw.codes)
 
 
 def _bad_cells(
@@ -299,15 +298,15 @@ def _compare(
     alive = np.flatnonzero(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
-    for part in parts_of(len(alive)):
+    for part in slices(len(alive)):
         digests[alive[part]] = found[part]
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
     clusters = apply_equal_input_rules(
         [column.keys for column in inputs], annotations, digests, clean.rules, ledger
     )
     left = np.flatnonzero(ledger.alive)
-    words = taken(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
-    order = taken(left, order_of(*words.T))
+    words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
+    order = take(left, order_by(*words.T))
     return order, _rows(order, digests, clusters, num_bytes, annotations, ledger)
 
 
@@ -324,7 +323,7 @@ def _rows(
     corrections = _lists(ledger.corrections, order)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for part in parts_of(len(order), _WRITTEN_ROWS):
+        for part in slices(len(order), _WRITTEN_ROWS):
             rows = order[part]
             columns = {
                 "id": hex_strings(digests[rows, : ID_DIGITS // 2]),
@@ -345,7 +344,7 @@ def _rows(
             }
             yield from pa.table(columns, schema=ROWS).to_batches()
 
-    return stored(batches(), ROWS)
+    return store_table(batches(), ROWS)
 
 
 def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
@@ -372,7 +371,7 @@ def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -
     schema = cell_schema([column.type for column in inputs])
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for part in parts_of(len(order), _WRITTEN_ROWS):
+        for part in slices(len(order), _WRITTEN_ROWS):
             columns: list[pa.Array | pa.ChunkedArray] = [rows["id"][part]]
             for column in inputs:
                 values = column.typed.cells[order[part]]
@@ -384,7 +383,7 @@ def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -
                 )
             yield from pa.table(columns, schema=schema).to_batches()
 
-    return stored(batches(), schema)
+    return store_table(batches(), schema)
 
 
 def _summaries(

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.config.sections import RuleParams
-from slipway.data.engine.scratch_arrays import order_of, parts_of, uncut
-from slipway.data.engine.scratch_tables import scratch_array
+from slipway.data.engine.scratch import key_slices, order_by, scratch_array, slices
 from slipway.data.rules.rules import IN_ANOTHER_SPLIT
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.targets import Annotations
@@ -54,7 +53,7 @@ def apply_equal_input_rules(
     """Apply the rules on rows with equal `inputs` (keys (N,) of each column): by row, its twin of the smallest digest (N, 32)."""
     rows = np.flatnonzero(ledger.alive)
     matrix = scratch_array((len(rows), len(inputs)), np.int64)
-    for part in parts_of(len(rows)):
+    for part in slices(len(rows)):
         matrix[part] = np.stack([keys[rows[part]] for keys in inputs], axis=1)
     clusters: dict[int, int] = {}
     for group in _groups(_mixed(matrix), lambda index: matrix[index].tobytes()):
@@ -101,7 +100,7 @@ def _names(rows: list[int], ledger: Ledger) -> str:
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
     """(N,) the same for equal rows, and seldom for others, which `_groups` then tells apart."""
     found = scratch_array((len(matrix),), np.uint64)
-    for part in parts_of(len(matrix)):
+    for part in slices(len(matrix)):
         mixed = np.zeros(part.stop - part.start, np.uint64)
         for column in matrix[part].T:
             mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(_MULTIPLIERS[0])
@@ -112,9 +111,9 @@ def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> list[list[int]]:
     """The indices that have equal keys and identities, two or more in each group, in rising order."""
-    order = order_of(keys)
+    order = order_by(keys)
     groups = []
-    for part in uncut(len(keys), lambda part: keys[order[part]]):
+    for part in key_slices(len(keys), lambda part: keys[order[part]]):
         rows = order[part]
         edges = np.flatnonzero(np.concatenate([[True], keys[rows[1:]] != keys[rows[:-1]], [True]]))
         for begin, end in zip(

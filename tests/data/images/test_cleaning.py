@@ -211,7 +211,7 @@ def test_too_many_bad_samples_fail_with_rules_counts_and_examples() -> None:
     with pytest.raises(DataError) as raised:
         check_usable(cleaned, CLEAN, "image_classification")
     text = str(raised.value)
-    assert "6 of 11 samples are bad, a share of 0.5455, above clean.max_bad_fraction 0.5" in text
+    assert "6 of 11 samples are bad, a fraction of 0.5455, above clean.max_bad_fraction 0.5" in text
     assert "undecodable: 6" in text
     assert "0.png: not a readable image" in text
 
@@ -233,7 +233,7 @@ def test_duplicates_do_not_count_as_bad() -> None:
 @pytest.mark.parametrize(
     ("samples", "task", "words"),
     [
-        ([], "image_classification", "no sample at all"),
+        ([], "image_classification", "holds no samples"),
         (
             [sample("1", picture(1), "cat"), sample("2", picture(2), "cat")],
             "image_classification",

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from slipway.data.images.cleaning import Cleaned, clean_samples, collect, digest_pixels
+from slipway.data.images.cleaning import Cleaned, clean_samples, compare_samples, digest_pixels
 from slipway.data.sources.samples import RawSample
 from slipway.system.errors import DataError
 from slipway.system.files import sha256_bytes
@@ -30,7 +30,9 @@ def clean(*samples: RawSample) -> tuple[Cleaned, set[str]]:
         twice.update(wanted)
         return digest_pixels(read(wanted), PARAMS, 1)
 
-    return collect(clean_samples(samples, PARAMS, 1), PARAMS, "image_classification", again), twice
+    return compare_samples(
+        clean_samples(samples, PARAMS, 1), PARAMS, "image_classification", again
+    ), twice
 
 
 def jpeg(image: Image.Image, **options: object) -> bytes:
@@ -147,8 +149,8 @@ def test_what_changes_while_it_is_read_is_named(later: bytes | None) -> None:
     ]
     changed = [samples[0], *([] if later is None else [samples[1]._replace(payload=later)])]
     read = from_memory(changed)
-    with pytest.raises(DataError, match=r"1 images were altered while `clean` read them: b.jpg"):
-        collect(
+    with pytest.raises(DataError, match=r"1 images changed while `clean` read them: b.jpg"):
+        compare_samples(
             clean_samples(samples, PARAMS, 1),
             PARAMS,
             "image_classification",

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance
 from slipway.data.images.near_duplicates import (
     MIN_CORRELATION,
     DuplicatePairs,
-    clusters,
+    cluster_roots,
     find_pairs,
     find_pairs_by_hash,
     hashes,
@@ -147,7 +147,7 @@ def test_a_crowd_of_equal_pictures_stays_together_without_comparing_all_with_all
     crowd = np.tile(thumbnail(photograph(1)), (1000, 1))
     twins = find_pairs(crowd, BITS)
     assert len(twins.pairs) < 1000 * 100
-    assert set(clusters(twins, 1000).tolist()) == {0}
+    assert set(cluster_roots(twins, 1000).tolist()) == {0}
 
 
 def test_constant_pictures_look_like_nothing() -> None:
@@ -161,17 +161,17 @@ def chain(length: int, correlation: float) -> DuplicatePairs:
 
 def test_a_cluster_is_named_by_its_smallest_row_and_a_row_alone_by_none() -> None:
     twins = DuplicatePairs(np.array([[1, 4], [2, 3], [4, 5]]), np.array([0.99, 0.99, 0.99]))
-    assert clusters(twins, 7).tolist() == [-1, 1, 2, 2, 1, 1, -1]
+    assert cluster_roots(twins, 7).tolist() == [-1, 1, 2, 2, 1, 1, -1]
 
 
 def test_a_chain_does_not_glue_the_data_set_together() -> None:
     weak = chain(1000, MIN_CORRELATION)
-    assert np.bincount(clusters(weak, 1000) + 1)[1:].max(initial=0) <= 20
+    assert np.bincount(cluster_roots(weak, 1000) + 1)[1:].max(initial=0) <= 20
 
 
 def test_a_chain_below_the_limit_and_a_crowd_of_real_copies_stay() -> None:
-    assert set(clusters(chain(20, MIN_CORRELATION), 1000)[:20].tolist()) == {0}
-    assert set(clusters(chain(1000, 0.999), 1000).tolist()) == {0}
+    assert set(cluster_roots(chain(20, MIN_CORRELATION), 1000)[:20].tolist()) == {0}
+    assert set(cluster_roots(chain(1000, 0.999), 1000).tolist()) == {0}
 
 
 def test_no_pictures_have_no_twins() -> None:

@@ -506,9 +506,9 @@ def test_of_equal_pictures_the_one_in_test_is_kept_and_the_leak_is_said(tmp_path
     data = with_given_split(data)[0]
     cleaned = cleaned_by(partial(read_samples, data), CLEAN, data.task)
     assert {row["source"]: row["detail"] for row in cleaned.quarantine.to_pylist()} == {
-        "train/a/copy.png": "the same picture as test/a/0.png, which is in the given split test",
-        "val/a/copy.png": "the same picture as test/a/0.png, which is in the given split test",
-        "train/b/copy.png": "the same picture as val/b/0.png, which is in the given split val",
+        "train/a/copy.png": "the same pixels as test/a/0.png, which is in the given split test",
+        "val/a/copy.png": "the same pixels as test/a/0.png, which is in the given split test",
+        "train/b/copy.png": "the same pixels as val/b/0.png, which is in the given split val",
     }
     assert "copies of rows in another given split: 3; the copy in test" in cleaned.summary()
 
@@ -520,7 +520,7 @@ def test_copies_inside_one_given_split_are_no_leak(tmp_path: Path) -> None:
     data = with_given_split(data)[0]
     cleaned = cleaned_by(partial(read_samples, data), CLEAN, data.task)
     assert [row["detail"] for row in cleaned.quarantine.to_pylist()] == [
-        "the same picture as train/a/0.png"
+        "the same pixels as train/a/0.png"
     ]
     assert "another given split" not in cleaned.summary()
 

@@ -1,4 +1,4 @@
-"""Tables in files without names: what goes in comes back, in any order, and little of it stays in memory."""
+"""Scratch files return what was stored, in any order, sort like NumPy, and leave memory free."""
 
 import gc
 import subprocess
@@ -8,16 +8,27 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
-from slipway.data.engine import scratch_tables
-from slipway.data.engine.scratch_tables import (
+from slipway.data.engine import scratch
+from slipway.data.engine.scratch import (
+    ScratchSet,
     first_bytes,
-    gathered,
-    numbers,
+    key_slices,
+    order_by,
     scratch_array,
-    stored,
-    stored_array,
+    scratch_file,
+    store_array,
+    store_table,
+    take,
+    take_rows,
 )
+
+
+@pytest.fixture(autouse=True)
+def _scratch_files_in_a_folder_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
 
 SCHEMA = pa.schema(
     [
@@ -51,34 +62,32 @@ def batches(count: int) -> list[pa.RecordBatch]:
     return [batch(begin, min(begin + 700, count)) for begin in range(0, count, 700)]
 
 
-def test_batches_come_back_as_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    table = stored(iter(batches(40_000)), SCHEMA)
+def test_store_table_returns_the_batches_as_one_table_without_leaving_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store_table(iter(batches(40_000)), SCHEMA)
     assert table.equals(pa.Table.from_batches(batches(40_000)))
     assert table["name"].num_chunks == 3
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [], "the file has no name"
-    assert stored(iter([]), SCHEMA).equals(SCHEMA.empty_table())
+    assert store_table(iter([]), SCHEMA).equals(SCHEMA.empty_table())
 
 
-def test_rows_with_large_cells_are_written_before_they_are_many(
+def test_store_table_splits_batches_of_large_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scratch_tables, "_BATCH_BYTES", 100_000)
+    monkeypatch.setattr(scratch, "_BATCH_BYTES", 100_000)
     rows = [{"name": chr(97 + row) * 40_000} for row in range(10)]
     schema = pa.schema([("name", pa.string())])
-    table = stored((pa.RecordBatch.from_pylist([row], schema) for row in rows), schema)
+    table = store_table((pa.RecordBatch.from_pylist([row], schema) for row in rows), schema)
     assert table.to_pylist() == rows
     assert table["name"].num_chunks == 4  # of three rows, three, three and one
 
 
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see what is open")
-def test_however_many_arrays_there_are_no_file_stays_open_and_each_goes_with_its_array(
+def test_scratch_arrays_hold_no_file_descriptor_and_unmap_with_their_last_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-
     def num_open() -> tuple[int, int]:
         gc.collect()
         maps = Path("/proc/self/maps").read_text().splitlines()
@@ -88,7 +97,7 @@ def test_however_many_arrays_there_are_no_file_stays_open_and_each_goes_with_its
 
     files, _ = num_open()
     arrays = [scratch_array((1 << 17,), np.int64) for _ in range(30)]
-    tables = [stored_array(pa.array(np.arange(1 << 17) + number)) for number in range(30)]
+    tables = [store_array(pa.array(np.arange(1 << 17) + number)) for number in range(30)]
     for number, array in enumerate(arrays):
         array[:] = number
     views = [array[5:7] for array in arrays]
@@ -108,39 +117,85 @@ def test_however_many_arrays_there_are_no_file_stays_open_and_each_goes_with_its
     [[5, 39_999, 0, 33_000, 5], [], list(range(39_999, -1, -1))],
     ids=["some", "none", "all"],
 )
-def test_rows_are_gathered_in_the_order_that_is_asked_for(
+def test_take_rows_returns_the_rows_in_the_requested_order(
     rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    table = stored(batches(40_000), SCHEMA)
-    assert gathered(table, np.array(rows, np.int64))["name"].to_pylist() == [
+    table = store_table(batches(40_000), SCHEMA)
+    assert take_rows(table, np.array(rows, np.int64))["name"].to_pylist() == [
         f"row {row}" for row in rows
     ]
 
 
-def test_columns_of_bytes_and_numbers_become_arrays() -> None:
+def test_first_bytes_reads_sliced_chunks_of_a_binary_column() -> None:
     table = pa.Table.from_batches([batch(0, 10).slice(4), batch(0, 10).slice(0, 3)])
     assert first_bytes(table["digest"], 4)[:, 3].tolist() == [4, 5, 6, 7, 8, 9, 0, 1, 2]
     assert first_bytes(table["digest"], 2).shape == (9, 2)
-    assert numbers(table["number"]).tolist() == [4, 5, 0, 7, 8, 0, 0, 1, 2]
+
+
+COUNT = 200_000  # of rows, in several chunks
+
+
+def keys_of(kind: str) -> NDArray[np.uint64]:
+    random = np.random.default_rng(0)
+    if kind == "few":
+        return random.integers(0, 5, COUNT, dtype=np.uint64) << np.uint64(40)
+    if kind == "one":
+        return np.full(COUNT, 7, np.uint64)
+    if kind == "lower halves":
+        return random.integers(0, 1000, COUNT, dtype=np.uint64)
+    return random.integers(0, 1 << 64, COUNT, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("kind", ["any", "few", "one", "lower halves"])
+def test_order_by_sorts_like_numpy_with_ties_by_row(kind: str) -> None:
+    keys, more = keys_of(kind), keys_of("lower halves")[::-1].copy()
+    assert np.array_equal(order_by(keys), np.argsort(keys, kind="stable"))
+    assert np.array_equal(order_by(keys, more), np.lexsort([more, keys]))
+    assert len(order_by(keys[:0])) == 0
+
+
+@pytest.mark.parametrize("kind", ["few", "one", "lower halves"])
+def test_key_slices_never_end_between_equal_keys(kind: str) -> None:
+    keys = np.sort(keys_of(kind))
+    slices = list(key_slices(COUNT, lambda part: keys[part]))
+    assert [part.start for part in slices] == [0, *(part.stop for part in slices[:-1])]
+    assert slices[-1].stop == COUNT
+    assert all(keys[part.stop - 1] != keys[part.stop] for part in slices[:-1])
+
+
+def test_take_returns_the_chosen_rows_of_a_wide_array() -> None:
+    keys = keys_of("any").reshape(-1, 2)
+    rows = np.flatnonzero(keys[:, 0] % np.uint64(3) == 0)
+    assert np.array_equal(take(keys, rows), keys[rows])
+
+
+@pytest.mark.parametrize("kind", ["any", "few", "one", "lower halves"])
+def test_scratch_set_returns_each_number_once_in_ascending_order(kind: str) -> None:
+    numbers = keys_of(kind)
+    with scratch_file() as file:
+        found = ScratchSet(file)
+        for piece in np.array_split(numbers, 7):
+            found.add(piece)
+        assert np.array_equal(found.ascending(), np.unique(numbers))
+    with scratch_file() as file:
+        assert len(ScratchSet(file).ascending()) == 0
 
 
 MEMORY = """
 import sys
 import numpy as np
 from pathlib import Path
-from slipway.data.engine.scratch_tables import scratch_array, stored
-from tests.data.engine.test_scratch_tables import SCHEMA, batch
+from tests.data.engine.test_scratch import SCHEMA, batch
 import pyarrow as pa
 def held():
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
 def made(count):
     one = batch(0, 5000)
     return (one for _ in range(count // 5000))
-stored(made(100_000), SCHEMA)
+store_table(made(100_000), SCHEMA)
 before = held()
 if sys.argv[1] == "file":
-    table = stored(made(2_000_000), SCHEMA)
+    table = store_table(made(2_000_000), SCHEMA)
     array = scratch_array((2_000_000, 4), np.uint64)
     array[:] = 1
 else:
@@ -151,7 +206,9 @@ print((held() - before) / 2_000_000)
 
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see memory")
-def test_what_is_stored_holds_next_to_no_memory(tmp_path: Path, root: Path) -> None:
+def test_stored_tables_and_scratch_arrays_hold_hardly_any_memory(
+    tmp_path: Path, root: Path
+) -> None:
     def bytes_a_row(kind: str) -> float:
         command = [sys.executable, "-c", MEMORY, kind]
         return float(

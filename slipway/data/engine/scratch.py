@@ -1,0 +1,213 @@
+"""Arrays and tables in temporary files without a name, so that memory does not grow with the rows.
+
+The kernel may evict their pages at any time. The files vanish with the process, however it ends.
+Sorting, taking and grouping work on slices; only a run of equal keys has to fit into memory.
+"""
+
+import ctypes
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+
+_FOLDER = Path(".work/clean")
+_SLICE_ROWS = 1 << 16
+_BATCH_ROWS = 1 << 14
+_BATCH_BYTES = 1 << 26  # Arrow joins no column of text of 2^31 bytes and more into one piece
+_SMALLEST_FILE_BYTES = 1 << 20
+_32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Mapping:
+    """Maps a file for NumPy and holds no file descriptor, so that a wide table may have thousands.
+
+    `numpy.memmap` holds one for each map; Python 3.13 ends that (`mmap(trackfd=False)`).
+    """
+
+    def __init__(self, file: IO[bytes], num_bytes: int) -> None:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        self._address = _LIBC.mmap(None, num_bytes, protection, mmap.MAP_SHARED, file.fileno(), 0)
+        if self._address == _FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._num_bytes, self._unmap = num_bytes, _LIBC.munmap
+        self.__array_interface__ = {
+            "data": (self._address, False),
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        if self._address != _FAILED:
+            self._unmap(self._address, self._num_bytes)
+
+
+def scratch_file() -> IO[bytes]:
+    """Open a new file without a name."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryFile(dir=_FOLDER)
+
+
+def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return an uninitialised array, in a file if it is large."""
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if num_bytes < _SMALLEST_FILE_BYTES:
+        return np.empty(shape, dtype)
+    with scratch_file() as file:
+        file.truncate(num_bytes)
+        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would kill the process
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return np.asarray(_Mapping(file, num_bytes)).view(dtype).reshape(shape)
+
+
+def store_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """Write the batches to a file and return them as one table that reads from it."""
+    with scratch_file() as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            for table in _join_batches(batches, schema):
+                writer.write_table(table)
+        file.flush()
+        content = np.asarray(_Mapping(file, file.tell()))
+    return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content))).read_all()
+
+
+def store_array(array: pa.Array) -> pa.Array:
+    """Return the same array, in a file if it is large."""
+    if array.nbytes < _SMALLEST_FILE_BYTES:
+        return array
+    batch = pa.RecordBatch.from_arrays([array], ["values"])
+    return store_table([batch], batch.schema)["values"].chunk(0)
+
+
+def _join_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Join small batches, because the description of each costs memory."""
+    held: list[pa.RecordBatch] = []
+    num_rows = num_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        num_rows += batch.num_rows
+        num_bytes += batch.nbytes
+        if num_rows >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
+            yield pa.Table.from_batches(held, schema).combine_chunks()
+            held, num_rows, num_bytes = [], 0, 0
+    if num_rows:
+        yield pa.Table.from_batches(held, schema).combine_chunks()
+
+
+def take_rows(table: pa.Table, rows: Rows) -> pa.Table:
+    """Return `table.take(rows)`, without the copy of all batches that Arrow makes first."""
+    batches = table.to_batches()
+    ends = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    order = np.argsort(rows, kind="stable")
+    ascending = rows[order]
+    cuts = np.searchsorted(ascending, ends)
+    parts = [
+        batch.take(pa.array(ascending[begin:end] - first))
+        for batch, first, begin, end in zip(batches, ends[:-1], cuts[:-1], cuts[1:], strict=True)
+        if begin < end
+    ]
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return pa.Table.from_batches(parts, table.schema).combine_chunks().take(pa.array(inverse))
+
+
+def first_bytes(column: pa.ChunkedArray, num_bytes: int) -> NDArray[np.uint8]:
+    """(N, num_bytes) the first bytes of a fixed-size binary column; undefined where it is null."""
+    found = scratch_array((len(column), num_bytes), np.uint8)
+    begin = 0
+    for chunk in column.chunks:
+        values = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, column.type.byte_width)
+        end = begin + len(chunk)
+        found[begin:end] = values[chunk.offset : chunk.offset + len(chunk), :num_bytes]
+        begin = end
+    return found
+
+
+def slices(num_rows: int, size: int = _SLICE_ROWS) -> Iterator[slice]:
+    """Cut `num_rows` rows into slices of at most `size`."""
+    return (slice(begin, min(begin + size, num_rows)) for begin in range(0, num_rows, size))
+
+
+def take(values: NDArray[Any], rows: Rows) -> NDArray[Any]:
+    """Return `values[rows]` as a scratch array."""
+    found = scratch_array((len(rows), *values.shape[1:]), values.dtype.type)
+    # With its default mode NumPy would buffer the result in memory. -1 is the last row.
+    return np.take(values, rows, axis=0, out=found, mode="wrap")
+
+
+def order_by(*keys: Keys) -> Rows:
+    """(N,) the rows, fewer than 2^32, ordered by (N,) keys, the first key first; ties by row."""
+    packed = scratch_array((len(keys[0]),), np.uint64)  # upper half of the first key, then the row
+    for part in slices(len(packed)):
+        rows = np.arange(part.start, part.stop, dtype=np.uint64)
+        packed[part] = (keys[0][part].astype(np.uint64) & ~_LOW_32) | rows
+    packed.sort()
+    for part in key_slices(len(packed), lambda part: packed[part] >> _32):
+        upper, rows = packed[part] >> _32, packed[part] & _LOW_32
+        is_equal = upper[1:] == upper[:-1]
+        tied = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
+        among = rows[tied]
+        further_keys = [key[among] for key in reversed(keys)]
+        rows[tied] = among[np.lexsort([among, *further_keys, upper[tied]])]
+        packed[part] = rows
+    return packed.view(np.int64)
+
+
+def key_slices(num_rows: int, keys_of: Callable[[slice], Keys]) -> Iterator[slice]:
+    """Cut rows that are ordered by key into slices, none between two rows of equal keys."""
+    begin = 0
+    while begin < num_rows:
+        end = min(begin + _SLICE_ROWS, num_rows)
+        last = keys_of(slice(end - 1, end))
+        while end < num_rows:
+            is_same = keys_of(slice(end, min(end + _SLICE_ROWS, num_rows))) == last
+            num_same = len(is_same) if is_same.all() else int(np.argmin(is_same))
+            end += num_same
+            if num_same < len(is_same):
+                break
+        yield slice(begin, end)
+        begin = end
+
+
+class ScratchSet:
+    """A set of numbers that grows in a new, empty file; several threads may add to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._count, self._lock = file, 0, Lock()
+
+    def add(self, numbers: Keys) -> None:
+        """Add numbers, some of which may be there already."""
+        with self._lock:
+            self._file.write(np.ascontiguousarray(numbers).data)
+            self._count += len(numbers)
+
+    def ascending(self) -> Keys:
+        """Return each number once. Nothing may be added afterwards."""
+        self._file.flush()
+        if not self._count:
+            return np.zeros(0, np.uint64)
+        numbers = np.asarray(np.memmap(self._file, np.uint64, "r+", shape=(self._count,)))
+        numbers.sort()
+        end = 0
+        for part in slices(len(numbers)):
+            piece = np.unique(numbers[part])
+            piece = piece[1:] if end and piece[0] == numbers[end - 1] else piece
+            numbers[end : end + len(piece)] = piece
+            end += len(piece)
+        return numbers[:end]
