@@ -72,7 +72,7 @@ def commands(state: Path, kept: Path) -> list[str]:
     """From the kept requests to a new certified bundle, as a person would type it in the project's folder."""
     collect = f"python -m slipway.traffic.collect data/collected.parquet --kept {shlex.quote(str(kept))} --state {shlex.quote(str(state))}"
     join, run = (
-        "python -m slipway.data.join data/next.parquet",
+        "python -m slipway.data.merge data/next.parquet",
         "dvc exp run -S data.path=data/next.parquet",
     )
     return [collect, join, run, "dvc exp show --only-changed --drop '.*/.*'", "make release"]

@@ -106,7 +106,7 @@ def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column:
 
 def join_command(out: Path) -> str:
     """How the collected rows are joined with the data of before, in the project's folder."""
-    return f"python -m slipway.data.join data/next.parquet --collected {shlex.quote(str(out))}"
+    return f"python -m slipway.data.merge data/next.parquet --new {shlex.quote(str(out))}"
 
 
 def next_command(manifest: Bundle, out: Path) -> str:

@@ -139,7 +139,7 @@ def test_kept_pictures_and_their_truths_become_rows_without_copies_mistakes_firs
     assert "20 without a truth" in printed
     assert "1 copies" in printed
     assert (
-        f"next: python -m slipway.data.join data/next.parquet --collected {tmp_path / 'out.parquet'}\n"
+        f"next: python -m slipway.data.merge data/next.parquet --new {tmp_path / 'out.parquet'}\n"
         in printed
     )
     assert f"these rows alone:\n  dvc exp run -S data.path={tmp_path / 'out.parquet'}\n" in printed

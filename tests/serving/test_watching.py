@@ -201,7 +201,7 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
             in text
         )
         assert (
-            "\npython -m slipway.data.join data/next.parquet\ndvc exp run -S data.path=data/next.parquet\n"
+            "\npython -m slipway.data.merge data/next.parquet\ndvc exp run -S data.path=data/next.parquet\n"
             in text
         )
         assert worker.require_model().version == version

@@ -31,9 +31,7 @@ Stored = Literal["text", "number", "boolean", "other"]
 DELIMITERS = (",", ";", "\t")
 NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
 EXACT_INTEGERS = 2**53  # up to here a float64 holds every whole number
-COLLECTED = (
-    "slipway_collected"  # of a row that came from the service's traffic: slipway/data/join.py
-)
+COLLECTED = "slipway_collected"  # of a row that came from the service's traffic: slipway/data/merge
 # As pandas writes its row index into files, and reads it back; and marks of ours that say as little of the row itself.
 _INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}|{GIVEN_SPLIT}"
 _BLOCK_BYTES = 1 << 22
@@ -61,6 +59,11 @@ class RawColumn:
     values: pa.Array
     codes: NDArray[np.int64]
     arrow_type: str
+
+    @property
+    def unreadable(self) -> str:
+        """The name and type of a column that is stored as `other`, for a message."""
+        return f"the column {self.name!r}, whose type {self.arrow_type} no reader takes"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The data of before and what was collected in one data set, as the readers of `data.path` find it."""
+"""Merged data sets hold every base row and every new row once, as the readers of `data.path` see it."""
 
 import csv
 import math
@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from slipway.config.sections import DataParams
-from slipway.data.join import Joined, join, main, next_command
+from slipway.data.merge.__main__ import main, merge, next_command
+from slipway.data.merge.matching import MergeReport
 from slipway.data.sources.raw_tables import COLLECTED as MARK
 from slipway.data.sources.samples import RawSample
 from slipway.data.sources.sources import read_samples
@@ -31,7 +32,7 @@ OLD = {seed: ("cat", "dog")[seed % 2] for seed in range(6)}
 FORMS = ("folder", "paths.csv", "paths.parquet", "bytes.parquet", "folder with a table")
 
 
-def old_images(folder: Path, form: str) -> Path:
+def base_images(folder: Path, form: str) -> Path:
     """The same six pictures in each form that `data.path` takes."""
     folder.mkdir()
     if form == "folder":
@@ -83,21 +84,21 @@ def read(data: DataParams, path: Path, **changes: Any) -> list[RawSample]:
     return list(read_samples(data.model_copy(update={"path": str(path)} | changes)))
 
 
-def counts(joined: Joined) -> tuple[int, int, int, int]:
-    return joined.num_old, joined.num_added, joined.num_known, joined.num_renewed
+def counts(report: MergeReport) -> tuple[int, int, int, int]:
+    return report.num_base, report.num_added, report.num_duplicates, report.num_relabelled
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(
+def test_merge_takes_images_in_every_layout_and_neither_loses_nor_doubles_one(
     tmp_path: Path, form: str
 ) -> None:
-    data = data_params(old_images(tmp_path / "old", form))
+    data = data_params(base_images(tmp_path / "old", form))
     collected = collected_images(
         tmp_path / "collected.parquet", {2: "cat", 10: "dog", 11: "bird"}
     )  # 2 is there already
     out = tmp_path / "elsewhere" / "next.parquet"
-    joined = join(data, collected, out)
-    assert counts(joined) == (6, 2, 1, 0)
+    report = merge(data, collected, out)
+    assert counts(report) == (6, 2, 1, 0)
     shutil.rmtree(tmp_path / "old")  # it holds all of them
     found = read(data, out)
     assert seeds_and_labels(found) == Counter([*OLD.items(), (10, "dog"), (11, "bird")])
@@ -110,7 +111,7 @@ def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(
 
 
 @pytest.mark.parametrize("kind", ["images", "table"])
-def test_a_column_that_no_reader_takes_is_left_out_and_said(tmp_path: Path, kind: str) -> None:
+def test_a_column_that_no_reader_takes_is_omitted_and_said(tmp_path: Path, kind: str) -> None:
     boxes = {"boxes": [[1, 2]] * 30, "label": ["cat", "dog"] * 15}
     if kind == "images":
         images = pa.array(
@@ -131,21 +132,21 @@ def test_a_column_that_no_reader_takes_is_left_out_and_said(tmp_path: Path, kind
             raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label"),
             tmp_path / "a.parquet",
         )
-    joined = join(data, collected, tmp_path / "next.parquet")
-    (left_out,) = joined.left_out
-    assert "'boxes'" in left_out
+    report = merge(data, collected, tmp_path / "next.parquet")
+    (omitted,) = report.omitted
+    assert "'boxes'" in omitted
     assert "boxes" not in pq.read_table(tmp_path / "next.parquet").column_names
 
 
-def test_joined_again_nothing_is_doubled_and_a_newer_truth_counts(tmp_path: Path) -> None:
-    data = data_params(old_images(tmp_path / "old", "folder"))
+def test_merging_again_doubles_nothing_and_takes_the_newer_label(tmp_path: Path) -> None:
+    data = data_params(base_images(tmp_path / "old", "folder"))
     first = tmp_path / "first.parquet"
-    join(data, collected_images(tmp_path / "a.parquet", {10: "dog", 11: "bird"}), first)
+    merge(data, collected_images(tmp_path / "a.parquet", {10: "dog", 11: "bird"}), first)
     again = data.model_copy(update={"path": str(first)})
-    joined = join(
+    report = merge(
         again, collected_images(tmp_path / "b.parquet", {10: "dog", 11: "cat", 12: None}), first
     )  # into its own place
-    assert counts(joined) == (8, 1, 2, 1)
+    assert counts(report) == (8, 1, 2, 1)
     assert seeds_and_labels(read(data, first)) == Counter(
         [*OLD.items(), (10, "dog"), (11, "cat"), (12, None)]
     )
@@ -155,22 +156,22 @@ def test_joined_again_nothing_is_doubled_and_a_newer_truth_counts(tmp_path: Path
 def test_another_label_in_the_old_data_keeps_both_and_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = data_params(old_images(tmp_path / "old", "folder"))
-    joined = join(
+    data = data_params(base_images(tmp_path / "old", "folder"))
+    report = merge(
         data, collected_images(tmp_path / "a.parquet", {3: "cat"}), tmp_path / "next.parquet"
     )
-    assert (counts(joined), joined.conflicting) == ((6, 1, 0, 0), ["dog/3.png"])
+    assert (counts(report), report.conflicts) == ((6, 1, 0, 0), ["dog/3.png"])
     assert seeds_and_labels(read(data, tmp_path / "next.parquet")) == Counter(
         [*OLD.items(), (3, "cat")]
     )
 
 
 def test_variants_of_a_label_are_one(tmp_path: Path) -> None:
-    data = data_params(old_images(tmp_path / "old", "paths.csv"), label_map={"cat": "Cat"})
-    joined = join(
+    data = data_params(base_images(tmp_path / "old", "paths.csv"), label_map={"cat": "Cat"})
+    report = merge(
         data, collected_images(tmp_path / "a.parquet", {2: "Cat"}), tmp_path / "next.parquet"
     )
-    assert counts(joined) == (6, 0, 1, 0)
+    assert counts(report) == (6, 0, 1, 0)
     assert {label for _, label in seeds_and_labels(read(data, tmp_path / "next.parquet"))} == {
         "Cat",
         "dog",
@@ -181,10 +182,10 @@ def test_numbers_as_classes_and_collected_text_are_one_column(tmp_path: Path) ->
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(3)], IMAGE_TYPE)
     pq.write_table(pa.table({"image": images, "label": [0, 1, 2]}), tmp_path / "old.parquet")
     data = data_params(tmp_path / "old.parquet")
-    joined = join(
+    report = merge(
         data, collected_images(tmp_path / "a.parquet", {1: "1", 5: "2"}), tmp_path / "next.parquet"
     )
-    assert counts(joined) == (3, 1, 1, 0)
+    assert counts(report) == (3, 1, 1, 0)
     assert pq.read_table(tmp_path / "next.parquet")["label"].to_pylist() == ["0", "1", "2", "2"]
 
 
@@ -208,7 +209,7 @@ def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_one
     }
     data = data_params(tmp_path / "old.parquet", **columns)
     out = tmp_path / "next.parquet"
-    join(data, collected_images(tmp_path / "a.parquet", {5: "a", 6: "b"}), out)
+    merge(data, collected_images(tmp_path / "a.parquet", {5: "a", 6: "b"}), out)
     found = read(data, out, time_column=None)
     assert [sample.fault for sample in found] == [None] * 5
     assert [sample.group for sample in found[:3]] == ["7", "7", "8"]
@@ -218,14 +219,14 @@ def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_one
     assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.time_column=null"
 
 
-def test_the_split_that_folders_give_goes_into_the_joined_file_and_its_command(
+def test_merge_writes_the_split_of_folders_to_a_column_and_names_it_in_the_next_command(
     tmp_path: Path,
 ) -> None:
     for seed, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog")):
         (tmp_path / "old" / place).mkdir(parents=True)
         (tmp_path / "old" / place / f"{seed}.png").write_bytes(picture(seed))
     data, out = data_params(tmp_path / "old"), tmp_path / "next.parquet"
-    join(data, collected_images(tmp_path / "a.parquet", {5: "cat"}), out)
+    merge(data, collected_images(tmp_path / "a.parquet", {5: "cat"}), out)
     assert (
         next_command(data, out)
         == f"dvc exp run -S data.path={out} -S data.split_column=slipway_split"
@@ -240,14 +241,14 @@ def test_the_split_that_folders_give_goes_into_the_joined_file_and_its_command(
     ]
 
 
-def test_the_split_that_shards_give_goes_into_the_joined_table(tmp_path: Path) -> None:
+def test_merge_writes_the_split_of_shards_to_a_column(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for split, numbers in {"train": [1.5, 2.5, 3.5], "test": [4.5, 5.5]}.items():
         cells = {"a": numbers, "label": ["x", "y", "x"][: len(numbers)]}
         pq.write_table(pa.table(cells), tmp_path / "old" / f"{split}-00000-of-00001.parquet")
     pq.write_table(pa.table({"a": [9.5], "label": ["y"]}), tmp_path / "new.parquet")
     out = tmp_path / "next.parquet"
-    join(
+    merge(
         raw_files.data_params(tmp_path / "old", "table_classification", "label"),
         tmp_path / "new.parquet",
         out,
@@ -263,15 +264,15 @@ def test_the_split_that_shards_give_goes_into_the_joined_table(tmp_path: Path) -
 
 
 def test_refused_rows_of_the_old_data_stay_refused(tmp_path: Path) -> None:
-    path = old_images(tmp_path / "old", "paths.csv")
+    path = base_images(tmp_path / "old", "paths.csv")
     path.write_text(path.read_text() + "images/none.png,cat,s\nimages/1.png,,s\nonly\n")
     data = data_params(path)
     rules = [sample.fault.rule for sample in read(data, path) if sample.fault]
     assert len(rules) == 3
-    joined = join(
+    report = merge(
         data, collected_images(tmp_path / "a.parquet", {10: "cat"}), tmp_path / "next.parquet"
     )
-    assert counts(joined)[:2] == (9, 1)
+    assert counts(report)[:2] == (9, 1)
     found = read(data, tmp_path / "next.parquet")
     assert sum(sample.fault is not None for sample in found) == 3
     assert seeds_and_labels([sample for sample in found if sample.fault is None]) == Counter(
@@ -279,7 +280,7 @@ def test_refused_rows_of_the_old_data_stay_refused(tmp_path: Path) -> None:
     )
 
 
-def write_old_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Path:
+def write_base_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Path:
     """Inputs a, colour and yes; a constant, a twin of a, a row index, and the target."""
     rows = [
         {
@@ -319,39 +320,39 @@ def write_collected_table(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("stored", ["csv", "parquet"])
-def test_a_table_is_joined_old_ids_stay_and_the_inputs_are_those_of_before(
+def test_merging_a_table_keeps_the_ids_of_base_rows_and_the_inputs(
     tmp_path: Path, stored: str
 ) -> None:
-    old = write_old_table(tmp_path / f"old.{stored}", stored=stored)
+    old = write_base_table(tmp_path / f"old.{stored}", stored=stored)
     data = raw_files.data_params(old, "table_classification", "label")
     out = tmp_path / "next.parquet"
-    joined = join(data, write_collected_table(tmp_path / "collected.parquet"), out)
-    assert counts(joined) == (30, 2, 1, 0)
+    report = merge(data, write_collected_table(tmp_path / "collected.parquet"), out)
+    assert counts(report) == (30, 2, 1, 0)
     before, after = cleaned(data), cleaned(data.model_copy(update={"path": str(out)}))
     assert [(each.name, each.kind) for each in after.types] == [
         (each.name, each.kind) for each in before.types
     ]
-    labels, joined_labels = (
+    labels, merged_labels = (
         dict(zip(*(table.cleaned.rows[name].to_pylist() for name in ("id", "label")), strict=True))
         for table in (before, after)
     )
-    assert len(joined_labels) == 32
+    assert len(merged_labels) == 32
     assert (
-        labels.items() < joined_labels.items()
+        labels.items() < merged_labels.items()
     )  # by the same ids, so that a stable split moves none of them
     assert pq.read_table(out)[MARK].to_pylist() == [False] * 30 + [True] * 2
 
 
-def joined_columns(
+def merged_columns(
     tmp_path: Path, rows: list[dict[str, Any]], new: dict[str, list[Any]], **changes: Any
 ) -> tuple[list[str], list[str]]:
-    """The inputs before and after some rows of other truths were joined to a table."""
+    """The inputs before and after some rows of other truths were report to a table."""
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     pq.write_table(pa.table(new), tmp_path / "collected.parquet")
     data = raw_files.data_params(
         tmp_path / "old.parquet", "table_classification", "label", **changes
     )
-    join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
+    merge(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
     before, after = (
         cleaned(data),
         cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")})),
@@ -372,7 +373,7 @@ def joined_columns(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_column_that_was_no_input_does_not_become_one_by_joining(
+def test_merging_turns_no_ignored_column_into_an_input(
     tmp_path: Path, cells: Callable[[int], Any], reason: str
 ) -> None:
     rows = [
@@ -388,12 +389,12 @@ def test_a_column_that_was_no_input_does_not_become_one_by_joining(
         "yes": [True, False],
         "label": ["0", "1"],
     }
-    before, after = joined_columns(tmp_path, rows, new)
+    before, after = merged_columns(tmp_path, rows, new)
     assert before == after == ["a", "c", "yes"], reason
 
 
 @pytest.mark.parametrize(
-    ("labels", "told", "label_map"),
+    ("labels", "new_labels", "label_map"),
     [
         ([True, False], ["True", "False"], {}),
         (["Cat", "dog"], ["cat", "dog"], {"Cat": "cat"}),
@@ -402,22 +403,25 @@ def test_a_column_that_was_no_input_does_not_become_one_by_joining(
     ids=["booleans", "spelling variants", "numbers"],
 )
 def test_the_old_rows_keep_classes_and_ids_whatever_the_classes_are_stored_as(
-    tmp_path: Path, labels: list[Any], told: list[str], label_map: dict[str, str]
+    tmp_path: Path, labels: list[Any], new_labels: list[str], label_map: dict[str, str]
 ) -> None:
     rows = [
         {"a": (7 * row) % 61 + 0.5, "b": float(row % 9), "label": labels[row % 2]}
         for row in range(60)
     ]
-    joined_columns(
-        tmp_path, rows, {"a": [0.25, 100.5], "b": [1.0, 2.0], "label": told}, label_map=label_map
+    merged_columns(
+        tmp_path,
+        rows,
+        {"a": [0.25, 100.5], "b": [1.0, 2.0], "label": new_labels},
+        label_map=label_map,
     )
     data = raw_files.data_params(
         tmp_path / "next.parquet", "table_classification", "label", label_map=label_map
     )
-    assert set(cleaned(data).cleaned.rows["label"].to_pylist()) == set(told)
+    assert set(cleaned(data).cleaned.rows["label"].to_pylist()) == set(new_labels)
 
 
-def test_old_rows_without_any_class_are_joined_as_well(tmp_path: Path) -> None:
+def test_merge_accepts_base_rows_without_any_label(tmp_path: Path) -> None:
     rows = [{"a": (7 * row) % 61 + 0.5, "other": f"{row % 3}", "label": None} for row in range(60)]
     pq.write_table(
         pa.Table.from_pylist(
@@ -427,7 +431,7 @@ def test_old_rows_without_any_class_are_joined_as_well(tmp_path: Path) -> None:
     )
     pq.write_table(pa.table({"a": [0.25], "label": ["0"]}), tmp_path / "new.parquet")
     data = raw_files.data_params(tmp_path / "o.parquet", "table_classification", "label")
-    assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 0, 0)
+    assert counts(merge(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 0, 0)
 
 
 def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
@@ -443,7 +447,7 @@ def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
         tmp_path / "new.parquet",
     )
     data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label")
-    assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 1, 0)
+    assert counts(merge(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +455,7 @@ def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
     [["0", "1"], [None, "1"], ["1", None]],
     ids=["another truth", "the last has one", "the first has one"],
 )
-def test_collected_rows_of_one_value_in_two_forms_are_added_once_however_often_they_are_joined(
+def test_new_rows_with_one_value_in_two_forms_are_added_once_however_often_they_are_merged(
     tmp_path: Path, labels: list[str | None]
 ) -> None:
     rows = [
@@ -466,11 +470,11 @@ def test_collected_rows_of_one_value_in_two_forms_are_added_once_however_often_t
     )
     data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label")
     out = tmp_path / "next.parquet"
-    assert counts(join(data, tmp_path / "new.parquet", out)) == (60, 1, 1, 0)
+    assert counts(merge(data, tmp_path / "new.parquet", out)) == (60, 1, 1, 0)
     assert pq.read_table(out)["label"].to_pylist()[60:] == ["1"]
     again = data.model_copy(update={"path": str(out)})
     for _ in range(2):
-        assert counts(join(again, tmp_path / "new.parquet", out)) == (61, 0, 2, 0)
+        assert counts(merge(again, tmp_path / "new.parquet", out)) == (61, 0, 2, 0)
 
 
 @pytest.mark.parametrize("stored", ["text", "numbers"])
@@ -492,7 +496,7 @@ def test_categories_are_compared_as_text_and_numbers_as_numbers(
     data = raw_files.data_params(
         tmp_path / "old.parquet", "table_classification", "label", columns={"zip": said("category")}
     )
-    assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 2, 1, 0)
+    assert counts(merge(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 2, 1, 0)
     assert pq.read_table(tmp_path / "next.parquet")["zip"].to_pylist()[60:] == [new["zip"][0], None]
 
 
@@ -500,43 +504,43 @@ def test_categories_are_compared_as_text_and_numbers_as_numbers(
 @pytest.mark.parametrize("kind", ["images", "table"])
 def test_what_holds_collected_rows_is_private(tmp_path: Path, kind: str, umask: int) -> None:
     if kind == "images":
-        data = data_params(old_images(tmp_path / "old", "folder"))
+        data = data_params(base_images(tmp_path / "old", "folder"))
         collected = collected_images(tmp_path / "collected.parquet", {10: "cat"})
     else:
         data = raw_files.data_params(
-            write_old_table(tmp_path / "old.csv"), "table_classification", "label"
+            write_base_table(tmp_path / "old.csv"), "table_classification", "label"
         )
         collected = write_collected_table(tmp_path / "collected.parquet")
     before = os.umask(umask)
     try:
-        join(data, collected, tmp_path / "next.parquet")
+        merge(data, collected, tmp_path / "next.parquet")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "next.parquet").stat().st_mode) == 0o600
 
 
-def test_a_table_of_numbers_is_joined_with_its_targets(tmp_path: Path) -> None:
+def test_merging_a_regression_table_keeps_its_targets(tmp_path: Path) -> None:
     data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
     pq.write_table(
         pa.table({"a": [0.5, 1.25], "b": [0.0, 3.0], "target": [0.0, 7.5]}),
         tmp_path / "collected.parquet",
     )
-    joined = join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
-    assert counts(joined) == (30, 1, 1, 0)
+    report = merge(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
+    assert counts(report) == (30, 1, 1, 0)
     after = cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")}))
     before = cleaned(data).cleaned.rows["target"].to_pylist()
     assert Counter(after.cleaned.rows["target"].to_pylist()) == Counter([*before, 7.5])
 
 
 def test_columns_that_the_user_corrected_stay_corrected(tmp_path: Path) -> None:
-    old = write_old_table(tmp_path / "old.csv")
+    old = write_base_table(tmp_path / "old.csv")
     data = raw_files.data_params(
         old,
         "table_classification",
         "label",
         columns={"colour": said("category"), "same": said("ignore")},
     )
-    join(data, write_collected_table(tmp_path / "collected.parquet"), tmp_path / "next.parquet")
+    merge(data, write_collected_table(tmp_path / "collected.parquet"), tmp_path / "next.parquet")
     before, after = (
         cleaned(data),
         cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")})),
@@ -550,7 +554,7 @@ def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
         pa.table({"a": [0.5], "c": [0.0], "target": [0.0]}), tmp_path / "collected.parquet"
     )
     with pytest.raises(DataError, match="do not both have the columns c"):
-        join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
+        merge(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
     assert not (tmp_path / "next.parquet").exists()
 
 
@@ -558,7 +562,7 @@ def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tarfile.open(tmp_path / "old.tar", "w") as archive:
-        archive.add(old_images(tmp_path / "old", "folder"), "old")
+        archive.add(base_images(tmp_path / "old", "folder"), "old")
     params = PROJECT.model_dump(mode="json")
     params["data"] |= {"path": "old.tar"}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
@@ -576,9 +580,9 @@ def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
     main(["next.parquet"])
     printed = capsys.readouterr().out
     assert "6 rows of .work/archives/" in printed
-    assert "2 collected ones are in next.parquet" in printed
+    assert "2 collected rows are in next.parquet" in printed
     assert "1 collected rows were there already" in printed
-    assert "1 have another label in the old data, rows cat/4.png: both are kept" in printed
+    assert "1 have another label in the base data, rows cat/4.png: both are kept" in printed
     assert printed.endswith("next: dvc exp run -S data.path=next.parquet\n")
     with pytest.raises(DataError, match=r"does not end in \.parquet"):
         main(["next.csv"])

@@ -1,0 +1,1 @@
+"""Merging collected rows into a data set: both as one Parquet file for `data.path`."""

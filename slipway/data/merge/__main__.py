@@ -1,0 +1,122 @@
+"""`python -m slipway.data.merge OUT.parquet`: merges collected rows into the data of `data.path`.
+
+The base rows keep their content and order. The new rows follow; the column `slipway_collected`,
+which is never an input, marks them. A new row that the base data already has is not added again.
+Nothing is trained: the command for that is printed. See docs/collect.md.
+"""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipway.config.command import run_command
+from slipway.config.params import load_params
+from slipway.config.sections import DataParams
+from slipway.data.merge.images import merge_images
+from slipway.data.merge.matching import MergeReport
+from slipway.data.merge.tables import merge_tables
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.raw_tables import COLLECTED
+from slipway.data.sources.samples import GIVEN_SPLIT
+from slipway.data.sources.sources import find_layout, with_given_split
+from slipway.kinds.registry import is_table
+from slipway.system.errors import DataError
+
+_MAX_SHOWN = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command in the project's folder. A SlipwayError explains why nothing was written."""
+    options = _parser().parse_args(arguments)
+    if options.out.suffix != ".parquet":
+        raise DataError(
+            f"{options.out} does not end in .parquet. Name a Parquet file to be written."
+        )
+    params = load_params()
+    data = params.data
+    if options.base is not None:
+        data = data.model_copy(update={"path": str(options.base)})
+    clean = params.clean
+    data = unpacked(data, ArchiveLimits(clean.max_archive_members, clean.max_archive_ratio))
+    _check_parquet(options.new)
+    print(summary(merge(data, options.new, options.out), data, options.out))
+
+
+def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
+    """Write the rows of `data.path` and of `new` to `out`; DataError if their columns differ.
+
+    A split given by folders or shards becomes the column GIVEN_SPLIT.
+    """
+    data, _ = with_given_split(data)
+    return (merge_tables if is_table(data.task) else merge_images)(data, new, out)
+
+
+def summary(report: MergeReport, data: DataParams, out: Path) -> str:
+    """Describe what was written and what to check, and name the command to run next."""
+    lines = [
+        f"{report.num_base} rows of {data.path} and {report.num_added} collected rows are in {out}, "
+        f"marked in the column {COLLECTED!r}"
+    ]
+    if report.num_duplicates:
+        relabelled = report.num_relabelled
+        note = f", {relabelled} of them with a new label" if relabelled else ""
+        lines.append(f"  {report.num_duplicates} collected rows were there already{note}")
+    if report.conflicts:
+        shown = ", ".join(report.conflicts[:_MAX_SHOWN])
+        shown += ", ..." * (len(report.conflicts) > _MAX_SHOWN)
+        lines += [
+            f"  {len(report.conflicts)} have another label in the base data, rows {shown}: "
+            "both are kept; check them",
+            "  (`clean` refuses or flags such pairs: clean.rules.conflicting_label)",
+        ]
+    lines += [f"  left out: {omitted}" for omitted in report.omitted]
+    return "\n".join([*lines, f"next: {next_command(data, out)}"])
+
+
+def next_command(data: DataParams, out: Path) -> str:
+    """Return the command that starts an experiment with the merged rows."""
+    changes = [f"data.path={out}"]
+    if data.time_column is not None:
+        changes.append("data.time_column=null")  # the unit of the new rows' times is not known
+    if find_layout(data).given:
+        changes.append(f"data.split_column={GIVEN_SPLIT}")
+    if data.checksums is not None:
+        changes.append("data.checksums=null")
+    return " ".join(["dvc exp run", *(f"-S {shlex.quote(change)}" for change in changes)])
+
+
+def _check_parquet(path: Path) -> None:
+    remedy = "write it with `python -m slipway.traffic.collect`, or name it with --new."
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; {remedy}")
+    try:
+        pq.read_schema(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(f"{path} is not a readable Parquet file ({reason}); {remedy}") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.data.merge",
+        description="Merges collected rows into the data of data.path, as one Parquet file.",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT.parquet", help="the data set to write")
+    parser.add_argument(
+        "--new",
+        type=Path,
+        default=Path("data/collected.parquet"),
+        help="the rows written by `python -m slipway.traffic.collect`",
+    )
+    parser.add_argument(
+        "--base", type=Path, help="the data to merge into (default: data.path of params.yaml)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,63 @@
+"""Which new rows the base data already has, compared by a digest of their content."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+Label = str | float | None
+
+
+@dataclass
+class MergeReport:
+    """The numbers of rows from each side, and what a person should check."""
+
+    num_base: int = 0
+    num_added: int = 0
+    num_duplicates: int = 0  # new rows whose content the base data has
+    num_relabelled: int = 0  # of them: rows collected earlier whose label has changed
+    conflicts: list[str] = field(default_factory=list)  # base rows with another label: both stay
+    omitted: list[str] = field(default_factory=list)  # parts of the base data that are not written
+
+
+class NewRows:
+    """The new rows by content, and which of them are to be added."""
+
+    def __init__(
+        self, digests: Iterable[bytes], labels: Sequence[Label], report: MergeReport
+    ) -> None:
+        self.labels = labels
+        self._report = report
+        self._duplicates: set[int] = set()
+        self._by_digest: dict[bytes, int] = {}
+        for index, digest in enumerate(digests):
+            earlier = self._by_digest.get(digest)
+            if earlier is None:
+                self._by_digest[digest] = index
+            elif labels[index] is not None or labels[earlier] is None:
+                # Equal rows may be sent in several forms: the last one with a label counts.
+                self._by_digest[digest] = index
+                self._count_duplicate(earlier)
+            else:
+                self._count_duplicate(index)
+
+    def label_for(self, digest: bytes, label: Label, source: str, *, was_collected: bool) -> Label:
+        """Return the label of a base row: its own, or a newer one if it was collected earlier."""
+        index = self._by_digest.get(digest)
+        if index is None:
+            return label
+        newer = self.labels[index]
+        if newer not in (None, label) and not was_collected:
+            self._report.conflicts.append(source)
+            return label
+        self._count_duplicate(index)
+        if newer in (None, label):
+            return label
+        self._report.num_relabelled += 1
+        return newer
+
+    def to_add(self) -> list[int]:
+        """Return the indices of the rows that the base data does not have."""
+        return [index for index in range(len(self.labels)) if index not in self._duplicates]
+
+    def _count_duplicate(self, index: int) -> None:
+        self._duplicates.add(index)
+        self._report.num_duplicates = len(self._duplicates)

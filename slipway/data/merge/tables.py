@@ -1,0 +1,189 @@
+"""Merges new rows into a table, without a column telling new rows from others."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipway.config.sections import DataParams
+from slipway.data.merge.cells import (
+    cells_of,
+    concatenate,
+    input_digests,
+    labels_of,
+    target_cells,
+)
+from slipway.data.merge.matching import Label, MergeReport, NewRows
+from slipway.data.sources.raw_tables import (
+    COLLECTED,
+    RawColumn,
+    RawTable,
+    is_row_index,
+    read_raw_table,
+)
+from slipway.data.tables.cells import TypedColumn, typed_column
+from slipway.data.tables.column_rules import constant_columns, duplicate_columns, tells_classes
+from slipway.data.tables.column_types import column_types, counts_rows
+from slipway.data.tables.source import find_table
+from slipway.kinds.registry import is_classification
+from slipway.system import files
+from slipway.system.errors import DataError
+
+
+@dataclass(frozen=True)
+class _AddedRows:
+    """The new rows that are added, and the labels of the base rows."""
+
+    indices: list[int]  # in the new table
+    digests: list[bytes]
+    labels: list[Label]
+    base_labels: list[Label]
+
+    def take(self, cells: pa.Array) -> pa.Array:
+        return cells.take(pa.array(self.indices, pa.int64()))
+
+
+def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
+    """Write the rows of `data.path` and of `new_path` to `out`; DataError if a column is missing."""
+    report = MergeReport()
+    base, new = read_raw_table(find_table(data)), read_raw_table(new_path)
+    inputs = _input_names(data, base, new, new_path)
+    base_labels = labels_of(cells_of(base.columns[data.target_column]), data)
+    was_collected = _collected_marks(base)
+    labels, added = _match_rows(data, base, new, inputs, base_labels, was_collected, report)
+    columns: dict[str, pa.Array] = {}
+    for name, column in base.columns.items():
+        if name == COLLECTED:
+            continue
+        cells = cells_of(column)
+        if column.stored == "other":
+            report.omitted.append(column.unreadable)
+        elif name == data.target_column:
+            changes = zip(cells.to_pylist(), base_labels, labels, strict=True)
+            targets = [cell if label == before else label for cell, before, label in changes]
+            columns[name] = target_cells([*targets, *added.labels], column, data)
+        else:
+            columns[name] = concatenate(cells, _added_cells(name, data, base, new, added))
+    columns[COLLECTED] = pa.array([*was_collected, *[True] * len(added.indices)])
+    report.omitted += [f"row {number} of {data.path}: {what}" for number, what in base.malformed]
+    with files.new_file(out, files.PRIVATE) as file:
+        pq.write_table(pa.table(columns), file)
+    return report
+
+
+def _input_names(data: DataParams, base: RawTable, new: RawTable, new_path: Path) -> list[str]:
+    inputs = [name for name in new.columns if name != data.target_column]
+    missing = [
+        name
+        for name in (*inputs, data.target_column)
+        if name not in base.columns or name not in new.columns
+    ]
+    if missing:
+        raise DataError(
+            f"{data.path} and {new_path} do not both have the columns {', '.join(missing)}. "
+            "Collect the rows with a bundle that was trained on this data."
+        )
+    return inputs
+
+
+def _collected_marks(base: RawTable) -> list[bool]:
+    if COLLECTED not in base.columns:
+        return [False] * len(base.numbers)
+    marks = cells_of(base.columns[COLLECTED]).to_pylist()
+    return [str(mark).lower() == "true" for mark in marks]
+
+
+def _match_rows(
+    data: DataParams,
+    base: RawTable,
+    new: RawTable,
+    inputs: list[str],
+    base_labels: list[Label],
+    was_collected: list[bool],
+    report: MergeReport,
+) -> tuple[list[Label], _AddedRows]:
+    """Return the labels of the base rows after corrections, and the new rows to add."""
+    guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
+    kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
+    kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
+    digests = input_digests(new, kinds)
+    rows = NewRows(digests, labels_of(cells_of(new.columns[data.target_column]), data), report)
+    labels = [
+        rows.label_for(digest, label, str(number), was_collected=mark)
+        for digest, label, number, mark in zip(
+            input_digests(base, kinds),
+            base_labels,
+            base.numbers.tolist(),
+            was_collected,
+            strict=True,
+        )
+    ]
+    chosen = rows.to_add()
+    report.num_base, report.num_added = len(labels), len(chosen)
+    added_labels = [rows.labels[index] for index in chosen]
+    return labels, _AddedRows(chosen, [digests[index] for index in chosen], added_labels, labels)
+
+
+def _added_cells(
+    name: str, data: DataParams, base: RawTable, new: RawTable, added: _AddedRows
+) -> pa.Array:
+    """Return the cells of the added rows in a column of the base data."""
+    if name in new.columns:
+        return added.take(cells_of(new.columns[name]))
+    count, column = len(added.indices), base.columns[name]
+    if name == data.group_column:
+        return pa.array([f"collected-{digest.hex()[:16]}" for digest in added.digests])
+    if name == data.weight_column:
+        return pa.array([1.0] * count)
+    if name == data.split_column:
+        return pa.array(["train"] * count)
+    found = None
+    if name != data.time_column and not is_row_index(name) and len(base.numbers):
+        found = _continued_cells(column, data, base, new, added)
+    return pa.nulls(count, column.values.type) if found is None else found
+
+
+def _continued_cells(
+    column: RawColumn, data: DataParams, base: RawTable, new: RawTable, added: _AddedRows
+) -> pa.Array | None:
+    """Continue a column that `clean` takes for no input because of its content; None for others.
+
+    Such a column counts rows, is constant, repeats an input or names the classes. With missing
+    cells in the added rows it would differ between them and others, and so become an input.
+    """
+    count = len(added.indices)
+    if counts_rows(column):
+        last = float(typed_column(column, "number").cells[-1])
+        return pa.array([last + step for step in range(1, count + 1)], pa.float64())
+    typed = _typed_as_cleaned(column, data)
+    has_label = np.array([label is not None for label in added.base_labels])
+    if typed is None or not has_label.any():
+        return None
+    if constant_columns([typed], has_label):
+        return cells_of(column).take(pa.array([int(np.argmax(has_label))] * count))
+    for name in new.columns:
+        other = _typed_as_cleaned(base.columns[name], data) if name != data.target_column else None
+        if other is not None and duplicate_columns([other, typed], has_label):
+            return added.take(cells_of(new.columns[name]))
+    if is_classification(data.task):
+        return _cells_by_class(typed, np.flatnonzero(has_label), added)
+    return None
+
+
+def _cells_by_class(typed: TypedColumn, rows: np.ndarray, added: _AddedRows) -> pa.Array | None:
+    """Name the class of each added row as the base rows do; None if the column names no classes."""
+    labels = [str(added.base_labels[row]) for row in rows]
+    names, first, classes = np.unique(labels, return_index=True, return_inverse=True)
+    if not tells_classes(typed.keys[rows], classes):
+        return None
+    row_of = dict(zip(names.tolist(), rows[first].tolist(), strict=True))
+    chosen = [row_of.get(str(label)) for label in added.labels]
+    return cells_of(typed.raw).take(pa.array(chosen, pa.int64()))
+
+
+def _typed_as_cleaned(column: RawColumn, data: DataParams) -> TypedColumn | None:
+    """Return the column as `clean` reads it; None if it is ignored."""
+    (guess,) = column_types({column.name: column}, data.columns)
+    return None if guess.kind == "ignore" else typed_column(column, guess.kind)

@@ -1,0 +1,1 @@
+"""Merging collected rows into a data set."""
