@@ -67,8 +67,8 @@ FAULTY = {
         "undecodable",
         "it looks like a GIF image",
     ),
-    "a truncated PNG": (picture(1, 32)[:-600], "truncated", "breaks off or is damaged"),
-    "a truncated JPEG": (picture(1, 32, "JPEG")[:-300], "truncated", "breaks off or is damaged"),
+    "a truncated PNG": (picture(1, 32)[:-600], "truncated", "is truncated or damaged"),
+    "a truncated JPEG": (picture(1, 32, "JPEG")[:-300], "truncated", "is truncated or damaged"),
     "a header alone": (
         picture(1, 32, "JPEG")[:40],
         "undecodable",
