@@ -50,7 +50,7 @@ def in_order(*rooms: str) -> Table:
 
 # Inside the rooms that are divided. The table of `serving/` is in test_serving_imports.py.
 DATA = in_order(
-    *("engine", "sources", "rules", "store", "augmentation", "splits", "images", "tables")
+    *("engine", "sources", "rules", "store", "augmentation", "splits", "images", "tables", "merge")
 )
 TRAINING = in_order(
     *("networks", "distributed", "augmentation", "batches", "recipe", "module", "checkpoints"),
