@@ -41,7 +41,7 @@ _SHOWN_LABELS = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. A SlipwayError says why nothing was written."""
+    """Run the command. A SlipwayError explains why nothing was written."""
     given = _parser().parse_args(arguments)
     if given.kept is None:
         raise UnavailableError(
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column: str) -> str:
-    """What was written and what was left out, and the command that a person may run next."""
+    """Describe what was written and left out, and name the command to run next."""
     items = collected.items
     num_unlabelled = sum(item.truth is None for item in items)
     facts = [
@@ -105,12 +105,12 @@ def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column:
 
 
 def join_command(out: Path) -> str:
-    """How the collected rows are joined with the data of before, in the project's folder."""
+    """Return the command that merges the collected rows into the project's data."""
     return f"python -m slipway.data.merge data/next.parquet --new {shlex.quote(str(out))}"
 
 
 def next_command(manifest: Bundle, out: Path) -> str:
-    """How an experiment with the collected rows is begun."""
+    """Return the command that starts an experiment with the collected rows."""
     data = manifest.lineage.params.get("data", {})
     absent = [f"-S data.{key}=null" for key in _OPTIONAL_COLUMNS if data.get(key) is not None]
     return " ".join(["dvc exp run", "-S", shlex.quote(f"data.path={out}"), *absent])
@@ -156,7 +156,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _from(variable: str) -> Path | None:
-    """What a setting of the service says."""
     return Path(os.environ[variable]) if os.environ.get(variable) else None
 
 
@@ -168,7 +167,7 @@ def _at_least_one(text: str) -> int:
 
 
 def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, str]:
-    """Of the image and of the target; UnavailableError where neither the bundle nor the caller names them."""
+    """Return the names of the image and target columns; UnavailableError if unknown."""
     data = manifest.lineage.params.get("data", {})
     image = given.image_column or data.get("image_column")
     target = given.target_column or data.get("target_column")

@@ -70,7 +70,7 @@ CREATE TABLE quality (model TEXT PRIMARY KEY, time REAL NOT NULL, latest REAL NO
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What a caller said is right of one item of a request."""
+    """The true label or value that a caller sent for one item of a request."""
 
     request_id: str
     item: int
@@ -81,7 +81,7 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class DriftedSpan:
-    """A window that drifted: the requests that `model` answered between two times, in seconds since 1970."""
+    """A window that drifted: requests answered by `model` between two times (seconds since 1970)."""
 
     model: str  # the version that the answers name
     opened: float
@@ -89,7 +89,7 @@ class DriftedSpan:
 
 
 def read_ground_truths(state: Path) -> Iterator[GroundTruth]:
-    """Every truth that is remembered, the oldest first. UnavailableError where there is no database, or one of another form."""
+    """Yield every stored ground truth, the oldest first; UnavailableError without a database."""
     with _reading(state) as connection:
         for row in connection.execute(
             "SELECT request_id, item, label, value, told FROM truths ORDER BY told, request_id, item"
@@ -98,7 +98,7 @@ def read_ground_truths(state: Path) -> Iterator[GroundTruth]:
 
 
 def read_drifted_spans(state: Path) -> list[DriftedSpan]:
-    """When the traffic drifted, the oldest first. Errors as of `read_ground_truths`."""
+    """Return the windows that drifted, the oldest first; UnavailableError without a database."""
     with _reading(state) as connection:
         rows = connection.execute(
             "SELECT model, opened, closed FROM windows WHERE drifted = 1 ORDER BY opened"

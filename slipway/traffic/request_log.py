@@ -60,18 +60,18 @@ class LoggedRequest:
 
     @property
     def model_version(self) -> str:
-        """As the answer has it."""
+        """Return the version in the answer."""
         return self.bundle_digest[:12]
 
     @property
     def num_rows(self) -> int:
-        """Rows in the request; 1 for an image."""
+        """Return the number of rows in the request; 1 for an image."""
         return len(self.answers)
 
 
 @dataclass(frozen=True)
 class DamagedLine:
-    """A line that is not what was written."""
+    """A line that was altered."""
 
     segment: Path
     line: int  # counted from 1
@@ -87,7 +87,7 @@ class _Outputs(Contract):
 
 
 class StoredRequest(Contract):
-    """A request on disk. `request_id` comes first, so that a line is found by its beginning."""
+    """A request on disk. `request_id` comes first, so that lines can be searched by prefix."""
 
     request_id: str
     format_version: Literal[1]
@@ -105,12 +105,12 @@ class StoredRequest(Contract):
 
 
 def digest_inputs(inputs: NDArray[Any]) -> str:
-    """Hex SHA-256 of (rows, ...) decoded inputs: what tells whether two ways of decoding give the same pixels, bit for bit."""
+    """Return the hex SHA-256 of decoded inputs, to compare two decoders bit for bit."""
     return hashlib.sha256(np.ascontiguousarray(inputs).data).hexdigest()
 
 
 def encode_line(request: LoggedRequest) -> bytes:
-    """The request as one line of JSON; ValueError for an answer that JSON cannot hold."""
+    """Return the request as one line of JSON; ValueError if JSON cannot hold an answer."""
     content = {
         "request_id": request.request_id,
         "format_version": FORMAT_VERSION,
@@ -130,7 +130,7 @@ def encode_line(request: LoggedRequest) -> bytes:
 
 
 def decode_line(line: bytes) -> LoggedRequest:
-    """The request of one line; ValueError if it is not what `encode_line` made."""
+    """Return the request of one line; ValueError if it is damaged."""
     content = StoredRequest.model_validate_json(line)
     payload = base64.b64decode(content.payload, validate=True)
     if files.sha256_bytes(payload) != content.sha256:
@@ -150,13 +150,13 @@ def decode_line(line: bytes) -> LoggedRequest:
 
 
 def read_requests(folder: Path) -> Iterator[LoggedRequest | DamagedLine]:
-    """Every kept request from the oldest segment on, and every line that was altered. A torn last line is left out."""
+    """Yield every logged request and every altered line, oldest segment first; skip a torn end."""
     for segment, number, line in _lines(folder, b""):
         yield _decoded(segment, number, line)
 
 
 def find_requests(folder: Path, request_id: str) -> list[LoggedRequest]:
-    """The requests of that id, the oldest first; IntegrityError if one of them was altered."""
+    """Return the requests with that id, the oldest first; IntegrityError if one was altered."""
     found = [_decoded(*place) for place in _lines(folder, _beginning(request_id))]
     for request in found:
         if isinstance(request, DamagedLine):
@@ -170,7 +170,7 @@ def find_requests(folder: Path, request_id: str) -> list[LoggedRequest]:
 
 
 def segments(folder: Path) -> list[Path]:
-    """The segments in a folder, the oldest first; other files are no concern of ours."""
+    """Return the segments in a folder, the oldest first; ignore other files."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _SEGMENT.fullmatch(path.name))
@@ -198,7 +198,7 @@ class RequestLogWriter:
         self._begun = 0.0
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines, at most `segment_bytes`. Where that fails none of them is in the folder."""
+        """Write whole lines, at most `segment_bytes`; after an OSError none of them is stored."""
         if self._descriptor is not None and (
             self._size + len(lines) > self.segment_bytes or self._is_old()
         ):
@@ -214,7 +214,7 @@ class RequestLogWriter:
         self._size += len(lines)
 
     def tidy(self) -> None:
-        """Remove what is too old."""
+        """Remove segments that are too old."""
         if self._is_old():
             self.close()
         if self._max_age_s is not None and self.root.is_dir():
@@ -222,7 +222,7 @@ class RequestLogWriter:
                 self._make_room(0)
 
     def close(self) -> None:
-        """End the segment; the next request begins another."""
+        """Close the segment; the next request starts another."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -242,7 +242,7 @@ class RequestLogWriter:
         return descriptor
 
     def _give_up(self, descriptor: int) -> None:
-        """Take a part of a line back, and leave the segment."""
+        """Remove a partly written line and leave the segment."""
         with suppress(OSError):
             os.ftruncate(descriptor, self._size)
             if self._size == 0:
@@ -258,7 +258,7 @@ class RequestLogWriter:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One writer at a time makes room and begins a segment."""
+        """Lock the folder, so that one writer at a time makes room and starts a segment."""
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -267,7 +267,7 @@ class RequestLogWriter:
             os.close(descriptor)
 
     def _make_room(self, num_new: int) -> None:
-        """Remove the oldest segments until all that are or will be written can grow to their full size."""
+        """Remove the oldest segments until all open and new ones can grow to full size."""
         closed: list[tuple[Path, int]] = []
         num_open = num_new
         for path in segments(self.root):
@@ -298,7 +298,7 @@ class RequestLogWriter:
 
 
 def _size_if_closed(path: Path) -> int | None:
-    """Bytes of a segment that nobody writes any more, else None."""
+    """Return the bytes of a segment that nobody writes any more, else None."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -313,7 +313,7 @@ def _size_if_closed(path: Path) -> int | None:
 
 
 def _lines(folder: Path, beginning: bytes) -> Iterator[tuple[Path, int, bytes]]:
-    """Whole lines that begin so, each with its segment and number."""
+    """Yield whole lines with this prefix, with segment and line number."""
     for segment in segments(folder):
         with suppress(FileNotFoundError), segment.open("rb") as file:  # it may be removed meanwhile
             for number, line in enumerate(file, start=1):

@@ -28,7 +28,7 @@ Key = tuple[str, int, float]  # request id, item, time of the answer
 
 @dataclass(frozen=True)
 class LoggedItem:
-    """One kept item, without its content."""
+    """One item of a logged request, without its content."""
 
     key: Key
     model: str
@@ -42,7 +42,10 @@ class LoggedItem:
 
     @property
     def error(self) -> float:
-        """How wrong the prediction was: 0 or 1 for a class, the distance for a number; 0 where no truth was told."""
+        """Error of the prediction: 0 or 1 for a class, the distance for a number.
+
+        0 without a label.
+        """
         if self.truth is None:
             return 0.0
         if isinstance(self.truth, str) or isinstance(self.predicted, str):
@@ -52,7 +55,7 @@ class LoggedItem:
 
 @dataclass
 class SelectedRows:
-    """What was chosen, the most worth first, and what was left out and why."""
+    """The selected rows, most informative first, and counts of what was left out."""
 
     items: list[LoggedItem]
     contents: dict[Key, Content]
@@ -99,7 +102,7 @@ def collect(
 
 
 def cell_value(value: Any, column: Column) -> float | bool | str | None:
-    """A cell of a JSON row as a table holds it; ValueError if it is not of the column's kind."""
+    """Convert a JSON cell to a table cell; ValueError if it is not of the column's kind."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if column.kind == "boolean" and isinstance(value, bool):
@@ -118,7 +121,7 @@ def _items(
     has_classes: bool,
     collected: SelectedRows,
 ) -> Iterator[LoggedItem]:
-    """Every kept item, without its truth."""
+    """Yield every logged item, without its label."""
     for request in read_requests(kept):
         if isinstance(request, DamagedLine):
             collected.left_out["in a damaged line"] += 1
@@ -152,7 +155,7 @@ def _items(
 
 
 def _request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:
-    """Each item of a request; ValueError where it is of another form than `contract`."""
+    """Return the items of a request; ValueError if it does not fit `contract`."""
     is_json = request.content_type == "application/json"
     if is_json != isinstance(contract, ColumnContract):
         raise ValueError("images and rows of a table do not go together")
@@ -179,7 +182,7 @@ def _labelled(
     has_classes: bool,
     collected: SelectedRows,
 ) -> list[LoggedItem]:
-    """Of each request id, which callers may use again, the item that its truth is of, and the last one, which may be another."""
+    """Keep for each request id the item its label belongs to, and the last one."""
     by_id: dict[tuple[str, int], list[LoggedItem]] = {}
     for item in sorted(items, key=lambda item: item.key[2]):
         by_id.setdefault(item.key[:2], []).append(item)
@@ -199,7 +202,7 @@ def _told(truth: GroundTruth, has_classes: bool) -> str | float | None:
 
 
 def _place_of(truth: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
-    """Which item of one id, the oldest first, a truth is of: the last that was answered before it was told."""
+    """Return the index of the item a label belongs to: the last one answered before it came."""
     num_before = sum(item.key[2] <= truth.told for item in items)
     if num_before:
         return num_before - 1
@@ -207,7 +210,7 @@ def _place_of(truth: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
 
 
 def _without_copies(items: Sequence[LoggedItem], collected: SelectedRows) -> list[LoggedItem]:
-    """One item for each content: the last with a truth, or else the last."""
+    """Keep one item per content: the last with a label, or else the last."""
     best: dict[str, LoggedItem] = {}
     for item in sorted(items, key=lambda item: (item.truth is not None, item.key[2])):
         before = best.get(item.digest)
@@ -220,7 +223,7 @@ def _without_copies(items: Sequence[LoggedItem], collected: SelectedRows) -> lis
 
 
 def _ranked(items: Sequence[LoggedItem]) -> list[LoggedItem]:
-    """The most worth first; of equals the newest."""
+    """Sort by informativeness, then by time, newest first."""
     if not items:
         return []
     worth = _ranks([item.error for item in items]) + _ranks([item.doubt for item in items])
@@ -235,7 +238,7 @@ def _ranked(items: Sequence[LoggedItem]) -> list[LoggedItem]:
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """(rows,) the share of rows below each, in [0, 1); equals have the same."""
+    """(rows,) the fraction of rows below each, in [0, 1); equal values share a rank."""
     numbers = np.array(values)
     below: NDArray[np.float64] = np.searchsorted(np.sort(numbers), numbers, side="left") / len(
         numbers

@@ -46,24 +46,24 @@ class Draw(NamedTuple):
     erased: NDArray[np.float64]  # (N, 4) of the network's image; width 0 for none
 
     def part(self, rows: slice) -> "Draw":
-        """The changes of some of the images."""
+        """Return the changes of some of the images."""
         return Draw._make(values[rows] for values in self)
 
     @property
     def moves_whole_pixels(self) -> bool:
-        """Whether no image is interpolated where it is stored in the network's size."""
+        """True if no image stored in the network's size needs interpolation."""
         still = not self.rotation_deg.any() and not self.shift.any()
         return still and bool((self.scale == 1).all()) and bool((self.crop[:, 2:] == 1).all())
 
     @property
     def recolours(self) -> bool:
-        """Whether any pixel gets another colour."""
+        """True if any pixel changes colour."""
         factors = (self.brightness, self.contrast, self.saturation)
         return bool(self.hue.any()) or not all((factor == 1).all() for factor in factors)
 
 
 class MixDraw(NamedTuple):
-    """How each of N images is mixed with its partner."""
+    """The mixing of each of N images with its partner."""
 
     own_share: NDArray[
         np.float32
@@ -74,7 +74,7 @@ class MixDraw(NamedTuple):
 
 
 def unchanged(count: int) -> Draw:
-    """The draw that leaves `count` images as they are."""
+    """Return the draw that leaves `count` images as they are."""
     ones, zeros = np.ones(count), np.zeros(count)
     no, nothing = np.zeros(count, dtype=bool), np.zeros((count, 4))
     still = np.zeros((count, 2), dtype=np.int64)
@@ -122,7 +122,7 @@ def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
 
 
 def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px: int) -> MixDraw:
-    """How each sample is mixed in `epoch`, in images of `size_px`: a pure function of (seed, epoch, key)."""
+    """Draw the mixing of each sample in `epoch`: a pure function of (seed, epoch, key)."""
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
     cut = numbers.chance(_share_of_cutmix(plan), "cutmix")
@@ -145,7 +145,7 @@ def crop_bounds(change: Draw, stored_px: int) -> NDArray[np.int64]:
 
 
 def erased_bounds(change: Draw, size_px: int) -> NDArray[np.int64]:
-    """(N, 4) left, top, right, bottom in whole pixels of the network's images; nothing is erased where right is left."""
+    """(N, 4) left, top, right, bottom in pixels of the network's images; empty if right is left."""
     start = change.erased[:, :2]
     return _whole(np.concatenate([start, start + change.erased[:, 2:]], axis=1) * size_px)
 
@@ -192,7 +192,7 @@ def colour_matrices(change: Draw, channels: int) -> tuple[NDArray[np.float32], N
 
 
 class _Numbers:
-    """Numbers for N samples of one epoch, each from a stream of its own."""
+    """Random numbers for N samples of one epoch, from independent streams."""
 
     def __init__(self, seed: int, epoch: int, keys: NDArray[np.uint64]) -> None:
         self._seed, self._epoch, self._keys = seed, epoch, keys
@@ -232,7 +232,7 @@ class _Numbers:
     def rectangles(
         self, area: tuple[float, float], aspect: tuple[float, float], stream: str
     ) -> NDArray[np.float64]:
-        """(N, 4) anywhere in the unit square: the area uniform, the logarithm of the aspect uniform as far as it fits."""
+        """(N, 4) in the unit square: uniform area, and uniform log aspect as far as it fits."""
         if area == (1.0, 1.0):
             return _whole_images(len(self._keys))
         areas = self.between(*area, f"{stream}_area")
@@ -267,7 +267,7 @@ def _share_of_cutmix(plan: AugmentPlan) -> float:
 
 
 def _boxes(areas: NDArray[np.float64], numbers: _Numbers, size_px: int) -> NDArray[np.int64]:
-    """(N, 4) squares of these areas about any point, as far as they lie in the image: Yun et al. 2019, "CutMix"."""
+    """(N, 4) squares of these areas, clipped to the image: Yun et al. 2019, "CutMix"."""
     half = np.sqrt(areas)[:, None] / 2
     centre = numbers.pairs(0.0, 1.0, "cutmix_centre")
     corners = np.concatenate([centre - half, centre + half], axis=1)
@@ -275,7 +275,6 @@ def _boxes(areas: NDArray[np.float64], numbers: _Numbers, size_px: int) -> NDArr
 
 
 def _whole_images(count: int) -> NDArray[np.float64]:
-    """(N, 4) rectangles as large as the image."""
     rectangles = np.zeros((count, 4))
     rectangles[:, 2:] = 1
     return rectangles

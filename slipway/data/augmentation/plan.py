@@ -21,7 +21,10 @@ from slipway.system.errors import ParamsError, SchemaError
 
 
 class AugmentPlan(Contract):
-    """What may happen to a training image; the file `plan.json`. Units and ranges are those of docs/params.md."""
+    """The allowed changes of a training image.
+
+    Content of `plan.json`, units as in docs/params.md.
+    """
 
     format_version: Literal[2]
     seed: int
@@ -46,12 +49,12 @@ class AugmentPlan(Contract):
 
     @property
     def is_identity(self) -> bool:
-        """Whether no draw can change a pixel."""
+        """True if no draw can change a pixel."""
         return not operations(self)
 
     @property
     def mixes(self) -> bool:
-        """Whether a row may be mixed with another one."""
+        """True if a row may be mixed with another one."""
         return self.mix_probability > 0 and (self.mixup_alpha > 0 or self.cutmix_alpha > 0)
 
 
@@ -75,13 +78,13 @@ NEUTRAL: dict[str, float | tuple[float, float]] = {
 
 
 def operations(plan: AugmentPlan) -> list[str]:
-    """The names of the operations that can change a pixel, in the order in which they are applied."""
+    """Return the names of the operations that can change a pixel, in order of application."""
     asked_for = [name for name, neutral in NEUTRAL.items() if getattr(plan, name) != neutral]
     return [name for name in asked_for if plan.mixes or name not in ("mixup_alpha", "cutmix_alpha")]
 
 
 def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
-    """The plan that `params` asks for, without copies; ParamsError naming both keys if it asks for a forbidden operation."""
+    """Return the plan without copies; ParamsError if a forbidden operation is switched on."""
     names = [name for name in AugmentPlan.model_fields if name in AugmentParams.model_fields]
     values = {
         name: tuple(value) if isinstance(value := getattr(params, name), list) else value
@@ -101,7 +104,7 @@ def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
 
 
 def without_operations(plan: AugmentPlan) -> AugmentPlan:
-    """The same plan with every operation switched off: that of a table."""
+    """Return the plan with every operation switched off, as for a table."""
     return plan.model_copy(update={**NEUTRAL, "offline": None})
 
 
@@ -110,7 +113,7 @@ def _as_yaml(value: float | tuple[float, float]) -> str:
 
 
 def write_plan(root: Path, plan: AugmentPlan) -> None:
-    """Write `plan.json`, last, when the copies (if any) are complete."""
+    """Write `plan.json`, after all copies are complete."""
     files.write_json(root / "plan.json", plan.model_dump(mode="json"))
 
 

@@ -13,7 +13,7 @@ _LIBRARIES = ("numpy", "pillow", "simplejpeg")
 
 @cache
 def pixel_code() -> str:
-    """Hex digest: two machines, or two runs, with the same one make the same pixels."""
+    """Return a hex digest; runs and machines with equal digests produce equal pixels."""
     root = Path(__file__).parents[3]
     start = [Path(str(module.__file__)).relative_to(root) for module in (images, user_function)]
     return files.digest_json(digests(root, start) | {name: version(name) for name in _LIBRARIES})

@@ -95,13 +95,12 @@ def _chunks(
 
 
 def _begin() -> None:
-    """In each worker, before its first chunk."""
     keep_freed_memory()
     _end_with_parent()
 
 
 def _end_with_parent() -> None:
-    """Leave at once when the parent process is gone; otherwise a killed parent leaves its workers waiting for ever."""
+    """Exit as soon as the parent process is gone, even if it was killed."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group: the parent alone answers it

@@ -16,7 +16,10 @@ def progress(
     num_images: int | None,
     images_in: Callable[[Item], int] = lambda _: 1,
 ) -> Iterator[Item]:
-    """The same items; how many of `num_images` (None: not known) are through goes to stderr. An item is `images_in(item)` of them."""
+    """Yield the same items and report progress on stderr.
+
+    `images_in` counts the images of an item.
+    """
     is_terminal = sys.stderr.isatty()
     seconds = 0.1 if is_terminal else _SECONDS_BETWEEN_LINES
     with tqdm(

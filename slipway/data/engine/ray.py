@@ -44,7 +44,7 @@ def map_on_ray(
 
 
 def check_installed() -> None:
-    """UnavailableError if the package is not there."""
+    """UnavailableError if Ray is not installed."""
     if find_spec("ray") is None:
         raise UnavailableError(
             "data.engine is ray, but Ray is not installed. Install the extra (pip install 'slipway[cluster]'), or set data.engine to local."
@@ -74,7 +74,6 @@ def _map(
 
 
 def _map_chunk(function: Callable[[Item], Result], chunk: list[Item], code: str) -> list[Result]:
-    """Runs on a worker."""
     if pixel_code() != code:
         raise UnavailableError(
             "a Ray worker has another version of Slipway, Pillow, simplejpeg or NumPy, and might make other pixels. "
@@ -106,7 +105,7 @@ def _result(ray: Any, reference: Any) -> Any:
 
 @contextlib.contextmanager
 def _cluster(num_workers: int) -> Iterator[Any]:
-    """The module `ray`, connected; what was started here is ended."""
+    """Connect to a Ray cluster and yield the module `ray`; a cluster started here is stopped."""
     switch_off_telemetry()
     address = os.environ.get("RAY_ADDRESS")
     if address is None:  # Ray would write a token of its own into the home folder
@@ -138,7 +137,7 @@ def _cluster(num_workers: int) -> Iterator[Any]:
 
 
 def _check_is_there(address: str) -> None:
-    """OSError if nothing listens at "host:port" or "ray://host:port"; Ray itself would try for minutes."""
+    """OSError if nothing listens at the address, because Ray would retry for minutes."""
     place = urlsplit(address if "://" in address else f"//{address}")
     if place.hostname and place.port:
         socket.create_connection((place.hostname, place.port), _CONNECT_TIMEOUT_S).close()
@@ -158,7 +157,7 @@ def _start(ray: Any, num_workers: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """For Ray's logs and sockets: below .work, or where that path is too long for a socket, in the system's temporary folder."""
+    """Create a folder for Ray's logs and sockets, whose paths have a length limit."""
     folder = _FOLDER.absolute()
     if len(os.fsencode(folder)) + 80 > _SOCKET_PATH_BYTES:
         folder = Path(tempfile.mkdtemp(prefix="slipway-ray-"))

@@ -100,7 +100,7 @@ PACKED_ROWS = pa.schema(
 
 
 def hexadecimal(digests: pa.ChunkedArray) -> pa.Array:
-    """SHA-256 in 32 bytes as text, without a Python object for each."""
+    """Return SHA-256 digests of 32 bytes as hex text, without a Python object for each."""
     offsets = np.arange(len(digests) + 1, dtype=np.int32) * 64
     return pa.StringArray.from_buffers(
         len(digests), pa.py_buffer(offsets), pa.py_buffer(_HEXADECIMAL[first_bytes(digests, 32)])
@@ -108,19 +108,19 @@ def hexadecimal(digests: pa.ChunkedArray) -> pa.Array:
 
 
 def ids(digests: pa.ChunkedArray) -> pa.Array:
-    """The id of each row, by its SHA-256 in 32 bytes."""
+    """Return the id of each row from its SHA-256 of 32 bytes."""
     return pc.utf8_slice_codeunits(hexadecimal(digests), 0, 32)
 
 
 def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
-    """Write `table` atomically; SchemaError if it is not of `schema`."""
+    """Write `table` atomically; SchemaError if it does not have `schema`."""
     _check(path, table.schema, schema)
     with files.new_file(path) as file:
         pq.write_table(table, file, row_group_size=_GROUP_ROWS)
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read a table written by `write_table`; SchemaError if it is missing, unreadable or of another schema."""
+    """Read a table; SchemaError if it is missing, unreadable or has another schema."""
     try:
         table = pq.read_table(path, partitioning=None)
     except FileNotFoundError:

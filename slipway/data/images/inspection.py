@@ -93,12 +93,12 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class PixelDigester:
-    """A function from samples, which were inspected before, to a batch of PIXELS; picklable."""
+    """Picklable function from inspected samples to a batch of PIXELS."""
 
     max_pixels: int
 
     def __call__(self, samples: list[RawSample]) -> pa.RecordBatch:
-        """Digest all pixels of a block of samples, in their order; null where nothing can be decoded any more."""
+        """Digest all pixels of a block of samples; null if an image can no longer be decoded."""
         buffer = PixelBuffer()
         rows = [
             (sample.source, *self._digests(loaded(sample).payload, buffer)) for sample in samples
@@ -119,13 +119,13 @@ class PixelDigester:
 
 @dataclass(frozen=True)
 class Inspector:
-    """A function from samples to a batch of FACTS, with the thresholds that it needs; picklable."""
+    """Picklable function from samples to a batch of FACTS."""
 
     params: CleanParams
     classes: frozenset[str] | None
 
     def __call__(self, samples: list[RawSample]) -> pa.RecordBatch:
-        """Inspect a block of samples, in their order."""
+        """Inspect a block of samples, in order."""
         buffer = PixelBuffer()
         columns = zip(*(self._facts(loaded(sample), buffer) for sample in samples), strict=True)
         return pa.RecordBatch.from_arrays(
@@ -192,7 +192,7 @@ class Inspector:
         )
 
     def _broken(self, sample: RawSample, picture: "_Picture", sampled: Quality) -> Iterator[Fault]:
-        """Every rule that the sample breaks by itself, the more serious first."""
+        """Yield every rule that the sample breaks on its own, the most serious first."""
         shorter, longer = sorted((picture.width, picture.height))
         if (
             self.classes is not None
@@ -303,6 +303,6 @@ def _shown_and_digest(image: Image.Image) -> tuple[NDArray[np.uint8], bytes]:
 
 
 def _digest(array: NDArray[Any], mode: str) -> bytes:
-    """Of size, channels and values: equal pixels, equal digest, whatever the format."""
+    """Digest size, channels and values: equal for equal pixels in any format."""
     seed = xxhash.xxh3_64_intdigest(f"{array.shape} {mode}".encode())
     return xxhash.xxh3_128_digest(np.ascontiguousarray(array).data, seed=seed)

@@ -25,7 +25,7 @@ cv2.setNumThreads(1)  # the pictures are spread over processes already
 
 @dataclass(frozen=True)
 class Quality:
-    """Measures of one picture in grey levels of [0, 255]; `laplacian` is its variance, None for a side below 3 pixels."""
+    """Measures of one image in grey levels [0, 255]; no `laplacian` variance below 3 pixels."""
 
     mean: float
     std: float
@@ -33,14 +33,14 @@ class Quality:
 
 
 def grey(pixels: Pixels) -> Pixels:
-    """(H, W) grey of (H, W) or (H, W, 4); alpha plays no part."""
+    """(H, W) grey of (H, W) or (H, W, 4); alpha is ignored."""
     if pixels.ndim == 2:
         return np.ascontiguousarray(pixels)
     return np.asarray(cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGBA2GRAY), np.uint8)
 
 
 def measure(pixels: Pixels) -> tuple[Quality, Pixels]:
-    """The sampled measures, and the (16, 16) grey thumbnail."""
+    """Return the measures of sampled rows, and the (16, 16) grey thumbnail."""
     height = pixels.shape[0]
     if height < _SMALLEST_SAMPLED_PX:
         whole = grey(pixels)
@@ -52,7 +52,7 @@ def measure(pixels: Pixels) -> tuple[Quality, Pixels]:
 
 
 def quality(whole: Pixels) -> Quality:
-    """The measures on every pixel of (H, W) grey."""
+    """Measure every pixel of an (H, W) grey image."""
     return _quality(whole, lambda laplacian: laplacian)
 
 
@@ -73,7 +73,7 @@ def _quality(
 
 @lru_cache(maxsize=256)
 def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows to take: first the strips, then what the thumbnail needs beside them; and which of those taken make the thumbnail."""
+    """Return the rows to read (strips first), and which of them make the thumbnail."""
     num_rows = THUMBNAIL_PX * _ROWS_PER_CELL
     spread = ((np.arange(num_rows) + 0.5) * height / num_rows).astype(np.intp)
     in_strips = np.arange(num_rows // _STRIPS // 2, num_rows, num_rows // _STRIPS)

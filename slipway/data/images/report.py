@@ -22,7 +22,7 @@ _MAX_SHOWN = 4  # of one cluster
 
 
 def image_report(cleaned: Cleaned, params: CleanParams, data: DataParams) -> CleanReport:
-    """Counts, examples, corrections and what was not checked."""
+    """Return the record of a cleaned set of images."""
     is_class = is_classification(data.task)
     skipped = images_not_checked(data, params)
     rows = cleaned.rows

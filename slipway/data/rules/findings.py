@@ -21,7 +21,7 @@ FINDINGS = pa.schema(
 
 
 class RuleFindings:
-    """Collects tables of FINDINGS, one for the refused samples and one for the flagged ones."""
+    """Collects refused and flagged samples as two tables of FINDINGS."""
 
     def __init__(self, chosen: RuleParams) -> None:
         self._chosen = chosen
@@ -30,11 +30,11 @@ class RuleFindings:
         self.num_refused = 0
 
     def action(self, rule: str) -> Action:
-        """What the params say of a rule."""
+        """Return the action that the params choose for a rule."""
         return rules.action(rule, self._chosen)
 
     def apply(self, rows: pa.Table, broken: pa.Array, rule: str, details: pa.Array) -> pa.Table:
-        """Refuse or flag the rows where `broken`, with one detail for each of them; the rows that are left."""
+        """Refuse or flag the `broken` rows, one detail each; return the rows that are left."""
         sources = rows["source"].filter(broken)
         if self.action(rule) == "refuse":
             self.refuse(sources, rule, details)
@@ -48,17 +48,17 @@ class RuleFindings:
         self.num_refused += len(sources)
 
     def refuse_table(self, facts: pa.Table) -> None:
-        """Refuse the samples of `inspection.FACTS` under the rules that are in it."""
+        """Refuse samples of `inspection.FACTS` under the rule in each row."""
         self._refused.append(_table(facts["source"], facts["rule"], facts["detail"], "error"))
         self.num_refused += facts.num_rows
 
     def flag(self, sources: pa.ChunkedArray, rule: str, details: pa.Array | str) -> None:
-        """Flag kept samples, if the params do not say that the rule is off."""
+        """Flag samples, unless the rule is switched off."""
         if self.action(rule) == "flag":
             self._flagged.append(_findings(sources, rule, details, "flag"))
 
     def flag_tables(self, facts: Iterable[pa.RecordBatch]) -> None:
-        """Take over the flags of batches of `inspection.FACTS`. What is flagged and refused is then refused alone."""
+        """Take over the flags of FACTS and drop the flags of refused samples."""
         refused = pa.concat_tables(self._refused)["source"].combine_chunks()
         earlier = pa.concat_tables(self._flagged).to_batches()
         flagged = itertools.chain(
@@ -68,7 +68,7 @@ class RuleFindings:
         self._flagged = [store_table(kept, FINDINGS)]
 
     def flags_of(self, sources: pa.ChunkedArray) -> pa.Array:
-        """A list of flags for each of the sources, which are a part of the kept ones, by name."""
+        """Return the list of flags of each source."""
         table = pa.concat_tables(self._flagged)
         places = pc.index_in(table["source"], sources.combine_chunks()).combine_chunks()
         table, places = table.filter(pc.is_valid(places)), np.asarray(places.drop_null())
@@ -84,11 +84,11 @@ class RuleFindings:
         return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(order)))
 
     def quarantine(self) -> pa.Table:
-        """`rows.QUARANTINE`, by rule and source."""
+        """Return `rows.QUARANTINE`, by rule and source."""
         return _sorted(self._refused).select(QUARANTINE.names).cast(QUARANTINE)
 
     def flagged(self) -> pa.Table:
-        """FINDINGS of the kept rows, by rule and source."""
+        """Return FINDINGS of the kept rows, by rule and source."""
         return _sorted(self._flagged)
 
 

@@ -32,7 +32,7 @@ def robust_deviations(values: NDArray[np.float64]) -> tuple[float, NDArray[np.fl
 
 
 def _median(values: NDArray[np.float64]) -> float:
-    """As `np.median`, which would copy the values into memory."""
+    """Return `np.median(values)` without copying the values into memory."""
     rising = scratch_array((len(values),), np.float64)
     rising[:] = values
     rising.sort()

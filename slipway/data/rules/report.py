@@ -26,7 +26,7 @@ class Example(Contract):
 
 
 class RuleCount(Contract):
-    """How many samples broke a rule, and the first of them by source."""
+    """The number of samples that broke a rule, and the first of them by source."""
 
     count: NonNegativeInt
     severity: Literal["error", "duplicate", "flag"]
@@ -35,7 +35,7 @@ class RuleCount(Contract):
 
 
 class TargetSummary(Contract):
-    """A numeric target of the kept rows."""
+    """Statistics of a numeric target over the kept rows."""
 
     min: float
     p25: float
@@ -48,7 +48,7 @@ class TargetSummary(Contract):
 
 
 class ColumnSummary(Contract):
-    """A column of a table, and what became of it."""
+    """A column of a table and its use."""
 
     name: str
     kind: str
@@ -86,7 +86,7 @@ class CleanReport(Contract):
 def rule_counts(
     rules: Column, sources: Column, details: Column, severities: Column, meanings: Mapping[str, str]
 ) -> dict[str, RuleCount]:
-    """Counts and examples from four columns of equal length: one entry for each sample that breaks a rule."""
+    """Count samples by rule, with examples, from four columns of equal length."""
     columns = {"rule": rules, "source": sources, "detail": details, "severity": severities}
     table = pa.table(
         {
@@ -114,13 +114,13 @@ def _rule_count(table: pa.Table, meaning: str) -> RuleCount:
 
 
 def class_counts(labels: pa.ChunkedArray) -> dict[str, int]:
-    """Rows by class, by name."""
+    """Count rows by class name."""
     counts = pc.value_counts(labels).to_pylist()
     return dict(sorted((entry["values"], entry["counts"]) for entry in counts))
 
 
 def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
-    """Of (N,) finite numbers, N at least 1."""
+    """Summarise (N,) finite numbers, N at least 1."""
     values = np.asarray(targets, np.float64)
     names = ("min", "p25", "median", "p75", "max")
     quantiles = {
@@ -134,10 +134,10 @@ def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
 
 
 def correction_counts(corrections: pa.ChunkedArray) -> dict[str, int]:
-    """Rows by correction, from the column `corrections` of `rows.ROWS`."""
+    """Count rows by correction, from the column `corrections` of `rows.ROWS`."""
     return class_counts(pc.list_flatten(corrections))
 
 
 def to_json(report: CleanReport) -> dict[str, Any]:
-    """As `reports/clean.json` holds it: what is null is left out."""
+    """Return the content of `reports/clean.json`, without null fields."""
     return report.model_dump(mode="json", exclude_none=True)

@@ -80,18 +80,18 @@ _OF_COLUMNS = {
 
 
 def action(rule: str, rules: RuleParams) -> Action:
-    """What happens to a sample that breaks `rule`."""
+    """Return the action for a sample that breaks `rule`."""
     chosen: Action = getattr(rules, _CHOSEN_WITH.get(rule, rule), "refuse")
     return "flag" if rule == "near_conflict" and chosen == "refuse" else chosen
 
 
 def severity(rule: str) -> str:
-    """ "duplicate" or "error", for the quarantine."""
+    """Return "duplicate" or "error", for the quarantine."""
     return "duplicate" if rule in DUPLICATES else "error"
 
 
 def images_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
-    """The rules of IMAGE_RULES that do not run with these params, and why."""
+    """Return the rules of IMAGE_RULES that these params switch off, with reasons."""
     reasons = _not_checked(IMAGE_RULES, data, params)
     if data.checksums is None:
         unseen = "data.checksums is null: a flipped byte that still decodes goes unseen, and so does a file that is gone"
@@ -102,7 +102,7 @@ def images_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
 
 
 def table_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
-    """The rules of TABLE_RULES that do not run with these params, and why."""
+    """Return the rules of TABLE_RULES that these params switch off, with reasons."""
     reasons = _not_checked(TABLE_RULES, data, params)
     if all(said.min is None and said.max is None for said in data.columns.values()):
         reasons["out_of_range"] = "data.columns has no bounds"

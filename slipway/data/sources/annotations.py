@@ -13,7 +13,7 @@ from slipway.kinds.registry import is_classification
 
 
 class Annotation(NamedTuple):
-    """The fields of a `RawSample` beside its image; `fault` names the first column that cannot be used."""
+    """The fields of a RawSample besides its image; `fault` is the first unusable column."""
 
     label: str | None = None
     target: float | None = None
@@ -26,7 +26,7 @@ class Annotation(NamedTuple):
 
 
 def annotate(cells: Mapping[str, Any], data: DataParams) -> Annotation:
-    """Read every column that the params name from one row's cells, text (CSV) or typed (Parquet)."""
+    """Read the annotation columns of one row, as text (CSV) or typed (Parquet)."""
     label, target, corrections, fault = _target(cells[data.target_column], data)
     group, no_group = _group(cells, data)
     time, bad_time = _time(cells, data)
@@ -103,7 +103,7 @@ def _time(cells: Mapping[str, Any], data: DataParams) -> tuple[float | None, Fau
 
 
 def _moment(cell: Any, text: str) -> float | None:
-    """Days since 1970 UTC of a date, the number itself of a number, None of anything else."""
+    """Return days since 1970 UTC for a date, a number as it is, None for anything else."""
     if isinstance(cell, datetime):
         return days_since_1970(cell)
     number, fault = _number(cell) if not isinstance(cell, date) else (math.nan, Fault("", ""))
@@ -152,7 +152,7 @@ def _number(cell: Any) -> tuple[float, Fault | None]:
 
 
 def _text(cell: Any) -> str | None:
-    """A cell as text without blanks around it; None when nothing is left. A whole float is written as an integer."""
+    """Return a cell as stripped text, None if empty; whole floats have no decimal point."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return None
     if isinstance(cell, float) and cell.is_integer():

@@ -44,7 +44,7 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class Member:
-    """One member: its name as it is written there, and what is known before it is read."""
+    """One member of an archive, before its content is read."""
 
     name: str
     is_folder: bool
@@ -75,7 +75,7 @@ def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Membe
 
 
 def _damaged(path: Path, last: str, error: Exception) -> DataError:
-    """`last` is the member before the damage, "" where there is none: then it may be another kind of file."""
+    """Return the error for a damaged archive; `last` is the member before the damage, or ""."""
     looks = "" if last else _looks(path)
     other = looks and looks != _LOOKS.get(path.suffix.lower(), "a gzip archive")
     remedy = (
@@ -95,7 +95,6 @@ def _looks(path: Path) -> str:
 
 
 def too_many(path: Path, max_members: int) -> DataError:
-    """The error for an archive of too many members."""
     return DataError(
         f"the archive {str(path)!r} has more than {max_members} members, which clean.max_archive_members does not allow. "
         "Raise it if the archive is what it should be."
@@ -128,7 +127,7 @@ def _zip_problem(info: zipfile.ZipInfo) -> str | None:
 
 
 def _count_members(path: Path, most: int) -> int:
-    """The entries of a zip's table of contents, up to one more than `most`; zipfile would take a part of the table for all of it."""
+    """Count the entries of a zip's directory, up to `most` + 1; zipfile would trust its header."""
     if path.stat().st_size < 22:
         raise zipfile.BadZipFile("too short for a zip file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -183,7 +182,7 @@ def _tar_problem(info: tarfile.TarInfo) -> str | None:
 
 
 class _Forward:
-    """What tarfile reads from: forward only, in bounded pieces, and not more than `max_bytes` in all."""
+    """File object for tarfile: forward only, in bounded pieces, at most `max_bytes` in all."""
 
     def __init__(self, stream: IO[bytes], path: Path, max_bytes: int | None) -> None:
         self._stream, self._path, self._max_bytes = stream, path, max_bytes
@@ -212,7 +211,7 @@ class _Forward:
         return self._place
 
     def check_end(self) -> None:
-        """tarfile takes a damaged header for the end: only a block of zeros is one, and only zeros may follow."""
+        """Require a block of zeros at the end; tarfile takes any damaged header for the end."""
         if self._last != bytes(_BLOCK):
             raise tarfile.ReadError("no mark at its end")
         while block := self.read(CHUNK_BYTES):
@@ -221,7 +220,6 @@ class _Forward:
 
 
 def too_large(path: Path, max_bytes: int) -> DataError:
-    """The error for an archive that unpacks to too much."""
     return DataError(
         f"the archive {str(path)!r} of {path.stat().st_size} bytes unpacks to more than {max_bytes} bytes, which clean.max_archive_ratio "
         "does not allow. Raise it if the archive is what it should be."

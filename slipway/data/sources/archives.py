@@ -34,7 +34,7 @@ _MOST_PATH_BYTES = 1024
 
 
 class ArchiveLimits(NamedTuple):
-    """What an archive may hold: `clean.max_archive_members` and `clean.max_archive_ratio`."""
+    """The limits of an archive: `clean.max_archive_members` and `clean.max_archive_ratio`."""
 
     max_members: int
     max_ratio: int  # bytes out over the bytes of the archive
@@ -52,7 +52,7 @@ def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:
 
 
 def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
-    """The content of an archive below `folder`, unpacked now or before; one folder alone at its top is looked through."""
+    """Unpack an archive below `folder` unless it was before; skip a single top folder."""
     target = folder / _digest(path)
     if not _is_complete(target):
         listing = folder / "refused.txt"
@@ -68,7 +68,7 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
 
 
 def name_problem(name: str) -> str | None:
-    """Why a member's name must not be unpacked; None where it stays inside the folder on every system."""
+    """Return the reason why a member's name is unsafe on some system, or None."""
     plain = name.replace("\\", "/")
     parts = plain.split("/")
     if plain.startswith("/"):
@@ -87,14 +87,14 @@ def name_problem(name: str) -> str | None:
 
 @dataclass
 class _Names:
-    """The paths that are taken, by what a file system that knows no case and one Unicode form would call them."""
+    """The paths taken so far, compared without case and in one Unicode form."""
 
     folders: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     _known: str = ""  # the folder that was last found to be free of collisions
 
     def problem(self, parts: list[str], is_folder: bool) -> str | None:
-        """Take a path; why it cannot be taken beside those before it."""
+        """Take a path; return why it collides with an earlier one, or None."""
         problem = self._take_folders(parts if is_folder else parts[:-1])
         return problem if problem or is_folder else self._take_file("/".join(parts))
 
@@ -138,7 +138,7 @@ class _Content(NamedTuple):
 
 
 def _judge(path: Path, limits: ArchiveLimits, listing: Path) -> _Content:
-    """Look at every member before anything is written: what is declared; DataError with all that must not be unpacked."""
+    """Check every member before anything is written; DataError names all unsafe ones."""
     max_bytes = limits.max_ratio * path.stat().st_size
     names, num_files, num_bytes = _Names(), 0, 0
     problems: list[str] = []
@@ -164,7 +164,7 @@ def _judge(path: Path, limits: ArchiveLimits, listing: Path) -> _Content:
 
 
 def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> None:
-    """Unpack what was judged. What comes out is counted again, since headers may lie."""
+    """Unpack the checked members and count their bytes again, because headers may lie."""
     max_bytes = bytes_left = limits.max_ratio * path.stat().st_size
     problems: list[str] = []
     for member in read_members(path, limits.max_members, max_bytes):
@@ -190,13 +190,12 @@ def _parts(name: str) -> list[str]:
 
 
 def _is_wanted(member: Member) -> bool:
-    """A file, and not one of the notes that macOS adds."""
     parts = _parts(member.name)
     return not member.is_folder and bool(parts) and parts[0] != "__MACOSX"
 
 
 def _copy(member: Member, target: Path | None, most_bytes: int) -> tuple[int, str | None]:
-    """Unpack one file, up to one piece more than `most_bytes`; the bytes that came out, and what is wrong with it."""
+    """Unpack one file; return the bytes written and its problem, if any."""
     written = 0
     sink = _create(target) if target else None
     try:
@@ -275,7 +274,7 @@ def _check_disk_space(path: Path, folder: Path, needed: int) -> None:
 
 
 def _measure(folder: Path) -> dict[str, int]:
-    """Number of files and of their bytes: the cheap check that all of it is still there."""
+    """Count files and bytes: a cheap check that the folder is complete."""
     num_files = num_bytes = 0
     for directory, _, names in os.walk(folder):
         num_files += len(names)

@@ -24,7 +24,7 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True)
 class ChecksumList:
-    """What the list says: `names` relative to `root`, and the digest of each, 32 bytes."""
+    """The user's checksums: `names` relative to `root`, and the digest of each (32 bytes)."""
 
     path: Path
     root: Path
@@ -32,7 +32,7 @@ class ChecksumList:
     digests: pa.Array
 
     def check(self, facts: pa.Table) -> pa.Table:
-        """`inspection.FACTS` with a rule for each file that is not what is listed, and a row more for each that is gone."""
+        """Return FACTS with a rule for each file that differs from the list or is missing."""
         sources = facts["source"].combine_chunks()
         names = _names(sources, self.names)
         places = pc.index_in(names, self.names)
@@ -67,7 +67,7 @@ class ChecksumList:
         return pa.concat_tables([facts, self._others(names, facts.schema)])
 
     def check_table(self, table: Path) -> None:
-        """DataError if a file of the table, which lies below `root`, is not what is listed, or not listed."""
+        """DataError if a file of the table differs from the list or is not listed."""
         for path in table_files(table):
             self._check_file(path)
 
@@ -84,7 +84,7 @@ class ChecksumList:
             )
 
     def _others(self, seen: pa.Array, schema: pa.Schema) -> pa.Table:
-        """A row for each listed file that is no sample and that is gone or altered."""
+        """Return a row for each listed file that is no sample and is missing or altered."""
         unseen = np.flatnonzero(np.asarray(pc.invert(pc.is_in(self.names, seen))))
         records = [
             record
@@ -138,7 +138,7 @@ def read_checksums(path: Path, data_path: Path) -> ChecksumList:
 
 
 def _lines(content: bytes) -> list[str]:
-    """Without what Windows adds; a name that is not UTF-8 is spelled as `folders` spells it."""
+    """Split into lines, without a BOM or carriage returns; names are spelled as in `folders`."""
     text = content.removeprefix(codecs.BOM_UTF8).decode(errors="backslashreplace")
     return [
         line.removesuffix("\r") for line in text.split("\n")
@@ -146,13 +146,13 @@ def _lines(content: bytes) -> list[str]:
 
 
 def _name(match: re.Match[str]) -> str:
-    """A line that begins with a backslash has a name in which sha256sum escaped line breaks and backslashes."""
+    """Return the name in a line, after undoing the escapes of sha256sum."""
     name = re.sub(r"\\[nr\\]", lambda found: _ESCAPED[found[0]], match[3]) if match[1] else match[3]
     return name.removeprefix("./")
 
 
 def _names(sources: pa.Array, listed: pa.Array) -> pa.Array:
-    """Sources as the list has them: without the row number that a table puts before the path, unless a folder is really called so."""
+    """Return sources without the row number of a table, unless a listed name has it."""
     return pc.if_else(
         pc.is_in(sources, listed), sources, pc.replace_substring_regex(sources, r"^\d+:", "")
     )

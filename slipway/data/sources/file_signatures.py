@@ -23,7 +23,7 @@ _SIGNATURES = {
 
 
 def looks_like(payload: bytes) -> str:
-    """What bytes that are not a readable image may be instead."""
+    """Guess the file type of bytes that are not a readable image."""
     for signature, name in _SIGNATURES.items():
         if payload.startswith(signature):
             return name

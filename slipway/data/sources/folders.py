@@ -83,7 +83,7 @@ def _check_folder(root: Path) -> None:
 
 
 def walk_files(folder: Path | str) -> Iterator[str]:
-    """Every file below `folder`, by name."""
+    """Yield every file below `folder`, by name."""
     for entry in visible_entries(folder):
         if entry.is_dir():
             if entry.is_symlink() and Path(folder).resolve().is_relative_to(

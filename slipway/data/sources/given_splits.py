@@ -20,7 +20,7 @@ _CLASSES = "If the names of these folders are classes, set data.split_folders to
 
 
 class SplitFolders(NamedTuple):
-    """The split of each folder by its name, and the reason if they are read as classes instead."""
+    """The split of each folder by name; `note` says why folders are read as classes instead."""
 
     splits: dict[str, str]
     note: str = ""

@@ -33,7 +33,7 @@ Rows = Generator[RawSample, None, int]  # returns the number of the row after th
 
 
 class TablePart(NamedTuple):
-    """One table of a data set; its rows are numbered on from those of the parts before it."""
+    """One table of a data set; row numbers continue from the parts before it."""
 
     path: Path
     prefix: str = ""  # before its images' names in the data set: "" or "train/"
@@ -43,7 +43,7 @@ class TablePart(NamedTuple):
     ] = {}  # given by the first folder of an image's name, where `split` is None
 
     def split_of(self, name: str | None) -> str | None:
-        """The given split of the row that names this image."""
+        """Return the given split of the row that names this image."""
         if self.split is not None or name is None:
             return self.split
         path = PurePosixPath(os.path.normpath(name.replace("\\", "/")))
@@ -51,12 +51,12 @@ class TablePart(NamedTuple):
 
 
 def is_table_file(name: str) -> bool:
-    """True for the name of a table: by its ending, or a `metadata.jsonl`."""
+    """True for the name of a table: by its extension, or `metadata.jsonl`."""
     return Path(name).suffix.lower() in TABLES or is_jsonl(Path(name))
 
 
 def is_jsonl(path: Path) -> bool:
-    """True for a `metadata.jsonl`, the one file of JSON lines that is a table."""
+    """True for `metadata.jsonl`, the only JSON lines file that is a table."""
     return path.name.lower() == f"{METADATA}.jsonl"
 
 
@@ -68,14 +68,14 @@ def is_metadata(path: Path) -> bool:
 def read_rows(
     parts: Sequence[TablePart], data: DataParams, wanted: frozenset[int] | None
 ) -> Iterator[RawSample]:
-    """Every row of the tables, or those whose number is in `wanted`, in their order; images in files of their own are not read yet."""
+    """Yield the rows of the tables, or the `wanted` row numbers; image files are not read yet."""
     begin = 0
     for part in parts:
         begin = yield from _reader(part.path)(part, data, wanted, begin)
 
 
 def count_rows(parts: Sequence[TablePart]) -> int | None:
-    """Count the rows; None where counting means reading (CSV)."""
+    """Count the rows; None if counting means reading (CSV)."""
     if not all(part.path.suffix.lower() in PARQUET for part in parts):
         return None
     return sum(int(_open_parquet(part.path).metadata.num_rows) for part in parts)
@@ -210,7 +210,7 @@ def _malformed(row: int, detail: str) -> RawSample:
 
 
 class _Columns:
-    """The columns that the params name, and the one of the images; DataError naming those that are not there."""
+    """The needed columns and the image column; DataError naming those that are missing."""
 
     def __init__(self, path: Path, data: DataParams, present: Sequence[str]) -> None:
         self.image = (

@@ -68,7 +68,7 @@ class RawColumn:
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns by name, the number of each row in the file (from 0, without the header), and the rows of a wrong length."""
+    """The columns by name, the number of each row in the file (from 0), and the malformed rows."""
 
     columns: dict[str, RawColumn]
     numbers: NDArray[np.int64]  # (N,) increasing
@@ -76,12 +76,12 @@ class RawTable:
 
     @property
     def num_read(self) -> int:
-        """Rows in the file."""
+        """Number of rows in the file."""
         return len(self.numbers) + len(self.malformed)
 
 
 def is_row_index(name: str) -> bool:
-    """Whether a column's name says that it is the row index, or a mark, of the program that wrote the file."""
+    """True if the name is that of a row index or of a mark written by Slipway."""
     return re.fullmatch(_INDEX_NAME, name) is not None
 
 
@@ -98,7 +98,7 @@ def read_raw_table(path: Path, only: Collection[str] | None = None) -> RawTable:
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of such a table in their order; DataError if it cannot be read."""
+    """Return the columns of a table in order; DataError if it cannot be read."""
     if path.suffix.lower() == ".csv":
         return [name.strip() for name in _header(path, _first_bytes(path))[1]]
     if is_jsonl(path):
@@ -191,7 +191,7 @@ def _payload(path: Path) -> bytes:
 
 
 def _first_bytes(path: Path) -> bytes:
-    """The beginning of a CSV, cut behind its last whole line: its header, in any file that has one."""
+    """Return the beginning of a CSV up to a whole line, which includes its header."""
     try:
         with path.open("rb") as file:
             first = file.read(_BLOCK_BYTES)
@@ -214,7 +214,7 @@ def _is_empty(path: Path) -> DataError:
 
 
 def _as_utf8(payload: bytes) -> bytes:
-    """The bytes themselves, with a mark in place of each that is no UTF-8: their cells are then bad, and no others."""
+    """Return valid UTF-8, with NOT_UTF8 in place of each invalid byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for begin in range(0, len(payload), _BLOCK_BYTES):
@@ -226,7 +226,7 @@ def _as_utf8(payload: bytes) -> bytes:
 
 
 def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
-    """The separator and the names of the columns as they stand there; DataError where there are none to tell columns by."""
+    """Return the delimiter and the column names; DataError if there is no header."""
     lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", newline="")
     try:
         first = next(line for line in lines if line.strip("\r\n"))
@@ -269,7 +269,7 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
 
 
 def _read_shards(paths: list[Path], only: Collection[str] | None) -> RawTable:
-    """The rows of one shard after those of the other."""
+    """Read shards as one table, one after the other."""
     wanted = list(column_names(paths[0]) if only is None else only)
     given = only is None or GIVEN_SPLIT in wanted
     wanted = [name for name in wanted if name != GIVEN_SPLIT]
@@ -311,7 +311,7 @@ def _read_jsonl(path: Path, only: Collection[str] | None) -> RawTable:
 
 
 def _cells_of(cells: list[Any]) -> pa.ChunkedArray:
-    """Cells of one type as they are, others as text."""
+    """Return cells of one type as they are, mixed ones as text."""
     try:
         return pa.chunked_array([pa.array(cells)])
     except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
@@ -328,7 +328,7 @@ def _unreadable_parquet(path: Path, error: Exception) -> DataError:
 
 
 def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
-    """A typed column as its distinct cells and the code of each row."""
+    """Return a typed column as its distinct cells and the code of each row."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return stored_column(name, column.cast(kind.value_type))

@@ -17,7 +17,7 @@ _MACOS = "__MACOSX"
 
 
 class Fault(NamedTuple):
-    """Why a sample is refused: the name of the rule, and what was found."""
+    """The rule under which a sample is refused, and what was found."""
 
     rule: str
     detail: str
@@ -44,7 +44,7 @@ class RawSample(NamedTuple):
 
 
 def loaded(sample: RawSample) -> RawSample:
-    """The sample with its payload, or with the fault that kept it from being read."""
+    """Return the sample with its payload, or with a fault if it cannot be read."""
     if sample.path is None:
         return sample
     payload, fault = read_file(sample.path)
@@ -52,13 +52,13 @@ def loaded(sample: RawSample) -> RawSample:
 
 
 def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The class that is meant, and the correction that this is, if it is one."""
+    """Return the label after `label_map`, and the correction if it changed."""
     meant = label_map.get(label, label)
     return meant, () if meant == label else (f"label: {label} -> {meant}",)
 
 
 def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    """The entries of a folder by name, without hidden ones."""
+    """Return the entries of a folder by name, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
             visible = (
@@ -74,7 +74,7 @@ def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
 
 
 def read_file(path: Path | str) -> tuple[bytes, Fault | None]:
-    """A file's bytes, or why there are none."""
+    """Return the bytes of a file, or a fault."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for its writer
             return b"", Fault("unreadable", f"{path} is not a regular file")
@@ -87,7 +87,7 @@ def read_file(path: Path | str) -> tuple[bytes, Fault | None]:
 
 
 def _where_it_is(path: Path) -> str:
-    """A hint when the file lies one folder deeper than the table says."""
+    """Return a hint if the file is one folder deeper than the table says."""
     if not path.parent.is_dir():
         return ""
     deeper = next(

@@ -26,7 +26,7 @@ _MAX_SHOWN = 5
 
 
 def named_split(name: str) -> str | None:
-    """The split that the name of a folder says, in any case; None for another name."""
+    """Return the split that a folder is named after, in any case, or None."""
     return _SPLIT_OF.get(name.casefold())
 
 
@@ -36,7 +36,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def table_files(table: Path) -> list[Path]:
-    """The files of a table in the order of their rows: itself, or the shards in the folder that it is."""
+    """Return the files of a table in row order: itself, or the shards in its folder."""
     if not table.is_dir():
         return [table]
     shards = [
@@ -52,7 +52,7 @@ def table_files(table: Path) -> list[Path]:
 
 
 def check_shards(shards: Sequence[Path]) -> None:
-    """DataError naming the files whose columns differ from the first one's, and the shards that are missing."""
+    """DataError if shards differ in their columns or are missing."""
     schemas = {shard: _columns(shard) for shard in shards}
     first, expected = next(iter(schemas.items()))
     problems = [
@@ -98,13 +98,13 @@ def _difference(found: Mapping[str, pa.DataType], expected: Mapping[str, pa.Data
 
 
 def shard_splits(shards: Sequence[Path]) -> dict[Path, str]:
-    """The split that each Parquet shard's name says, if at least two splits are named; else nothing."""
+    """Return the split in each shard's name, if at least two splits are named; else nothing."""
     said = {shard: split for shard in shards if (split := _split_of_shard(shard))}
     return said if len(set(said.values())) >= 2 else {}
 
 
 def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> None:
-    """DataError if shards that name splits stand beside others, or if none is for training."""
+    """DataError if only some shards name a split, or none is for training."""
     others = [shard.name for shard in shards if shard not in splits]
     problems = [f"{listed(others)} name no split, expected train, val or test"] if others else []
     problems += [] if "train" in splits.values() else ["none of them is for training"]
@@ -116,7 +116,7 @@ def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> No
 
 
 def _check_shards_are_complete(shards: Sequence[Path]) -> None:
-    """DataError naming the shards that are missing, by what the others' names say ("train-00000-of-00002")."""
+    """DataError if the names of the shards ("train-00000-of-00002") show that some are missing."""
     series: dict[tuple[str, int], set[int]] = {}
     for shard in shards:
         match = _SHARD.fullmatch(shard.stem.casefold())
@@ -140,7 +140,7 @@ def _split_of_shard(shard: Path) -> str | None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of the names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     return ", ".join(names[:_MAX_SHOWN]) + (
         f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     )

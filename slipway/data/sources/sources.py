@@ -37,7 +37,7 @@ _MAX_SHOWN = 3
 
 
 class Layout(NamedTuple):
-    """The layout of a data set on the disk, and the split that comes with it."""
+    """The layout of a data set on disk, and the split that comes with it."""
 
     root: Path
     tables: tuple[TablePart, ...] = ()  # in the order of their rows; none for class folders
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     note: str = ""  # for the user: how names that could be splits were read
 
     def described(self, rows: pa.Table) -> str:
-        """The lines for the console: which folders or files became which split, with how many of `rows.ROWS`."""
+        """Describe for the console which folders or files became which split."""
         if not self.given:
             return f"{self.note}\n" if self.note else ""
         counts = {
@@ -96,19 +96,19 @@ def _samples(data: DataParams, wanted: Collection[str] | None) -> Iterator[RawSa
 
 
 def count_samples(data: DataParams) -> int | None:
-    """Count the samples, for a progress bar; None where counting means reading (CSV)."""
+    """Count the samples, for a progress bar; None if counting means reading (CSV)."""
     layout = find_layout(data)
     return count_rows(layout.tables) if layout.tables else sum(1 for _ in walk_files(layout.root))
 
 
 def with_given_split(data: DataParams) -> tuple[DataParams, Layout]:
-    """`data` with the given split as its split column, unless there is none or the user names a column; and the layout."""
+    """Return `data` with the given split as its split column, if there is one; and the layout."""
     layout = find_layout(data)
     return data.model_copy(update={"split_column": GIVEN_SPLIT}) if layout.given else data, layout
 
 
 def find_layout(data: DataParams) -> Layout:
-    """The layout of `data.path`; DataError if it cannot be read as any."""
+    """Return the layout of `data.path`; DataError if it has none."""
     root = existing_path(
         data,
         "a folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these",
@@ -158,7 +158,7 @@ def _tables(root: Path, table: Path, data: DataParams) -> Layout:
 
 
 def _folders_of_images(root: Path) -> dict[str, str]:
-    """The split of each folder beside a metadata file that names one, if at least two splits are named."""
+    """Return the split of each folder beside a metadata file, if at least two splits are named."""
     folders = {
         entry.name: split
         for entry in visible_entries(root)
@@ -168,7 +168,7 @@ def _folders_of_images(root: Path) -> dict[str, str]:
 
 
 def _check_folder_has_no_columns(data: DataParams) -> None:
-    """DataError for columns that the params name: class folders have none, so they would be without effect."""
+    """DataError if the params name columns, which class folders do not have."""
     keys = ("group_column", "time_column", "weight_column", "split_column")
     asked = [
         f"data.{key} is {name!r}"
@@ -190,7 +190,7 @@ def _check_ending(root: Path, data: DataParams) -> None:
 
 
 def existing_path(data: DataParams, expected: str) -> Path:
-    """`data.path`; DataError where there is nothing, or where it is an address, with what was `expected`."""
+    """Return `data.path`; DataError if it does not exist or is a URL."""
     root = Path(data.path)
     if root.exists():
         return root

@@ -20,7 +20,7 @@ _UNITS_PER_BIN = 20
 
 
 def assign_stable(units: Units, shares: Sequence[float], seed: int, stream: str) -> Int:
-    """(N,) the part of each row, from 0, by the position of its unit's number among the cumulated shares."""
+    """(N,) the part of each row, by comparing its unit's number with the cumulated fractions."""
     parts = np.searchsorted(
         np.cumsum(shares)[:-1], uniform(seed, 0, units.keys, stream), side="right"
     )
@@ -30,7 +30,7 @@ def assign_stable(units: Units, shares: Sequence[float], seed: int, stream: str)
 def assign_exact(
     rows: pa.Table, units: Units, shares: Sequence[float], seed: int, stream: str
 ) -> Int:
-    """(N,) the part of each row, from 0; exact shares in each class, or in each tenth of a numeric target's range, by rank."""
+    """(N,) the part of each row, with exact fractions per class or per tenth of the target."""
     strata, sizes = _strata(rows, units), units.sizes
     order = np.lexsort((units.keys, uniform(seed, 0, units.keys, stream), strata))
     starts = np.searchsorted(strata[order], np.arange(strata.max() + 2))
@@ -60,7 +60,7 @@ def largest_remainder(total: int, shares: Sequence[float], owed: Sequence[float]
 
 
 def _cut(sizes: Int, shares: Sequence[float], owed: NDArray[np.float64]) -> Int:
-    """The part of each unit: by where its middle row falls among the rows of the stratum. Updates `owed`."""
+    """(U,) the part of each unit, by the position of its middle row. Updates `owed`."""
     total = int(sizes.sum())
     counts = largest_remainder(total, shares, owed.tolist())
     owed += total * np.asarray(shares) - counts
@@ -69,7 +69,7 @@ def _cut(sizes: Int, shares: Sequence[float], owed: NDArray[np.float64]) -> Int:
 
 
 def _strata(rows: pa.Table, units: Units) -> Int:
-    """(U,) the stratum of each unit, from 0: its most frequent class, or the tenth that its mean target lies in."""
+    """(U,) the stratum of each unit: its most frequent class, or the tenth of its mean target."""
     return (
         _target_bins(rows, units)
         if rows["label"].null_count == rows.num_rows
@@ -78,7 +78,7 @@ def _strata(rows: pa.Table, units: Units) -> Int:
 
 
 def _classes(rows: pa.Table, units: Units) -> Int:
-    """Of equally frequent classes the first by name."""
+    """(U,) the most frequent class of each unit; of equally frequent ones the first by name."""
     found, names = codes(rows["label"])
     rank = np.empty(len(names), np.int64)
     rank[pc.array_sort_indices(names).to_numpy()] = np.arange(len(names))

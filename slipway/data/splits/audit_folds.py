@@ -20,7 +20,7 @@ _MAX_SHOWN = 5
 
 
 def audited_rows(rows: pa.Table) -> pa.Table:
-    """Those of `rows.SPLIT_ROWS` that are audited: one split after the other, each by id as in the packed store."""
+    """Return the audited rows of SPLIT_ROWS, split by split, by id as in the packed store."""
     return pa.concat_tables(
         [rows.filter(pc.equal(rows["split"], split)).sort_by("id") for split in AUDITED]
     )

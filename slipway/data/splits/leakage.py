@@ -26,7 +26,7 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True)
 class Overlap:
-    """What two splits share in one column: how many distinct values, and the first of them by name."""
+    """The number of distinct values that two splits share in a column, and the first of them."""
 
     values: int
     examples: list[str]
@@ -34,7 +34,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TimeOrder:
-    """The latest time of the earlier split, the earliest of the later one, and the later one's rows that are not later."""
+    """The order in time of two splits; `rows_not_later` counts violations."""
 
     latest_before: float
     earliest_after: float
@@ -43,7 +43,7 @@ class TimeOrder:
 
 @dataclass(frozen=True)
 class Leaks:
-    """By pair of splits ("train/test"): the overlap in each column, and the order in time where rows have one."""
+    """By pair of splits ("train/test"): shared values by column, and the order in time."""
 
     shared: dict[str, dict[str, Overlap]]  # column -> pair -> overlap
     time: dict[str, TimeOrder]  # pair -> order; empty where rows have no time
@@ -51,14 +51,14 @@ class Leaks:
 
     @property
     def found(self) -> bool:
-        """Whether there is any."""
+        """True if there is any leak."""
         return any(
             overlap.values for pairs in self.shared.values() for overlap in pairs.values()
         ) or any(order.rows_not_later for order in self.time.values())
 
 
 def find_leaks(table: pa.Table) -> Leaks:
-    """The leaks of a table with the columns of `rows.SPLIT_ROWS`, of which `leaked` is not read."""
+    """Find leaks in a table with the columns of SPLIT_ROWS; `leaked` is not read."""
     parts = (
         pc.index_in(table["split"].combine_chunks(), pa.array(SPLITS))
         .to_numpy(zero_copy_only=False)
@@ -77,7 +77,7 @@ def find_leaks(table: pa.Table) -> Leaks:
 
 
 def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
-    """DataError with everything that was found if there is any leak. `is_own_split`: the user's own, not ours."""
+    """DataError listing all leaks. `is_own_split`: the split was given by the user."""
     if not leaks.found:
         return
     lines = [
@@ -105,7 +105,7 @@ def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
 
 
 def leak_report(leaks: Leaks) -> dict[str, Any]:
-    """What `reports/split.json` holds: for each column and pair of splits what they share, and the order in time."""
+    """Return the leaks as part of `reports/split.json`."""
     shared = {
         column: {
             pair: {"values": overlap.values, "examples": overlap.examples}
@@ -125,7 +125,7 @@ def _describe(pair: str, order: TimeOrder) -> str:
 def _overlaps(
     column: pa.ChunkedArray, parts: NDArray[np.int64]
 ) -> tuple[dict[str, Overlap], NDArray[np.bool_]]:
-    """By pair of splits the values that are in both, and (N,) the rows whose value is in another split, too."""
+    """Return shared values by pair of splits, and (N,) the rows whose value is in two splits."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     values = encoded.dictionary
     index = pc.fill_null(encoded.indices, len(values)).to_numpy(
@@ -149,7 +149,7 @@ def _overlap(values: pa.Array, in_both: NDArray[np.bool_]) -> Overlap:
 def _orders(
     times: NDArray[np.float64], parts: NDArray[np.int64]
 ) -> tuple[dict[str, TimeOrder], NDArray[np.bool_]]:
-    """Equal times are not later: what happened at the same moment must not be in two splits."""
+    """Return the order of each pair of splits, and (N,) the rows out of order; ties count."""
     orders, leaked = {}, np.zeros(len(times), np.bool_)
     for one, other in itertools.combinations(range(len(SPLITS)), 2):
         before, after = times[parts == one], times[parts == other]

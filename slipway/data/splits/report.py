@@ -11,7 +11,7 @@ from slipway.data.splits.split import Split, count_classes, count_rows
 
 
 def report(split: Split, seed: int) -> dict[str, Any]:
-    """Rows of each split, by class or with the target's mean; shares asked and found; folds; purged rows; leaks."""
+    """Return the content of `reports/split.json`."""
     classes = count_classes(split.rows)
     return {
         "seed": seed,
@@ -32,7 +32,7 @@ def report(split: Split, seed: int) -> dict[str, Any]:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """The report in a few lines for the console."""
+    """Summarise the report in a few lines for the console."""
     lines = [
         ", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items())
         + f" ({report['way']})"
@@ -72,7 +72,7 @@ def _describe(table: pa.Table, name: str, classes: dict[str, list[int]]) -> dict
 
 
 def _largest_deviation(split: Split, classes: dict[str, list[int]]) -> dict[str, Any] | None:
-    """Where the found share of a class (or of all rows) is furthest from the one asked for."""
+    """Return the class and split whose fraction deviates most from the requested one."""
     if split.shares is None:
         return None
     counts = classes or {"": list(count_rows(split.rows).values())}

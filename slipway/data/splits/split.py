@@ -29,7 +29,7 @@ _OTHER_SPLIT = "To let Slipway split, set data.split_column to null, or data.spl
 
 @dataclass(frozen=True)
 class Split:
-    """The rows with their splits, those that had to be left out, and the proof of what leaks."""
+    """The rows with their splits, the purged rows, and the leaks found."""
 
     way: Way
     rows: pa.Table  # `rows.SPLIT_ROWS`, by id
@@ -49,7 +49,7 @@ class Split:
 
 
 def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
-    """Split `rows.ROWS`; DataError if a split, or a class in one, would be empty, or if there is a leak that `on_leak` does not allow."""
+    """Split `rows.ROWS`; DataError for an empty split or class, or a leak that is not allowed."""
     rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
     units, way = find_units(rows, seed), _way(rows, params)
     if way == "given":
@@ -71,7 +71,7 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
 
 
 def check_given(params: SplitParams) -> None:
-    """DataError for folds or fixed times beside a given split, which leaves nothing to them."""
+    """DataError for folds or time cuts beside a given split, where they have no effect."""
     problems = []
     if params.folds:
         problems.append(
@@ -87,7 +87,7 @@ def check_given(params: SplitParams) -> None:
 
 
 def check_columns(rows: pa.Table, split_column: str | None, time_column: str | None) -> None:
-    """DataError where a column of splits or times is asked for that no row of `rows.ROWS` has: another way would be taken in silence."""
+    """DataError if a requested split or time column is empty in all rows."""
     asked = {
         "given_split": ("data.split_column", split_column),
         "time": ("data.time_column", time_column),
@@ -106,7 +106,7 @@ def check_columns(rows: pa.Table, split_column: str | None, time_column: str | N
 
 
 def count_classes(table: pa.Table) -> dict[str, list[int]]:
-    """Rows of each class in train, val and test, by class; empty for a numeric target."""
+    """Count rows of each class in train, val and test; empty for a numeric target."""
     counted = table.group_by(["label", "split"]).aggregate([([], "count_all")]).to_pylist()
     counts: dict[str, list[int]] = {}
     for entry in sorted(
@@ -120,12 +120,12 @@ def count_classes(table: pa.Table) -> dict[str, list[int]]:
 
 
 def count_rows(table: pa.Table) -> dict[str, int]:
-    """Rows of train, val and test."""
+    """Count the rows of train, val and test."""
     return {split: int(pc.sum(pc.equal(table["split"], split)).as_py() or 0) for split in SPLITS}
 
 
 def check_complete(split: Split) -> None:
-    """DataError with the counts if a split is empty, or lacks a class; where users or times decide only train must have them all."""
+    """DataError if a split is empty or lacks a class that it needs."""
     counts = count_rows(split.rows)
     if missing := [name for name, count in counts.items() if not count]:
         purged = f", and {split.purged.num_rows} were purged" if split.purged.num_rows else ""
@@ -217,19 +217,19 @@ def _given(rows: pa.Table) -> Int:
 
 
 def _missing_parts(rows: pa.Table) -> list[int]:
-    """The splits without rows that are cut from train: val, or test, if the other one is given."""
+    """Return the split without rows, val or test, that is cut from train."""
     given = _given(rows)
     missing = [part for part in range(1, len(SPLITS)) if not (given == part).any()]
     return missing if len(missing) == 1 and (given == 0).any() else []
 
 
 def _is_cut_by_time(rows: pa.Table) -> bool:
-    """True if a given split lacks val only, and rows have times: val is then the latest of train."""
+    """True if a given split lacks only val and rows have times: val is the latest of train."""
     return rows["time"].null_count < rows.num_rows and _missing_parts(rows) == [_VAL]
 
 
 def _reaches(rows: pa.Table, units: Units, parts: Int, way: Way) -> Int:
-    """(N,) the latest split that each row's unit reaches over cuts in time, else the row's own."""
+    """(N,) the latest split that each row's unit reaches across cuts in time."""
     if way == "time":
         return latest_parts(units, parts)
     reaches = parts.copy()
@@ -240,7 +240,7 @@ def _reaches(rows: pa.Table, units: Units, parts: Int, way: Way) -> Int:
 
 
 def _with_cuts(rows: pa.Table, units: Units, params: SplitParams, seed: int) -> Int:
-    """(N,) the given split of each row; a split that is missing is cut from the rows of train, in its share of them."""
+    """(N,) the given split of each row; a missing split is cut from the rows of train."""
     parts = _given(rows)
     if _is_cut_by_time(rows):
         learnt = parts == 0
@@ -278,7 +278,7 @@ def _purged(rows: pa.Table, parts: Int, reaches: Int) -> pa.Table:
 
 
 def _shares(way: Way, params: SplitParams) -> tuple[float, float, float] | None:
-    """What was asked for, with folds after they replaced train and val."""
+    """Return the requested fractions of train, val and test; folds replace train and val."""
     if way == "given" or (way == "time" and params.time_cuts is not None):
         return None
     if params.folds and way != "time":
@@ -303,5 +303,5 @@ def _remedy(split: Split) -> str:
 
 
 def _enough(shares: tuple[float, float, float]) -> int:
-    """So many rows that even the smallest share is one of them."""
+    """Return the number of rows of which even the smallest fraction is one."""
     return math.ceil(1 / min(shares) - 1e-9)

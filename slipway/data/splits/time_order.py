@@ -31,7 +31,7 @@ def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 
 def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """(N,) 1 for the latest rows, in val's share of train and val, and 0 for the others."""
+    """(N,) 1 for the latest rows, in val's fraction of train and val, and 0 for the others."""
     times = _times(rows)
     distinct, before = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 2:
@@ -62,7 +62,7 @@ def cuts_by_share(times: NDArray[np.float64], params: SplitParams) -> NDArray[np
 
 
 def read_cuts(texts: list[str]) -> NDArray[np.float64]:
-    """(2,) days since 1970 UTC of dates, or the numbers themselves; DataError unless they are times, the earlier first."""
+    """(2,) times as days since 1970 UTC or numbers; DataError unless they are ascending times."""
     cuts, problems = [], []
     for text in texts:
         try:
@@ -81,7 +81,7 @@ def read_cuts(texts: list[str]) -> NDArray[np.float64]:
 
 
 def latest_parts(units: Units, parts: Int) -> Int:
-    """(N,) the latest part that any row of the same unit is in; a row of an earlier one is to be purged."""
+    """(N,) the latest part of any row of the same unit; rows in an earlier part are purged."""
     latest = np.zeros(len(units.keys), np.int64)
     np.maximum.at(latest, units.of_row, parts)
     return latest[units.of_row]

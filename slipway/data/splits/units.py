@@ -32,13 +32,13 @@ class Units:
         return np.bincount(self.of_row, minlength=len(self.keys))
 
     def select(self, rows: NDArray[np.bool_]) -> "Units":
-        """The units of the chosen rows only, with the same keys."""
+        """Return the units of the chosen rows, with the same keys."""
         kept, of_row = np.unique(self.of_row[rows], return_inverse=True)
         return Units(of_row, self.keys[kept])
 
 
 def find_units(rows: pa.Table, seed: int) -> Units:
-    """The units of `rows.ROWS`; they depend on the content and the seed, not on the order of the rows."""
+    """Find the units of `rows.ROWS`; independent of the order of the rows."""
     (ids, id_names), (groups, group_names), (clusters, cluster_names) = (
         codes(rows[name]) for name in ("id", "group", "cluster")
     )
@@ -60,7 +60,7 @@ def find_units(rows: pa.Table, seed: int) -> Units:
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
-    """(N,) int64 index of each value among the distinct values, -1 for null; and the distinct values."""
+    """(N,) the index of each value among the distinct values, -1 for null; and these values."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     return pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(
         np.int64
@@ -89,7 +89,7 @@ def _group_keys(names: pa.Array) -> NDArray[np.uint64]:
 
 
 def _choose(component: Int, keys: NDArray[np.uint64], seed: int) -> tuple[Int, NDArray[np.uint64]]:
-    """The components in rising order, and of each the key whose own random number is the smallest."""
+    """Return the components, ascending, and for each the key with the smallest random number."""
     order = np.lexsort((keys, uniform(seed, 0, keys, "unit"), component))
     roots, first = np.unique(component[order], return_index=True)
     return roots, keys[order][first]

@@ -24,7 +24,7 @@ _OTHER_FORM = {False: "set precompute.encoding to jpeg", True: "lower precompute
 
 
 class Need(NamedTuple):
-    """Bytes that a store takes, and those it takes besides while it is made."""
+    """Bytes of a store, and further bytes needed while it is made."""
 
     store: int
     besides: int
@@ -32,7 +32,7 @@ class Need(NamedTuple):
 
 
 def space_needed(form: StoreForm, num_rows: Mapping[str, int]) -> Need:
-    """For `num_rows` of each split."""
+    """Compute the space for `num_rows` of each split."""
     pixels = sum(
         rows * int(np.prod(form.stored(split).shape))
         for split, rows in num_rows.items()
@@ -57,7 +57,7 @@ def check_disk_space(need: Need, work: Path, target: Path) -> None:
 
 
 def check_jpeg_space(num_done: int, bytes_done: int, num_left: int, work: Path) -> None:
-    """UnavailableError if the JPEGs that are left, as large as those done, and the store's copy of all would not fit."""
+    """UnavailableError if the remaining JPEGs and the store's copy of all would not fit."""
     needed = int(bytes_done / num_done * (2 * num_left + num_done)) + _MARGIN_BYTES
     free = shutil.disk_usage(work).free
     if free < needed:

@@ -63,7 +63,7 @@ class _Packed(NamedTuple):
 
 
 def prepare(folder: Path, num_rows: int, form: StoreForm, split: str) -> None:
-    """The file that a split's pixels go to, kept as it is if it was there."""
+    """Create the file for a split's pixels, unless it exists."""
     folder.mkdir(parents=True, exist_ok=True)
     path, shape = folder / "inputs.npy", (num_rows, *form.stored(split).shape)
     if form.is_jpeg(split):
@@ -82,7 +82,7 @@ def _is_array(path: Path, shape: tuple[int, ...]) -> bool:
 
 
 def places_of(rows: pa.Table) -> dict[str, RowPlacement]:
-    """By source."""
+    """Return the placement of each row, by source."""
     places, counts = {}, dict.fromkeys(SPLITS, 0)
     for number, (source, sha256, split) in enumerate(
         zip(*(rows[name].to_pylist() for name in ("source", "sha256", "split")), strict=True)
@@ -164,7 +164,7 @@ def fill(
 
 
 def _pack_one(placed: _Placed, form: StoreForm, store: str | None) -> _Packed:
-    """Make one image. `store` None: another machine's process, which sends the pixels back instead of storing them."""
+    """Convert one image. With `store` None, on another machine, the pixels are sent back."""
     sample, place = placed
     if not sample.payload and sample.fault:
         return _Packed(sample.source, _Problem("changed", sample.fault.detail), None, None)
@@ -206,13 +206,13 @@ def _store_pixels(store: Path, place: RowPlacement, pixels: NDArray[np.uint8]) -
 
 @cache
 def _images(path: str) -> NDArray[np.uint8]:
-    """The mapping of one split, opened once in each process."""
+    """Map the pixels of one split, once in each process."""
     images: NDArray[np.uint8] = np.lib.format.open_memmap(path, mode="r+")
     return images
 
 
 class _JpegRoom:
-    """Watches that the JPEGs will fit: how large they are is known only when some are done."""
+    """Checks that the JPEGs will fit, from the sizes of those that are done."""
 
     def __init__(self, work: Path, num_left: int) -> None:
         self._work, self._num_left, self._num_done, self._bytes_done = work, num_left, 0, 0
@@ -230,7 +230,7 @@ class _JpegRoom:
 
 
 def _refuse(problems: list[tuple[str, _Problem]], num_rows: int) -> None:
-    """All problems in one error."""
+    """Raise one error for all problems."""
     changed = [
         f"{source}: {problem.detail}" for source, problem in problems if problem.kind == "changed"
     ]

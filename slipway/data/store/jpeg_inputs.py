@@ -31,7 +31,7 @@ def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
 
 
 def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The pixels of what `encode_jpeg` made; ValueError if that is not `shape`."""
+    """Decode the output of `encode_jpeg`; ValueError if the result does not have `shape`."""
     pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, "GRAY" if shape[2] == 1 else "RGB")
     if pixels.shape != shape:
         raise ValueError(f"{pixels.shape} found, {shape} expected")
@@ -77,7 +77,7 @@ class JpegInputs:
         return len(self._offsets) - 1
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        """(height, width, channels) of one row's number, (B, height, width, channels) of a slice, numbers or a mask."""
+        """(height, width, channels) for one row number, (B, height, width, channels) for several."""
         numbers = np.arange(len(self))[rows]
         if numbers.ndim == 0:
             return self._row(int(numbers))
@@ -113,7 +113,7 @@ class JpegInputs:
         return 1 if is_loader else max(1, min(num_cores(), num_rows // _ROWS_PER_THREAD))
 
     def _pool(self) -> ThreadPoolExecutor:
-        """This process's threads: a fork copies the object, but not the threads."""
+        """Return the threads of this process; a fork copies the object but not its threads."""
         if self._threads is None or self._threads[0] != os.getpid():
             self._threads = (
                 os.getpid(),

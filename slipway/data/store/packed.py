@@ -33,7 +33,7 @@ _PIXELS = "inputs.npy"
 
 
 class Inputs(Protocol):
-    """Rows that are read when they are asked for: an array mapped into memory, or one that decodes."""
+    """Rows that are read on access: a memory-mapped array, or JPEGs that are decoded."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -44,7 +44,7 @@ class Inputs(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any) -> Any:
-        """One row by its number, or (B, ...) the rows of a slice or an array of numbers."""
+        """Return one row by number, or (B, ...) the rows of a slice or an array."""
         ...
 
 
@@ -56,7 +56,7 @@ class TargetScale(Contract):
 
 
 class PackedSplitManifest(Contract):
-    """One split: its number of rows and the hex SHA-256 of each of its files."""
+    """The number of rows of one split and the hex SHA-256 of each of its files."""
 
     rows: int
     shape: list[
@@ -66,7 +66,7 @@ class PackedSplitManifest(Contract):
 
 
 class PackedManifest(Contract):
-    """What a packed store holds."""
+    """The content of `manifest.json`."""
 
     format_version: Literal[3]
     task: Task
@@ -82,7 +82,7 @@ class PackedManifest(Contract):
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """One split, its pixels mapped into memory and not yet read."""
+    """One split; its inputs are mapped into memory and not read yet."""
 
     inputs: Inputs  # (N, ...) uint8 pixels or float32 columns
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
@@ -101,7 +101,7 @@ class PackedSplit:
 
 
 def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSplitManifest:
-    """Write the rows (`rows.PACKED_ROWS`) of a split beside the inputs that are already in `root`, and digest all of its files."""
+    """Write the rows of a split beside its inputs, and digest all of its files."""
     write_table(root / "rows.parquet", rows, PACKED_ROWS)
     names = (_PIXELS, JPEG, OFFSETS, "rows.parquet", TRANSFORM_TABLE)
     digests = {name: files.sha256_file(root / name) for name in names if (root / name).exists()}
@@ -109,12 +109,12 @@ def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSpl
 
 
 def write_manifest(root: Path, manifest: PackedManifest) -> None:
-    """Write `manifest.json`, last, when every split is complete."""
+    """Write `manifest.json`, after all splits are complete."""
     files.write_json(root / "manifest.json", manifest.model_dump(mode="json"))
 
 
 def read_manifest(root: Path) -> PackedManifest:
-    """The manifest of a packed store; SchemaError if it is missing or not understood."""
+    """Read the manifest of a packed store; SchemaError if it is missing or invalid."""
     path = root / "manifest.json"
     try:
         return PackedManifest.model_validate(json.loads(path.read_bytes()))
@@ -155,7 +155,7 @@ def open_split(
 
 
 def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
-    """The inputs of a split's folder, mapped and not read; SchemaError if they are not readable."""
+    """Map the inputs of a split into memory; SchemaError if they are not readable."""
     if (folder / JPEG).exists():
         return JpegInputs(folder, row_shape)
     path = folder / _PIXELS

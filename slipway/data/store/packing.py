@@ -47,7 +47,7 @@ _STATISTICS_ROWS = 64  # at a time; times 4096 px and 255 squared they stay belo
 
 
 class _Stored(NamedTuple):
-    """Where a finished row's JPEG is."""
+    """The position of a finished row's JPEG."""
 
     path: Path
     begin: int
@@ -55,7 +55,7 @@ class _Stored(NamedTuple):
 
 
 def packing_key(rows: pa.Table, form: StoreForm, task: Task) -> str:
-    """A digest of all that the store of `rows` (`rows.SPLIT_ROWS`) depends on."""
+    """Digest everything that the store of `rows` depends on."""
     sink = pa.BufferOutputStream()
     ordered = rows.sort_by("id").combine_chunks()
     with pa.ipc.new_stream(sink, ordered.schema) as stream:
@@ -122,7 +122,7 @@ def channel_statistics(images: Inputs) -> tuple[list[float], list[float]]:
 
 
 def _sums_of_squares(lines: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Of each column. In 16 and 32 bits, which is thirteen times as fast as counting values."""
+    """Sum the squares of each column in 16 and 32 bits: 13 times as fast as counting values."""
     sums = np.zeros(lines.shape[1], np.uint64)
     for begin in range(0, len(lines), 1024):
         sums += np.add.reduce(np.square(lines[begin : begin + 1024], dtype=np.uint16), 0, np.uint32)
@@ -132,7 +132,7 @@ def _sums_of_squares(lines: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def _assemble(
     work: Path, tables: dict[str, pa.Table], places: dict[str, RowPlacement], form: StoreForm
 ) -> None:
-    """What is kept with the shards goes into the store, by id: JPEGs, and what the transform found."""
+    """Copy JPEGs and transform values from the shards into the store, by id."""
     if form.encoding == "raw" and form.network.transform is None:
         return
     jpegs: dict[int, _Stored] = {}

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class RawTimes(Contract):
-    """Milliseconds for one image, the mean of `rows` images."""
+    """Milliseconds per image, averaged over `rows` images."""
 
     rows: int
     read_ms: float
@@ -32,12 +32,12 @@ class RawTimes(Contract):
 
     @property
     def worker_ms(self) -> float:
-        """Wall clock of a worker."""
+        """Wall-clock time of a worker per image."""
         return self.decode_ms + self.transform_ms + self.resize_ms
 
     @property
     def largest(self) -> str:
-        """The part that takes longest: "read", "decode", "transform" or "resize"."""
+        """Return the slowest part: "read", "decode", "transform" or "resize"."""
         parts = {
             "read": self.read_ms,
             "decode": self.decode_ms,
@@ -47,13 +47,13 @@ class RawTimes(Contract):
         return max(parts, key=lambda name: parts[name])
 
     def image_ms(self, num_workers: int, num_cores: int) -> float:
-        """Expected time between two finished images."""
+        """Return the expected time between two finished images."""
         if num_workers == 1:
             return self.read_ms + self.worker_ms
         return max(self.read_ms, self.worker_ms / num_workers, self.processor_ms / num_cores)
 
     def best_num_workers(self, num_cores: int) -> int:
-        """The fewest that come near the shortest time."""
+        """Return the smallest number of workers that comes close to the shortest time."""
         times = {
             number: self.image_ms(number, num_cores) for number in sorted({*NUM_WORKERS, num_cores})
         }
@@ -63,7 +63,7 @@ class RawTimes(Contract):
 
 
 def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawTimes:
-    """Time images; `samples` read their payload when they are asked for. DataError without any."""
+    """Time the steps of loading images; DataError if there are none."""
     load_transform(contract)
     totals = dict.fromkeys(("read", "decode", "transform", "resize"), 0.0)
     processor, count, begin = 0.0, 0, time.perf_counter()

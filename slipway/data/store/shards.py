@@ -25,7 +25,7 @@ SHARD_SECONDS = 10.0  # of work that a kill may cost, where images are slow
 
 
 class FinishedRow(NamedTuple):
-    """A row whose pixels are stored, or are to be stored with its shard."""
+    """A row whose pixels are stored, or will be with its shard."""
 
     number: int  # in the table sorted by id
     num_bytes: int  # of the stored image
@@ -35,7 +35,7 @@ class FinishedRow(NamedTuple):
 
 
 class Shard(Contract):
-    """A marker: numbers of the rows, where their JPEGs end in the file beside it, and what the transform found."""
+    """A marker file: row numbers, sizes of the JPEGs in the file beside it, transform values."""
 
     numbers: list[int]
     jpeg_sizes: list[int]  # 0 for a row stored as pixels
@@ -43,14 +43,14 @@ class Shard(Contract):
     digest: str
 
     def digest_with(self, digests: Sequence[bytes]) -> str:
-        """The digest of this marker and of its rows' images."""
+        """Digest this marker and the images of its rows."""
         return xxhash.xxh3_128_hexdigest(
             files.canonical_json(self.model_dump(exclude={"digest"})).encode() + b"".join(digests)
         )
 
 
 def digest_of(image: Any) -> bytes:
-    """XXH3 of an image's stored bytes: against damage, not against an attacker."""
+    """Digest stored bytes with XXH3: detects damage, not attacks."""
     return xxhash.xxh3_128_digest(image)
 
 
@@ -88,7 +88,7 @@ def _undamaged(marker: Path, stored_pixels: Callable[[int], Any]) -> Shard | Non
 
 
 class ShardWriter:
-    """Collects finished rows and completes a shard at a time on a thread of its own, while the next one is filled."""
+    """Collects finished rows and writes each full shard on a thread."""
 
     def __init__(self, folder: Path, pixel_files: Sequence[Path]) -> None:
         self._folder, self._pixel_files = folder, pixel_files
@@ -100,7 +100,7 @@ class ShardWriter:
         self._pending: Future[None] | None = None
 
     def add(self, row: FinishedRow) -> None:
-        """Take one row; OSError of an earlier shard that could not be written."""
+        """Add a row; OSError if an earlier shard could not be written."""
         self._rows.append(row)
         self._num_bytes += row.num_bytes
         if (
@@ -119,7 +119,7 @@ class ShardWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Complete what was begun, also when the work stops here: the next run goes on from there."""
+        """Write the last shard, even after an error: the next run continues from it."""
         try:
             if self._rows:
                 self._complete()

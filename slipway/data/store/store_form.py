@@ -13,7 +13,7 @@ from slipway.system.contract import Contract
 
 
 class StoreForm(Contract):
-    """What the network takes, and what differs from it in the training split."""
+    """The input of the network, and how stored training images differ from it."""
 
     network: ImageContract
     train_size_px: int
@@ -21,7 +21,7 @@ class StoreForm(Contract):
     jpeg_quality: int | None  # null for raw
 
     def stored(self, split: str) -> ImageContract:
-        """How the images of a split are made."""
+        """Return the contract of a split's stored images."""
         return (
             self.network.model_copy(update={"size_px": self.train_size_px})
             if split == "train"
@@ -29,12 +29,12 @@ class StoreForm(Contract):
         )
 
     def is_jpeg(self, split: str) -> bool:
-        """Whether a split is stored as JPEG."""
+        """True if a split is stored as JPEG."""
         return split == "train" and self.encoding == "jpeg"
 
 
 def store_form(params: PrecomputeParams, max_pixels: int) -> StoreForm:
-    """The form that `params` ask for; the errors of `user_function.code_digest` if their transform is not there."""
+    """Return the form for these params; raises the errors of `user_function.code_digest`."""
     transform = None
     if params.transform is not None:
         transform = TransformContract(

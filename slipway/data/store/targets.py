@@ -12,12 +12,12 @@ from slipway.system.errors import DataError
 
 
 def class_names(rows: pa.Table, task: Task) -> list[str]:
-    """Every class of `rows` (`rows.SPLIT_ROWS`), in the order of its index; none for a numeric target."""
+    """Return the classes of `rows` in index order; none for a numeric target."""
     return sorted(pc.unique(rows["label"]).to_pylist()) if is_classification(task) else []
 
 
 def targets_of(rows: pa.Table, classes: list[str]) -> NDArray[np.float64]:
-    """(N,) class indices, or the numbers themselves where there are no classes."""
+    """(N,) class indices, or the numbers themselves if there are no classes."""
     found = (
         pc.index_in(rows["label"], pa.array(classes, pa.string())) if classes else rows["target"]
     )
@@ -25,7 +25,7 @@ def targets_of(rows: pa.Table, classes: list[str]) -> NDArray[np.float64]:
 
 
 def target_scale(targets: NDArray[np.float64]) -> TargetScale:
-    """Of the training split; DataError if all of its targets are equal, or too large to be standardised."""
+    """Return mean and deviation of training targets; DataError if they are equal or too large."""
     with np.errstate(over="ignore", invalid="ignore"):
         std = float(targets.std())
     if std == 0:
@@ -40,7 +40,7 @@ def target_scale(targets: NDArray[np.float64]) -> TargetScale:
 
 
 def packed_rows(rows: pa.Table, targets: NDArray[np.float64]) -> pa.Table:
-    """`rows.PACKED_ROWS` of `rows.SPLIT_ROWS`; a row without a weight counts 1."""
+    """Convert `rows.SPLIT_ROWS` to `rows.PACKED_ROWS`; a missing weight becomes 1."""
     columns = {
         "id": rows["id"],
         "source": rows["source"],

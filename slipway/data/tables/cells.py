@@ -67,12 +67,12 @@ class TypedColumn:
         return take(by_value, self.raw.codes)
 
     def shown(self, row: int) -> str:
-        """The raw cell of a row, for a message."""
+        """Return the raw cell of a row, for a message."""
         return shown_cell(self.raw, row)
 
 
 def shown_cell(raw: RawColumn, row: int) -> str:
-    """The raw cell of a row as a short text."""
+    """Return the raw cell of a row as short text."""
     code = raw.codes[row]
     return "nothing" if code < 0 else repr(raw.values[int(code)].as_py())[:82]
 
@@ -88,7 +88,7 @@ def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
 
 
 def is_missing(raw: RawColumn) -> NDArray[np.bool_]:
-    """(U,) which distinct cells mean that there is none."""
+    """(U,) True for distinct cells that mean a missing value."""
     if raw.stored == "number":
         return np.isnan(_floats(raw.values))
     if raw.stored == "text":
@@ -158,7 +158,7 @@ def _categories(raw: RawColumn) -> tuple[NDArray[np.object_], NDArray[np.uint8]]
 
 
 def _as_text(value: str | float | bool) -> str:
-    """A whole float is written as an integer, as in a label."""
+    """Return a cell as text; a whole float has no decimal point, as in a label."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -182,7 +182,7 @@ def _flags(array: pa.Array) -> NDArray[np.bool_]:
 def row_digests(
     columns: Sequence[RawColumn], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], int]:
-    """(len(rows), 32) the SHA-256 of each row by its cells in all `columns`, and how many bytes were digested for each."""
+    """(len(rows), 32) the SHA-256 of each row over all `columns`, and the bytes digested per row."""
     ordered = sorted(columns, key=lambda column: column.name)
     fields = [_canonical(column) for column in ordered]
     width, digests = (
@@ -210,7 +210,7 @@ def row_digests(
 
 
 def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
-    """(N, bytes) as N strings of hex digits."""
+    """Convert (N, bytes) to N hex strings."""
     num_rows, width = digests.shape
     offsets = np.arange(num_rows + 1, dtype=np.int64) * 2 * width
     text = pa.py_buffer(digests.tobytes().hex().encode())
@@ -220,7 +220,7 @@ def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
 
 
 def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
-    """(U + 1, 16) the same for equal cells of columns of one name: a mark, then the name with a number's float64, or a text's digest."""
+    """(U + 1, 16) equal for equal cells: a mark, then the number, or a digest of the text."""
     name = _digest(raw.name, size=7)
     cells = scratch_array((len(raw.values) + 1, _CELL_BYTES), np.uint8)
     cells[:] = 0
@@ -240,7 +240,7 @@ def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
 
 
 def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(U,) whole numbers as text that no float64 is equal to: ids beyond 2**53, which must not become one row's."""
+    """(U,) whole numbers as text that float64 cannot hold, such as ids beyond 2**53."""
     found = np.zeros(len(numbers), bool)
     for index in np.flatnonzero(np.abs(numbers) >= EXACT_INTEGERS) if raw.stored == "text" else ():
         text = raw.values[int(index)].as_py()

@@ -45,7 +45,7 @@ _WRITTEN_ROWS = 1 << 14  # at a time
 
 @dataclass(frozen=True)
 class CleanedTable:
-    """The result: `cleaned` as for images; `cells` of the kept rows in the same order, typed; and what was said of the columns."""
+    """The cleaned rows, their typed cells in the same order, and the columns."""
 
     cleaned: Cleaned
     cells: pa.Table  # ID_COLUMN and the inputs: float64 (dates: days since 1970 UTC), bool or string, null where missing
@@ -64,7 +64,7 @@ class _Input:
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """(N,) equal for equal cells, 0 for those that are not present."""
+        """(N,) equal for equal cells, 0 for missing ones."""
         keys = scratch_array((len(self.present),), np.int64)
         for part in slices(len(keys)):
             keys[part] = np.where(self.present[part], self.typed.keys[part], 0)
@@ -72,7 +72,7 @@ class _Input:
 
 
 def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedTable:
-    """Read, check and compare every row; DataError if the columns are not those that the params name."""
+    """Read, check and compare every row; DataError if the columns do not match the params."""
     check_columns(raw, data)
     ledger = Ledger(raw.numbers)
     annotations = annotate(raw, data, clean, ledger)
@@ -119,7 +119,7 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
 
 
 def input_names(raw: RawTable, data: DataParams) -> list[str]:
-    """Every column that may be an input."""
+    """Return every column that may be an input."""
     special = {
         data.target_column,
         data.group_column,
@@ -131,14 +131,14 @@ def input_names(raw: RawTable, data: DataParams) -> list[str]:
 
 
 def check_columns(raw: RawTable, data: DataParams) -> None:
-    """DataError naming every column of the params that the table lacks or that cannot be what they say."""
+    """DataError naming every column of the params that is missing or contradictory."""
     check_column_names(list(raw.columns), data)
     if not raw.num_read:
         raise DataError(f"{data.path!r} has a header and no rows. Add rows.")
 
 
 def check_column_names(present: Sequence[str], data: DataParams) -> None:
-    """DataError naming every column of the params that is not `present` or cannot be what they say."""
+    """DataError naming every column of the params that is not `present` or contradictory."""
     keys = {
         f"data.{key}": getattr(data, key)
         for key in ("target_column", "group_column", "time_column", "weight_column", "split_column")
@@ -263,7 +263,7 @@ def _find_outliers(
     clean: CleanParams,
     ledger: Ledger,
 ) -> None:
-    """Numbers of the inputs and the target that are far from those of the other rows that nothing else refused."""
+    """Refuse or flag rows with numbers far from those of the other valid rows."""
     if clean.rules.outlier is None:
         return
     alive = ledger.alive.copy()  # the same rows for every column, whatever is refused on the way
@@ -294,7 +294,7 @@ def _compare(
     annotations: Annotations,
     ledger: Ledger,
 ) -> tuple[NDArray[np.int64], pa.Table]:
-    """What is left when the rows have been compared with each other, by id: their positions, and `rows.ROWS`."""
+    """Compare the rows with each other; return the remaining ones by id, and `rows.ROWS`."""
     alive = np.flatnonzero(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
@@ -348,7 +348,7 @@ def _rows(
 
 
 def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
-    """A list for each of the rows at `order`, most of them empty."""
+    """Return a list for each of the rows at `order`, most of them empty."""
     position = {
         int(order[index]): int(index) for index in np.flatnonzero(np.isin(order, list(texts)))
     }
@@ -367,7 +367,7 @@ def _taken(
 
 
 def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -> pa.Table:
-    """The typed inputs of the rows at `order`, null where a value is missing."""
+    """Return the typed inputs of the rows at `order`, null for missing values."""
     schema = cell_schema([column.type for column in inputs])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -393,7 +393,7 @@ def _summaries(
     ignored: dict[str, str],
     noted: dict[str, str],
 ) -> list[ColumnSummary]:
-    """Of every column that may be an input, in the order of the file."""
+    """Summarise every column that may be an input, in file order."""
     missing = {column.type.name: int((~column.present).sum()) for column in inputs}
     return [
         ColumnSummary(

@@ -21,7 +21,7 @@ _MIN_ROWS = 20
 
 
 def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -> dict[str, str]:
-    """Names and reasons of those with one value only; a column that is sometimes missing has two."""
+    """Return the columns with a single value, and reasons; missing counts as a value."""
     found = {}
     for column in columns:
         keys = column.keys[alive]
@@ -31,7 +31,7 @@ def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -
 
 
 def duplicate_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -> dict[str, str]:
-    """Names and reasons of those that are equal to one before them."""
+    """Return the columns equal to an earlier one, and reasons."""
     first: dict[tuple[str, str], list[TypedColumn]] = {}
     found = {}
     for column in columns:
@@ -57,7 +57,7 @@ def _same_cells(one: TypedColumn, other: TypedColumn, alive: NDArray[np.bool_]) 
 def leaking_columns(
     columns: Sequence[TypedColumn], annotations: Annotations, alive: NDArray[np.bool_]
 ) -> dict[str, str]:
-    """Names and reasons of those that are the target, an exact line of it, or other names of the classes."""
+    """Return the columns that equal the target or a linear function of it, and reasons."""
     if alive.sum() < _MIN_ROWS:
         return {}
     if annotations.labels is not None:
@@ -78,7 +78,7 @@ def leaking_columns(
 
 
 def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
-    """Whether a column's keys (N,) are other names of the classes (N,)."""
+    """True if the keys (N,) of a column are other names of the classes (N,)."""
     num_classes, num_keys = int(classes.max()) + 1, len(np.unique(keys))
     if num_keys != num_classes or num_classes < 2 or len(keys) < num_classes * _ROWS_PER_CLASS:
         return False
@@ -100,7 +100,7 @@ def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
 
 
 class ColumnVerdicts(NamedTuple):
-    """Names and reasons of the columns that a rule found something in."""
+    """The columns that broke a rule, with reasons."""
 
     leaking: dict[str, str]  # copies of the target, which are no inputs
     dropped: dict[str, str]  # other columns that are no inputs

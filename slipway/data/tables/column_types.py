@@ -33,7 +33,7 @@ _MIN_COUNTED = 20  # rows from which on 0, 1, 2, ... is taken for a counter
 
 @dataclass(frozen=True)
 class ColumnGuess:
-    """A column as the user says or as inferred; `reason` tells why it is ignored, "" where it is not."""
+    """The kind of a column, given by the user or inferred; `reason` if it is ignored."""
 
     name: str
     kind: Kind | Literal["ignore"]
@@ -43,7 +43,7 @@ class ColumnGuess:
 def column_types(
     raw: Mapping[str, RawColumn], said: Mapping[str, ColumnParams]
 ) -> list[ColumnGuess]:
-    """The kind of each column, in their order."""
+    """Return the kind of each column, in order."""
     return [
         _said(name, said[name]) if name in said else infer(column) for name, column in raw.items()
     ]
@@ -56,7 +56,7 @@ def _said(name: str, said: ColumnParams) -> ColumnGuess:
 def column_type(
     guess: ColumnGuess, said: ColumnParams | None, with_bounds: bool = True
 ) -> ColumnType:
-    """The contract of a column that is an input, with the user's bounds, if wanted."""
+    """Return the contract of an input column, with the user's bounds by default."""
     if guess.kind == "ignore":
         raise AssertionError(f"{guess.name!r} is no input")
     return ColumnType(
@@ -69,7 +69,7 @@ def column_type(
 
 
 def infer(raw: RawColumn) -> ColumnGuess:
-    """What a column holds, by its cells alone."""
+    """Infer the kind of a column from its cells."""
     if is_row_index(raw.name):
         return ColumnGuess(
             raw.name, "ignore", "its name is that of a row index of the program that wrote the file"
@@ -139,14 +139,14 @@ def _number(raw: RawColumn) -> ColumnGuess:
 
 
 def counts_rows(raw: RawColumn) -> bool:
-    """Whether the cells are whole numbers that rise by one from row to row, in enough rows."""
+    """True if the cells are integers that increase by one per row, in enough rows."""
     if raw.stored not in ("number", "text") or len(raw.codes) < _MIN_COUNTED:
         return False
     return bool((np.diff(typed_column(raw, "number").cells.astype(np.float64)) == 1).all())
 
 
 def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str:
-    """The text of `reports/columns.yaml`, to be corrected and put under `data.columns`; `ignored` are names with reasons."""
+    """Return the text of `reports/columns.yaml`, for the user to edit and put into params.yaml."""
     lines = [
         "# What each column holds. Correct it and put it under data.columns in params.yaml; docs/tables.md tells more."
     ]

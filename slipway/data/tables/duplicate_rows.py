@@ -26,7 +26,7 @@ def refuse_duplicates(
     ledger: Ledger,
     given_splits: NDArray[np.object_] | None = None,
 ) -> None:
-    """Of the `rows` with equal `digests` (len(rows), 32) keep the first; `given_splits` (N,) of all rows."""
+    """Keep the first of the `rows` with equal `digests`, and refuse the others."""
     for group in _groups(digests.view(np.uint64)[:, 0], lambda index: digests[index].tobytes()):
         first, *others = (int(rows[index]) for index in group)
         for row in others:
@@ -50,7 +50,7 @@ def apply_equal_input_rules(
     rules: RuleParams,
     ledger: Ledger,
 ) -> dict[int, int]:
-    """Apply the rules on rows with equal `inputs` (keys (N,) of each column): by row, its twin of the smallest digest (N, 32)."""
+    """Apply the rules for rows with equal inputs; return the representative of each flagged row."""
     rows = np.flatnonzero(ledger.alive)
     matrix = scratch_array((len(rows), len(inputs)), np.int64)
     for part in slices(len(rows)):
@@ -98,7 +98,7 @@ def _names(rows: list[int], ledger: Ledger) -> str:
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """(N,) the same for equal rows, and seldom for others, which `_groups` then tells apart."""
+    """(N,) hash of each row of the matrix; `_groups` resolves collisions."""
     found = scratch_array((len(matrix),), np.uint64)
     for part in slices(len(matrix)):
         mixed = np.zeros(part.stop - part.start, np.uint64)
@@ -110,7 +110,7 @@ def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> list[list[int]]:
-    """The indices that have equal keys and identities, two or more in each group, in rising order."""
+    """Return groups of two or more indices with equal keys and identities, ascending."""
     order = order_by(keys)
     groups = []
     for part in key_slices(len(keys), lambda part: keys[order[part]]):

@@ -40,21 +40,20 @@ BAD_CELLS = pa.schema(
 
 
 class TableColumns(Contract):
-    """The content of columns.json."""
+    """The content of `columns.json`."""
 
     inputs: list[ColumnType]
     ignored: list[str]  # every other column but the target
 
 
 def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells: pa.Table) -> None:
-    """Write the three files."""
     write_table(folder / CELLS, cells, cell_schema(columns.inputs))
     files.write_json(folder / "columns.json", columns.model_dump(mode="json"))
     write_table(folder / "bad_cells.parquet", bad_cells, BAD_CELLS)
 
 
 def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
-    """The cells and their columns; SchemaError if they are missing or do not fit each other."""
+    """Read the cells and columns; SchemaError if they are missing or do not match."""
     try:
         columns = TableColumns.model_validate_json((folder / "columns.json").read_bytes())
         cells = pq.read_table(folder / CELLS, partitioning=None)
@@ -70,7 +69,7 @@ def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
 
 
 def cell_schema(types: list[ColumnType]) -> pa.Schema:
-    """Of cells.parquet."""
+    """Return the schema of `cells.parquet`."""
     return pa.schema(
         [
             pa.field(ID_COLUMN, pa.string()),

@@ -48,7 +48,7 @@ class Ledger:
         self.bad_cells: list[tuple[BadCell, Action]] = []
 
     def source(self, row: int) -> str:
-        """What the row is called in the tables."""
+        """Return the name of the row in the output tables."""
         return str(self.numbers[row])
 
     def apply(self, action: Action, rule: str, verdicts: Iterable[tuple[int, str]]) -> None:
@@ -61,17 +61,17 @@ class Ledger:
                 self.flagged[row][rule].append(detail)
 
     def apply_to_cells(self, action: Action, cells: Iterable[BadCell]) -> None:
-        """The same for cells, which are kept one by one."""
+        """Refuse or flag the rows of bad cells, and record each cell."""
         for cell in cells if action is not None else ():
             self.apply(action, cell.rule, [(cell.row, cell.detail)])
             self.bad_cells.append((cell, action))
 
     def correct(self, row: int, text: str) -> None:
-        """Write down what was changed in a row."""
+        """Record a correction of a row."""
         self.corrections[row].append(text)
 
     def quarantine(self, malformed: Iterable[tuple[int, str]]) -> pa.Table:
-        """`rows.QUARANTINE` of the refused rows and the malformed ones (number and detail)."""
+        """Return `rows.QUARANTINE` of the refused and the malformed rows."""
         records = [
             self._record(str(number), [("malformed_row", detail)]) for number, detail in malformed
         ]
@@ -95,7 +95,7 @@ class Ledger:
         }
 
     def flags(self) -> list[tuple[str, str, str]]:
-        """(rule, source, detail) of each rule that a kept row breaks."""
+        """Return (rule, source, detail) of each rule that a kept row breaks."""
         return [
             (rule, self.source(row), "; ".join(details))
             for row, rules in self.flagged.items()
@@ -104,7 +104,7 @@ class Ledger:
         ]
 
     def bad_cell_table(self) -> pa.Table:
-        """`BAD_CELLS`, by row and column."""
+        """Return `BAD_CELLS`, by row and column."""
         cells = sorted(self.bad_cells, key=lambda entry: entry[0][:3])
         columns = [
             [self.source(cell.row) for cell, _ in cells],

@@ -88,7 +88,7 @@ def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float3
 
 
 def rare_categories(cells: pa.Table, contract: ColumnContract, max_categories: int) -> list[str]:
-    """What `max_categories` leaves out of each column of the typed `cells`, as sentences."""
+    """Describe the categories of each column that `max_categories` leaves out."""
     found = []
     for column in contract.categorical:
         if len(column.categories) < max_categories:

@@ -61,13 +61,13 @@ def read_raw_columns(
 
 
 def check_slice_names(data: DataParams, names: Sequence[str]) -> None:
-    """DataError naming every column of `names` that is neither in the data nor may come of a transform."""
+    """DataError naming every column that is neither in the data nor possible in a transform."""
     table = _table_of(data)
     _refuse_unknown(names, data, column_names(table) if table else [], [])
 
 
 def _table_of(data: DataParams) -> Path | None:
-    """The table that there is, or None for a folder of class folders."""
+    """Return the table of the data set; None for class folders."""
     root = Path(data.path)
     return None if root.is_dir() and table_in(root) is None else find_table(data)
 
@@ -99,7 +99,7 @@ def _hint(name: str, known: Sequence[str]) -> str:
 def _raw_columns(
     data: DataParams, table: Path, names: Sequence[str], ids: Sequence[str], sources: Sequence[str]
 ) -> tuple[dict[str, RawColumn], NDArray[np.int64]]:
-    """The raw columns, whole, and the place of each row in them."""
+    """Return the whole raw columns, and the position of each row in them."""
     raw = read_raw_table(table, None if is_table(data.task) else names)
     numbers = np.array([int(source.partition(":")[0]) for source in sources], np.int64)
     rows = np.searchsorted(raw.numbers, numbers)
@@ -133,7 +133,7 @@ def _cells(raw: RawColumn, said: ColumnParams | None, rows: NDArray[np.int64]) -
 
 
 def _kind(raw: RawColumn, said: ColumnParams | None) -> Kind:
-    """Also of a column that is no input: counters are numbers, and ids categories."""
+    """Return the kind of any column: counters are numbers, ids are categories."""
     if said is not None and said.kind != "ignore":
         return said.kind
     guess = infer(raw).kind

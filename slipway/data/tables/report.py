@@ -16,7 +16,7 @@ from slipway.kinds.registry import is_classification
 
 
 def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> CleanReport:
-    """What the rules found, and what is left."""
+    """Return the record of a cleaned table."""
     rows, refused = table.cleaned.rows, table.cleaned.quarantine
     skipped = table_not_checked(data, clean)
     classes = is_classification(data.task)
@@ -39,7 +39,7 @@ def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> C
 
 
 def column_notes(table: CleanedTable, page: str) -> str:
-    """Where the columns' kinds are written down, with a line for each that is no input or that a rule noted."""
+    """Describe the columns that are no inputs or need a check, and name the page."""
     dropped = [_note(column) for column in table.columns if column.kind == "ignore"]
     noted = [_note(column) for column in table.columns if column.kind != "ignore" and column.note]
     lines = [f"\nthe columns' kinds are in {page}{'; no inputs:' if dropped else ''}", *dropped]
@@ -51,7 +51,7 @@ def _note(column: ColumnSummary) -> str:
 
 
 def conflict_hint(table: CleanedTable) -> str:
-    """What to do where equal inputs with different answers are many, "" where there are none."""
+    """Suggest flagging conflicts if equal inputs have different labels; else ""."""
     rules = set(table.cleaned.quarantine["rule"].to_pylist())
     if not rules & {"conflicting_label", "conflicting_target"}:
         return ""

@@ -25,7 +25,7 @@ JsonRow = dict[str, float | str | bool | None]
 
 
 def find_table(data: DataParams) -> Path:
-    """The one table that `data.path` is, or that lies at the top of it, the folder itself for shards; DataError if there is none."""
+    """Return the table at `data.path` or at its top, or the folder of shards; DataError if none."""
     root = existing_path(data, "a .csv or .parquet file")
     if root.is_dir():
         table = table_in(root)
@@ -75,7 +75,7 @@ def read_json_rows(
 
 
 def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str | bool | None:
-    """One cell as JSON; None where it is missing, of another kind, or out of range (`clean` drops the bounds where that rule is off)."""
+    """Return a cell as JSON; None if it is missing, of another kind or out of range."""
     value: Any = typed.cells[row]
     if column.kind == "category":
         return str(value) or None
@@ -88,7 +88,7 @@ def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str |
 
 
 def is_out_of_range(column: ColumnType, number: float) -> bool:
-    """Whether a number is beyond the user's bounds."""
+    """True if a number is beyond the user's bounds."""
     return (column.min is not None and number < column.min) or (
         column.max is not None and number > column.max
     )

@@ -31,21 +31,21 @@ _NEIGHBOURS = 2  # on each side
 
 
 class TargetCopy(NamedTuple):
-    """A column that tells the target almost by itself."""
+    """A column that alone nearly predicts the target."""
 
     column: str
     score: float  # 1 at most: balanced accuracy of classes; of numbers 1 - error / error of the median, both of ranks
     rows: int  # training rows behind it
 
     def in_words(self, *, of_classes: bool) -> str:
-        """The finding for people."""
+        """Describe the finding."""
         kind = "balanced accuracy" if of_classes else "rank score"
         score = f"{kind} {self.score:.3f}, leave-one-out over {self.rows:,} training rows"
         return f"{self.column!r} alone predicts the target ({score})"
 
 
 def find_target_copies(rows: pa.Table, folder: Path) -> list[TargetCopy]:
-    """The suspicious columns of `rows.SPLIT_ROWS`, whose cells `clean` left in `folder`; the highest score first."""
+    """Find suspicious columns among the cells in `folder`, the highest score first."""
     if not (folder / CELLS).exists():  # images
         return []
     training = _one_of_each_unit(rows.filter(pc.equal(rows["split"], "train")).sort_by("id"))
@@ -65,7 +65,7 @@ def find_target_copies(rows: pa.Table, folder: Path) -> list[TargetCopy]:
 
 
 def target_copy_report(copies: list[TargetCopy], *, of_classes: bool) -> list[dict[str, Any]]:
-    """For `reports/split.json`."""
+    """Return the findings as part of `reports/split.json`."""
     return [{**copy._asdict(), "finding": copy.in_words(of_classes=of_classes)} for copy in copies]
 
 
@@ -75,7 +75,7 @@ def _one_of_each_unit(rows: pa.Table) -> pa.Table:
 
 
 def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """Each input's cells in the order of `ids`, one column in memory at a time."""
+    """Yield the cells of each input in the order of `ids`, one column in memory at a time."""
     found = pq.read_table(path, columns=[ID_COLUMN], partitioning=None)[ID_COLUMN].combine_chunks()
     places = pc.index_in(ids.combine_chunks(), found)
     for name in pq.read_schema(path).names:
@@ -84,7 +84,10 @@ def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.Chunked
 
 
 def _best(cells: pa.ChunkedArray, targets: Float, *, of_classes: bool) -> tuple[float, int] | None:
-    """(score, rows) of a column over all rows, or over those that have a value; None unless suspicious."""
+    """Return (score, rows) of a suspicious column, over all rows or those with a value.
+
+    Else None.
+    """
     of_target, least = (
         (_class_scores, _SUSPICIOUS_ACCURACY) if of_classes else (_number_scores, _SUSPICIOUS_ORDER)
     )
@@ -101,7 +104,7 @@ def _best(cells: pa.ChunkedArray, targets: Float, *, of_classes: bool) -> tuple[
 
 
 def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
-    """(N,) codes of the values; of numbers and dates also (N,) the values, with a number for a missing one."""
+    """(N,) codes of the values; for numbers also (N,) the values, missing ones far away."""
     keys = _codes(cells)
     if not pa.types.is_floating(cells.type):
         return keys, None
@@ -114,7 +117,7 @@ def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
 
 
 def _codes(cells: pa.ChunkedArray) -> Int:
-    """(N,) a number for each distinct value, a missing one included."""
+    """(N,) a number for each distinct value, including missing."""
     encoded = pc.dictionary_encode(cells.combine_chunks(), null_encoding="encode")
     return np.asarray(encoded.indices.to_numpy(), np.int64)
 
@@ -133,7 +136,7 @@ def _class_scores(keys: Int, values: Float | None, targets: Float) -> list[float
 
 
 def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
-    """Balanced accuracy of the class that the other rows of the same value have most often, as shares of the classes."""
+    """Balanced leave-one-out accuracy of the most frequent class per value."""
     pairs, num_rows = np.unique(keys * len(counts) + classes, return_counts=True)
     key, label = np.divmod(pairs, len(counts))
     order = np.lexsort((-num_rows / counts[label], key))
@@ -149,7 +152,7 @@ def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
 
 
 def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
-    """Balanced accuracy of the commonest class among the nearest values, the nearest of all where several are."""
+    """Balanced accuracy of the most frequent class among the nearest values."""
     order = np.argsort(values, kind="stable")
     places = _neighbour_places(len(order))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -164,7 +167,7 @@ def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
 
 
 def _neighbour_places(num_rows: int) -> Int:
-    """(N, 2 * _NEIGHBOURS) the places before and after each; at an end, those on the other side of it."""
+    """(N, 2 * _NEIGHBOURS) positions before and after each, shifted inward at the ends."""
     steps = np.array([step for near in range(1, _NEIGHBOURS + 1) for step in (-near, near)])
     places = np.arange(num_rows)[:, np.newaxis] + steps
     width = 2 * _NEIGHBOURS + 1
@@ -176,7 +179,7 @@ def _neighbour_places(num_rows: int) -> Int:
 
 
 def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[float]:
-    """Of ranks, so that neither long tails nor the form of a curve count."""
+    """Score ranks, so that neither tails nor the shape of a curve matter."""
     ranks = _ranks(targets)
     usual = np.abs(ranks - np.median(ranks)).mean()
     if usual == 0:
@@ -188,19 +191,19 @@ def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[floa
 
 
 def _ranks(values: Float) -> Float:
-    """(N,) equal for equal values: the mean of their places."""
+    """(N,) mean rank, equal for equal values."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
 
 
 def _mean_by_value(keys: Int, ranks: Float) -> Float:
-    """(N,) the mean of the other rows of the same value; of all rows, where there is none."""
+    """(N,) mean of the other rows with the same value; of all rows if there are none."""
     counts, sums = np.bincount(keys)[keys], np.bincount(keys, ranks)[keys]
     return np.where(counts > 1, (sums - ranks) / np.maximum(counts - 1, 1), ranks.mean())
 
 
 def _mean_of_neighbours(values: Float, ranks: Float) -> Float:
-    """(N,) the mean of the next smaller and the next larger value's."""
+    """(N,) mean of the neighbours in the order of the values."""
     order = np.argsort(values, kind="stable")
     sorted_ranks, predicted = ranks[order], np.empty(len(ranks))
     padded = np.concatenate([sorted_ranks[1:2], sorted_ranks, sorted_ranks[-2:-1]])

@@ -41,7 +41,7 @@ class Annotations:
 
 
 def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger) -> Annotations:
-    """Read the columns that are no inputs, and refuse the rows that lack what is needed."""
+    """Read the columns that are no inputs, and refuse rows that lack a required value."""
     target = raw.columns[data.target_column]
     if target.stored == "other":
         raise DataError(
@@ -74,7 +74,7 @@ def _cells(raw: RawColumn, rows: NDArray[np.bool_], rule: str, expected: str) ->
 
 
 def _texts(raw: RawColumn, known: frozenset[str]) -> NDArray[np.object_]:
-    """(U + 1,) text, None where it is missing; what is `known` is not missing, though its name be "none"."""
+    """(U + 1,) text, None if missing; `known` labels are never missing, not even "none"."""
     texts = [label_of(value) for value in raw.values.to_pylist()]
     missing = is_missing(raw)
     return np.array(
@@ -92,7 +92,7 @@ def _is_none(values: NDArray[np.object_]) -> NDArray[np.bool_]:
 
 
 def label_of(value: str | float | bool) -> str:
-    """The class that a cell names."""
+    """Return the class that a cell names."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -124,7 +124,7 @@ def _labels(
 
 
 def _require_classes(raw: RawColumn, found: NDArray[np.object_]) -> None:
-    """DataError where most rows have a class of their own."""
+    """DataError if most rows have a class of their own."""
     present = int((~_is_none(found))[raw.codes].sum())
     distinct = len({text for text in found if text is not None})
     if distinct > max(_MANY_CLASSES, _MAX_DISTINCT_SHARE * present):
@@ -193,7 +193,7 @@ def _times(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
 
 
 def _time_column(raw: RawColumn) -> TypedColumn:
-    """As dates where more cells are dates than numbers."""
+    """Read times as dates if more cells are dates than numbers."""
     dates, numbers = typed_column(raw, "date"), typed_column(raw, "number")
     return (
         dates
