@@ -4,6 +4,7 @@
 """
 
 from serving.auth import extension as auth
+from serving.engine_rebuild import extension as engine_rebuild
 from serving.explaining import extension as explaining
 from serving.extension import Extension
 from serving.gpu import extension as gpu
@@ -18,6 +19,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     request_log.EXTENSION,
     monitoring.EXTENSION,
     rollout.EXTENSION,
+    engine_rebuild.EXTENSION,
     gpu.EXTENSION,
     explaining.EXTENSION,
     open_inference.EXTENSION,

@@ -44,7 +44,7 @@ RootedPath = Annotated[Path, AfterValidator(lambda path: ROOT / path)]
 OptionalPath = Annotated[RootedPath | None, BeforeValidator(lambda path: path or None)]
 # The variables of every extension. Those of one that is not installed are ignored.
 EXTENSION_VARIABLES = frozenset(
-    ("keys", "allow_anyone", "hosts", "shadow_share", "watch", "window_rows", "window_minutes", "feedback_rows", "feedback_days",
+    ("rebuild_engine", "keys", "allow_anyone", "hosts", "shadow_share", "watch", "window_rows", "window_minutes", "feedback_rows", "feedback_days",
      "keep_directory", "keep_share", "keep_bytes", "keep_days")
 )  # fmt: skip
 
@@ -67,7 +67,6 @@ class Settings(Section):
     certificate: RootedPath = Path("artifacts/certificate.json")
     engine: RootedPath = Path("artifacts/engine")
     rebuilt_engine: RootedPath = Path("artifacts/rebuilt_engine")  # built and certified here
-    rebuild_engine: bool = False  # build it in the background if the engine is another machine's
     engine_cache: RootedPath = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
     state: RootedPath = Path(".work/serving")  # survives a restart: rollout, monitoring
     accept_draft: bool = False  # only for the verify stage, which certifies a running service

@@ -25,13 +25,12 @@ from serving.models.admission import Admission, Place
 from serving.models.live_model import LiveModel
 from serving.models.model import InvalidAnswerError, ServedModel, finite_answers, load_model
 from serving.models.observers import Observers
-from serving.models.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.requests.decoding import Decoded
 from serving.requests.payload import Payload
 from serving.settings import Settings
 from slipway.system import files
 from slipway.system.cores import num_cores
-from slipway.system.errors import EngineError, SlipwayError
+from slipway.system.errors import SlipwayError
 
 logger = logging.getLogger(
     "bentoml.slipway"
@@ -57,29 +56,24 @@ class ModelRouter(Protocol):
 
 
 class ModelWorker:
-    """One worker's model, queue and metrics.
+    """One worker's model, queue and metrics. One model name today.
 
-    `rebuild_command` is the process that builds an engine for this machine. `settle` is called once, when the first model is loaded
-    and no request goes to it yet.
+    `settle` is called once, when the first model is loaded and no request goes to it yet.
     """
 
     def __init__(
         self,
         settings: Settings,
         extensions: Sequence[Extension],
-        rebuild_command: Sequence[str] = COMMAND,
         settle: Callable[[], object] = lambda: None,
     ) -> None:
         self.settings = settings
         self.model_settings = settings  # of the model that is served
         self.metrics = ServiceMetrics()
         self.reason = LOADING  # why it is not ready
-        self.rebuild = RebuildState("not_asked_for", "the model is being loaded")
-        self._rebuild_command = rebuild_command
         self._settle = settle
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._rebuilding: asyncio.Task[None] | None = None
         self.observers = Observers()  # of what is answered
         self.router: ModelRouter | None = None
         self.request_log: Path | None = None  # the folder that an extension logs requests to
@@ -118,24 +112,17 @@ class ModelWorker:
         if self._loading:
             await asyncio.wait([self._loading])
 
-    async def rebuilt(self) -> None:
-        """Wait until a rebuild, if there is one, has ended and its engine is served or refused."""
-        await self.loaded()
-        if self._rebuilding:
-            await self._rebuilding
-
     def drain(self) -> None:
         """Be ready no more, and answer whoever still asks."""
         self.is_draining = True
         self.metrics.not_ready()
 
     async def stop(self) -> None:
-        """Finish what is queued and end the threads and the rebuild."""
-        for task in (self._loading, self._rebuilding):
-            if task:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        """Finish what is queued and end the threads."""
+        if self._loading:
+            self._loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loading
         self.reason = "the service is shutting down"
         for hooks in self.hooks.values():
             if hooks.stop:
@@ -195,8 +182,7 @@ class ModelWorker:
 
     def card(self) -> dict[str, Any]:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
-        rebuild = {"status": self.rebuild.status, "reason": self.rebuild.reason}
-        info = self.require_model().card() | {"rebuild": rebuild}
+        info = self.require_model().card()
         for hooks in self.hooks.values():
             if hooks.model_info:
                 info |= hooks.model_info()
@@ -333,38 +319,3 @@ class ModelWorker:
         else:
             self._settle()
             await self.swap(model)
-        self.rebuild = first_state(self.settings, self.model)
-        if self.rebuild.status == "impossible":
-            logger.error("no engine can be built for this machine: %s", self.rebuild.reason)
-        if self.rebuild.status == "building":
-            logger.info("an engine for this machine is built %s", self.rebuild.reason)
-            self._rebuilding = asyncio.create_task(self._rebuild())
-
-    def _require_stable(self, settings: Settings) -> None:
-        """EngineError if these are no longer the settings of the stable model."""
-        if settings != self.model_settings:
-            raise EngineError(
-                "another model was rolled out meanwhile; its engine is built at the next start"
-            )
-
-    async def _rebuild(self) -> None:
-        """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
-        try:
-            settings = self.model_settings
-            await build(settings, self._rebuild_command)
-            self._require_stable(settings)
-            model = await asyncio.to_thread(load_model, settings)
-            self._require_stable(settings)  # a promotion while it was loaded must not be undone
-            if model.selection.actual.backend != "tensorrt":
-                raise EngineError("; ".join(model.selection.passed_over))
-            await self.swap(model)
-        except SlipwayError as error:
-            self.rebuild = RebuildState("failed", str(error))
-            logger.error("the engine for this machine is not served: %s", error)
-        except Exception as error:
-            self.rebuild = RebuildState("failed", f"{type(error).__name__}: {error}")
-            logger.exception("the engine for this machine is not served")
-        else:
-            self.rebuild = RebuildState(
-                "swapped", f"the engine in {self.settings.rebuilt_engine} is served"
-            )

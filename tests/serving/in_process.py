@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from serving.app import Application
+from serving.engine_rebuild.extension import EngineRebuild
 from serving.extensions import EXTENSIONS, SECTIONS
 from serving.http.responses import ERRORS
 from serving.models.live_model import LiveModel
@@ -38,6 +39,13 @@ def reconciler_of(worker: ModelWorker) -> RolloutReconciler:
     start: Any = worker.hooks["rollout"].start
     reconciler: RolloutReconciler = start.__self__
     return reconciler
+
+
+def rebuild_of(worker: ModelWorker) -> EngineRebuild:
+    """The part of a worker that rebuilds the engine."""
+    start: Any = worker.hooks["engine_rebuild"].start
+    rebuild: EngineRebuild = start.__self__
+    return rebuild
 
 
 def canary_of(worker: ModelWorker) -> Any:

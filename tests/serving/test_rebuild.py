@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ import onnx
 import pytest
 
 from serving.app import Application
+from serving.engine_rebuild.extension import attach, first_state
+from serving.extensions import EXTENSIONS
 from serving.models.model import ServedModel, load_model
-from serving.models.rebuilding import first_state
 from serving.requests.payload import Payload
 from serving.settings import Settings
+from serving.worker import ModelWorker
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import (
@@ -52,7 +56,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind, full_worker, put_in_place_of
+from tests.serving.in_process import behind, full_worker, put_in_place_of, rebuild_of
 from tests.serving.server import ROOT
 
 COMMAND = (sys.executable, "-m", "tests.fake_rebuild")
@@ -146,20 +150,30 @@ class Load:
         await asyncio.gather(*self._callers)
 
 
+def rebuilding_worker(settings: Settings, command: tuple[str, ...]) -> ModelWorker:
+    """A worker whose engine is rebuilt by `command`."""
+    extensions = [
+        replace(one, attach=partial(attach, command=command)) if one.attach is attach else one
+        for one in EXTENSIONS
+    ]
+    return ModelWorker(settings, extensions)
+
+
 def serve_and_rebuild(
     settings: Settings, command: tuple[str, ...] = COMMAND
 ) -> tuple[dict[str, Any], dict[str, Any], Load]:
     """The card before and after, and the load that went on all the while."""
 
     async def main() -> tuple[dict[str, Any], dict[str, Any], Load]:
-        worker = full_worker(settings, rebuild_command=command)
+        worker = rebuilding_worker(settings, command)
         worker.start()
         await worker.loaded()
+        await asyncio.sleep(0.01)  # the rebuild begins after the model is there
         transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             before = (await client.get("/model")).json()
             load = Load(client)
-            await worker.rebuilt()
+            await rebuild_of(worker).ended()
             await asyncio.sleep(0.1)
             await load.end()
             after = (await client.get("/model")).json()
@@ -252,7 +266,7 @@ def test_the_end_of_the_service_ends_the_rebuild_and_all_of_its_processes(
     monkeypatch.setenv("FAKE_TENSORRT", "slow")
 
     async def main() -> None:
-        worker = full_worker(settings, rebuild_command=COMMAND)
+        worker = rebuilding_worker(settings, COMMAND)
         worker.start()
         await worker.loaded()
         while not rebuilding_processes(elsewhere):
@@ -435,6 +449,7 @@ def test_the_container_compiles_without_params_or_data(
             "artifacts",
             "config",
             "inputs",
+            "kinds",
             "metrics",
             "runtimes",
             "system",
@@ -472,12 +487,12 @@ def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
 
         promoted = load_model(settings)
         await worker.swap(promoted)
-        monkeypatch.setattr("serving.worker.build", build)
-        monkeypatch.setattr("serving.worker.load_model", load)
-        await worker._rebuild()
+        monkeypatch.setattr("serving.engine_rebuild.extension.build", build)
+        monkeypatch.setattr("serving.engine_rebuild.extension.load_model", load)
+        await rebuild_of(worker).rebuild()
         assert worker.model is promoted
-        assert worker.rebuild.status == "failed"
-        assert "another model was rolled out meanwhile" in worker.rebuild.reason
+        assert rebuild_of(worker).state.status == "failed"
+        assert "another model was rolled out meanwhile" in rebuild_of(worker).state.reason
         await worker.stop()
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.engine_rebuild.extension import RebuildState
 from serving.http.server_paths import without_server_paths
-from serving.models.rebuilding import RebuildState
 from serving.rollout.state import change_rollout
 from serving.settings import ROOT
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, read_all_settings, run, set_status_part
+from tests.serving.in_process import error_of, read_all_settings, rebuild_of, run, set_status_part
 
 ELSEWHERE = "/srv/our models/2026"
 
@@ -58,7 +58,7 @@ def test_the_card_has_the_reasons_without_the_paths_and_the_log_has_them_whole(
     settings = make_settings(engine=f"{ELSEWHERE}/engine")
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        worker.rebuild = RebuildState(
+        rebuild_of(worker).state = RebuildState(
             "swapped", f"the engine in {settings.rebuilt_engine} is served"
         )
         answer = await client.get("/model")

@@ -5,7 +5,7 @@ from pathlib import Path
 from slipway.system.source_code import imported_modules
 
 EXTENSIONS = {
-    "auth", "explaining", "gpu", "monitoring", "open_inference", "page", "request_log", "rollout"
+    "auth", "engine_rebuild", "explaining", "gpu", "monitoring", "open_inference", "page", "request_log", "rollout"
 }  # fmt: skip
 LOW = {"settings", "http", "requests"}
 MIDDLE = {*LOW, "api_docs", "models", "metrics"}
