@@ -26,7 +26,6 @@ from serving.metrics.service_metrics import end_with_server, open_server_directo
 from serving.process.draining import drain_on_sigterm
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
 from serving.process.operator_port import OperatorPort
-from serving.process.packing import bento_labels
 from serving.settings import Settings, SettingsError, read_settings
 from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
@@ -82,6 +81,8 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
     @property
     def labels(self) -> dict[str, str]:
         """A bento's labels. BentoML reads them when it builds one and never else: where there is no certified bundle, none is built."""
+        from serving.process.packing import bento_labels
+
         try:
             return bento_labels()
         except SlipwayError as error:

@@ -4,6 +4,8 @@ A model that cannot be served does not end the process: it stays up, not ready, 
 an operator sees the reason and not a crash loop.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -11,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from serving.extension import Extension
 from serving.http.callers import CallerCheck, LoopbackOnly
@@ -22,20 +24,23 @@ from serving.metrics.process_metrics import ProcessMetrics
 from serving.metrics.sampling import Sampler
 from serving.metrics.service_metrics import ServiceMetrics, server_started
 from serving.models.admission import Admission, Place
-from serving.models.live_model import LiveModel
-from serving.models.model import InvalidAnswerError, ServedModel, finite_answers, load_model
+from serving.models.model import InvalidAnswerError, ServedModel, finite_answers
 from serving.models.observers import Observers
-from serving.requests.decoding import Decoded
 from serving.requests.payload import Payload
 from serving.settings import Settings
 from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
 
+if TYPE_CHECKING:
+    from serving.models.live_model import LiveModel
+    from serving.requests.decoding import Decoded
+
+    AskOne = Callable[[LiveModel], Awaitable[dict[str, Any]]]
+
 logger = logging.getLogger(
     "bentoml.slipway"
 )  # below "bentoml", which is the logger that BentoML configures
-AskOne = Callable[[LiveModel], Awaitable[dict[str, Any]]]
 LOADING = "the model is being loaded and warmed up"  # why it is not ready at first
 
 
@@ -145,6 +150,8 @@ class ModelWorker:
 
     def make_live(self, model: ServedModel, slot: str) -> LiveModel:
         """A model with its decoder and queue, which no request goes to yet."""
+        from serving.models.live_model import LiveModel  # as in `_load`
+
         return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
 
     async def take_over(self, live: LiveModel) -> None:
@@ -302,6 +309,9 @@ class ModelWorker:
         self.metrics.batch(num_rows, fill)
 
     async def _load(self) -> None:
+        # The server process, which imports this module too, needs neither runtimes nor decoders.
+        from serving.models.loading import load_model
+
         self.metrics.model(None)
         try:
             for hooks in self.hooks.values():

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from serving.extension import Extension, Hooks
-from serving.models.model import ServedModel, load_model
+from serving.models.loading import load_model
+from serving.models.model import ServedModel
 from serving.settings import ROOT, Section, Settings
 from serving.worker import ModelWorker
 from slipway.artifacts.certificate import why_uncertified

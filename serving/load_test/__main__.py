@@ -22,7 +22,7 @@ from serving.load_test.figures import Bench, HttpBench
 from serving.load_test.running import require_answered, running, served_settings
 from serving.load_test.samples import Samples, samples_of
 from serving.load_test.tuner import Goal, Tuner
-from serving.models.model import read_certified
+from serving.models.loading import read_certified
 from serving.settings import ROOT, Settings, read_settings
 from slipway.config.command import run_command
 from slipway.system import files

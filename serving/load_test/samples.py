@@ -15,7 +15,7 @@ from PIL import Image
 
 from serving.api_docs.description import example_row
 from serving.load_test.load import http_request
-from serving.models.model import example_inputs
+from serving.models.loading import example_inputs
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.inputs.columns import ColumnContract
 from slipway.system.errors import DataError

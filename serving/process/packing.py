@@ -5,7 +5,7 @@ A bento takes the files of the project's own folder, whatever SLIPWAY_ variables
 
 from pathlib import Path
 
-from serving.models.model import read_certified
+from serving.models.loading import read_certified
 from serving.settings import ROOT, Settings
 from slipway.artifacts.engine_manifest import (
     ENGINE_MANIFEST,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from serving.models.model import read_certified
+from serving.models.loading import read_certified
 from serving.rollout.comparing import require_successor
 from serving.rollout.deciding import decide
 from serving.rollout.rehearsal import rehearse

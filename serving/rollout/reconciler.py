@@ -16,7 +16,8 @@ from pydantic import Field
 
 from serving.metrics.service_metrics import ServiceMetrics
 from serving.models.live_model import LiveModel
-from serving.models.model import ServedModel, load_model, read_certified
+from serving.models.loading import load_model, read_certified
+from serving.models.model import ServedModel
 from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.deciding import decide

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.models.model import load_model, read_certified
+from serving.models.loading import load_model, read_certified
 from serving.rollout.state import RolloutError
 from serving.settings import ROOT, Settings, read_settings
 from slipway.system.errors import SlipwayError

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from serving.models.model import read_certified
+from serving.models.loading import read_certified
 from serving.rollout.state import Model, RolloutError, read_rollout
 from serving.settings import Settings
 from slipway.artifacts.bundle import MANIFEST

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from serving.models.model import ServedModel, load_model
+from serving.models.loading import load_model
+from serving.models.model import ServedModel
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import REQUIRED, Execution, read_certificate, write_certificate
 from slipway.artifacts.engine_manifest import ENGINE_MANIFEST, Profile, write_engine

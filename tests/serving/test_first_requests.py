@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.load_test.load import ask_each, by_status, http_request
-from serving.models.model import load_model
+from serving.models.loading import load_model
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.runtime import OnnxRunner
 from tests import plain_http

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serving.load_test.__main__ import tune
-from serving.models.model import load_model
+from serving.models.loading import load_model
 from serving.process.packing import bento_labels
 from serving.rollout import commands
 from serving.rollout.rehearsal import rehearse

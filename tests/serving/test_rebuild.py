@@ -22,7 +22,8 @@ import pytest
 from serving.app import Application
 from serving.engine_rebuild.extension import attach, first_state
 from serving.extensions import EXTENSIONS
-from serving.models.model import ServedModel, load_model
+from serving.models.loading import load_model
+from serving.models.model import ServedModel
 from serving.requests.payload import Payload
 from serving.settings import Settings
 from serving.worker import ModelWorker

@@ -12,7 +12,7 @@ import pytest
 
 from serving.http.responses import Refusal
 from serving.models.live_model import LiveModel
-from serving.models.model import load_model
+from serving.models.loading import load_model
 from serving.requests import decoding, rows
 from serving.rollout.canary import Canary
 from serving.rollout.evidence import Evidence

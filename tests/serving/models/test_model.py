@@ -9,7 +9,8 @@ import pytest
 
 from serving import settings as settings_module
 from serving.models import model as loading
-from serving.models.model import InvalidAnswerError, example_inputs, load_model
+from serving.models.loading import example_inputs, load_model
+from serving.models.model import InvalidAnswerError
 from serving.models.selection import select
 from slipway.artifacts.bundle import Choice, LoadedBundle, describe_model, load_bundle
 from slipway.artifacts.certificate import Execution, read_certificate
