@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from serving.models.model import AnsweredRow, ServedModel
 from serving.requests.payload import Payload
 from slipway.artifacts.bundle import SCORE_NAME, LoadedBundle
-from slipway.artifacts.certificate import Execution
+
+if TYPE_CHECKING:
+    from slipway.artifacts.certificate import Execution
 
 
 class Answered(NamedTuple):
@@ -36,7 +38,7 @@ class Answered(NamedTuple):
         return self.model.bundle
 
     @property
-    def execution(self) -> Execution:
+    def execution(self) -> "Execution":
         """How the model ran."""
         return self.model.selection.actual
 

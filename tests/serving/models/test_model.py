@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serving import settings as settings_module
-from serving.models import model as loading
+from serving.models import loading
 from serving.models.loading import example_inputs, load_model
 from serving.models.model import InvalidAnswerError
 from serving.models.selection import select

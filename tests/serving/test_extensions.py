@@ -1,0 +1,113 @@
+"""Taking an extension out of the list takes its feature out, and nothing else."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving.extensions import EXTENSIONS
+from tests import plain_http
+from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.server import ROOT, Server, environment, free_port, running
+
+NAMES = tuple(one.name for one in EXTENSIONS)
+PNG = {"content-type": "image/png"}
+PATHS = {
+    "explaining": "/explain",
+    "monitoring": "/feedback",
+    "open_inference": "/v2",
+    "page": "/",
+    "rollout": "/rollout",
+}
+STATUS_PARTS = {"monitoring": {"drift", "feedback"}, "rollout": {"rollout"}, "gpu": {"gpu"}}
+MODEL_INFO = {"engine_rebuild": "rebuild", "rollout": "rolled_out"}
+# Of our modules in a fresh interpreter that imports the service without extensions.
+MAX_MODULES = 78
+COUNT = """
+import sys, types
+extensions = types.ModuleType("serving.extensions")
+extensions.EXTENSIONS = extensions.SECTIONS = ()
+sys.modules["serving.extensions"] = extensions
+import serving.service
+print(sum(name.split(".")[0] in ("slipway", "serving") for name in sys.modules))
+"""
+
+
+def service_without(folder: Path, *names: str) -> Path:
+    """A copy of the service's code without these extensions: neither in the list nor on disk."""
+    shutil.copytree(
+        ROOT / "serving", folder / "serving", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (folder / "slipway").symlink_to(ROOT / "slipway")
+    path = folder / "serving/extensions.py"
+    for name in names:
+        text, num_lines = re.subn(
+            rf"^(from serving\.{name} import .*|    {name}\.EXTENSION,)\n",
+            "",
+            path.read_text(),
+            flags=re.MULTILINE,
+        )
+        assert num_lines == 2
+        path.write_text(text)
+        shutil.rmtree(folder / "serving" / name)
+    return folder
+
+
+def require_only_these_gone(server: Server, names: set[str]) -> None:
+    """Predictions are answered, and of the features only those of `names` are gone."""
+    assert (
+        plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
+    )
+    for name, path in PATHS.items():
+        status = plain_http.get(server.url + path).status_code
+        assert (status == 404) is (name in names), (path, status)
+    status = plain_http.get(server.url + "/status").json()
+    for name, parts in STATUS_PARTS.items():
+        assert (not parts & set(status)) is (name in names), (name, list(status))
+    info = plain_http.get(server.url + "/model").json()
+    for name, key in MODEL_INFO.items():
+        assert (key not in info) is (name in names), (name, list(info))
+    metrics = plain_http.get(server.url + "/metrics").text
+    assert ("slipway_swaps_total" in metrics) is ("rollout" not in names)
+    assert ("slipway_drift_windows_total" in metrics) is ("monitoring" not in names)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), NAMES], ids=[*NAMES, "all"])
+def test_taking_an_extension_out_takes_its_feature_out_and_nothing_else(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    code, log = service_without(tmp_path / "code", *names), tmp_path / "requests"
+    with running(tmp_path, cwd=code, keep_directory=log, shadow_share=0.5) as server:
+        server.wait()
+        require_only_these_gone(server, set(names))
+    assert any(log.rglob("*")) is ("request_log" not in names)
+
+
+@pytest.mark.process
+def test_without_authentication_the_service_listens_on_loopback_only(tmp_path: Path) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway"]
+    command += ["--host", "0.0.0.0", "--port", str(free_port())]
+    done = subprocess.run(
+        command,
+        cwd=service_without(tmp_path / "code", "auth"),
+        env=environment(tmp_path, allow_anyone="true"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode
+    assert "this service has no authentication: use --host 127.0.0.1" in done.stdout + done.stderr
+
+
+@pytest.mark.process
+def test_the_core_of_the_service_stays_small(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert 30 < int(done.stdout.splitlines()[-1]) <= MAX_MODULES
