@@ -23,14 +23,13 @@ from slipway.export.certification.timing import Timings, measure_in_turns
 from slipway.export.graphs.graph import export_graph
 from slipway.export.graphs.int8_search import search
 from slipway.export.graphs.quantization import CPU, StaticQuantizer
-from slipway.export.graphs.variants import run_in_batches
 from slipway.export.precision.leaderboard import metric_loss
 from slipway.inputs.images import ImageContract
 from slipway.metrics.scores import Resampling
 from slipway.reports.console import size
 from slipway.reports.pages.leaderboard_page import times_text
 from slipway.runtimes.cpu_int8 import int8_instructions, weight_bits
-from slipway.runtimes.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system import files
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from tests.calibrations import calibrated
@@ -146,7 +145,9 @@ def speed_line(size_px: int, timings: Timings) -> str:
 def answers(graph: bytes, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(rows, classes) probabilities."""
     return run_in_batches(
-        open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0), rows, 64
+        open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0).run,
+        rows,
+        64,
     ).outputs
 
 

@@ -1,4 +1,4 @@
-"""evaluate: measure the trained network on the test split, as a whole and slice by slice, and record its quality gates. In one process."""
+"""Measures the trained network on the test split, as a whole and by slice; applies quality gates."""
 
 from functools import partial
 from pathlib import Path
@@ -13,26 +13,26 @@ from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.data.store.transform_table import TRANSFORM_TABLE
 from slipway.data.tables.raw_columns import read_raw_columns
-from slipway.export.reference_model import ask_released, open_released
+from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation.measuring import judge, measure_rows
+from slipway.reports.evaluation.gates import judge
 from slipway.reports.evaluation.plots import write_plots
 from slipway.reports.evaluation.predictions import write_predictions
-from slipway.reports.evaluation.record import write_evaluation
-from slipway.reports.evaluation.reference_comparison import ReleasedAnswers
+from slipway.reports.evaluation.record import evaluate_rows, write_evaluation
+from slipway.reports.evaluation.reference_comparison import ReferenceAnswers
 from slipway.reports.evaluation.slices import Dimension, built_in_dimensions, of_column
 from slipway.reports.evaluation.text import evaluation_text
 from slipway.reports.evaluation.uncertainty import UncertaintyReport, uncalibrated
 from slipway.reports.pages.evaluation_page import evaluation_page
 from slipway.system import files
 from slipway.system.errors import SchemaError
-from slipway.training.networks.networks import NetworkSpec, load_network
+from slipway.training.networks.networks import load_network
 from slipway.training.telemetry.curves import read_curves
 from slipway.training.uncertainty.calibration import Calibrator
 from slipway.training.uncertainty.ood_score import save_ood_score
 from slipway.training.uncertainty.prediction import default_device
 
-CHECKPOINT = Path("artifacts/model")
+MODEL = Path("artifacts/model")
 PACKED = Path("data/packed")
 SPLIT = Path("data/split")
 LIVE = Path("reports/live")
@@ -46,80 +46,82 @@ PAGE = Path("reports/evaluate.html")
 
 
 def run(params: Params) -> None:
-    """Write the predictions, the metrics, the slices, the results of the gates and the page."""
-    wanted, device = params.evaluate, default_device()
+    """Write the predictions, the metrics, the slices, the gate results and the page."""
+    settings, device = params.evaluate, default_device()
     manifest = read_manifest(PACKED)
     train, val, test = (
         open_split(PACKED, manifest, split, verify=True) for split in ("train", "val", "test")
     )
-    network = load_network(CHECKPOINT)
-    _check_fit(network.spec, manifest.classes)
-    dimensions, released = _dimensions(params, test, manifest), _released(params, test, manifest)
-    calibrator = Calibrator(network, wanted, params.seed, device)
+    network = load_network(MODEL)
+    if network.spec.classes != manifest.classes:
+        raise SchemaError(
+            f"{MODEL} was trained on the classes {network.spec.classes}, "
+            f"{PACKED} has {manifest.classes}. Run `dvc repro train`."
+        )
+    # Before the network answers, so that a wrong name is reported at once.
+    dimensions = _dimensions(params, test, manifest)
+    reference = _reference(params, test, manifest)
+
+    calibrator = Calibrator(network, settings, params.seed, device)
     fitted = calibrator.fit(train, val)
     raw = calibrator.predict(test.inputs, fitted.score)
-    resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
-    worth = UncertaintyReport(
+    resampling = Resampling(params.seed, settings.bootstrap_samples, settings.confidence)
+    uncertainty = UncertaintyReport(
         fitted.calibration,
         test.targets,
         fitted.apply(network, raw),
         uncalibrated(raw.outputs, manifest.task),
         resampling,
     )
-    evaluation = measure_rows(test, manifest, train.targets, worth, dimensions, released, wanted)
-    gates = judge(evaluation, wanted, resampling)
+    evaluation = evaluate_rows(
+        test, manifest, train.targets, uncertainty, dimensions, reference, settings
+    )
+    gates = judge(evaluation, settings, resampling)
+
     write_calibration(CALIBRATION, fitted.calibration)
     save_ood_score(OUTLIER_SCORE, fitted.score)
     write_predictions(PREDICTIONS, evaluation)
     write_plots(evaluation, CONFUSION, SCATTER, RELIABILITY, SLICES)
     write_evaluation(METRICS, evaluation)
     write_gates(GATES, gates, METRICS)
-    about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
+    about = (
+        f"{network.spec.name}, {len(test)} test rows, "
+        f"{settings.bootstrap_samples} bootstrap resamples, on {device}"
+    )
     files.write_text(
         PAGE,
         evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about),
     )
     print(
-        f"evaluate: {about}\n{evaluation_text(evaluation, wanted.top_k)}\n{gates_text(gates)}\n  the worst errors: {PAGE}"
+        f"evaluate: {about}",
+        evaluation_text(evaluation, settings.top_k),
+        gates_text(gates),
+        f"  worst errors: {PAGE}",
+        sep="\n",
     )
 
 
 def _dimensions(params: Params, test: PackedSplit, manifest: PackedManifest) -> list[Dimension]:
-    """Before the network answers: a name that is wrong is told at once."""
-    named = params.evaluate.slices
-    data = _raw_data(params) if named else params.data
-    columns = read_raw_columns(
-        data, named, test.ids, test.sources, PACKED / "test" / TRANSFORM_TABLE
-    )
+    names = params.evaluate.slices
+    data = _raw_data(params) if names else params.data
+    transforms = PACKED / "test" / TRANSFORM_TABLE
+    columns = read_raw_columns(data, names, test.ids, test.sources, transforms)
     built_in = built_in_dimensions(test, manifest, read_table(SPLIT / "rows.parquet", SPLIT_ROWS))
     return [*built_in, *map(of_column, columns)]
 
 
-def _released(
+def _reference(
     params: Params, test: PackedSplit, manifest: PackedManifest
-) -> ReleasedAnswers | None:
+) -> ReferenceAnswers | None:
     if params.evaluate.reference_model is None:
         return None
-    return ask_released(
-        open_released(Path(params.evaluate.reference_model), manifest),
-        test,
-        PACKED,
-        manifest,
-        partial(_raw_data, params),
-    )
+    bundle = open_reference(Path(params.evaluate.reference_model), manifest)
+    return answer_test_rows(bundle, test, PACKED, manifest, partial(_raw_data, params))
 
 
 def _raw_data(params: Params) -> DataParams:
-    return unpacked(
-        params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-    )
-
-
-def _check_fit(spec: NetworkSpec, classes: list[str]) -> None:
-    if spec.classes != classes:
-        raise SchemaError(
-            f"{CHECKPOINT} was trained on the classes {spec.classes}, {PACKED} has {classes}. Run `dvc repro train`."
-        )
+    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    return unpacked(params.data, limits)
 
 
 if __name__ == "__main__":

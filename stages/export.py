@@ -56,7 +56,7 @@ def run(params: Params) -> None:
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
     rows = ExportRows(
-        calibration=quantization_samples(
+        samples=quantization_samples(
             PACKED, manifest, params.seed, params.export.quantization_samples
         ),
         validation=open_split(PACKED, manifest, "val", verify=True),

@@ -1,4 +1,7 @@
-"""The drift reference of a bundle: which rows it describes, and the file that carries it. slipway/drift/ says how."""
+"""Chooses the rows that a bundle's drift reference describes, and writes the file.
+
+slipway/drift/ defines the reference itself.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,32 +22,36 @@ from slipway.drift.reference import (
     extract_blocks,
     references_bytes,
 )
-from slipway.runtimes.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system import files
 
-_MOST_ROWS = 20_000  # of a split: with so many the reference's own sampling error is small beside any window's
+_MAX_ROWS = 20_000  # per split; its sampling error is then small beside that of any window
 _BLOCK_ROWS = 256
 
 
-def choose_rows(split: PackedSplit, seed: int, num_rows: int = _MOST_ROWS) -> NDArray[np.intp]:
-    """(rows,) increasing: `num_rows` rows of the split, or all there are; which ones depends on seed and ids only."""
+def choose_rows(split: PackedSplit, seed: int, num_rows: int = _MAX_ROWS) -> NDArray[np.intp]:
+    """Choose `num_rows` rows of the split, or all there are, in ascending order.
+
+    The choice depends only on the seed and the ids.
+    """
     draw = uniform(seed, 0, split.keys, "drift")
     return np.sort(np.lexsort((split.keys, draw))[:num_rows])
 
 
 def has_served_form(inputs: Inputs, contract: InputContract) -> bool:
-    """Whether the rows are stored as the service sees them: not larger, for random crops, nor compressed once more."""
+    """Return True if rows are stored as the service sees them.
+
+    They may also be stored larger, for random crops, or compressed once more.
+    """
     return isinstance(inputs, np.ndarray) and tuple(inputs.shape[1:]) == tuple(contract.shape)
 
 
 @dataclass(frozen=True)
 class DriftRows:
-    """What a reference is made of."""
+    """The rows that a reference is made from."""
 
     validation: PackedSplit
-    train: (
-        PackedSplit | None
-    )  # makes the reference of the input larger, where it is stored in the served form
+    train: PackedSplit | None  # enlarges the input reference if it is stored in the served form
     seed: int
     batch_size: int  # of the validation rows' answers
 
@@ -57,38 +64,38 @@ def write_drift(
     models: Mapping[str, ModelFile],
     rows: DriftRows,
 ) -> str:
-    """Answer validation rows with every graph in `root`, on the CPU, write the reference, and give its SHA-256."""
+    """Answer validation rows with every graph in `root` and write the reference.
+
+    Returns:
+        The SHA-256 of the file.
+    """
     validation, train = rows.validation, rows.train
     chosen = choose_rows(validation, rows.seed)
-    further = (
-        _blocks(train.inputs, choose_rows(train, rows.seed))
-        if train and has_served_form(train.inputs, contract)
-        else ()
-    )
+    more_inputs: Iterator[NDArray[Any]] = iter(())
+    if train and has_served_form(train.inputs, contract):
+        more_inputs = _blocks(train.inputs, choose_rows(train, rows.seed))
     values = extract_blocks(contract, _blocks(validation.inputs, chosen))
-    inputs = describe_inputs(contract, values, further)
+    inputs = describe_inputs(contract, values, more_inputs)
+
     answers = {}
     for variant, model in models.items():
         graph = (root / model.file).read_bytes()
-        runner = open_onnx(
-            graph, variant=variant, precision=model.precision, provider="cpu", num_threads=0
-        )
-        outputs, scores = zip(
-            *(runner.run(block) for block in _blocks(validation.inputs, chosen, rows.batch_size)),
-            strict=True,
-        )
-        found = Answers(np.concatenate(outputs), np.concatenate(scores))
+        found = _answers(graph, variant, validation.inputs, chosen, rows.batch_size)
         own = model.calibration or calibration
-        answers[variant] = describe_answers(
-            output, own, found, validation.targets[chosen], inputs, values
-        )
+        targets = validation.targets[chosen]
+        answers[variant] = describe_answers(output, own, found, targets, inputs, values)
     payload = references_bytes(inputs, answers)
     files.write_bytes(root / DRIFT, payload)
     return files.sha256_bytes(payload)
 
 
-def _blocks(
-    inputs: Inputs, chosen: NDArray[np.intp], block_rows: int = _BLOCK_ROWS
-) -> Iterator[NDArray[Any]]:
-    for start in range(0, len(chosen), block_rows):
-        yield np.ascontiguousarray(inputs[chosen[start : start + block_rows]])
+def _answers(
+    graph: bytes, variant: str, inputs: Inputs, chosen: NDArray[np.intp], batch_size: int
+) -> Answers:
+    runner = open_onnx(graph, variant=variant, precision=variant, provider="cpu", num_threads=0)
+    return run_in_batches(lambda indices: runner.run(inputs[indices]), chosen, batch_size)
+
+
+def _blocks(inputs: Inputs, chosen: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(chosen), _BLOCK_ROWS):
+        yield np.ascontiguousarray(inputs[chosen[start : start + _BLOCK_ROWS]])

@@ -94,7 +94,7 @@ _CHECKS = (
     _check("data precompute evaluate", "data.path", data.check_slices),
     _check("precompute", "precompute.transform", data.check_transform),
     _check("augment seed", "augment", data.check_augmentation),
-    _check("data evaluate", "evaluate.reference_model", training.check_released),
+    _check("data evaluate", "evaluate.reference_model", training.check_reference_model),
     _check("seed data precompute train prune", "train.network", training.check_network),
     Check(frozenset({"data", "train"}), training.machine_mistakes),
     _check("compile", "compile.require", training.check_engine),

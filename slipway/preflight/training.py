@@ -83,9 +83,9 @@ def check_engine(params: Params) -> None:
         why_no_engine(require=True)
 
 
-def check_released(params: Params) -> None:
+def check_reference_model(params: Params) -> None:
     """BundleError if `evaluate.reference_model` holds no bundle of this task."""
     if params.evaluate.reference_model is not None:
-        from slipway.export.reference_model import open_released_of
+        from slipway.export.reference_model import open_reference_of
 
-        open_released_of(Path(params.evaluate.reference_model), params.data.task)
+        open_reference_of(Path(params.evaluate.reference_model), params.data.task)

@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
@@ -30,7 +29,7 @@ from slipway.artifacts.engine_manifest import (
 from slipway.artifacts.golden_rows import GoldenResult, check_golden_rows
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.compilation import compile_engine
-from slipway.runtimes.runtime import EngineRunner, open_engine, why_unavailable
+from slipway.runtimes.runtime import EngineRunner, open_engine, run_in_batches, why_unavailable
 from slipway.system import files
 from slipway.system.contract import Contract, validate_record
 from slipway.system.errors import (
@@ -133,14 +132,8 @@ def answer_golden_rows(
     rows, entry = bundle.golden_rows(), bundle.manifest.golden_rows
     if rows is None or entry is None:
         return None
-    found = [
-        run(rows.inputs[start : start + batch_size])
-        for start in range(0, len(rows.ids), batch_size)
-    ]
-    outputs, scores = zip(*found, strict=True)
-    return check_golden_rows(
-        Answers(np.concatenate(outputs), np.concatenate(scores)), rows, entry.budgets[variant]
-    )
+    found = run_in_batches(run, rows.inputs, batch_size)
+    return check_golden_rows(found, rows, entry.budgets[variant])
 
 
 def _build(

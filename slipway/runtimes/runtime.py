@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +54,15 @@ class Runner(Protocol):
     def run(self, batch: NDArray[Any]) -> Answers:
         """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
         ...
+
+
+def run_in_batches(run: Callable[[NDArray[Any]], Answers], rows: Any, batch_size: int) -> Answers:
+    """Run all rows (rows, ...), an array or a packed store, in order."""
+    batches = [
+        run(np.ascontiguousarray(rows[start : start + batch_size]))
+        for start in range(0, len(rows), batch_size)
+    ]
+    return Answers(*(np.concatenate(part) for part in zip(*batches, strict=True)))
 
 
 class OnnxRunner:

@@ -15,7 +15,7 @@ from slipway.metrics.uncertainty import (
     softmax,
     upper_quantile,
 )
-from slipway.reports.evaluation.uncertainty import coverage_doubts, share_of
+from slipway.reports.evaluation.uncertainty import coverage_warnings, share_of
 from slipway.system.errors import IntegrityError, SchemaError
 from tests.calibrations import CALIBRATION
 
@@ -200,7 +200,7 @@ def test_coverage_verdict_needs_an_interval_that_excludes_the_target(
     conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": 200})
     found = measured(hits, 138)
     assert conformal.verdict(found.low, found.high) == verdict
-    doubts = coverage_doubts(conformal, found)
+    doubts = coverage_warnings(conformal, found)
     if verdict == "within":
         assert doubts == []
     else:
@@ -211,7 +211,7 @@ def test_coverage_verdict_needs_an_interval_that_excludes_the_target(
 @pytest.mark.parametrize(("rows", "warns"), [(199, True), (200, False)])
 def test_coverage_fitted_on_fewer_than_200_rows_is_marked(rows: int, warns: bool) -> None:
     conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": rows})
-    doubts = coverage_doubts(conformal, measured(124, 138))
+    doubts = coverage_warnings(conformal, measured(124, 138))
     assert [f"fitted on {rows} rows, fewer than 200" in doubt for doubt in doubts] == [True] * warns
 
 

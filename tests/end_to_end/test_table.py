@@ -112,18 +112,18 @@ def test_a_released_bundle_is_compared_with_itself_on_rows_that_it_does_not_know
     """Through raw rows: the last test of this project, whose params it changes."""
     assert "released" in finished_table.shell("python -m slipway.export.release")
     finished_table.set_params(
-        {"evaluate": {"released": "artifacts/reference_model", "max_regression": 0.0}}
+        {"evaluate": {"reference_model": "artifacts/reference_model", "max_regression": 0.0}}
     )
     printed = finished_table.shell("dvc repro evaluate")
     content = json.loads((finished_table.path / "metrics/evaluate.json").read_text())
-    (released,) = content["released"]
-    assert (released["difference"]["difference"], released["p_value"]) == (0, 1)
-    assert (released["known"], released["refused"], released["difference"]["rows"]) == (
+    (reference,) = content["reference_model"]
+    assert (reference["difference"]["difference"], reference["p_value"]) == (0, 1)
+    assert (reference["known"], reference["refused"], reference["difference"]["rows"]) == (
         0,
         0,
         content["rows"],
     )
-    assert f"against released {released['version']}" in printed
+    assert f"against reference model {reference['version']}" in printed
 
 
 def _column(contract: ColumnContract, name: str) -> Any:

@@ -12,8 +12,7 @@ from slipway.drift.reference import parse_references, read_reference
 from slipway.drift.verdict import judge
 from slipway.drift.window import Window
 from slipway.export.drift_reference import choose_rows, has_served_form
-from slipway.export.graphs.variants import run_in_batches
-from slipway.runtimes.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system.errors import BundleError
 from tests.export.conftest import Project
 
@@ -44,7 +43,7 @@ def test_the_rows_that_it_was_made_of_are_no_drift_and_inverted_ones_are(
     assert reference is not None
     verdicts = []
     for pixels in (inputs, 255 - inputs):
-        answers, window = run_in_batches(runner, pixels, 16), Window(reference)
+        answers, window = run_in_batches(runner.run, pixels, 16), Window(reference)
         for _ in range(4):  # val is small: as if its rows came four times
             window.add(extract(bundle.manifest.input, pixels, *answers))
         verdicts.append(judge(reference, window))

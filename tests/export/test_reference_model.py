@@ -13,7 +13,7 @@ from slipway.config.sections import DataParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.data.tables.source import read_json_rows
 from slipway.export import release as releasing
-from slipway.export.reference_model import ask_released, open_released
+from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.export.release import RELEASED, read_known_rows, release
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
@@ -88,8 +88,8 @@ def test_the_packed_rows_are_asked_where_the_released_model_takes_them_and_its_c
         pixels, np.zeros(37), [f"{row:032x}" for row in range(37)], [str(row) for row in range(37)]
     )
     write_bundle(tmp_path)
-    found = ask_released(
-        open_released(tmp_path, manifest_like()), test, NOWHERE, manifest_like(), no_raw_data
+    found = answer_test_rows(
+        open_reference(tmp_path, manifest_like()), test, NOWHERE, manifest_like(), no_raw_data
     )
     assert found.outputs == pytest.approx(probabilities(pixels)[:, ORDER], abs=1e-6)
     assert not found.refused.any()
@@ -102,8 +102,8 @@ def test_raw_images_are_decoded_by_the_released_models_own_contract(
     data, test, own = images
     write_bundle(tmp_path / "released")
     other = manifest_like(contract=CONTRACT.model_copy(update={"size_px": 4}))
-    found = ask_released(
-        open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data
+    found = answer_test_rows(
+        open_reference(tmp_path / "released", other), test, NOWHERE, other, lambda: data
     )
     assert found.outputs == pytest.approx(probabilities(own)[:, ORDER], abs=1e-6)
     assert not found.refused.any()
@@ -115,8 +115,8 @@ def test_an_image_that_the_released_contract_does_not_take_is_marked_and_not_gue
     data, test, _ = images
     small = CONTRACT.model_copy(update={"max_pixels": 20 * 12 - 1})
     write_bundle(tmp_path / "released", input=small)
-    found = ask_released(
-        open_released(tmp_path / "released", manifest_like()),
+    found = answer_test_rows(
+        open_reference(tmp_path / "released", manifest_like()),
         test,
         NOWHERE,
         manifest_like(),
@@ -133,8 +133,8 @@ def test_a_raw_image_that_changed_since_it_was_packed_is_refused(
     write_bundle(tmp_path / "released")
     other = manifest_like(contract=CONTRACT.model_copy(update={"size_px": 4}))
     with pytest.raises(IntegrityError, match="changed since it was packed"):
-        ask_released(
-            open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data
+        answer_test_rows(
+            open_reference(tmp_path / "released", other), test, NOWHERE, other, lambda: data
         )
 
 
@@ -166,8 +166,8 @@ def test_raw_rows_of_a_table_are_encoded_by_the_released_contract_and_those_it_r
     new = manifest_like(
         "table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]})
     )
-    found = ask_released(
-        open_released(tmp_path / "released", new), test, NOWHERE, new, lambda: data
+    found = answer_test_rows(
+        open_reference(tmp_path / "released", new), test, NOWHERE, new, lambda: data
     )
     assert np.flatnonzero(found.refused).tolist() == [7]
     taken = [row for number, row in enumerate(rows) if number != 7]
@@ -187,7 +187,9 @@ def test_a_table_that_lacks_a_column_of_the_released_model_is_refused_by_its_nam
         "table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]})
     )
     with pytest.raises(BundleError, match="takes the columns age"):
-        ask_released(open_released(tmp_path / "released", new), test, NOWHERE, new, lambda: data)
+        answer_test_rows(
+            open_reference(tmp_path / "released", new), test, NOWHERE, new, lambda: data
+        )
 
 
 @pytest.mark.parametrize(
@@ -206,17 +208,17 @@ def test_a_released_model_of_another_question_is_refused(
 ) -> None:
     write_bundle(tmp_path)
     with pytest.raises(BundleError, match=said):
-        open_released(tmp_path, manifest_like(task, classes=classes))
+        open_reference(tmp_path, manifest_like(task, classes=classes))
 
 
 def test_an_altered_or_missing_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="make release"):
-        open_released(tmp_path, manifest_like())
+        open_reference(tmp_path, manifest_like())
     write_bundle(tmp_path)
     path = tmp_path / "model_fp32.onnx"
     path.write_bytes(path.read_bytes() + b"!")
     with pytest.raises(BundleError, match="was altered"):
-        open_released(tmp_path, manifest_like())
+        open_reference(tmp_path, manifest_like())
 
 
 # make release
@@ -257,7 +259,7 @@ def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(
     assert {MANIFEST, CARD, GOLDEN_ROWS} <= {path.name for path in RELEASED.iterdir()}
     assert (RELEASED / "certificate.json").read_bytes() == releasing.CERTIFICATE.read_bytes()
     assert bundle.version in said
-    assert "40 rows" in said
+    assert "40 training and validation rows" in said
     known, knowledge = read_known_rows(
         bundle, packed_ids(28, 20), releasing.PACKED
     )  # 2 of train, 10 of val, 8 of test
@@ -309,10 +311,10 @@ def test_of_other_packed_rows_nothing_is_claimed(certified: PackedManifest) -> N
     (releasing.PACKED / "manifest.json").write_text(
         (releasing.PACKED / "manifest.json").read_text() + "\n"
     )
-    assert "without its rows" in release()
+    assert "without the ids of its training rows" in release()
     known, knowledge = read_known_rows(load_bundle(RELEASED), packed_ids(0, 5), releasing.PACKED)
     assert known is None
-    assert "not known" in knowledge
+    assert "training rows are unknown" in knowledge
 
 
 def test_a_bundle_of_these_very_packed_rows_knows_none_of_the_test_rows(
@@ -323,7 +325,7 @@ def test_a_bundle_of_these_very_packed_rows_knows_none_of_the_test_rows(
     )
     assert known is not None
     assert not known.any()
-    assert "these very packed rows" in knowledge
+    assert "the same packed rows" in knowledge
 
 
 def test_altered_rows_and_a_record_of_another_bundle_are_refused(certified: PackedManifest) -> None:

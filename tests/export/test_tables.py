@@ -23,10 +23,10 @@ from slipway.export.certification.hops import HopRunner
 from slipway.export.certification.verdict import make_certificate
 from slipway.export.graphs.graph import check_graph, export_graph, prove_parity
 from slipway.export.graphs.half_precision import kept_in_fp32
-from slipway.export.graphs.variants import fp16_graph, make_variant, run_in_batches
+from slipway.export.graphs.variants import fp16_graph, make_variant
 from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling
-from slipway.runtimes.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system.errors import ParityError
 from slipway.training.networks.networks import (
     NetworkSpec,
@@ -163,7 +163,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, ExportR
         open_split(root, manifest, "train").inputs[:256], open_split(root, manifest, "val")
     )
     trained = Trained(
-        calibrated(network, rows.calibration, None),
+        calibrated(network, rows.samples, None),
         spec.task,
         spec.input,
         [],
@@ -181,7 +181,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, ExportR
 
 def answers(graph: bytes, rows: NDArray[Any]) -> Answers:
     return run_in_batches(
-        open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1), rows, 64
+        open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1).run,
+        rows,
+        64,
     )
 
 
@@ -219,7 +221,7 @@ def test_every_variant_answers_as_fp32_does(
     exported: tuple[Trained, ExportRows, bytes], variant: str, tmp_path: Path
 ) -> None:
     trained, rows, graph = exported
-    smaller, _ = make_variant(variant, graph, rows.calibration, tmp_path, lambda graph: 0.0, 0.0)
+    smaller, _ = make_variant(variant, graph, rows.samples, tmp_path, lambda graph: 0.0, 0.0)
     check_graph(smaller, trained.input, trained.output)
     expected, found = (
         answers(graph, rows.validation.inputs[:]),
@@ -237,7 +239,7 @@ def test_places_in_bins_and_the_targets_unit_stay_in_fp32(
     exported: tuple[Trained, ExportRows, bytes],
 ) -> None:
     _, rows, graph = exported
-    half = onnx.load_model_from_string(fp16_graph(graph, rows.calibration)).graph
+    half = onnx.load_model_from_string(fp16_graph(graph, rows.samples)).graph
     kinds = {tensor.name: tensor.data_type for tensor in half.initializer}
     for name in (
         "encoding.edges",

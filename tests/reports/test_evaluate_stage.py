@@ -70,10 +70,10 @@ def test_a_classification_writes_every_output(
     assert content["coverage"] == next(
         entry["value"] for entry in content["calibration"] if entry["name"] == "coverage"
     )
-    assert "What the answers are worth" in evaluate.PAGE.read_text()
+    assert "Uncertainty" in evaluate.PAGE.read_text()
     printed = capsys.readouterr().out
     assert "21 test rows" in printed
-    assert "Too few rows for evaluate.ood_fraction 0.01: no row is called an outlier" in printed
+    assert "Too few rows for evaluate.ood_fraction 0.01: no row is flagged as OOD" in printed
     assert "0.7619" in printed
 
 

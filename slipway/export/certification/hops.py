@@ -1,13 +1,13 @@
-"""The hops of the certificate before HTTP: torch, every ONNX variant on every provider, the TensorRT engine.
+"""Runs the hops before HTTP: torch, every ONNX variant on every provider, the TensorRT engine.
 
-What is not there (no GPU, no engine) becomes a hop with the status `not_executed` and the reason. What is
-there and refused or broken becomes a hop that differs. Columns are compared by the names that the bundle
-gives them, so permuted labels are seen here. fp32 answers in small batches as well: a graph may depend on its batch.
+A hop that cannot run here (no GPU, no engine) gets the status `not_executed` and the reason. A hop
+that is refused or fails differs. Columns are compared by the names that the bundle gives them, so
+permuted labels are detected. fp32 also answers in small batches: a graph may depend on its batch.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,16 @@ from slipway.export.certification.comparison import (
     failed,
     not_executed,
 )
+from slipway.export.certification.timing import repeated_rows, seconds_of
 from slipway.export.graphs.graph import torch_answers
-from slipway.export.graphs.variants import PRECISION, run_in_batches
+from slipway.export.graphs.variants import PRECISION
 from slipway.runtimes.runtime import (
     ONNX_TENSORRT,
     Runner,
     open_engine,
     open_onnx,
     open_onnx_tensorrt,
+    run_in_batches,
     why_unavailable,
 )
 from slipway.system.errors import BundleError, SlipwayError, UnavailableError
@@ -48,15 +50,15 @@ TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="we
 _SMALL_BATCHES = (1, 2, 7)  # as export tries, and as requests may come
 _WARM_UP_CALLS = 3
 _THROUGHPUT_CALLS = 5
-_SERVED_BATCHES = (1, 2, 4, 8)  # what the HTTP hop's connections make of single rows
+_SERVED_BATCHES = (1, 2, 4, 8)  # batch sizes that result from the HTTP hop's connections
 _NOISE_ROWS = 512
-_THROUGHPUT_BUDGET_S = 3.0  # a large network on a CPU takes seconds for one batch
+_THROUGHPUT_BUDGET_S = 3.0  # one batch of a large network takes seconds on a CPU
 Measured = tuple[Hop, Measurement | None]
 EngineOpener = Callable[[Path, LoadedBundle, str | None], Runner]
 
 
 class TorchRunner:
-    """The trained network behind the same call as every other hop."""
+    """The trained network behind the interface of the other runners."""
 
     actual = TORCH
 
@@ -64,7 +66,7 @@ class TorchRunner:
         self._network = network
 
     def run(self, batch: NDArray[Any]) -> Answers:
-        """(rows, ...) as the network takes them to (rows, outputs) and (rows,) float32."""
+        """Map (rows, ...) as the network takes them to (rows, outputs) and (rows,) float32."""
         return torch_answers(self._network, batch)
 
 
@@ -81,21 +83,21 @@ class HopRunner:
         self._comparison = comparison
         self._bundle = bundle
         self._params = params
+        self._max_batch_size = bundle.manifest.max_batch_size
+        self._models = dict(
+            sorted(
+                bundle.manifest.models.items(), key=lambda model: list(PRECISION).index(model[0])
+            )
+        )
         measured = measure(
-            TorchRunner(network),
-            comparison.rows,
-            bundle.manifest.max_batch_size,
-            params.timing_rounds,
+            TorchRunner(network), comparison.rows, self._max_batch_size, params.timing_rounds
         )
         measured = replace(measured, calibration=bundle.manifest.calibration)
         self.torch = (comparison.first("torch", TORCH, measured), measured)
 
     def run_onnx(self) -> Iterator[Measured]:
-        """Every variant on the CPU, and on the GPU where it is meant for it."""
-        models = self._bundle.manifest.models
-        for variant, model in sorted(
-            models.items(), key=lambda item: list(PRECISION).index(item[0])
-        ):
+        """Run every variant on the CPU, and on the GPU if it is meant for it."""
+        for variant, model in self._models.items():
             for provider in ("cpu", *(["cuda"] if "cuda" in model.meant_for else [])):
                 requested = Execution(
                     backend="onnxruntime",
@@ -103,21 +105,20 @@ class HopRunner:
                     precision=model.precision,
                     variant=variant,
                 )
-                name = f"onnxruntime/{provider}/{variant}"
-                reason = why_unavailable(provider)
-                opener, is_served = self._onnx_opener(requested), provider in model.meant_for
-                yield (
-                    (not_executed(name, requested, reason), None)
-                    if reason
-                    else self._run(name, requested, opener, is_served=is_served)
+                yield self._run(
+                    f"onnxruntime/{provider}/{variant}",
+                    requested,
+                    partial(self._open_onnx, requested),
+                    unavailable=why_unavailable(provider),
+                    is_served=provider in model.meant_for,
                 )
 
     def run_onnx_tensorrt(self, engine: Path, cache: Path) -> Iterator[Measured]:
-        """Every variant that ONNX Runtime's TensorRT provider computes as it is, in the profile that was requested in `engine`."""
-        reason = why_unavailable(ONNX_TENSORRT)
-        for variant, model in sorted(
-            self._bundle.manifest.models.items(), key=lambda item: list(PRECISION).index(item[0])
-        ):
+        """Run the variants that ONNX Runtime's TensorRT provider computes unchanged.
+
+        The batch profile is the one requested in `engine`.
+        """
+        for variant, model in self._models.items():
             if "tensorrt" not in model.meant_for or model.precision == "fp32":
                 continue
             requested = Execution(
@@ -126,28 +127,27 @@ class HopRunner:
                 precision=model.precision,
                 variant=variant,
             )
-            name = f"onnxruntime/tensorrt/{variant}"
-            opener = partial(self._open_onnx_tensorrt, variant, engine, cache)
-            yield (
-                (not_executed(name, requested, reason), None)
-                if reason
-                else self._run(name, requested, opener)
+            yield self._run(
+                f"onnxruntime/tensorrt/{variant}",
+                requested,
+                partial(self._open_onnx_tensorrt, variant, engine, cache),
+                unavailable=why_unavailable(ONNX_TENSORRT),
             )
 
     def run_engine(
         self, root: Path, digest: str | None = None, opener: EngineOpener = open_engine
     ) -> Measured:
-        """The TensorRT engine in `root`, whose engine manifest has `digest`. One that does not fit differs: it must not be served."""
-        skipped_build = read_skipped_build(root)
-        if skipped_build:
-            return not_executed(
-                f"tensorrt/{skipped_build.requested.variant}",
-                skipped_build.requested,
-                skipped_build.reason,
-            ), None
-        requested = read_engine_manifest(root).requested
+        """Run the TensorRT engine in `root`, whose manifest has `digest`.
+
+        An engine that does not fit differs, because it must not be served.
+        """
+        skipped = read_skipped_build(root)
+        requested = (skipped or read_engine_manifest(root)).requested
         return self._run(
-            f"tensorrt/{requested.variant}", requested, lambda: opener(root, self._bundle, digest)
+            f"tensorrt/{requested.variant}",
+            requested,
+            partial(opener, root, self._bundle, digest),
+            unavailable=skipped.reason if skipped else None,
         )
 
     def _run(
@@ -156,8 +156,11 @@ class HopRunner:
         requested: Execution,
         opener: Callable[[], Runner],
         *,
+        unavailable: str | None,
         is_served: bool = True,
     ) -> Measured:
+        if unavailable:
+            return not_executed(name, requested, unavailable), None
         try:
             measured = self._measure(opener(), requested)
         except UnavailableError as error:
@@ -167,34 +170,8 @@ class HopRunner:
         tolerance = replace(self._tolerance(requested.variant), is_served=is_served)
         return self._comparison.against(name, requested, measured, self.torch, tolerance), measured
 
-    def _open_onnx_tensorrt(self, variant: str, engine: Path, cache: Path) -> Runner:
-        return open_onnx_tensorrt(
-            self._bundle, variant, read_request(engine).profile, cache, num_threads=0
-        )
-
-    def _measure(self, runner: Runner, requested: Execution) -> Measurement:
-        """Columns in the network's order. fp32 promises the same answers in any batch, so it answers in several sizes."""
-        rows, manifest, largest = (
-            self._comparison.rows,
-            self._bundle.manifest,
-            self._bundle.manifest.max_batch_size,
-        )
-        measured = measure(runner, rows, largest, self._params.timing_rounds)
-        small = (
-            in_small_batches(runner, rows.inputs, largest, self._params.batch_seconds)
-            if requested.variant == "fp32"
-            else []
-        )
-        runs = [*small, BatchAnswers(largest, measured.outputs, measured.scores)]
-        ordered = tuple(
-            replace(run, outputs=in_order_of(rows.classes, manifest.output.labels, run.outputs))
-            for run in runs
-        )
-        own = manifest.calibration_of(requested.variant)
-        return replace(measured, outputs=ordered[-1].outputs, batches=ordered, calibration=own)
-
-    def _onnx_opener(self, requested: Execution) -> Callable[[], Runner]:
-        return lambda: open_onnx(
+    def _open_onnx(self, requested: Execution) -> Runner:
+        return open_onnx(
             self._bundle.model_bytes(requested.variant),
             variant=requested.variant,
             precision=requested.precision,
@@ -202,56 +179,77 @@ class HopRunner:
             num_threads=0,
         )
 
+    def _open_onnx_tensorrt(self, variant: str, engine: Path, cache: Path) -> Runner:
+        profile = read_request(engine).profile
+        return open_onnx_tensorrt(self._bundle, variant, profile, cache, num_threads=0)
+
+    def _measure(self, runner: Runner, requested: Execution) -> Measurement:
+        """Measure the hop; fp32, which promises the same answers in any batch, in several sizes."""
+        rows, manifest, size = self._comparison.rows, self._bundle.manifest, self._max_batch_size
+        measured = measure(runner, rows, size, self._params.timing_rounds)
+        runs = [BatchAnswers(size, measured.outputs, measured.scores)]
+        if requested.variant == "fp32":
+            runs = in_small_batches(runner, rows.inputs, size, self._params.batch_seconds) + runs
+        ordered = tuple(
+            replace(run, outputs=in_order_of(rows.classes, manifest.output.labels, run.outputs))
+            for run in runs
+        )
+        return replace(
+            measured,
+            outputs=ordered[-1].outputs,
+            batches=ordered,
+            calibration=manifest.calibration_of(requested.variant),
+        )
+
     def _tolerance(self, variant: str) -> Tolerance:
         if variant == "fp32":
             return Tolerance(max_difference=self._params.max_difference)
-        budgets: Mapping[str, float] = {
-            str(name): budget for name, budget in self._params.max_metric_loss.items()
-        }
-        key = f"verify.max_metric_loss.{variant}"
-        return Tolerance(max_metric_loss=budgets[variant], budget_key=key)
+        budgets = {str(name): budget for name, budget in self._params.max_metric_loss.items()}
+        return Tolerance(
+            max_metric_loss=budgets[variant], budget_key=f"verify.max_metric_loss.{variant}"
+        )
 
 
-def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: int) -> Measurement:
-    """Answers for all rows in order, the median latency of one row, and the speed at the largest batch."""
-    row, batch = (
-        rows.inputs[:1],
-        np.ascontiguousarray(rows.inputs[np.arange(largest_batch) % len(rows.inputs)]),
-    )
-    answers = answers_of_all(runner, rows.inputs, largest_batch)
+def measure(runner: Runner, rows: TestRows, max_batch_size: int, timing_rounds: int) -> Measurement:
+    """Measure the answers to all rows, the median latency of one row, and the throughput."""
+    row, batch = rows.inputs[:1], repeated_rows(rows.inputs, max_batch_size)
+    answers = _answer_all(runner, rows.inputs, max_batch_size)
     for _ in range(_WARM_UP_CALLS):
         runner.run(row)
-    latency = statistics.median(_seconds(runner, row) for _ in range(timing_rounds))
-    whole = [_seconds(runner, batch)]
-    while len(whole) < _THROUGHPUT_CALLS and sum(whole) < _THROUGHPUT_BUDGET_S:
-        whole.append(_seconds(runner, batch))
-    noise, score_noise = (
-        (0.0, 0.0)
-        if runner.actual.provider == "cpu"
-        else batch_noise(runner, rows.inputs, answers, largest_batch)
-    )
-    speed = largest_batch / statistics.median(whole)
+    latency = statistics.median(seconds_of(runner, row) for _ in range(timing_rounds))
+    batch_times = [seconds_of(runner, batch)]
+    while len(batch_times) < _THROUGHPUT_CALLS and sum(batch_times) < _THROUGHPUT_BUDGET_S:
+        batch_times.append(seconds_of(runner, batch))
+    noise = score_noise = 0.0
+    if runner.actual.provider != "cpu":
+        noise, score_noise = batch_noise(runner, rows.inputs, answers, max_batch_size)
     return Measurement(
-        runner.actual, answers.outputs, latency * 1000, speed, noise, answers.scores, score_noise
+        runner.actual,
+        answers.outputs,
+        latency_ms=latency * 1000,
+        rows_per_second=max_batch_size / statistics.median(batch_times),
+        batch_noise=noise,
+        scores=answers.scores,
+        score_noise=score_noise,
     )
 
 
-def answers_of_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
-    """To all rows in order. Fewer rows than a batch are repeated to fill one, so that a batch of that size is really answered."""
+def _answer_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
+    """Answer all rows. Fewer rows than a batch are repeated, to really run a batch of that size."""
     if len(inputs) >= batch_size:
-        return run_in_batches(runner, inputs, batch_size)
-    outputs, scores = runner.run(np.ascontiguousarray(inputs[np.arange(batch_size) % len(inputs)]))
+        return run_in_batches(runner.run, inputs, batch_size)
+    outputs, scores = runner.run(repeated_rows(inputs, batch_size))
     return Answers(outputs[: len(inputs)], scores[: len(inputs)])
 
 
 def in_small_batches(
-    runner: Runner, inputs: Inputs, largest_batch: int, seconds: float
+    runner: Runner, inputs: Inputs, max_batch_size: int, seconds: float
 ) -> list[BatchAnswers]:
-    """Answers in batches of 1, 2 and 7; for each size to as many rows, from the first, as are begun within `seconds`."""
+    """Answer in batches of 1, 2 and 7: in each size as many rows as are begun within `seconds`."""
     return [
         BatchAnswers(size, *_run_for(seconds, runner, inputs, size))
         for size in _SMALL_BATCHES
-        if size < largest_batch
+        if size < max_batch_size
     ]
 
 
@@ -266,42 +264,33 @@ def _run_for(seconds: float, runner: Runner, inputs: Inputs, batch_size: int) ->
 
 
 def batch_noise(
-    runner: Runner, inputs: Inputs, answers: Answers, largest_batch: int
+    runner: Runner, inputs: Inputs, answers: Answers, max_batch_size: int
 ) -> tuple[float, float]:
-    """The largest difference between `answers` and the runner's in small batches, for which a GPU has other kernels.
+    """Return the largest difference between `answers` and those in small batches.
 
-    Of the outputs, and of the outlier scores.
+    A GPU has other kernels for these. The first number is for outputs, the second for OOD scores.
     """
-    rows, sizes = inputs[:_NOISE_ROWS], [size for size in _SERVED_BATCHES if size <= largest_batch]
-    found = [run_in_batches(runner, rows, size) for size in sizes]
-    return _largest(answers.outputs, [small.outputs for small in found]), _largest(
-        answers.scores, [small.scores for small in found]
+    rows = inputs[:_NOISE_ROWS]
+    sizes = [size for size in _SERVED_BATCHES if size <= max_batch_size]
+    found = [run_in_batches(runner.run, rows, size) for size in sizes]
+    outputs, scores = (
+        [np.abs(small - all_rows[: len(small)].astype(np.float64)).max() for small in part]
+        for part, all_rows in zip(zip(*found, strict=True), answers, strict=True)
     )
-
-
-def _largest(expected: NDArray[np.float32], found: list[NDArray[np.float32]]) -> float:
-    return float(
-        np.max(
-            [
-                np.abs(numbers - expected[: len(numbers)].astype(np.float64)).max()
-                for numbers in found
-            ]
-        )
-    )
+    return float(np.max(outputs)), float(np.max(scores))
 
 
 def in_order_of(
     classes: list[str], labels: list[str], outputs: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The columns of `outputs`, which are called `labels`, in the order of `classes`; BundleError if the names differ."""
+    """Reorder the columns of `outputs`, named by `labels`, to the order of `classes`.
+
+    Raises:
+        BundleError: the names differ.
+    """
     if sorted(classes) != sorted(labels) or outputs.shape[1] != max(len(labels), 1):
         raise BundleError(
-            f"{outputs.shape[1]} columns called {labels}, the network has the classes {classes}. Run `dvc repro export`."
+            f"{outputs.shape[1]} columns called {labels}, the network has the classes {classes}. "
+            "Run `dvc repro export`."
         )
     return outputs[:, [labels.index(name) for name in classes]] if classes else outputs
-
-
-def _seconds(runner: Runner, batch: NDArray[Any]) -> float:
-    start = time.perf_counter()
-    runner.run(batch)
-    return time.perf_counter() - start

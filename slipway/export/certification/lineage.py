@@ -1,7 +1,7 @@
-"""Where a bundle comes from, and on which machine its certificate was made: facts for the record.
+"""Records the origin of a bundle and the machine of its certificate.
 
-Reads git, dvc.lock and the installed packages. What is not there (no git work tree, no GPU) is said
-to be not there, never guessed.
+Reads git, dvc.lock and the installed packages. Missing facts (no git work tree, no GPU) are recorded
+as missing, never guessed.
 """
 
 import importlib.metadata
@@ -31,20 +31,21 @@ _PACKAGES = (
     "numpy",
     "pillow",
 )
-# Written by every run of the pipeline, so a change there says nothing about the code.
+# Every run of the pipeline writes these, so a change there says nothing about the code.
 _NOT_CODE = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)code.yaml")
 
 
 def trace_lineage(
     params: dict[str, Any], paths: list[Path], lock: Path = Path("dvc.lock")
 ) -> Lineage:
-    """Git revision, params and digests: of `paths`, and of what dvc.lock says of each stage ("dvc.lock#train")."""
+    """Collect git revision, params and digests of `paths` and of each stage in dvc.lock.
+
+    The digest of a stage has a key such as "dvc.lock#train".
+    """
     revision = _git("rev-parse", "HEAD")
-    changes = (
-        _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE)
-        if revision
-        else None
-    )
+    changes = None
+    if revision:
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE)
     digests = {path.as_posix(): files.sha256_file(path) for path in paths}
     stages = _locked_stages(lock)
     locked = {f"{lock.name}#{stage}": files.digest_json(entry) for stage, entry in stages.items()}
@@ -58,7 +59,7 @@ def trace_lineage(
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that export, run and serve a model, of those that are installed."""
+    """Return the versions of the installed packages that export, run and serve a model."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -69,17 +70,14 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_hardware() -> dict[str, str]:
-    """What the latencies in a certificate were measured on."""
+    """Describe the machine on which latencies are measured."""
     hardware = {"cpu": _cpu_name(), "int8": int8_instructions(), "cores": str(num_cores())}
     hardware |= {"system": f"{platform.system()} {platform.machine()}"}
     try:
         machine = this_machine()
     except UnavailableError:
-        hardware["gpu"] = (
-            f"none: {why_unavailable('cuda')}"
-            if why_unavailable("cuda")
-            else "present, without TensorRT"
-        )
+        reason = why_unavailable("cuda")
+        hardware["gpu"] = f"none: {reason}" if reason else "present, without TensorRT"
     else:
         hardware |= {
             "gpu": machine.gpu,
@@ -90,7 +88,7 @@ def describe_hardware() -> dict[str, str]:
 
 
 def _raw_data(stages: dict[str, Any], params: dict[str, Any]) -> DataSource | None:
-    """What DVC's entry of `clean` says of `data.path`; None where it has none."""
+    """Read the raw data from the dependencies of `clean` in dvc.lock; None if it is not there."""
     path = params.get("data", {}).get("path")
     for dependency in stages.get("clean", {}).get("deps", []):
         kind = dependency.get("hash", "md5")
@@ -108,14 +106,15 @@ def _locked_stages(lock: Path) -> dict[str, Any]:
     content = yaml.safe_load(lock.read_text())
     if not isinstance(content, dict) or not isinstance(content.get("stages"), dict):
         raise SchemaError(
-            f"{lock} has no stages, expected the file that dvc writes. Restore it with git, or remove it."
+            f"{lock} has no stages, expected the file that dvc writes. "
+            "Restore it with git, or remove it."
         )
     stages: dict[str, Any] = content["stages"]
     return stages
 
 
 def _git(*arguments: str) -> str | None:
-    """What git answers, or None outside a work tree, before the first commit, or without git."""
+    """Run git; None outside a work tree, before the first commit, or without git."""
     try:
         answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):

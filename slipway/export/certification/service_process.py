@@ -1,7 +1,7 @@
-"""The service as a real child process, as an operator would start it, on a free port of 127.0.0.1.
+"""Starts the service as a child process, as an operator would, on a free port of 127.0.0.1.
 
-Its settings are the defaults and the files given here: SLIPWAY_ variables of the caller do not reach it.
-Refused: a service that does not get ready in time; the end of its log is in the message.
+It gets default settings and the given files; SLIPWAY_ variables of the caller do not reach it. A
+service that is not ready in time is refused with the end of its log.
 """
 
 import os
@@ -30,38 +30,31 @@ def running_service(
     log: Path,
     ready_deadline_s: float = READY_DEADLINE_S,
 ) -> Iterator[str]:
-    """Start `command --host 127.0.0.1 --port FREE`, wait until it is ready, give its URL, and stop it at the end.
+    """Start `command --host 127.0.0.1 --port FREE`, yield its URL when ready, and stop it at the end.
 
-    `settings` are its environment variables. UnavailableError if it is not ready within the deadline.
+    `settings` are its environment variables.
+
+    Raises:
+        UnavailableError: the service is not ready within the deadline.
     """
-    port = _free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")
     }
-    environment = (
-        inherited | {"SLIPWAY_DRAIN_S": "0"} | settings
-    )  # nobody else asks it, so nobody has to be told that it ends
+    # The service has no other clients, so it need not drain.
+    environment = inherited | {"SLIPWAY_DRAIN_S": "0"} | settings
     log.parent.mkdir(parents=True, exist_ok=True)
-    guarded = [
-        sys.executable,
-        "-m",
-        "slipway.system.parent_death",
-        str(os.getpid()),
-        *command,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    dies_with_parent = [sys.executable, "-m", "slipway.system.parent_death", str(os.getpid())]
     with log.open("wb") as output:
-        # A session of its own, so that its workers can be ended with it.
         child = subprocess.Popen(
-            guarded,
+            [*dies_with_parent, *command, "--host", "127.0.0.1", "--port", str(port)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,
+            start_new_session=True,  # so that its workers can be killed with it
         )
     try:
         url = f"http://127.0.0.1:{port}"
@@ -72,19 +65,20 @@ def running_service(
 
 
 def serve_command() -> list[str]:
-    """How the service is started."""
+    """Return the command that starts the service."""
     return [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway"]
 
 
 def _wait_until_ready(
     url: str, child: subprocess.Popen[bytes], log: Path, deadline_s: float
 ) -> None:
-    last, end = "no answer", time.monotonic() + deadline_s
+    last_answer, end = "no answer", time.monotonic() + deadline_s
     with httpx.Client(trust_env=False, timeout=2.0) as client:
         while time.monotonic() < end:
             if child.poll() is not None:
                 raise UnavailableError(
-                    f"the service ended with exit code {child.returncode} before it was ready.\n{_end_of(log)}"
+                    f"the service ended with exit code {child.returncode} before it was ready.\n"
+                    f"{_end_of(log)}"
                 )
             try:
                 answer = client.get(f"{url}/readyz")
@@ -93,15 +87,16 @@ def _wait_until_ready(
                 continue
             if answer.status_code == httpx.codes.OK:
                 return
-            last = f"{answer.status_code} {answer.text.strip()[:500]}"
+            last_answer = f"{answer.status_code} {answer.text.strip()[:500]}"
             time.sleep(0.1)
     raise UnavailableError(
-        f"the service was not ready within {deadline_s:g} s; /readyz said: {last}\n{_end_of(log)}"
+        f"the service was not ready within {deadline_s:g} s; /readyz said: {last_answer}\n"
+        f"{_end_of(log)}"
     )
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the service, and SIGKILL to it and its workers if it is still there after the deadline."""
+    """Send SIGTERM to the service, and SIGKILL to it and its workers after the deadline."""
     with suppress(ProcessLookupError):
         child.terminate()
     try:
@@ -109,13 +104,6 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _end_of(log: Path) -> str:

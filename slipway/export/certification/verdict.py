@@ -1,9 +1,4 @@
-"""The verdict: hops to a certificate, its table, its metrics, and the error where it is refused.
-
-Certified means that no hop differs, and that fp32 in ONNX Runtime and HTTP were really executed. A
-variant that loses too much where nothing serves it is uncertified: it blocks nothing, and no service
-takes it. A refused certificate is written as well, so that it can be read; the stage fails after it.
-"""
+"""Turns the compared hops into the certificate, its refusal, and its texts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +7,10 @@ from typing import Any, Literal
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
 from slipway.artifacts.gates import GateResult, verdict_of
-from slipway.export.certification.comparison import headline
 from slipway.export.certification.lineage import describe_hardware, package_versions
 from slipway.kinds.registry import Task
 from slipway.reports.console import interval, number, text_table
+from slipway.reports.evaluation.slice_scores import headline
 from slipway.system import files
 from slipway.system.errors import IntegrityError, ParityError
 
@@ -29,9 +24,9 @@ def make_certificate(
     engine_digest: str | None = None,
     draft: bool,
 ) -> Certificate:
-    """The certificate of these hops: a draft while HTTP is missing, else certified or refused.
+    """Certify or refuse the hops; make a draft while HTTP is missing.
 
-    The gates change nothing of that: they say what may become of a certified model.
+    The gates do not change this: they decide if a certified model may be released.
     """
     agreeing = {hop.name for hop in hops if hop.status == "agrees"}
     is_certified = first_fault(hops) is None and agreeing.issuperset(REQUIRED)
@@ -52,7 +47,7 @@ def make_certificate(
 
 
 def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]:
-    """Hex SHA-256 by path of every file the hops read."""
+    """Return the hex SHA-256 of every file that the hops read, by path."""
     models = {
         (bundle.root / model.file).as_posix(): model.sha256
         for model in bundle.manifest.models.values()
@@ -61,74 +56,68 @@ def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]
 
 
 def refuse_changed(digests: Mapping[str, str], bundle: LoadedBundle) -> None:
-    """IntegrityError where a file that the bundle was made from has another digest than it had then, as its lineage says."""
+    """Raise IntegrityError if a file changed since the bundle was made from it."""
     made_from = bundle.manifest.lineage.digests
     changed = [path for path, digest in digests.items() if made_from.get(path, digest) != digest]
     if changed:
         raise IntegrityError(
-            f"{', '.join(changed)} changed since bundle {bundle.version} was made from it. Run `dvc repro`."
+            f"{', '.join(changed)} changed since bundle {bundle.version} was made from it. "
+            "Run `dvc repro`."
         )
 
 
 def raise_if_refused(certificate: Certificate, path: Path) -> None:
-    """ParityError that names the first bad hop and its worst row."""
+    """Raise ParityError for a refused certificate; names the first bad hop and its worst row."""
     if certificate.status != "refused":
         return
     hop = first_fault(certificate.hops)
     if hop is None:
-        absent = ", ".join(
-            name for name in REQUIRED if name not in {hop.name for hop in certificate.hops}
-        )
+        names = {hop.name for hop in certificate.hops}
+        absent = ", ".join(name for name in REQUIRED if name not in names)
         raise ParityError(
-            f"nothing ran as {absent}, without which there is no certificate. Run `dvc repro export`."
+            f"nothing ran as {absent}, without which there is no certificate. "
+            "Run `dvc repro export`."
         )
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
+    fix = ""
+    if hop.allowed and hop.allowed.max_metric_loss is not None:
+        variant = hop.requested.variant
+        fix = (
+            f" Take {variant!r} out of export.variants, raise verify.max_metric_loss.{variant}, "
+            "or test with more rows."
+        )
     raise ParityError(
-        f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row}{_way_out(hop)} All hops are in {path}."
+        f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row}{fix} "
+        f"All hops are in {path}."
     )
 
 
-def _way_out(hop: Hop) -> str:
-    """For a variant with a budget, which nobody has to export."""
-    if hop.allowed is None or hop.allowed.max_metric_loss is None:
-        return ""
-    variant = hop.requested.variant
-    return f" Take {variant!r} out of export.variants, raise verify.max_metric_loss.{variant}, or test with more rows."
-
-
 def hop_table(hops: list[Hop], task: Task) -> str:
-    """One line per hop, for a terminal."""
+    """Format one line per hop for a terminal."""
     metric = headline(task)
     columns = [
-        "hop",
-        "status",
-        "rows",
-        "max difference",
-        "flipped",
-        metric,
-        "change",
-        "its interval",
-        "ms, 1 row",
-        "rows/s",
+        *("hop", "status", "rows", "max difference", "flipped"),
+        *(metric, "change", "its interval", "ms, 1 row", "rows/s"),
     ]
-    lines = [text_table(columns, [_line(hop, metric) for hop in hops])]
+    lines = [text_table(columns, [_table_row(hop, metric) for hop in hops])]
     lines += [f"{hop.name}: {hop.reason}" for hop in hops if hop.reason]
     lines += [f"{hop.name}: {cut}" for hop in hops for cut in cut_batches(hop)]
     return "\n".join(lines)
 
 
 def cut_batches(hop: Hop) -> list[str]:
-    """The batch sizes in which `verify.batch_seconds` left no time for every row."""
+    """Name the batch sizes in which `verify.batch_seconds` was too short for every row."""
     return [
-        f"in batches of {check.batch_size} it answered {check.rows} of {hop.rows} rows, in verify.batch_seconds"
+        f"in batches of {check.batch_size} it answered {check.rows} of {hop.rows} rows "
+        "within verify.batch_seconds"
         for check in hop.batches
         if check.rows < hop.rows
     ]
 
 
 def summarise(certificate: Certificate) -> dict[str, Any]:
-    """Two columns for `dvc metrics show`, and for each executed hop a few numbers in a list, which DVC skips."""
+    """Return two columns for `dvc metrics show`, and numbers of each hop in a list DVC skips."""
     executed = [hop for hop in certificate.hops if hop.rows]
     return {
         "certified": int(certificate.status == "certified"),
@@ -138,6 +127,7 @@ def summarise(certificate: Certificate) -> dict[str, Any]:
 
 
 def _numbers(hop: Hop, metric: str) -> dict[str, str | float]:
+    change = hop.metric_changes.get(metric)
     found: dict[str, str | float | None] = {
         "name": hop.name,
         "agrees": int(hop.status == "agrees"),
@@ -145,27 +135,16 @@ def _numbers(hop: Hop, metric: str) -> dict[str, str | float]:
         "flipped": len(hop.flipped),
         "max_difference": hop.max_difference,
         metric: hop.metric.value if hop.metric else None,
-        **_change(hop, metric),
+        f"{metric}_change": change.value if change else None,
+        f"{metric}_change_low": change.low if change else None,
+        f"{metric}_change_high": change.high if change else None,
         "latency_ms": hop.latency_ms,
         "rows_per_second": hop.rows_per_second,
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _change(hop: Hop, metric: str) -> dict[str, float]:
-    change = hop.metric_changes.get(metric)
-    return (
-        {
-            f"{metric}_change": change.value,
-            f"{metric}_change_low": change.low,
-            f"{metric}_change_high": change.high,
-        }
-        if change
-        else {}
-    )
-
-
-def _line(hop: Hop, metric: str) -> list[str]:
+def _table_row(hop: Hop, metric: str) -> list[str]:
     if not hop.rows:
         return [hop.name, hop.status.replace("_", " "), *[""] * 8]
     change = hop.metric_changes.get(metric)

@@ -1,8 +1,8 @@
-"""Torch to ONNX: one self-contained graph with everything in it, from uint8 pixels or encoded columns to the final answer.
+"""Exports torch to one self-contained ONNX graph, from pixels or encoded columns to the answer.
 
-Normalisation, temperature, softmax and the outlier score come with the network, so a service cannot forget any of them.
-Refused: a graph that needs a second file, that the ONNX checker rejects, that has another signature
-than its bundle says, or whose answers differ from torch's at any tried batch size.
+Normalisation, temperature, softmax and the OOD score are part of the network, so a service cannot
+forget any of them. A graph is refused if it needs a second file, fails the ONNX checker, has another
+signature than its bundle says, or answers differently from torch at any tried batch size.
 """
 
 import json
@@ -18,18 +18,34 @@ from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.store.packed import Inputs
 from slipway.kinds.registry import Task
-from slipway.runtimes.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system.errors import BundleError, ParityError
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 
 _ELEMENT_TYPES = {np.uint8: onnx.TensorProto.UINT8, np.float32: onnx.TensorProto.FLOAT}
+_BATCH_SIZE = 64
 
 
 def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
-    """What the exported graph has to answer, computed by torch in fp32 on the CPU."""
+    """Compute in torch, in fp32 on the CPU, the answers that the exported graph has to give."""
     with torch.inference_mode():
         outputs, scores = network.eval()(torch.from_numpy(np.array(batch)))
     return Answers(outputs.numpy(), scores.numpy())
+
+
+def onnx_answers(
+    graph: bytes, rows: Inputs, batch_size: int | None = None, variant: str = "int8"
+) -> Answers:
+    """Run a graph on the CPU, in batches of `batch_size` or of its `largest_batch`."""
+    runner = open_onnx(graph, variant=variant, precision=variant, provider="cpu", num_threads=0)
+    return run_in_batches(runner.run, rows, batch_size or largest_batch(graph))
+
+
+def largest_batch(graph: bytes) -> int:
+    """Return 64, or 1 for a graph whose batch is fixed at 1."""
+    batch = onnx.load_model_from_string(graph).graph.input[0].type.tensor_type.shape.dim[0]
+    fixed: int = batch.dim_value
+    return fixed or _BATCH_SIZE
 
 
 def export_graph(
@@ -40,15 +56,16 @@ def export_graph(
     opset: int,
     max_batch_size: int,
 ) -> bytes:
-    """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file.
+    """Export the fp32 graph for batches of 1 to `max_batch_size` rows, as bytes of an ONNX file.
 
-    BundleError for a network that torch cannot trace as one graph for every batch size.
+    Raises:
+        BundleError: torch cannot trace the network as one graph for every batch size.
     """
-    # With one example row torch may take the batch for fixed; and it refuses a range of a single number.
+    # With one example row torch may fix the batch; it also refuses a range of a single number.
     example = torch.from_numpy(np.zeros((min(2, max_batch_size), *contract.shape), contract.dtype))
-    dynamic = (
-        ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
-    )
+    dynamic = None
+    if max_batch_size > 1:
+        dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},)
     try:
         program = torch.onnx.export(
             network.eval(),
@@ -63,7 +80,8 @@ def export_graph(
     except torch.onnx.OnnxExporterError as error:
         cause = str(error.__cause__ or error).strip().splitlines()[0]
         raise BundleError(
-            f"torch cannot export this network for batches of 1 to {max_batch_size}: {cause} Choose another network."
+            f"torch cannot export this network for batches of 1 to {max_batch_size}: {cause} "
+            "Choose another network."
         ) from error
     assert program is not None
     model: onnx.ModelProto = program.model_proto
@@ -80,7 +98,7 @@ def describe_graph(
     output: OutputContract,
     weights_sha256: str,
 ) -> bytes:
-    """The graph with its own label inside: what it is, for whoever finds the file alone."""
+    """Add metadata to the graph, so that the file alone tells its variant, task and labels."""
     model = onnx.load_model_from_string(graph)
     facts = {
         "variant": variant,
@@ -94,11 +112,12 @@ def describe_graph(
 
 
 def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -> None:
-    """BundleError unless the graph is valid, self-contained and has exactly the signature of its contracts."""
+    """Raise BundleError unless the graph is valid, self-contained and has the declared signature."""
     model = onnx.load_model_from_string(graph)
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         raise BundleError(
-            "the exported graph keeps weights in a second file, expected one self-contained file. Export it again."
+            "the exported graph keeps weights in a second file, expected one self-contained file. "
+            "Export it again."
         )
     try:
         onnx.checker.check_model(graph, full_check=True)
@@ -115,7 +134,8 @@ def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -
     found = [_signature(value) for value in [*model.graph.input, *model.graph.output]]
     if found != expected:
         raise BundleError(
-            f"the exported graph has inputs and outputs {found}, expected {expected} after the batch dimension."
+            f"the exported graph has inputs and outputs {found}, "
+            f"expected {expected} after the batch dimension."
         )
 
 
@@ -127,9 +147,13 @@ def prove_parity(
     batch_sizes: list[int],
     max_difference: float,
 ) -> float:
-    """The largest difference between torch and the graph over all batch sizes; ParityError if one is above `max_difference`.
+    """Return the largest difference between torch and the graph over all batch sizes.
 
-    Values and outlier scores are compared relative to the largest one where that is above 1, probabilities as they are.
+    Values and OOD scores are compared relative to the largest one if that is above 1,
+    probabilities absolutely.
+
+    Raises:
+        ParityError: the difference is above `max_difference`.
     """
     runner = open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=0)
     worst = 0.0
@@ -139,13 +163,15 @@ def prove_parity(
             expected, found = torch_answers(network, batch), runner.run(batch)
         except Exception as error:  # torch's and ONNX Runtime's have no common base
             raise ParityError(
-                f"torch or the exported graph cannot run a batch of {size}: {error}. Choose another network."
+                f"torch or the exported graph cannot run a batch of {size}: {error}. "
+                "Choose another network."
             ) from error
         difference = float(np.max([_relative(*both) for both in zip(expected, found, strict=True)]))
         if not difference <= max_difference:  # NaN is not
             raise ParityError(
-                f"torch and the exported graph differ by {difference:.3g} at batch size {size}, expected at most {max_difference:g}. "
-                "Try another export.opset, or a network whose layers do not depend on the batch."
+                f"torch and the exported graph differ by {difference:.3g} at batch size {size}, "
+                f"expected at most {max_difference:g}. Try another export.opset, or a network "
+                "whose layers do not depend on the batch."
             )
         worst = max(worst, difference)
     return worst
@@ -166,7 +192,7 @@ def _signature(value: Any) -> tuple[str, int, list[int]]:
 
 
 def _forget_the_machine(model: onnx.ModelProto) -> None:
-    """Remove the exporter's stack traces, which name this machine's folders and change with every line of code."""
+    """Remove the exporter's stack traces: they name local folders and change with the code."""
     for item in [
         *model.graph.node,
         *model.graph.value_info,

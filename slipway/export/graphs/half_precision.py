@@ -1,8 +1,8 @@
-"""fp32 to fp16 where it pays: from the first layer with weights to the last, and nowhere else.
+"""Converts fp32 to fp16 between the first and the last layer with weights.
 
-What comes before (pixels and columns to be normalised, a number's place in a narrow bin, codes) and what comes after (softmax,
-a value in the target's unit, which may be beyond 65504) stays in fp32: it costs next to nothing there, and fp16 would lose it.
-So does all that the outlier score alone needs: it is made of squares.
+Nodes before them (normalising pixels and columns, bin positions, codes) and after them (softmax, a
+value in the target's unit, which may exceed 65504) stay in fp32: they cost little, and fp16 would
+lose precision. So do the nodes that only the OOD score needs, because it is a sum of squares.
 """
 
 import onnx
@@ -12,13 +12,17 @@ from slipway.artifacts.bundle import SCORE_NAME
 from slipway.runtimes.onnx_runtime import import_onnxruntime
 
 LAYERS = ["Conv", "Gemm", "MatMul"]
-# What onnxruntime's converter calls the casts that it puts in: at the graph's ends, and around a node that stays in fp32.
+# Names of the casts that onnxruntime's converter inserts: at the graph's ends, and around a node
+# that stays in fp32.
 _DOWN, _DOWN_NODE = "graph_input_cast", "_cast_to_fp16_node"
 _UP, _UP_NODE = "graph_output_cast", "_cast_to_fp32_node"
 
 
 def kept_in_fp32(graph: GraphProto) -> set[str]:
-    """First outputs, as names, of the nodes before every layer or after every layer; none in a graph without layers."""
+    """Return the first output of each node that is before or after all layers.
+
+    Empty for a graph without layers.
+    """
     inner = between_layers(graph)
     kept = {node.output[0] for node in graph.node} - inner if inner else set()
     constants = {tensor.name for tensor in graph.initializer}
@@ -34,7 +38,10 @@ def kept_in_fp32(graph: GraphProto) -> set[str]:
 
 
 def between_layers(graph: GraphProto) -> set[str]:
-    """First outputs, as names, of the layers and of what lies between them, without what only the outlier score needs."""
+    """Return the first output of each layer and of each node between layers.
+
+    Nodes that only the OOD score needs are left out.
+    """
     alone = score_branch(graph)
     nodes = [node for node in graph.node if node.output[0] not in alone]
     before = _before_a_layer(nodes)
@@ -42,7 +49,7 @@ def between_layers(graph: GraphProto) -> set[str]:
 
 
 def score_branch(graph: GraphProto) -> set[str]:
-    """First outputs, as names, of the nodes that no output but the outlier score depends on; none in a graph without a score."""
+    """Return the first output of each node that only the OOD score depends on."""
     needed = {value.name for value in graph.output if value.name != SCORE_NAME}
     alone = set()
     for node in reversed(graph.node):
@@ -54,28 +61,27 @@ def score_branch(graph: GraphProto) -> set[str]:
 
 
 def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
-    """The model with every node in fp16 but `kept`; its inputs and outputs stay as they are."""
+    """Convert every node to fp16 except `kept`; inputs and outputs keep their types."""
     import_onnxruntime()
-    # Ships with onnxruntime. The converter of the same name in onnxconverter-common breaks graphs with uint8 input.
+    # Ships with onnxruntime. The converter of the same name in onnxconverter-common breaks graphs
+    # with uint8 input.
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
-    model.graph.ClearField(
-        "value_info"
-    )  # the exporter's names weights too, which the converter then takes for fp16
+    # The exporter's value_info names weights too, which the converter would take for fp16.
+    model.graph.ClearField("value_info")
     for node in model.graph.node:
         node.name = node.name or f"node/{node.output[0]}"
     blocked = [node.name for node in model.graph.node if node.output[0] in kept]
     half = OnnxModel(convert_float_to_float16(model, keep_io_types=True, node_block_list=blocked))
     half.topological_sort()
     _undo_round_trips(half.model.graph)
-    half.model.graph.ClearField("value_info")  # the converter's is of the types before
+    half.model.graph.ClearField("value_info")  # the converter leaves the old types there
     result: ModelProto = half.model
     return result
 
 
 def _after_a_layer(nodes: list[NodeProto]) -> list[NodeProto]:
-    """The layers and all that depends on one."""
     reached: set[str] = set()
     found = []
     for node in nodes:
@@ -86,7 +92,6 @@ def _after_a_layer(nodes: list[NodeProto]) -> list[NodeProto]:
 
 
 def _before_a_layer(nodes: list[NodeProto]) -> set[str]:
-    """First outputs of the layers and of all that one depends on."""
     needed: set[str] = set()
     found = set()
     for node in reversed(nodes):
@@ -97,7 +102,7 @@ def _before_a_layer(nodes: list[NodeProto]) -> set[str]:
 
 
 def _undo_round_trips(graph: GraphProto) -> None:
-    """Between two nodes that it leaves in fp32, the converter rounds to fp16 and back: take that out."""
+    """Remove the converter's casts to fp16 and back between two nodes that stay in fp32."""
     down = {
         node.output[0]: node.input[0]
         for node in graph.node
@@ -105,31 +110,27 @@ def _undo_round_trips(graph: GraphProto) -> None:
     }
     outputs = {value.name for value in graph.output}
     for node in graph.node:
-        if (
-            not (node.name.startswith(_UP) or node.name.endswith(_UP_NODE))
-            or node.input[0] not in down
-        ):
+        is_cast_back = node.name.startswith(_UP) or node.name.endswith(_UP_NODE)
+        if not is_cast_back or node.input[0] not in down:
             continue
-        if node.output[0] in outputs:
-            node.CopyFrom(
-                onnx.helper.make_node(
-                    "Identity", [down[node.input[0]]], list(node.output), name=node.name
-                )
-            )
+        source, target = down[node.input[0]], node.output[0]
+        if target in outputs:
+            identity = onnx.helper.make_node("Identity", [source], [target], name=node.name)
+            node.CopyFrom(identity)
         else:
-            _replace(graph, node.output[0], down[node.input[0]])
+            _replace(graph, target, source)
     _drop_unused(graph)
 
 
 def _replace(graph: GraphProto, name: str, by: str) -> None:
     for node in graph.node:
-        for place, found in enumerate(node.input):
+        for index, found in enumerate(node.input):
             if found == name:
-                node.input[place] = by
+                node.input[index] = by
 
 
 def _drop_unused(graph: GraphProto) -> None:
-    """Casts that nothing reads any more, and with them those that they read."""
+    """Remove casts that nothing reads any more, and the casts that only these read."""
     needed = {value.name for value in graph.output}
     for node in reversed(graph.node):
         if node.op_type == "Cast" and needed.isdisjoint(node.output):

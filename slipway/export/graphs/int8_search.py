@@ -1,8 +1,9 @@
-"""How to quantise a graph so that it loses no more than its budget: the simplest way that does, found in bounded time.
+"""Searches for the simplest quantization of a graph that stays within its loss budget.
 
-First ranges from the smallest to the largest value, then ranges that leave rare values out, then the layers that quantising hurts
-most stay in fp32: one, two, four, and so on. Ranges and the order of the layers come from training rows; what each attempt loses
-is measured on validation rows. Where nothing is within the budget, the attempt that loses least is taken, and the loss is told.
+First it tries ranges from the smallest to the largest value, then ranges that clip rare values.
+Then the most sensitive layers stay in fp32: one, two, four, and so on. Ranges and sensitivities
+come from training rows; the loss of each attempt is measured on validation rows. If no attempt is
+within the budget, the one with the smallest loss is taken and its loss reported.
 """
 
 import math
@@ -13,20 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.export.graphs.quantization import (
-    CALIBRATORS,
-    Calibrator,
-    StaticQuantizer,
-    largest_batch,
-)
+from slipway.export.graphs.graph import onnx_answers
+from slipway.export.graphs.quantization import CALIBRATORS, Calibrator, StaticQuantizer
 from slipway.reports.pages.leaderboard_page import Attempt, loss_of
-from slipway.runtimes.runtime import open_onnx
 
 Loss = Callable[[bytes], float]
 LIMIT_S = 60.0
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 _SENSITIVITY_ROWS = 64
-_MOST_IN_FP32 = 0.5  # of the layers; beyond it little is left to gain
+_MAX_FRACTION_IN_FP32 = 0.5  # of the layers; beyond it little is left to gain
 
 
 def search(
@@ -37,40 +33,34 @@ def search(
     budget: float,
     limit_s: float = LIMIT_S,
 ) -> tuple[bytes, list[Attempt]]:
-    """The first graph whose `loss` is at most `budget`, else the one that loses least, and every attempt with its loss.
+    """Return the first graph whose `loss` is at most `budget`, and every attempt.
 
-    No attempt but the first begins after `limit_s` seconds.
+    If there is none, the graph with the smallest loss is returned. Only the first attempt may
+    start after `limit_s` seconds.
     """
     deadline = time.monotonic() + limit_s
     attempts: list[Attempt] = []
-    best: tuple[float, bytes] | None = None
+    graphs: list[tuple[float, bytes]] = []
 
     def is_enough(calibrator: Calibrator, in_fp32: list[str]) -> bool:
-        nonlocal best
         graph = quantizer.graph(calibrator, in_fp32)
         lost = loss(graph)
-        attempts.append(
-            Attempt(
-                calibrator=calibrator,
-                in_fp32=in_fp32,
-                metric_loss=lost if math.isfinite(lost) else None,
-            )
-        )
-        if best is None or lost < best[0]:
-            best = lost, graph
+        metric_loss = lost if math.isfinite(lost) else None
+        attempts.append(Attempt(calibrator=calibrator, in_fp32=in_fp32, metric_loss=metric_loss))
+        graphs.append((lost, graph))
+        graphs[:] = [min(graphs, key=lambda found: found[0])]  # a graph may be large
         return lost <= budget + _ROUNDING
 
     for calibrator in CALIBRATORS:
         if (not attempts or time.monotonic() < deadline) and is_enough(calibrator, []):
             break
     else:
-        chosen = min(attempts, key=loss_of).calibrator
-        order = most_sensitive_first(quantizer, chosen, fp32, rows, deadline)
-        for number in _doubling(int(_MOST_IN_FP32 * len(order))):
-            if time.monotonic() > deadline or is_enough(chosen, order[:number]):
+        best = min(attempts, key=loss_of).calibrator
+        order = most_sensitive_first(quantizer, best, fp32, rows, deadline)
+        for power in range(int(_MAX_FRACTION_IN_FP32 * len(order)).bit_length()):
+            if time.monotonic() > deadline or is_enough(best, order[: 2**power]):
                 break
-    assert best is not None, "the first attempt is always made"
-    return best[1], attempts
+    return graphs[0][1], attempts
 
 
 def most_sensitive_first(
@@ -80,27 +70,16 @@ def most_sensitive_first(
     rows: NDArray[Any],
     deadline: float,
 ) -> list[str]:
-    """The layers by how far the answers move, as a mean square, where that layer alone is quantised; those that time left out last."""
-    some = np.ascontiguousarray(rows[:_SENSITIVITY_ROWS])
-    reference = _answers(fp32, some)
-    moved: dict[str, float] = {}
+    """Sort the layers by the mean squared change of the answers if only that layer is quantized.
+
+    Layers that were not tried before the deadline come last.
+    """
+    sample = rows[:_SENSITIVITY_ROWS]
+    reference = onnx_answers(fp32, sample).outputs
+    changes: dict[str, float] = {}
     for layer in quantizer.layers:
         if time.monotonic() > deadline:
             break
-        answers = _answers(quantizer.graph(calibrator, only=layer), some)
-        moved[layer] = float(np.square(answers.astype(np.float64) - reference).mean())
-    return sorted(quantizer.layers, key=lambda layer: -moved.get(layer, 0.0))
-
-
-def _answers(graph: bytes, rows: NDArray[Any]) -> NDArray[np.float32]:
-    runner, size = (
-        open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0),
-        largest_batch(graph),
-    )
-    return np.concatenate(
-        [runner.run(rows[start : start + size]).outputs for start in range(0, len(rows), size)]
-    )
-
-
-def _doubling(largest: int) -> list[int]:
-    return [2**power for power in range(largest.bit_length())]
+        answers = onnx_answers(quantizer.graph(calibrator, only=layer), sample).outputs
+        changes[layer] = float(np.square(answers.astype(np.float64) - reference).mean())
+    return sorted(quantizer.layers, key=lambda layer: -changes.get(layer, 0.0))

@@ -1,12 +1,13 @@
-"""int8 graphs: static, with ranges measured on calibration rows, and dynamic, with a range of its own for every row.
+"""Quantizes graphs to int8: static with ranges from sample rows, dynamic with a range per row.
 
-Static ones exist for the CPU and for TensorRT, which take different graphs. A dynamic one never lets a row's answer depend on the
-rows beside it, as ONNX Runtime's own does, whose range is of the whole batch: behind a service that is a stranger's row.
+Static graphs exist for the CPU and for TensorRT, which take different ones. In a dynamic graph an
+answer never depends on the other rows of its batch. ONNX Runtime's own dynamic graphs have one range
+for the whole batch, so behind a service another caller's row would change the answer.
 """
 
 import contextlib
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from slipway.export.graphs.graph import largest_batch
 from slipway.export.graphs.half_precision import LAYERS, between_layers, score_branch
 from slipway.runtimes.cpu_int8 import weight_bits
 from slipway.runtimes.onnx_runtime import import_onnxruntime
@@ -22,13 +24,11 @@ from slipway.system import files
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
-FEWEST_DYNAMIC_WEIGHTS = (
-    0.1  # share of all layers' weights; below it neither size nor speed gains anything to speak of
-)
-_JOINTS = [
-    "Add",
-    "Relu",
-]  # between convolutions: in fp32 each is a way out of int8 and back, a third of resnet18's time on a CPU
+# Fraction of all layers' weights; below it neither size nor speed gains noticeably.
+MIN_DYNAMIC_FRACTION = 0.1
+# Between convolutions each of them in fp32 is a conversion out of int8 and back: a third of
+# resnet18's time on a CPU.
+_JOINTS = ["Add", "Relu"]
 _NO_MAPS = ("MatMul", "Gemm", "Transpose")  # their results are no feature maps
 _BATCH_SIZE = 64
 _HISTOGRAM_BATCH_SIZE = 16  # every activation of a batch is held at once
@@ -37,29 +37,29 @@ _LARGEST_UINT8_STEP = 127.0  # from the zero point 128 to both ends
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which int8 a runtime takes."""
+    """The kind of int8 that a runtime takes."""
 
     is_symmetric: bool
-
-    @property
-    def options(self) -> dict[str, bool]:
-        """For ONNX Runtime's quantizer; TensorRT takes symmetric scales only and refuses quantized biases."""
-        return (
-            {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
-            if self.is_symmetric
-            else {}
-        )
+    options: Mapping[str, bool]  # of ONNX Runtime's quantizer
 
 
-CPU = Scheme(is_symmetric=False)
-TENSORRT = Scheme(is_symmetric=True)
+CPU = Scheme(is_symmetric=False, options={})
+# TensorRT takes symmetric scales only and refuses quantized biases.
+TENSORRT = Scheme(
+    is_symmetric=True,
+    options={"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False},
+)
 
 
 class StaticQuantizer:
-    """int8 graphs of one fp32 graph: prepared once, calibrated once by each calibrator, made as often as needed.
+    """Makes int8 graphs of one fp32 graph; prepares it once and runs each calibrator once.
 
-    `rows` are (rows, ...) training rows as the graph takes them, `scratch` is a folder for files of its own. Weights for the CPU have
-    `bits`, or as many as this machine's products hold.
+    Args:
+        fp32: the graph.
+        rows: (rows, ...) training rows as the graph takes them, to measure ranges on.
+        scratch: a folder for temporary files.
+        scheme: the kind of int8.
+        bits: of weights for the CPU; by default as many as this machine's products hold.
     """
 
     def __init__(
@@ -81,6 +81,11 @@ class StaticQuantizer:
             if node.op_type in LAYERS and node.name not in self._excluded
         ]
         self._joints = [] if scheme.is_symmetric else _joints(graph)
+        # Batch by batch, or ONNX Runtime keeps the activations of all rows; signs as in the graph.
+        self._histogram_options = {
+            "CalibStridedMinMax": 1,
+            "CalibTensorRangeSymmetric": scheme.is_symmetric,
+        }
 
     def graph(
         self,
@@ -88,9 +93,10 @@ class StaticQuantizer:
         in_fp32: Collection[str] = (),
         only: str | None = None,
     ) -> bytes:
-        """A scale per weight channel, ranges by `calibrator`; the layers `in_fp32` stay as they are, or all but `only`.
+        """Quantize all layers except `in_fp32`, or the layer `only`, with a scale per weight channel.
 
-        For the CPU the sums and rectifiers between convolutions are quantised too, unless some layer stays in fp32.
+        For the CPU the sums and rectifiers between convolutions are quantized too, unless some
+        layer stays in fp32.
         """
         import_onnxruntime()
         from onnxruntime.quantization import (
@@ -106,21 +112,16 @@ class StaticQuantizer:
             "entropy": CalibrationMethod.Entropy,
         }
         target, ranges = self._scratch / "quantized.onnx", self._scratch / f"{calibrator}.json"
-        chosen = (
-            [only]
-            if only
-            else [
-                *(layer for layer in self.layers if layer not in in_fp32),
-                *([] if in_fp32 else self._joints),
-            ]
-        )
-        with contextlib.redirect_stdout(
-            io.StringIO()
-        ):  # the histograms tell of each of their steps
+        if only:
+            chosen = [only]
+        else:
+            chosen = [layer for layer in self.layers if layer not in in_fp32]
+            chosen += [] if in_fp32 else self._joints
+        with contextlib.redirect_stdout(io.StringIO()):  # histograms print every step
             quantize_static(
                 self._prepared,
                 target,
-                None if ranges.exists() else _CalibrationReader(self._rows, self._fp32, calibrator),
+                None if ranges.exists() else _SampleReader(self._rows, self._fp32, calibrator),
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QInt8 if self._scheme.is_symmetric else QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -131,19 +132,16 @@ class StaticQuantizer:
                 nodes_to_exclude=self._excluded,
                 calibrate_method=methods[calibrator],
                 calibration_cache_path=ranges,
-                extra_options=self._scheme.options | self._reading(calibrator),
+                extra_options={
+                    **self._scheme.options,
+                    **({} if calibrator == "minmax" else self._histogram_options),
+                },
             )
         return target.read_bytes()
 
-    def _reading(self, calibrator: Calibrator) -> dict[str, Any]:
-        """Histograms batch by batch, else ONNX Runtime keeps the activations of all rows; of signs as the graph has them."""
-        if calibrator == "minmax":
-            return {}
-        return {"CalibStridedMinMax": 1, "CalibTensorRangeSymmetric": self._scheme.is_symmetric}
-
 
 def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
-    """int8 weights of `bits`, a scale for each column; what meets them becomes uint8 with a scale for each row, when it is there."""
+    """Quantize weights to int8 with a scale per column, and their inputs at run time per row."""
     import_onnxruntime()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -164,37 +162,36 @@ def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
 
 
 def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
-    """Why a dynamic graph would gain nothing, or None: it reaches matrix products, not convolutions."""
+    """Return the reason if a dynamic graph would gain nothing: it only reaches matrix products."""
     graph = onnx.load(prepare(fp32, scratch)).graph
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.initializer}
-    excluded, alone = _excluded(graph), score_branch(graph)
-    found = {"all": 0, "reached": 0}
+    excluded, score_only = _excluded(graph), score_branch(graph)
+    num_weights = num_reached = 0
     for node in graph.node:
-        if node.op_type in LAYERS and node.output[0] not in alone:
+        if node.op_type in LAYERS and node.output[0] not in score_only:
             weights = sizes.get(node.input[1], 0)
-            found["all"] += weights
-            found["reached"] += (
-                weights if node.op_type != "Conv" and node.name not in excluded else 0
-            )
-    share = found["reached"] / found["all"] if found["all"] else 0.0
-    if share >= FEWEST_DYNAMIC_WEIGHTS:
+            num_weights += weights
+            if node.op_type != "Conv" and node.name not in excluded:
+                num_reached += weights
+    fraction = num_reached / num_weights if num_weights else 0.0
+    if fraction >= MIN_DYNAMIC_FRACTION:
         return None
     return (
-        f"dynamic quantisation reaches plain matrix products, which hold {share:.1%} of this network's {found['all']:,} weights in layers, "
-        f"expected at least {FEWEST_DYNAMIC_WEIGHTS:.0%}; 'int8' reaches convolutions as well"
+        f"dynamic quantization only reaches plain matrix products, which hold {fraction:.1%} "
+        f"of the {num_weights:,} weights in this network's layers, "
+        f"expected at least {MIN_DYNAMIC_FRACTION:.0%}; 'int8' reaches convolutions as well"
     )
 
 
 def prepare(fp32: bytes, scratch: Path) -> Path:
-    """The graph with constants folded and layers fused, as both quantizers want it."""
+    """Fold constants and fuse layers, as both quantizers expect."""
     import_onnxruntime()
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "source.onnx", scratch / "prepared.onnx"
     exported = onnx.load_model_from_string(fp32)
-    exported.graph.ClearField(
-        "value_info"
-    )  # it has shapes of weights, which are others after they are fused or quantized
+    # It has shapes of weights, which change when these are fused or quantized.
+    exported.graph.ClearField("value_info")
     files.write_bytes(source, exported.SerializeToString())
     quant_pre_process(source, prepared, skip_symbolic_shape=True)
     model = onnx.load(prepared)
@@ -204,62 +201,55 @@ def prepare(fp32: bytes, scratch: Path) -> Path:
 
 
 def _give_own_weights(graph: onnx.GraphProto) -> None:
-    """A copy of its weight for each layer that shares one: ONNX Runtime cannot take shared weights of int8 as uint8."""
+    """Copy weights that layers share: ONNX Runtime cannot take shared weights of int8 as uint8."""
     weights, taken = {tensor.name: tensor for tensor in graph.initializer}, set[str]()
     for node in graph.node:
-        for place, name in enumerate(node.input if node.op_type in LAYERS else ()):
+        for index, name in enumerate(node.input if node.op_type in LAYERS else ()):
             if name in taken:
                 copy = graph.initializer.add()
                 copy.CopyFrom(weights[name])
-                copy.name = node.input[place] = f"{name}_of_{node.name}"
+                copy.name = node.input[index] = f"{name}_of_{node.name}"
             elif name in weights:
                 taken.add(name)
 
 
-def largest_batch(graph: bytes) -> int:
-    """64, or 1 for a graph whose batch is fixed at 1."""
-    fixed: int = (
-        onnx.load_model_from_string(graph).graph.input[0].type.tensor_type.shape.dim[0].dim_value
-    )
-    return fixed or _BATCH_SIZE
-
-
 def _excluded(graph: onnx.GraphProto) -> list[str]:
-    """Names of the layers with a matrix for each column or submodel, and of what only the outlier score needs.
+    """Name the layers with a matrix per column or submodel, and the nodes that only the score needs.
 
-    ONNX Runtime has no scale per channel for the former, which are small; of the latter a distance from rounded features would be one of
-    the rounding.
+    ONNX Runtime has no scale per channel for the former, which are small. The latter measure a
+    distance, which from rounded features would only be the rounding.
     """
-    stacked, alone = (
-        {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2},
-        score_branch(graph),
-    )
+    stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
+    score_only = score_branch(graph)
     return [
         node.name
         for node in graph.node
-        if node.output[0] in alone
+        if node.output[0] in score_only
         or (node.op_type == "MatMul" and not stacked.isdisjoint(node.input))
     ]
 
 
 def _joints(graph: onnx.GraphProto) -> list[str]:
-    """Names of the sums and rectifiers of feature maps, between layers.
+    """Name the sums and rectifiers of feature maps between layers.
 
-    What a matrix product made is no feature map before the next convolution, nor is what was
-    transposed, such as a transformer's tokens: int8 gains nothing in their sums and loses accuracy.
+    Results of a matrix product, and transposed tensors such as a transformer's tokens, are no
+    feature maps until the next convolution: int8 gains nothing in their sums and loses accuracy.
     """
-    inside, others, found = between_layers(graph), set[str](), []
+    inside, no_maps, found = between_layers(graph), set[str](), []
     for node in graph.node:  # in topological order
-        is_read = node.op_type != "Conv" and not others.isdisjoint(node.input)
-        if is_read or node.op_type in _NO_MAPS:
-            others.update(node.output)
+        reads_no_map = node.op_type != "Conv" and not no_maps.isdisjoint(node.input)
+        if reads_no_map or node.op_type in _NO_MAPS:
+            no_maps.update(node.output)
         elif node.op_type in _JOINTS and node.output[0] in inside:
             found.append(node.name)
     return found
 
 
 def _scale_each_row(graph: onnx.GraphProto) -> None:
-    """In place of each DynamicQuantizeLinear, whose scale is of the whole batch: one scale for each row of numbers, zero point 128."""
+    """Replace each DynamicQuantizeLinear, which has one scale per batch, by one scale per row.
+
+    The zero point is 128.
+    """
     constants: dict[str, NDArray[Any]] = {
         "row_axis": np.array([-1], np.int64),
         "row_steps": np.array(_LARGEST_UINT8_STEP, np.float32),
@@ -294,8 +284,8 @@ def _scale_each_row(graph: onnx.GraphProto) -> None:
     )
 
 
-class _CalibrationReader:
-    """Batches for ONNX Runtime's calibrators, in order, or one range of them at a time."""
+class _SampleReader:
+    """Feeds batches to ONNX Runtime's calibrators, all in order or one range of them at a time."""
 
     def __init__(self, rows: NDArray[Any], graph: bytes, calibrator: Calibrator) -> None:
         size = min(
@@ -309,10 +299,10 @@ class _CalibrationReader:
         return len(self._parts)
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """The batches that come next."""
+        """Select the batches that come next."""
         self._left = iter(self._parts[start_index:end_index])
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
-        """The next batch by the input's name, or None."""
+        """Return the next batch by the input's name, or None."""
         batch = next(self._left, None)
         return None if batch is None else {self._name: np.ascontiguousarray(batch)}

@@ -1,12 +1,10 @@
-"""Smaller and faster graphs from the fp32 one: fp16, int8 for the CPU and for TensorRT, and int8 with ranges found at run time.
+"""Makes smaller and faster graphs from the fp32 one: fp16, int8 for the CPU and TensorRT, dynamic int8.
 
-Precision lives in the graph, so that no runtime has to be told to lower it. How much accuracy a
-variant may cost is `verify`'s to judge; here one that is broken is refused: weights or activations
-beyond fp16's range, answers that are not finite, or that have nothing to do with fp32's. One that can gain
-nothing is left out with the reason.
+The precision is part of the graph; no runtime has to lower it. `verify` judges how much accuracy a
+variant may cost. Broken variants are refused here: weights or activations beyond fp16's range,
+answers that are not finite or unrelated to fp32's. A variant that can gain nothing is left out.
 """
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ from PIL import Image
 from slipway.artifacts.bundle import OutputContract, Precision, Target
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.engine.randomness import uniform
-from slipway.data.store.packed import Inputs, PackedManifest, open_split
+from slipway.data.store.packed import PackedManifest, open_split
+from slipway.export.graphs.graph import largest_batch
 from slipway.export.graphs.half_precision import kept_in_fp32, to_half
 from slipway.export.graphs.int8_search import Loss, search
 from slipway.export.graphs.quantization import (
@@ -26,14 +25,12 @@ from slipway.export.graphs.quantization import (
     TENSORRT,
     StaticQuantizer,
     dynamic_graph,
-    largest_batch,
     why_not_dynamic,
 )
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import image_array
 from slipway.reports.pages.leaderboard_page import Attempt
 from slipway.runtimes.onnx_runtime import import_onnxruntime
-from slipway.runtimes.runtime import Runner
 from slipway.system.errors import ParityError
 
 PRECISION: dict[str, Precision] = {
@@ -45,10 +42,8 @@ PRECISION: dict[str, Precision] = {
     "pruned": "fp32",
     "pruned_int8": "int8",
 }
-OF_PRUNED = {
-    "pruned": "fp32",
-    "pruned_int8": "int8",
-}  # as which variant each is made, of the pruned network
+# Variants of the pruned network, and the variant that each is made as.
+OF_PRUNED = {"pruned": "fp32", "pruned_int8": "int8"}
 MEANT_FOR: dict[str, list[Target]] = {
     "fp32": ["cpu", "cuda", "tensorrt"],
     "fp16": ["cuda", "tensorrt"],
@@ -64,11 +59,10 @@ LARGEST_FP16 = 65504.0  # IEEE 754 binary16
 def quantization_samples(
     packed: Path, manifest: PackedManifest, seed: int, num_rows: int
 ) -> NDArray[Any]:
-    """(rows, ...) of the input contract: `num_rows` training rows of a store, or all there are.
+    """Draw `num_rows` training rows of a store, or all there are, as (rows, ...) of the contract.
 
-    Of training, always: ranges taken from test rows would flatter int8. Which rows depends on seed and ids only.
-
-    Training images may be stored larger than the network's input: they are brought to its size as any image is.
+    They are always training rows: ranges from test rows would flatter int8. The choice depends only
+    on the seed and the ids. Images stored larger than the network's input are resized to it.
     """
     split, contract = open_split(packed, manifest, "train"), manifest.input
     draw = uniform(seed, 0, split.keys, "calibration")
@@ -85,7 +79,11 @@ def quantization_samples(
 
 
 def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
-    """fp16 from the first layer to the last; input and output stay as they are. ParityError where fp16's range is too small."""
+    """Convert to fp16 from the first layer to the last; input and output keep their types.
+
+    Raises:
+        ParityError: fp16's range is too small.
+    """
     model = onnx.load_model_from_string(fp32)
     kept = kept_in_fp32(model.graph)
     _refuse_overflow(model, kept, largest_activations(fp32, rows))
@@ -93,43 +91,38 @@ def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
     return graph
 
 
-def int8_graph(fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
-    """int8 for the CPU: unsigned activations, a scale per weight channel, ranges measured on `rows`."""
-    return StaticQuantizer(fp32, rows, scratch, CPU).graph()
-
-
-def int8_tensorrt_graph(fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
-    """int8 for TensorRT, which takes symmetric scales only and refuses quantized biases."""
-    return StaticQuantizer(fp32, rows, scratch, TENSORRT).graph()
-
-
 def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
-    """Why `variant` can gain nothing for this graph, or None."""
+    """Return the reason if `variant` can gain nothing for this graph."""
     return why_not_dynamic(fp32, scratch) if variant == "int8_dynamic" else None
 
 
 def make_variant(
     variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path, loss: Loss, budget: float
 ) -> tuple[bytes, list[Attempt]]:
-    """The graph of `variant`, and what was tried for it.
+    """Make the graph of `variant`.
 
-    `rows` are the calibration rows, `scratch` a folder for the quantizer's own files, `loss` what a graph loses on
-    validation rows, and `budget` how much it may: while it is more, other ways of quantising are tried.
+    Args:
+        variant: not one of the pruned network.
+        fp32: the graph to start from.
+        rows: the quantization samples.
+        scratch: a folder for the quantizer's own files.
+        loss: measures the loss of a graph on validation rows.
+        budget: the allowed loss; while a graph loses more, other ways to quantize are tried.
+
+    Returns:
+        The graph, and every attempt of a search.
     """
-    if variant == "int8":
-        return search(StaticQuantizer(fp32, rows, scratch, CPU), fp32, rows, loss, budget)
-    if variant == "int8_tensorrt":
-        return search(StaticQuantizer(fp32, rows, scratch, TENSORRT), fp32, rows, loss, budget)
-    makers: dict[str, Callable[[], bytes]] = {
-        "fp32": lambda: fp32,
-        "fp16": lambda: fp16_graph(fp32, rows),
-        "int8_dynamic": lambda: dynamic_graph(fp32, scratch),
-    }
-    return makers[variant](), []
+    schemes = {"int8": CPU, "int8_tensorrt": TENSORRT}
+    if variant in schemes:
+        quantizer = StaticQuantizer(fp32, rows, scratch, schemes[variant])
+        return search(quantizer, fp32, rows, loss, budget)
+    if variant == "int8_dynamic":
+        return dynamic_graph(fp32, scratch), []
+    return fp16_graph(fp32, rows) if variant == "fp16" else fp32, []
 
 
 def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
-    """The largest absolute value of every float tensor inside the graph over `rows`, by tensor name."""
+    """Return the largest absolute value over `rows` of every float tensor inside the graph."""
     model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(graph))
     names = [
         value.name
@@ -153,35 +146,34 @@ def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
 def refuse_broken(
     variant: str, answers: Answers, reference: Answers, output: OutputContract
 ) -> float:
-    """The largest difference between the answers of a variant and of fp32 to the same rows; ParityError if the variant is broken.
+    """Return the largest difference between the answers of a variant and of fp32.
 
-    Broken: a number that is not finite, probabilities that do not sum to 1, fewer than half of the
-    labels kept, or values further from fp32's than those spread among themselves.
+    Raises:
+        ParityError: the variant is broken. A number is not finite, probabilities do not sum to 1,
+            fewer than half of the labels are kept, or values are further from fp32's than these
+            spread among themselves.
     """
     found, expected = answers.outputs, reference.outputs
     num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in answers)
     if num_wrong:
         raise ParityError(
-            f"the {variant} graph answers {num_wrong} numbers that are not finite. {_advice(variant)}"
+            f"the {variant} graph answers {num_wrong} numbers that are not finite. "
+            f"{_advice(variant)}"
         )
     difference = np.abs(found - expected)
     if output.kind == "probabilities":
         kept = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
         if kept < 0.5 or float(np.abs(found.sum(axis=1) - 1).max()) > 0.01:
             raise ParityError(
-                f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. {_advice(variant)}"
+                f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. "
+                f"{_advice(variant)}"
             )
     elif float(np.sqrt((difference**2).mean())) > max(float(expected.std()), 1e-6):
         raise ParityError(
-            f"the {variant} graph is off by {difference.max():.3g}, more than fp32's answers spread. {_advice(variant)}"
+            f"the {variant} graph is off by {difference.max():.3g}, more than fp32's answers "
+            f"spread. {_advice(variant)}"
         )
     return float(difference.max())
-
-
-def run_in_batches(runner: Runner, rows: Inputs, batch_size: int) -> Answers:
-    """All rows through the runner, in order."""
-    outputs, scores = zip(*(runner.run(batch) for batch in _batches(rows, batch_size)), strict=True)
-    return Answers(np.concatenate(outputs), np.concatenate(scores))
 
 
 def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[str, float]) -> None:
@@ -196,7 +188,7 @@ def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[s
         if node.output[0] not in kept
         for name in [*node.input, *node.output]
     }
-    # ONNX Runtime computes fp16 graphs in fp32 on the CPU, so only the ranges show what a GPU would overflow.
+    # On the CPU ONNX Runtime computes fp16 graphs in fp32, so only the ranges show an overflow.
     beyond = {
         name: value
         for name, value in {**weights, **activations}.items()
@@ -205,28 +197,24 @@ def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[s
     if beyond:
         found = ", ".join(f"{name} reaches {value:.3g}" for name, value in beyond.items())
         raise ParityError(
-            f"fp16 holds numbers up to {LARGEST_FP16:g}, but {found}. Take 'fp16' out of export.variants, or train again."
+            f"fp16 holds numbers up to {LARGEST_FP16:g}, but {found}. {_advice('fp16')}"
         )
 
 
 def _run_probes(graph: bytes, probes: list[str], rows: NDArray[Any]) -> NDArray[np.float32]:
     onnxruntime = import_onnxruntime()
-
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    batches = [session.run(probes, {name: batch}) for batch in _batches(rows, largest_batch(graph))]
+    size = largest_batch(graph)
+    batches = [
+        session.run(probes, {name: np.ascontiguousarray(rows[start : start + size])})
+        for start in range(0, len(rows), size)
+    ]
     # A NaN must come through, so `maximum`, not `fmax`.
     largest: NDArray[np.float32] = np.maximum.reduce(
         np.array(batches, dtype=np.float32).reshape(len(batches), len(probes))
     )
     return largest
-
-
-def _batches(rows: Inputs, batch_size: int) -> Iterator[NDArray[Any]]:
-    return (
-        np.ascontiguousarray(rows[start : start + batch_size])
-        for start in range(0, len(rows), batch_size)
-    )
 
 
 def _advice(variant: str) -> str:

@@ -1,7 +1,8 @@
-"""Which variant `auto` is to serve on a provider: of those that lose no more than the goal allows, the fastest or the smallest.
+"""Chooses the variant that `auto` serves on a provider: the fastest or smallest within the budget.
 
-What the measured rounds show to be slower than fp32 is never chosen, and "faster" is only what they show to be faster. fp32 is the
-answer where nothing else is better. Every variant gets its verdict in words.
+A variant that the measured rounds show to be slower than fp32 is never chosen, and it only counts
+as faster if they show it. fp32 is chosen if nothing else is better. Every variant gets its verdict
+in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from slipway.kinds.registry import Task
 from slipway.reports.console import size
 from slipway.reports.pages.leaderboard_page import loss_text, times_text
 
-MOST_BATCH_DEPENDENCE = 1e-5  # of an answer on the CPU; float32 rounding alone stays below 1e-6
+MAX_BATCH_DEPENDENCE = 1e-5  # of an answer on the CPU; float32 rounding alone stays below 1e-6
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 
 
@@ -24,23 +25,22 @@ def choose(
     provider: str,
     hardware: dict[str, str],
 ) -> Choice:
-    """The choice, and the verdict on each variant filled into its figures. fp32 must be among them."""
-    against = {
+    """Choose among the variants, of which fp32 must be one, and write the verdict on each."""
+    reasons = {
         variant: why_not(found, goal, task, provider, is_meant_for=meant_for[variant])
         for variant, found in figures.items()
         if variant != "fp32"
     }
-    fitting = ["fp32", *(variant for variant, reason in against.items() if reason is None)]
+    fitting = ["fp32", *(variant for variant, reason in reasons.items() if reason is None)]
     if goal.prefer == "fastest":
-        chosen = max(
-            fitting,
-            key=lambda variant: figures[variant].throughput.value if variant != "fp32" else 1.0,
-        )
+        speeds = {variant: figures[variant].throughput.value for variant in fitting}
+        speeds["fp32"] = 1.0
+        chosen = max(fitting, key=lambda variant: speeds[variant])
     else:
         chosen = min(fitting, key=lambda variant: figures[variant].bytes)
     verdicts = {
-        variant: reason or _behind(figures[variant], figures[chosen], chosen, goal)
-        for variant, reason in against.items()
+        variant: reason or _why_behind(figures[variant], figures[chosen], chosen, goal)
+        for variant, reason in reasons.items()
     }
     verdicts |= {"fp32": "the reference", chosen: "chosen"}
     judged = {
@@ -48,12 +48,11 @@ def choose(
         for variant, found in figures.items()
     }
     rivals = [variant for variant in judged if variant != "fp32" and meant_for[variant]]
-    reason = _reason(chosen, judged, rivals, goal, task)
     return Choice(
         variant=chosen,
         max_metric_loss=goal.max_metric_loss,
         prefer=goal.prefer,
-        reason=reason,
+        reason=_reason(chosen, judged, rivals, goal, task),
         figures=judged,
         hardware=hardware,
     )
@@ -62,23 +61,25 @@ def choose(
 def why_not(
     found: VariantFigures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool
 ) -> str | None:
-    """Why a variant cannot be chosen on a provider, or None if it may be."""
+    """Return why a variant cannot be chosen on a provider, or None if it can."""
     if not is_meant_for:
         return f"not meant for {provider}"
-    if provider == "cpu" and not found.batch_dependence <= MOST_BATCH_DEPENDENCE:
-        return f"an answer depends on the rows beside it, by up to {found.batch_dependence:.2g}"
+    if provider == "cpu" and not found.batch_dependence <= MAX_BATCH_DEPENDENCE:
+        return f"an answer depends on the other rows of its batch, by up to {found.batch_dependence:.2g}"
     if not found.metric_loss.value <= goal.max_metric_loss + _ROUNDING:
-        return f"over the budget: loses {loss_text(found.metric_loss.value, task)}, at most {loss_text(goal.max_metric_loss, task)}"
+        lost = loss_text(found.metric_loss.value, task)
+        return f"over the budget: loses {lost}, at most {loss_text(goal.max_metric_loss, task)}"
     if found.throughput.high < 1:
-        return f"slower than fp32: {times_text(found.throughput)} its rows a second"
+        return f"slower than fp32: {times_text(found.throughput)} its rows per second"
     if found.latency.high < 1:
         return f"slower than fp32 for one row: {times_text(found.latency)} as fast"
     if goal.prefer == "fastest" and not found.throughput.low > 1:
-        return f"not shown to be faster than fp32: {times_text(found.throughput)} its rows a second"
+        ratio = times_text(found.throughput)
+        return f"not shown to be faster than fp32: {ratio} its rows per second"
     return None
 
 
-def _behind(found: VariantFigures, best: VariantFigures, chosen: str, goal: GoalParams) -> str:
+def _why_behind(found: VariantFigures, best: VariantFigures, chosen: str, goal: GoalParams) -> str:
     if goal.prefer == "smallest":
         return f"not smaller than {chosen}: {size(found.bytes)}, {size(best.bytes)}"
     return f"fits, but {chosen} is faster"
@@ -91,14 +92,15 @@ def _reason(
     goal: GoalParams,
     task: Task,
 ) -> str:
-    asked = (
-        f"Asked for: lose at most {loss_text(goal.max_metric_loss, task)}, then the {goal.prefer}."
-    )
+    budget = loss_text(goal.max_metric_loss, task)
+    wanted = f"Goal: lose at most {budget}, then the {goal.prefer}."
     if chosen == "fp32":
         others = "; ".join(f"{variant}: {figures[variant].verdict}" for variant in rivals)
-        return f"{asked} Nothing else is better" + (f". {others}." if others else ".")
+        return f"{wanted} Nothing else is better" + (f". {others}." if others else ".")
     found = figures[chosen]
     return (
-        f"{asked} {chosen} loses {loss_text(found.metric_loss.value, task)}, answers {times_text(found.throughput)} the rows of fp32 in a "
-        f"second and one row {times_text(found.latency)} as fast, in {size(found.bytes)} instead of {size(figures['fp32'].bytes)}."
+        f"{wanted} {chosen} loses {loss_text(found.metric_loss.value, task)}, "
+        f"answers {times_text(found.throughput)} the rows of fp32 per second "
+        f"and one row {times_text(found.latency)} as fast, "
+        f"in {size(found.bytes)} instead of {size(figures['fp32'].bytes)}."
     )

@@ -1,6 +1,7 @@
-"""Every variant on every provider that is there: what it answers to the validation rows, how fast, in how much memory.
+"""Measures every variant on every available provider: answers, speed and memory.
 
-The variants of a provider are timed in turns. The test rows are not touched here: they are for `verify` to judge what was chosen.
+The variants of a provider are timed in turns. The test rows are not touched here: `verify` uses
+them to judge the choice.
 """
 
 import time
@@ -15,47 +16,44 @@ from slipway.artifacts.bundle import Choice, Metric, ModelFile, OutputContract, 
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.sections import GoalParams
 from slipway.data.store.packed import PackedSplit
-from slipway.export.certification.comparison import headline
 from slipway.export.certification.lineage import describe_hardware
-from slipway.export.certification.timing import Timings, measure_in_turns
-from slipway.export.graphs.variants import refuse_broken, run_in_batches
+from slipway.export.certification.timing import Timings, measure_in_turns, repeated_rows
+from slipway.export.graphs.variants import refuse_broken
 from slipway.export.precision.choice import choose
 from slipway.export.precision.session_memory import session_peak_bytes
 from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
 from slipway.metrics.uncertainty import ood_fraction, score_rank
+from slipway.reports.evaluation.slice_scores import headline
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, LeaderboardLine
-from slipway.runtimes.runtime import Runner, open_onnx, why_unavailable
+from slipway.runtimes.runtime import Runner, open_onnx, run_in_batches, why_unavailable
 
 PROVIDERS = ("cpu", "cuda")
 _BATCH_SIZE = 64
-_ROWS_ALONE, _ALONE_S = (
-    64,
-    2.0,
-)  # answered one by one as well, to see whether an answer depends on the rows beside it
+# Rows that are also answered one by one, to see if an answer depends on the rest of its batch.
+_SINGLE_ROWS, _SINGLE_ROWS_S = 64, 2.0
 
 
 @dataclass(frozen=True)
 class Contest:
-    """What the variants are compared on."""
+    """The rows and rules by which variants are compared."""
 
     task: Task
     output: OutputContract
     validation: PackedSplit
     resampling: Resampling
     largest_batch: int
-    calibrations: Mapping[str, Calibration] = field(
-        default_factory=dict
-    )  # by variant; without one its outliers are not counted
+    # By variant. Without one, rows of the variant are not flagged as OOD.
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is spent on speed and memory."""
+    """The time and processes to spend on speed and memory."""
 
-    limit_s: float  # for the timings of one provider, about
-    memory: bool  # whether a process is started for each variant
+    limit_s: float  # approximate, for the timings of one provider
+    memory: bool  # True starts a process for each variant
 
 
 FULL = Effort(limit_s=20.0, memory=True)
@@ -70,7 +68,11 @@ def make_leaderboard(
     left_out: dict[str, str],
     attempts: dict[str, list[Attempt]],
 ) -> Leaderboard:
-    """Measure the graphs in `root` and choose for each provider. ParityError if one of them is broken."""
+    """Measure the graphs in `root` and choose one for each provider.
+
+    Raises:
+        ParityError: a graph is broken.
+    """
     lines: list[LeaderboardLine] = []
     choices: dict[str, Choice] = {}
     absent = {provider: reason for provider in PROVIDERS if (reason := why_unavailable(provider))}
@@ -78,22 +80,24 @@ def make_leaderboard(
     for provider in PROVIDERS:
         if provider in absent:
             continue
-        # As in `verify`: on the CPU every variant, on CUDA those that are meant for it.
-        measured = {
-            variant: model
-            for variant, model in models.items()
-            if provider == "cpu" or provider in model.meant_for
+        meant_for = {variant: provider in model.meant_for for variant, model in models.items()}
+        # As in `verify`: every variant on the CPU, on CUDA those that are meant for it.
+        measured = [variant for variant in models if provider == "cpu" or meant_for[variant]]
+        runners: dict[str, Runner] = {
+            variant: open_onnx(
+                (root / models[variant].file).read_bytes(),
+                variant=variant,
+                precision=models[variant].precision,
+                provider=provider,
+                num_threads=0,
+            )
+            for variant in measured
         }
-        runners = {
-            variant: _open(root, variant, model, provider) for variant, model in measured.items()
-        }
-        meant_for = {variant: provider in model.meant_for for variant, model in measured.items()}
         found = measure_provider(provider, runners, contest, effort)
-        found = {
-            variant: _with_file(line, root, measured[variant], contest, effort)
+        figures = {
+            variant: _add_sizes(line, root, models[variant], contest, effort)
             for variant, line in found.items()
         }
-        figures = {variant: line.figures for variant, line in found.items()}
         choices[provider] = choose(figures, meant_for, goal, contest.task, provider, hardware)
         judged = choices[provider].figures
         lines += [
@@ -115,30 +119,33 @@ def make_leaderboard(
 def measure_provider(
     provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort
 ) -> dict[str, LeaderboardLine]:
-    """What each variant answers and how fast it is; file and memory are still to be filled in."""
+    """Measure answers and speed of each variant; size and memory are added later."""
     inputs = contest.validation.inputs
     answers = {
-        variant: run_in_batches(runner, inputs, _BATCH_SIZE) for variant, runner in runners.items()
+        variant: run_in_batches(runner.run, inputs, _BATCH_SIZE)
+        for variant, runner in runners.items()
     }
-    for variant, found in answers.items():
-        refuse_broken(variant, found, answers["fp32"], contest.output)
     reference = answers["fp32"]
+    for variant, found in answers.items():
+        refuse_broken(variant, found, reference, contest.output)
     timings = measure_in_turns(
         runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence
     )
-    return {
-        variant: LeaderboardLine(
+    lines = {}
+    for variant, found in answers.items():
+        flipped = np.flatnonzero(
+            found.outputs.argmax(axis=1) != reference.outputs.argmax(axis=1)
+        )  # one column never flips
+        figures = _figures(variant, found, reference, runners[variant], timings, contest)
+        lines[variant] = LeaderboardLine(
             variant=variant,
             provider=provider,
             is_meant_for=True,
-            flipped=[
-                contest.validation.ids[row] for row in _flipped(found.outputs, reference.outputs)
-            ],
+            flipped=[contest.validation.ids[row] for row in flipped],
             rows_per_second=timings.rows_per_second(variant),
-            figures=_figures(variant, found, reference, runners[variant], timings, contest),
+            figures=figures.model_copy(update={"num_flipped": len(flipped)}),
         )
-        for variant, found in answers.items()
-    }
+    return lines
 
 
 def metric_loss(
@@ -148,21 +155,23 @@ def metric_loss(
     after: NDArray[np.float32],
     resampling: Resampling,
 ) -> Metric:
-    """What `after` loses against `before` on the same rows, with its paired interval: accuracy points, or relative growth of the RMSE."""
+    """Measure the loss of `after` against `before` on the same rows, with its paired interval.
+
+    In accuracy points, or as relative growth of the RMSE.
+    """
     found = paired_difference(task, headline(task), targets, before, after, resampling)
-    if is_classification(task):  # a loss is downwards
-        value, low, high = -found.difference, -found.high, -found.low
+    bounds = found.difference, found.low, found.high
+    if is_classification(task):  # a loss is a decrease
+        value, high, low = (-bound for bound in bounds)
     else:
-        value, low, high = (
-            bound / max(found.before, 1e-12) for bound in (found.difference, found.low, found.high)
-        )
+        value, low, high = (bound / max(found.before, 1e-12) for bound in bounds)
     return Metric(
-        value=value + 0.0,
+        value=value + 0.0,  # + 0.0 turns -0.0 into 0.0
         low=low + 0.0,
         high=high + 0.0,
         confidence=found.confidence,
         rows=found.rows,
-    )  # + 0.0: no -0.0
+    )
 
 
 def _figures(
@@ -174,74 +183,51 @@ def _figures(
     contest: Contest,
 ) -> VariantFigures:
     task, targets, resampling = contest.task, contest.validation.targets, contest.resampling
-    found, reference, calibration = (
-        answers.outputs,
-        expected.outputs,
-        contest.calibrations.get(variant),
-    )
-    name, best = headline(task), timings.best_batch_size(variant)
+    found, reference = answers.outputs, expected.outputs
+    calibration, confidence = contest.calibrations.get(variant), resampling.confidence
+    name, batch_size = headline(task), timings.best_batch_size(variant)
     return VariantFigures(
         metric=measure(task, targets, found, resampling, names=[name])[name],
         metric_loss=metric_loss(task, targets, reference, found, resampling),
         max_difference=float(np.abs(found - reference).max()),
-        num_flipped=len(_flipped(found, reference)),
-        outliers=ood_fraction(answers.scores, calibration, resampling.confidence)
-        if calibration
-        else None,
+        num_flipped=0,
+        outliers=ood_fraction(answers.scores, calibration, confidence) if calibration else None,
         score_rank=score_rank(answers.scores, expected.scores),
         batch_dependence=_batch_dependence(runner, found, contest),
         p50_ms=timings.p50_ms(variant),
         p99_ms=timings.p99_ms(variant),
-        rows_per_second=timings.rows_per_second(variant)[best],
-        batch_size=best,
-        latency=timings.latency(variant, "fp32", resampling.confidence),
-        throughput=timings.throughput(variant, "fp32", resampling.confidence),
+        rows_per_second=timings.rows_per_second(variant)[batch_size],
+        batch_size=batch_size,
+        latency=timings.latency(variant, "fp32", confidence),
+        throughput=timings.throughput(variant, "fp32", confidence),
         bytes=0,
         memory_bytes=None,
         verdict="",
     )
 
 
-def _flipped(found: NDArray[np.float32], reference: NDArray[np.float32]) -> NDArray[np.intp]:
-    """The rows whose label changed; one column never flips."""
-    return np.flatnonzero(found.argmax(axis=1) != reference.argmax(axis=1))
-
-
 def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Contest) -> float:
-    largest, deadline = 0.0, time.monotonic() + _ALONE_S
-    for row in range(min(_ROWS_ALONE, len(found))):
-        alone = runner.run(np.ascontiguousarray(contest.validation.inputs[row : row + 1])).outputs
-        largest = max(largest, float(np.abs(alone - found[row]).max()))
+    """Return the largest change of an answer if its row is run alone; relative for values."""
+    largest, deadline = 0.0, time.monotonic() + _SINGLE_ROWS_S
+    for row in range(min(_SINGLE_ROWS, len(found))):
+        single = runner.run(np.ascontiguousarray(contest.validation.inputs[row : row + 1])).outputs
+        largest = max(largest, float(np.abs(single - found[row]).max()))
         if time.monotonic() > deadline:
             break
-    return (
-        largest
-        if is_classification(contest.task)
-        else largest / max(1.0, float(np.abs(found).max()))
-    )  # as in `verify`
+    if is_classification(contest.task):
+        return largest
+    return largest / max(1.0, float(np.abs(found).max()))  # as in `verify`
 
 
-def _with_file(
+def _add_sizes(
     line: LeaderboardLine, root: Path, model: ModelFile, contest: Contest, effort: Effort
-) -> LeaderboardLine:
-    """Size, and memory with the largest batch that was timed: the process's, so it is told for the CPU alone."""
+) -> VariantFigures:
+    """Add file size and memory with the largest timed batch.
+
+    Memory is only measured on the CPU, because it is the process's.
+    """
     memory = None
     if effort.memory and line.provider == "cpu":
-        inputs = contest.validation.inputs
-        memory = session_peak_bytes(
-            root / model.file, inputs[np.arange(max(line.rows_per_second)) % len(inputs)]
-        )
-    return line.model_copy(
-        update={
-            "figures": line.figures.model_copy(
-                update={"bytes": model.bytes, "memory_bytes": memory}
-            )
-        }
-    )
-
-
-def _open(root: Path, variant: str, model: ModelFile, provider: str) -> Runner:
-    graph = (root / model.file).read_bytes()
-    return open_onnx(
-        graph, variant=variant, precision=model.precision, provider=provider, num_threads=0
-    )
+        batch = repeated_rows(contest.validation.inputs, max(line.rows_per_second))
+        memory = session_peak_bytes(root / model.file, batch)
+    return line.figures.model_copy(update={"bytes": model.bytes, "memory_bytes": memory})

@@ -1,7 +1,8 @@
-"""What a graph takes of a process's memory: a fresh one loads it, answers one batch and tells its own peak.
+"""Measures the memory of a graph: a fresh process loads it, runs one batch and reports its peak.
 
-Counted is what the process grows by once ONNX Runtime is imported: the file's own bytes, the weights as the session keeps them, its
-arena, and what it then touches of the library for the first time. The interpreter is not in it.
+The figure is the growth after ONNX Runtime is imported: the bytes of the file, the session's copy
+of the weights, its arena, and library pages touched for the first time. The interpreter is not
+included.
 """
 
 import multiprocessing
@@ -21,31 +22,34 @@ _STATUS = Path("/proc/self/status")
 
 
 def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
-    """Bytes that loading `graph` on the CPU and one run of `batch` add to a process at most; None where the system does not tell."""
+    """Return the peak growth of a process that loads `graph` on the CPU and runs `batch` once.
+
+    None if the system does not report it.
+    """
     try:
-        # A new interpreter, because a fork begins with the memory of this process.
+        # A new interpreter, because a fork would start with the memory of this process.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(_grow, graph, batch).result()
+            return pool.submit(_peak_growth, graph, batch).result()
     except BrokenProcessPool as error:
         raise BundleError(
-            f"the process that loaded {graph.name} was ended. Is there enough memory for it?"
+            f"the process that loaded {graph.name} was killed. Is there enough memory for it?"
         ) from error
 
 
-def _grow(graph: Path, batch: NDArray[Any]) -> int | None:
+def _peak_growth(graph: Path, batch: NDArray[Any]) -> int | None:
     import_onnxruntime()  # before the first figure
-
     before = _status_bytes("VmRSS")
-    open_onnx(
+    runner = open_onnx(
         graph.read_bytes(), variant=graph.stem, precision="", provider="cpu", num_threads=0
-    ).run(np.ascontiguousarray(batch))
-    # Not `ru_maxrss`, which begins with the peak of the process that started this one.
+    )
+    runner.run(np.ascontiguousarray(batch))
+    # `ru_maxrss` would start with the peak of the process that started this one.
     peak = _status_bytes("VmHWM")
     return peak - before if before and peak else None
 
 
 def _status_bytes(key: str) -> int:
-    """A size of /proc/self/status; 0 where there is none."""
+    """Read a size from /proc/self/status; 0 if there is none."""
     if not _STATUS.exists():
         return 0
     lines = _STATUS.read_text().splitlines()

@@ -1,42 +1,40 @@
-"""Thresholds of a graph whose answers are not the trained network's: rounding moves every outlier score and every probability."""
+"""Fits the thresholds of an int8 graph: rounding moves every OOD score and every probability."""
 
 import numpy as np
 
 from slipway.artifacts.bundle import Metric
-from slipway.artifacts.uncertainty import Answers, Calibration
-from slipway.data.store.packed import Inputs, PackedSplit
-from slipway.export.graphs.quantization import largest_batch
-from slipway.export.graphs.variants import run_in_batches
+from slipway.artifacts.uncertainty import Calibration
+from slipway.data.store.packed import PackedSplit
+from slipway.export.graphs.graph import onnx_answers
 from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling
 from slipway.metrics.uncertainty import with_thresholds
 from slipway.reports.evaluation.uncertainty import share_of
-from slipway.runtimes.runtime import open_onnx
 from slipway.training.uncertainty.calibration import fitting_half
 
 
 def own_thresholds(
     graph: bytes, calibration: Calibration, task: Task, validation: PackedSplit, seed: int
 ) -> Calibration:
-    """`calibration` with the thresholds of what an int8 graph answers on the CPU to the validation rows that evaluate took for them."""
+    """Refit the thresholds of `calibration` to the answers of an int8 graph on the CPU.
+
+    Uses the validation rows on which `evaluate` fitted the thresholds of the network.
+    """
     rows = np.flatnonzero(~fitting_half(validation.keys, seed))
     if not len(rows):
-        return calibration  # whose thresholds promise nothing either
-    answers = _answers(graph, validation.inputs[rows])
-    return with_thresholds(
-        calibration, answers, validation.targets[rows], of_classes=is_classification(task)
-    )
+        return calibration  # its thresholds promise nothing either
+    answers = onnx_answers(graph, validation.inputs[rows])
+    targets = validation.targets[rows]
+    return with_thresholds(calibration, answers, targets, of_classes=is_classification(task))
 
 
 def own_coverage(
     graph: bytes, calibration: Calibration, task: Task, test: PackedSplit, resampling: Resampling
 ) -> Metric | None:
-    """The share of the test rows whose set or interval, with the graph's own `calibration`, holds the truth; None without intervals."""
-    outputs = _answers(graph, test.inputs).outputs
+    """Measure the fraction of test rows whose set or interval holds the true target.
+
+    None without intervals.
+    """
+    outputs = onnx_answers(graph, test.inputs).outputs
     held = calibration.holds_truth(outputs, test.targets, of_classes=is_classification(task))
     return None if held is None else share_of(held, resampling.confidence)
-
-
-def _answers(graph: bytes, inputs: Inputs) -> Answers:
-    runner = open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0)
-    return run_in_batches(runner, inputs, largest_batch(graph))

@@ -1,24 +1,42 @@
-"""Quality gates judged: requirements of the test split as a whole, of every slice, and against the released model.
+"""Applies the quality gates: to the whole test split, every slice, and the reference comparison.
 
-No gate fails a stage: the results go into a file of their own, and the certificate says what may become of the model.
-The measured value itself is judged; its interval and its rows stand beside it, because few rows reach or miss a bound by chance.
+No gate fails a stage: the results go into a file of their own, and the certificate says whether the
+model may be released. A gate judges the measured value itself; interval and rows are recorded with
+it, because few rows reach or miss a bound by chance.
 """
 
 from collections.abc import Mapping
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.gates import GateResult
-from slipway.config.sections import Gate
-from slipway.metrics.scores import Resampling
+from slipway.config.sections import EvaluateParams, Gate
+from slipway.metrics.scores import Resampling, why_absent
+from slipway.reports.evaluation.record import Evaluation
+from slipway.reports.evaluation.reference_comparison import reference_gate
 from slipway.reports.evaluation.slice_scores import RowAnswers, SliceScores
 
 
-def apply_gates(
-    gates: dict[str, Gate], metrics: dict[str, Metric], why_absent: Mapping[str, str]
+def judge(
+    evaluation: Evaluation, params: EvaluateParams, resampling: Resampling
 ) -> list[GateResult]:
-    """Compare each gate with its metric; `slipway.config.params` has already refused names of no metric.
+    """Apply every gate in the params: each is passed, missed or unjudged."""
+    task, targets = evaluation.task, evaluation.targets
+    absent = why_absent(task, targets, len(evaluation.classes), params.top_k)
+    results = apply_gates(params.gates, evaluation.metrics, absent)
+    if evaluation.slices is not None:
+        answers = RowAnswers(task, targets, evaluation.outputs, params.top_k)
+        results += apply_slice_gates(params.slice_gates, evaluation.slices, answers, resampling)
+    if evaluation.reference:
+        results.append(reference_gate(evaluation.reference, params.max_regression))
+    return results
 
-    A metric that the test rows do not define leaves its gate unjudged, for the reason in `why_absent`.
+
+def apply_gates(
+    gates: dict[str, Gate], metrics: dict[str, Metric], reasons: Mapping[str, str]
+) -> list[GateResult]:
+    """Compare each gate with its metric; `slipway.config.params` refuses unknown metrics.
+
+    A metric that the test rows do not define leaves its gate unjudged, with its reason.
     """
     return [
         GateResult(
@@ -29,9 +47,7 @@ def apply_gates(
             min=gate.min,
             max=gate.max,
             measured=metrics.get(name),
-            remark=""
-            if name in metrics
-            else why_absent.get(name, "the test rows do not define it"),
+            remark="" if name in metrics else reasons.get(name, "the test rows do not define it"),
         )
         for name, gate in gates.items()
     ]
@@ -40,9 +56,9 @@ def apply_gates(
 def apply_slice_gates(
     gates: dict[str, Gate], scores: SliceScores, answers: RowAnswers, resampling: Resampling
 ) -> list[GateResult]:
-    """Every gate on every judged slice that defines the metric (an area under a curve needs two classes).
+    """Apply every gate to every judged slice that defines the metric.
 
-    A gate that no slice can be judged by is unjudged.
+    An area under a curve, for example, needs two classes. A gate that no slice defines is unjudged.
     """
     if not gates:
         return []
@@ -56,17 +72,17 @@ def apply_slice_gates(
             (where, metrics[name], "") for where, metrics in measured if name in metrics
         ]
         reason = f"none of {len(measured)} slices with evaluate.slice_min_rows rows defines it"
-        for where, metric, remark in found or [("slices", None, reason)]:
-            results.append(
-                GateResult(
-                    name=name,
-                    key=f"evaluate.slice_gates.{name}",
-                    where=where,
-                    is_of_slice=True,
-                    min=gate.min,
-                    max=gate.max,
-                    measured=metric,
-                    remark=remark,
-                )
+        results += [
+            GateResult(
+                name=name,
+                key=f"evaluate.slice_gates.{name}",
+                where=where,
+                is_of_slice=True,
+                min=gate.min,
+                max=gate.max,
+                measured=metric,
+                remark=remark,
             )
+            for where, metric, remark in found or [("slices", None, reason)]
+        ]
     return results

@@ -1,7 +1,7 @@
-"""Rows whose label is probably wrong, by confident learning on out-of-fold probabilities; and the files that say so.
+"""Finds rows whose label is probably wrong, by confident learning on out-of-fold probabilities.
 
-Confident learning: Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", as cleanlab does it.
-It proposes; no label is changed here or anywhere else.
+Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", as
+implemented by cleanlab. It only makes proposals; no label is changed here or anywhere else.
 """
 
 import math
@@ -24,32 +24,28 @@ LABEL_ISSUES = pa.schema(
         pa.field("fold", pa.int32(), nullable=False),  # of the audit, counted from 0
         pa.field("label", pa.string(), nullable=False),  # as given, after data.label_map
         pa.field("suggested_label", pa.string(), nullable=False),  # the most probable class
-        pa.field(
-            "label_quality", pa.float32(), nullable=False
-        ),  # out-of-fold probability of the given label
-        pa.field(
-            "confidence", pa.float32(), nullable=False
-        ),  # out-of-fold probability of the suggested label
+        # out-of-fold probabilities of the given and of the suggested label
+        pa.field("label_quality", pa.float32(), nullable=False),
+        pa.field("confidence", pa.float32(), nullable=False),
         pa.field("is_candidate", pa.bool_(), nullable=False),  # probably wrong
     ]
 )
-
-
-# The estimate counts well, but rows that the networks themselves get wrong take some of the places: with as many candidates as
-# estimated 0.76 to 0.85 of planted labels were found in a table of 569 rows, with a quarter more 0.90 to 0.96 (three seeds).
+# The estimate counts well, but rows that the networks get wrong are among the candidates. In a table
+# of 569 rows, as many candidates as estimated found 0.76 to 0.85 of the planted labels; a quarter
+# more found 0.90 to 0.96 (three seeds).
 _SLACK = 1.25
 
 
 class Judgement(NamedTuple):
-    """What confident learning says of N labels."""
+    """Verdict of confident learning on N labels."""
 
-    estimated: int  # how many are wrong
-    is_candidate: NDArray[np.bool_]  # (N,) which probably are
+    estimated: int  # number of wrong labels
+    is_candidate: NDArray[np.bool_]  # (N,) True if probably wrong
 
 
 @dataclass(frozen=True)
 class LabelIssues:
-    """The audited rows and what is said of each."""
+    """The audited rows with their out-of-fold probabilities and the verdict."""
 
     classes: list[str]
     ids: list[str]
@@ -62,14 +58,13 @@ class LabelIssues:
 
     @property
     def is_candidate(self) -> NDArray[np.bool_]:
-        """(N,) whether the label is probably wrong."""
+        """(N,) True if the label is probably wrong."""
         return self.judgement.is_candidate
 
     @cached_property
     def suggested(self) -> NDArray[np.int64]:
         """(N,) the most probable class, the first of equals."""
-        most_probable: NDArray[np.int64] = self.probabilities.argmax(axis=1)
-        return most_probable
+        return np.asarray(self.probabilities.argmax(axis=1))
 
     @cached_property
     def quality(self) -> NDArray[np.float32]:
@@ -79,12 +74,11 @@ class LabelIssues:
     @cached_property
     def confidence(self) -> NDArray[np.float32]:
         """(N,) probability of the suggested label."""
-        largest: NDArray[np.float32] = self.probabilities.max(axis=1)
-        return largest
+        return np.asarray(self.probabilities.max(axis=1))
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """(N,) the rows with candidates first, each part by rising quality, equals by id."""
+        """(N,) the rows, candidates first, each part by rising quality, equals by id."""
         return np.lexsort((np.array(self.ids), self.quality, ~self.is_candidate))
 
     @property
@@ -94,17 +88,17 @@ class LabelIssues:
 
     @property
     def accuracy(self) -> float:
-        """Share of the rows whose given label is the most probable one."""
+        """Fraction of rows whose given label is the most probable one."""
         return float((self.suggested == self.given).mean())
 
     @property
     def fold_accuracies(self) -> list[float]:
-        """The same of each fold."""
+        """The accuracy in each fold."""
         right = (self.suggested == self.given).astype(np.float64)
         return [float(value) for value in np.bincount(self.folds, right) / np.bincount(self.folds)]
 
     def pairs(self) -> list[tuple[str, str, int]]:
-        """Given class, suggested class and number of candidates, the most frequent first."""
+        """Return given class, suggested class and number of candidates, the most frequent first."""
         found, counts = np.unique(
             np.stack([self.given, self.suggested])[:, self.is_candidate], axis=1, return_counts=True
         )
@@ -116,7 +110,7 @@ class LabelIssues:
         ]
 
     def class_counts(self) -> dict[str, tuple[int, int]]:
-        """Rows and candidates of each given class."""
+        """Return the numbers of rows and candidates of each given class."""
         rows, candidates = (
             np.bincount(given, minlength=len(self.classes))
             for given in (self.given, self.given[self.is_candidate])
@@ -128,10 +122,11 @@ class LabelIssues:
 
 
 def judge(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> Judgement:
-    """From class indices (N,) and out-of-fold probabilities (N, K): how many labels are wrong, and which probably.
+    """Estimate the number of wrong labels among class indices (N,) and find candidates.
 
-    Candidates are the rows of which another class is the most probable, the least probable labels first, `_SLACK` times as many
-    as the confident joint estimates to be wrong.
+    Candidates are rows for which another class is the most probable, the least probable labels
+    first: `_SLACK` times as many as the confident joint estimates to be wrong. `probabilities` are
+    (N, K), out of fold.
     """
     from cleanlab.count import num_label_issues  # imports pandas and scikit-learn
     from cleanlab.filter import find_label_issues
@@ -152,7 +147,10 @@ def judge(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> Judge
 
 
 def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """What `label_issues.json` holds; `settings` are how it was found. Without issues: that no audit was asked for."""
+    """Return the content of `label_issues.json`.
+
+    `settings` describe the audit; without issues there was none.
+    """
     if issues is None:
         return {"asked_for": False, **settings}
     rows, num_candidates = len(issues.ids), len(issues.candidates)
@@ -178,12 +176,13 @@ def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, An
 
 
 def write_rows(path: Path, issues: LabelIssues | None) -> None:
-    """Write `label_issues.parquet`, one row for each audited row, in `LabelIssues.order`; without issues an empty table."""
-    table = (
-        LABEL_ISSUES.empty_table()
-        if issues is None
-        else pa.table(_columns(issues), schema=LABEL_ISSUES).take(pa.array(issues.order))
-    )
+    """Write `label_issues.parquet`, one row per audited row in `LabelIssues.order`.
+
+    Without issues the table is empty.
+    """
+    table = LABEL_ISSUES.empty_table()
+    if issues is not None:
+        table = pa.table(_columns(issues), schema=LABEL_ISSUES).take(pa.array(issues.order))
     write_table(path, table, LABEL_ISSUES)
 
 

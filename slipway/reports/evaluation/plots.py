@@ -1,6 +1,7 @@
-"""Tables for `dvc plots`, one line for each point: the confusion matrix or the scatter of numbers, the reliability diagram, the slices.
+"""Writes the tables for `dvc plots`: confusion or scatter, reliability, slices.
 
-What the task does not have is a table without lines: DVC has the same plots for every task, and complains where a column is missing.
+A table that the task does not have gets no lines: DVC has the same plots for every task, and
+complains about missing columns.
 """
 
 import csv
@@ -9,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slipway.metrics.scores import wilson_interval
-from slipway.reports.evaluation.record import Evaluation
-from slipway.reports.evaluation.slice_record import write_slices
+from slipway.reports.evaluation.record import Evaluation, slice_entries
 from slipway.system import files
 
-# A machine that reads pickles takes a file that begins with the word "confidence" for one.
+# Tools that detect pickles take a file that starts with the word "confidence" for one.
 _RELIABILITY = ("rows", "confidence", "accuracy", "ideal", "low", "high")
+_SLICE = ("by", "value", "rows", "metric", "measured", "low", "high", "p_value", "is_worse")
 
 
 def write_plots(
@@ -22,29 +23,40 @@ def write_plots(
 ) -> None:
     """Write the four tables."""
     pairs = list(zip(evaluation.targets.tolist(), evaluation.predictions.tolist(), strict=True))
-    names = (
-        [tuple(evaluation.classes[int(index)] for index in pair) for pair in pairs]
-        if evaluation.is_classification
-        else []
-    )
+    if evaluation.is_classification:
+        names = [tuple(evaluation.classes[int(index)] for index in pair) for pair in pairs]
+        pairs = []
+    else:
+        names = []
     _write_table(confusion, ("actual", "predicted"), names)
-    _write_table(scatter, ("target", "prediction"), [] if evaluation.is_classification else pairs)
+    _write_table(scatter, ("target", "prediction"), pairs)
     _write_table(reliability, _RELIABILITY, _reliability_rows(evaluation))
-    write_slices(slices, evaluation.slices)
+    _write_table(slices, ("slice", *_SLICE), _slice_rows(evaluation))
 
 
 def _reliability_rows(evaluation: Evaluation) -> list[tuple[float, ...]]:
-    """Of the calibrated answers: for each bin its mean confidence, and its accuracy with the interval of Wilson."""
-    worth = evaluation.worth
-    if worth is None or worth.before is None:
+    """Return confidence and accuracy of the calibrated answers by bin, with Wilson's interval."""
+    report = evaluation.uncertainty
+    if report is None or report.before is None:
         return []
     rows: list[tuple[float, ...]] = []
-    for found in worth.reliability_bins(worth.answers.outputs):
-        low, high = wilson_interval(
-            round(found.accuracy * found.rows), found.rows, worth.resampling.confidence
-        )
+    for found in report.reliability_bins(report.answers.outputs):
+        num_right = round(found.accuracy * found.rows)
+        low, high = wilson_interval(num_right, found.rows, report.resampling.confidence)
         rows.append((found.rows, found.confidence, found.accuracy, found.confidence, low, high))
     return rows
+
+
+def _slice_rows(evaluation: Evaluation) -> list[tuple[object, ...]]:
+    """Return a row for each judged slice, the worst first."""
+    if evaluation.slices is None:
+        return []
+    return [
+        (score.title, *(entry[name] for name in _SLICE))
+        for score, entry in zip(
+            evaluation.slices.judged, slice_entries(evaluation.slices), strict=True
+        )
+    ]
 
 
 def _write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -1,12 +1,13 @@
-"""What the trained network reached on the test split: the record of it, and its file.
+"""Measures the trained network on the test split and writes the record of it.
 
-`metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each; DVC skips
-lists, so every metric with its interval is in the list `metrics`, the same metrics of the baseline are in the list
-`baseline`, and every class is in the list `per_class`.
-Where test rows leak from another split, the same numbers without them are beside these, under names that end in `_without_leaked`.
+`metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each.
+DVC skips lists, so every metric with its interval is in the list `metrics`, the same metrics of the
+baseline in `baseline`, and every class in `per_class`. If test rows leak from another split, the
+same numbers without them have names that end in `_without_leaked`.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,36 +18,33 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from slipway.artifacts.bundle import Metric
+from slipway.config.sections import EvaluateParams
+from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.kinds.registry import Task, is_classification
+from slipway.metrics.baseline import baseline_scores
 from slipway.metrics.scores import (
     ClassScores,
-    Resampling,
     class_scores,
     confusion_matrix,
     count_classes,
     log_losses,
     measure,
 )
-from slipway.metrics.target_errors import TargetErrors
-from slipway.reports.evaluation.reference_comparison import ReleasedComparison
-from slipway.reports.evaluation.slice_record import slice_content
-from slipway.reports.evaluation.slice_scores import SliceScores
+from slipway.metrics.target_errors import TargetErrors, errors_by_target
+from slipway.reports.evaluation.reference_comparison import (
+    ReferenceAnswers,
+    ReferenceComparison,
+    compare,
+)
+from slipway.reports.evaluation.slice_scores import RowAnswers, SliceScores, score_slices
+from slipway.reports.evaluation.slices import Dimension
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import SchemaError
 
-
-def headlines(task: Task) -> tuple[str, ...]:
-    """The metrics that are shown first."""
-    return (
-        ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss")
-        if is_classification(task)
-        else ("rmse", "mae", "r2", "mse")
-    )
-
-
-_FEWEST_ROWS = 2  # below which R2 is not defined
+_MIN_ROWS = 2  # R2 is not defined for fewer
+_NUM_RANGES = 5  # of a numeric target
 
 
 class _NamedMetric(Metric):
@@ -63,7 +61,7 @@ _Entry = TypeVar("_Entry", bound=Contract)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The test rows, what the network answered, and the metrics of it."""
+    """The test rows, the answers of the network, and their metrics."""
 
     task: Task
     classes: list[str]  # empty for a numeric target
@@ -72,84 +70,124 @@ class Evaluation:
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
     outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
     metrics: dict[str, Metric]
-    leaked: NDArray[np.bool_] | None = (
-        None  # (N,) rows with a twin, or their group, in another split; None where none has
-    )
-    without_leaked: dict[str, Metric] = field(
-        default_factory=dict
-    )  # of the other rows; empty where none leaks, or too few are left
+    leaked: NDArray[np.bool_] | None = None  # (N,) rows with a duplicate or group in another split
+    without_leaked: dict[str, Metric] = field(default_factory=dict)  # empty if none leaks
     slices: SliceScores | None = None
-    released: ReleasedComparison | None = None  # None where evaluate.reference_model asks for none
-    target_errors: list[TargetErrors] = field(
-        default_factory=list
-    )  # of a numeric target, by ranges of it
-    worth: UncertaintyReport | None = None  # of the answers; None where nothing was calibrated
-    baseline: dict[str, float] = field(default_factory=dict)  # each metric of the trivial predictor
+    reference: ReferenceComparison | None = None
+    target_errors: list[TargetErrors] = field(default_factory=list)  # by range of the target
+    uncertainty: UncertaintyReport | None = None  # None if nothing was calibrated
+    baseline: dict[str, float] = field(default_factory=dict)  # metrics of the trivial predictor
 
     @property
     def num_leaked(self) -> int:
-        """How many rows are `leaked`."""
+        """Number of leaked rows."""
         return 0 if self.leaked is None else int(self.leaked.sum())
 
     @property
     def is_classification(self) -> bool:
-        """Whether `outputs` are probabilities."""
+        """True if `outputs` are probabilities."""
         return is_classification(self.task)
 
     @cached_property
     def predictions(self) -> NDArray[np.float64]:
-        """(N,) the index of the most probable class (the first of equals), or the value itself."""
-        return (
-            self.outputs.argmax(axis=1) if self.is_classification else self.outputs[:, 0]
-        ).astype(np.float64)
+        """(N,) the index of the most probable class (the first of equals), or the value."""
+        best = self.outputs.argmax(axis=1) if self.is_classification else self.outputs[:, 0]
+        return best.astype(np.float64)
 
     @cached_property
     def confusion(self) -> NDArray[np.int64]:
-        """(K, K) rows by actual and predicted class; of a classification only."""
+        """(K, K) number of rows by actual and predicted class; for classes only."""
         return confusion_matrix(self.targets, self.predictions, len(self.classes))
 
     @cached_property
     def per_class(self) -> ClassScores:
-        """Precision, recall and F1 of each class; of a classification only."""
+        """Precision, recall and F1 of each class; for classes only."""
         return class_scores(count_classes(self.confusion))
 
     def worst(self, num_rows: int) -> list[int]:
-        """The rows with the largest loss, worst first; of a classification only rows with a wrong label."""
+        """Return the rows with the largest loss, worst first; of classes only wrong ones."""
         if self.is_classification:
-            loss = np.where(
-                self.predictions != self.targets, log_losses(self.targets, self.outputs), -1.0
-            )
+            is_wrong = self.predictions != self.targets
+            loss = np.where(is_wrong, log_losses(self.targets, self.outputs), -1.0)
         else:
             loss = np.abs(self.predictions - self.targets)
         worst_first = np.argsort(-loss, kind="stable")[:num_rows]
         return [int(row) for row in worst_first if loss[row] > 0]
 
     def least_certain(self, num_rows: int) -> list[int]:
-        """The rows whose two best probabilities are closest, the closest first, right or wrong; none for a numeric target."""
+        """Return the rows with the smallest margin, smallest first; none for a numeric target."""
         if not self.is_classification or len(self.classes) < 2:
             return []
         return [int(row) for row in np.argsort(self.margins, kind="stable")[:num_rows]]
 
     @cached_property
     def margins(self) -> NDArray[np.float64]:
-        """(N,) the best probability less the second; of a classification only."""
+        """(N,) the best probability less the second; for classes only."""
         best = np.sort(self.outputs.astype(np.float64), axis=1)[:, -2:]
         return best[:, 1] - best[:, 0]
 
 
-def measure_without_leaked(
-    task: Task,
-    targets: NDArray[np.float64],
-    outputs: NDArray[np.float32],
-    leaked: NDArray[np.bool_],
-    resampling: Resampling,
-    top_k: int | None = None,
-) -> dict[str, Metric]:
-    """Every metric over the rows that are not `leaked` (N,); empty where none is, or where too few others are left to measure."""
-    honest = ~leaked
-    if honest.all() or honest.sum() < _FEWEST_ROWS:
-        return {}
-    return measure(task, targets[honest], outputs[honest], resampling, top_k=top_k)
+def evaluate_rows(
+    test: PackedSplit,
+    manifest: PackedManifest,
+    train_targets: NDArray[np.float64],
+    uncertainty: UncertaintyReport,
+    dimensions: Sequence[Dimension],
+    reference: ReferenceAnswers | None,
+    params: EvaluateParams,
+) -> Evaluation:
+    """Measure the answers to the rows of `test`.
+
+    Args:
+        train_targets: the baseline is fitted on these.
+        uncertainty: has the answers of the network.
+        dimensions: cut the rows into slices.
+        reference: has the answers of the reference model.
+    """
+    task, targets, resampling = manifest.task, test.targets, uncertainty.resampling
+    outputs, top_k = uncertainty.answers.outputs, params.top_k
+    answers = RowAnswers(task, targets, outputs, top_k)
+    is_honest, without_leaked = ~test.leaked, {}
+    if not is_honest.all() and is_honest.sum() >= _MIN_ROWS:
+        without_leaked = measure(
+            task, targets[is_honest], outputs[is_honest], resampling, top_k=top_k
+        )
+    target_errors = []
+    if not is_classification(task):
+        target_errors = errors_by_target(targets, outputs, _NUM_RANGES, resampling)
+    return Evaluation(
+        task=task,
+        classes=manifest.classes,
+        ids=test.ids,
+        sources=test.sources,
+        targets=targets,
+        outputs=outputs,
+        metrics=measure(task, targets, outputs, resampling, top_k=top_k),
+        leaked=test.leaked,
+        without_leaked=without_leaked,
+        slices=score_slices(dimensions, answers, params.slice_min_rows, resampling),
+        reference=compare(answers, reference, resampling) if reference else None,
+        target_errors=target_errors,
+        uncertainty=uncertainty,
+        baseline=baseline_scores(task, train_targets, targets, len(manifest.classes), top_k),
+    )
+
+
+def headlines(task: Task) -> tuple[str, ...]:
+    """Return the metrics that are shown first."""
+    if is_classification(task):
+        return ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss")
+    return ("rmse", "mae", "r2", "mse")
+
+
+def baseline_words(task: Task) -> str:
+    """Describe the baseline."""
+    if is_classification(task):
+        return (
+            "the majority class of the training rows for every row, "
+            "with the class frequencies as probabilities"
+        )
+    return "the mean target of the training rows for every row"
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
@@ -158,21 +196,39 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 
 
 def read_metrics(path: Path) -> dict[str, Metric]:
-    """Every metric by name from `metrics/evaluate.json`; SchemaError if it is missing or not understood."""
+    """Read every metric by name; SchemaError if the file is missing or not understood."""
     named = _read_list(path, "metrics", _NamedMetric)
     return {entry.name: Metric(**entry.model_dump(exclude={"name"})) for entry in named}
 
 
 def read_baseline(path: Path) -> dict[str, float]:
-    """Every metric of the baseline by name from `metrics/evaluate.json`; SchemaError as for `read_metrics`."""
+    """Read every metric of the baseline by name."""
     return {entry.name: entry.value for entry in _read_list(path, "baseline", _NamedValue)}
 
 
-def baseline_words(task: Task) -> str:
-    """The baseline in words."""
-    if is_classification(task):
-        return "the majority class of the training rows for every row, with the classes' shares as probabilities"
-    return "the mean target of the training rows for every row"
+def read_coverage(path: Path) -> Metric | None:
+    """Read the coverage of the sets or intervals; None if there are none."""
+    named = json.loads(path.read_text()).get("calibration", [])
+    found = [_NamedMetric.model_validate(entry) for entry in named if entry["name"] == "coverage"]
+    return Metric(**found[0].model_dump(exclude={"name"})) if found else None
+
+
+def slice_entries(scores: SliceScores) -> list[dict[str, Any]]:
+    """Return an entry for each judged slice, as in `metrics/evaluate.json`."""
+    return [
+        {
+            "by": score.by,
+            "value": score.value,
+            "rows": score.metric.rows,
+            "metric": scores.metric,
+            "measured": score.metric.value,
+            "low": score.metric.low,
+            "high": score.metric.high,
+            "p_value": score.p_value,
+            "is_worse": score.is_worse,
+        }
+        for score in scores.judged
+    ]
 
 
 def _read_list(path: Path, key: str, kind: type[_Entry]) -> list[_Entry]:
@@ -182,60 +238,51 @@ def _read_list(path: Path, key: str, kind: type[_Entry]) -> list[_Entry]:
         raise SchemaError(f"{path} is missing. Run `dvc repro evaluate`.") from None
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise SchemaError(
-            f"{path} is not what the evaluate stage writes: {error!r}. Run `dvc repro --force evaluate`."
+            f"{path} is not what the evaluate stage writes: {error!r}. "
+            "Run `dvc repro --force evaluate`."
         ) from error
 
 
-def read_coverage(path: Path) -> Metric | None:
-    """The measured share of sets or intervals that held the truth, from a file that `read_metrics` takes."""
-    named = json.loads(path.read_text()).get("calibration", [])
-    found = [_NamedMetric.model_validate(entry) for entry in named if entry["name"] == "coverage"]
-    return Metric(**found[0].model_dump(exclude={"name"})) if found else None
-
-
 def _content(evaluation: Evaluation) -> dict[str, Any]:
-    first = {name: evaluation.metrics[name].value for name in headlines(evaluation.task)}
-    metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
-    baseline = [{"name": name, "value": value} for name, value in evaluation.baseline.items()]
-    content = {
-        **first,
-        "rows": len(evaluation.targets),
-        "metrics": metrics,
-        "baseline": baseline,
-        **_leak_content(evaluation),
-    }
-    content |= evaluation.worth.content() if evaluation.worth else {}
-    content |= slice_content(evaluation.slices) if evaluation.slices else {}
-    content |= _released_content(evaluation.released) if evaluation.released else {}
-    content |= (
-        {"by_target": [entry.model_dump() for entry in evaluation.target_errors]}
-        if evaluation.target_errors
-        else {}
-    )
-    return (
-        content | {"per_class": _class_entries(evaluation)}
-        if evaluation.is_classification
-        else content
-    )
+    names, without_leaked = headlines(evaluation.task), evaluation.without_leaked
+    content: dict[str, Any] = {name: evaluation.metrics[name].value for name in names}
+    content["rows"] = len(evaluation.targets)
+    content["metrics"] = _named(evaluation.metrics)
+    content["baseline"] = [
+        {"name": name, "value": value} for name, value in evaluation.baseline.items()
+    ]
+    if evaluation.num_leaked:
+        content["leaked_rows"] = evaluation.num_leaked
+        content |= {
+            f"{name}_without_leaked": without_leaked[name].value
+            for name in names
+            if name in without_leaked
+        }
+        content["metrics_without_leaked"] = _named(without_leaked)
+    if evaluation.uncertainty:
+        content |= evaluation.uncertainty.content()
+    if slices := evaluation.slices:
+        content["slices_judged"] = len(slices.judged)
+        content["slices_worse"] = len(slices.worse)
+        content["slices"] = slice_entries(slices)
+        content["slices_too_small"] = [
+            {"by": small.by, "value": small.value, "rows": small.rows} for small in slices.too_small
+        ]
+    if reference := evaluation.reference:
+        name = f"{reference.difference.metric}_from_reference_model"
+        content |= {
+            name: reference.difference.difference,
+            "reference_model": [reference.model_dump()],
+        }
+    if evaluation.target_errors:
+        content["by_target"] = [entry.model_dump() for entry in evaluation.target_errors]
+    if evaluation.is_classification:
+        content["per_class"] = _class_entries(evaluation)
+    return content
 
 
-def _leak_content(evaluation: Evaluation) -> dict[str, Any]:
-    """Nothing where no row leaks."""
-    if not evaluation.num_leaked:
-        return {}
-    without = evaluation.without_leaked
-    first = {
-        f"{name}_without_leaked": without[name].value
-        for name in headlines(evaluation.task)
-        if name in without
-    }
-    metrics = [{"name": name, **metric.model_dump()} for name, metric in without.items()]
-    return {"leaked_rows": evaluation.num_leaked, **first, "metrics_without_leaked": metrics}
-
-
-def _released_content(released: ReleasedComparison) -> dict[str, Any]:
-    name = f"{released.difference.metric}_from_released"
-    return {name: released.difference.difference, "released": [released.model_dump()]}
+def _named(metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
+    return [{"name": name, **metric.model_dump()} for name, metric in metrics.items()]
 
 
 def _class_entries(evaluation: Evaluation) -> list[dict[str, Any]]:

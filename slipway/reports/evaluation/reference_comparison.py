@@ -1,4 +1,7 @@
-"""The trained network against the last released model, on the very same rows: how much was lost or gained, and whether it may be chance."""
+"""Compares the trained network with the reference model on the same rows.
+
+Measures how much was lost or gained, and whether it may be chance.
+"""
 
 from dataclasses import dataclass
 
@@ -13,100 +16,96 @@ from slipway.reports.evaluation.slice_scores import RowAnswers, headline
 from slipway.system.contract import Contract
 from slipway.system.errors import DataError
 
-_FEWEST_ROWS = 2
+_MIN_ROWS = 2
 _LOSS = {"accuracy": "accuracy lost", "rmse": "rmse growth"}
 
 
 @dataclass(frozen=True)
-class ReleasedAnswers:
-    """What a released bundle answered to the test rows."""
+class ReferenceAnswers:
+    """The answers of a reference model to the test rows."""
 
     folder: str
-    version: str  # the beginning of the bundle's digest
+    version: str  # start of the bundle's digest
     provider: str
-    outputs: NDArray[
-        np.float32
-    ]  # (N, K) in the order of the network's classes; without worth where `refused`
+    outputs: NDArray[np.float32]  # (N, K) in the order of the network's classes; NaN if refused
     refused: NDArray[np.bool_]  # (N,) rows that its input contract does not take
-    known: (
-        NDArray[np.bool_] | None
-    )  # (N,) rows that it learned from or was chosen by; None: nobody can say
-    knowledge: str  # what can be said of that, in words
+    known: NDArray[np.bool_] | None  # (N,) rows it was trained on or chosen by; None if unknown
+    remark: str  # on the known rows
 
 
-class ReleasedComparison(Contract):
-    """One line in metrics/evaluate.json."""
+class ReferenceComparison(Contract):
+    """An entry in metrics/evaluate.json."""
 
     folder: str
     version: str
     provider: str
-    difference: PairedDifference  # of the trained network from the released one
-    loss: Metric  # above 0 is worse: accuracy lost as a share of the rows, or relative growth of the RMSE
+    difference: PairedDifference  # the trained network less the reference model
+    loss: Metric  # above 0 is worse: fraction of accuracy lost, or relative growth of the RMSE
     p_value: float  # two-sided, of no difference
-    refused: int  # test rows left out, since the released model does not take them
-    known: (
-        int | None
-    )  # test rows left out, since it learned from them or was chosen by them; null: nobody can say
-    knowledge: str
+    refused: int  # test rows left out because the reference model does not take them
+    known: int | None  # test rows left out because it was trained on them; null if unknown
+    knowledge: str  # remark on the known rows
 
 
 def compare(
-    answers: RowAnswers, released: ReleasedAnswers, resampling: Resampling
-) -> ReleasedComparison:
-    """The headline metric of both, over the rows that the released model takes and has not learned from.
+    answers: RowAnswers, reference: ReferenceAnswers, resampling: Resampling
+) -> ReferenceComparison:
+    """Compare the headline metric over the rows that the reference model takes and does not know.
 
-    DataError where fewer than two are left.
+    Raises:
+        DataError: fewer than two rows are left.
     """
-    known = np.zeros(len(answers.targets), bool) if released.known is None else released.known
-    rows = ~(known | released.refused)
-    if rows.sum() < _FEWEST_ROWS:
+    known = np.zeros(len(answers.targets), bool) if reference.known is None else reference.known
+    rows = ~(known | reference.refused)
+    if rows.sum() < _MIN_ROWS:
         raise DataError(
-            f"{int(rows.sum())} of {len(rows)} test rows can be compared with the released model in {released.folder}: it refuses "
-            f"{int(released.refused.sum())} and has learned from {int(known.sum())}. Set evaluate.reference_model to null, or to another bundle."
+            f"{int(rows.sum())} of {len(rows)} test rows can be compared with the reference model "
+            f"in {reference.folder}: it refuses {int(reference.refused.sum())} and was trained on "
+            f"{int(known.sum())}. Set evaluate.reference_model to null, or to another bundle."
         )
-    metric = headline(answers.task)
-    before, after, targets = released.outputs[rows], answers.outputs[rows], answers.targets[rows]
-    difference = paired_difference(answers.task, metric, targets, before, after, resampling)
-    return ReleasedComparison(
-        folder=released.folder,
-        version=released.version,
-        provider=released.provider,
+    before, after, targets = reference.outputs[rows], answers.outputs[rows], answers.targets[rows]
+    difference = paired_difference(
+        answers.task, headline(answers.task), targets, before, after, resampling
+    )
+    p_value = difference.p_value
+    if p_value is None:
+        p_value = _sign_flip_p_value(targets, before, after, resampling)
+    return ReferenceComparison(
+        folder=reference.folder,
+        version=reference.version,
+        provider=reference.provider,
         difference=difference,
         loss=_loss(difference),
-        p_value=difference.p_value
-        if difference.p_value is not None
-        else _sign_flip_p_value(targets, before, after, resampling),
-        refused=int(released.refused.sum()),
-        known=None if released.known is None else int(known.sum()),
-        knowledge=released.knowledge,
+        p_value=p_value,
+        refused=int(reference.refused.sum()),
+        known=None if reference.known is None else int(known.sum()),
+        knowledge=reference.remark,
     )
 
 
-def released_gate(comparison: ReleasedComparison, max_loss: float) -> GateResult:
-    """Missed where more is lost than `max_loss`."""
+def reference_gate(comparison: ReferenceComparison, max_regression: float) -> GateResult:
+    """Return the gate that is missed if the loss is above `max_regression`."""
     return GateResult(
         name=_LOSS[comparison.difference.metric],
         key="evaluate.max_regression",
-        where=f"comparison with released model {comparison.version}",
+        where=f"comparison with reference model {comparison.version}",
         is_of_slice=False,
         min=None,
-        max=max_loss,
+        max=max_regression,
         measured=comparison.loss,
         remark=f"p = {comparison.p_value:.3g}",
     )
 
 
 def _loss(difference: PairedDifference) -> Metric:
-    """Rounded, since 0.98 - 0.97 is above 0.01 in binary."""
-    sign_and_scale = (
-        -1.0
-        if difference.metric == "accuracy"
-        else 1 / (difference.before or difference.after or 1.0)
-    )
-    low, high = sorted(
-        round(bound * sign_and_scale, 12) + 0.0 for bound in (difference.low, difference.high)
-    )
-    value = round(difference.difference * sign_and_scale, 12) + 0.0
+    """Express the difference as a loss, rounded because 0.98 - 0.97 is above 0.01 in binary."""
+    if difference.metric == "accuracy":
+        scale = -1.0
+    else:
+        scale = 1 / (difference.before or difference.after or 1.0)
+    bounds = (difference.difference, difference.low, difference.high)
+    value, *ends = (round(bound * scale, 12) + 0.0 for bound in bounds)
+    low, high = sorted(ends)
     return Metric(
         value=value, low=low, high=high, confidence=difference.confidence, rows=difference.rows
     )
@@ -118,14 +117,16 @@ def _sign_flip_p_value(
     after: NDArray[np.float32],
     resampling: Resampling,
 ) -> float:
-    """Two-sided p-value of the mean change of the squared error: were both models alike, each row's change could as well be the other way.
+    """Return the two-sided p-value of the mean change of the squared error.
 
-    R. A. Fisher, The Design of Experiments (1935), chapter 3; with random signs instead of all.
+    If both models were alike, each row's change could as well have the other sign. R. A. Fisher,
+    The Design of Experiments (1935), chapter 3; with random signs instead of all.
     """
     changes = (after[:, 0] - targets) ** 2 - (before[:, 0] - targets) ** 2
+    observed = abs(float(changes.sum())) * (1 - 1e-9)
     generator = np.random.default_rng(resampling.seed)
-    as_large = 0
+    num_as_large = 0
     for _ in range(resampling.num_samples):
         signs = generator.integers(2, size=len(changes)) * 2 - 1
-        as_large += abs(float((signs * changes).sum())) >= abs(float(changes.sum())) * (1 - 1e-9)
-    return (1 + as_large) / (1 + resampling.num_samples)
+        num_as_large += abs(float((signs * changes).sum())) >= observed
+    return (1 + num_as_large) / (1 + resampling.num_samples)

@@ -1,10 +1,14 @@
-"""How good the answers are in each slice, and in which of them they are worse than in the rest, with how many were looked at in mind.
+"""Scores each slice and finds those that are worse than the other rows, adjusted for their number.
 
-The test is by permutation: the losses of all rows (wrong or not, or the squared error) are dealt out anew among the rows, and the largest
-standardised mean over all slices is noted each time. A slice is worse where its own exceeds these maxima too often to be chance: the
-step-down procedure of Westfall and Young (Resampling-Based Multiple Testing, 1993, algorithm 2.8). The chance to call any slice worse where
-none is stays below 1 - confidence, however many there are and however they overlap, as with Holm's correction but with more power.
-Rows count as independent: where many come from one source, put them into groups and read the p-values as too small.
+It is a permutation test: the losses of all rows (wrong or not, or the squared error) are permuted,
+and the largest standardised mean over all slices is noted each time. A slice is worse if its own mean
+exceeds these maxima too often to be chance: the step-down procedure of Westfall and Young
+(Resampling-Based Multiple Testing, 1993, algorithm 2.8). The probability of calling any slice worse
+by chance stays below 1 - confidence, however many slices there are and however they overlap; it has
+more power than Holm's correction.
+
+Rows count as independent. If many come from one source, group them and read the p-values as too
+small.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,14 +23,14 @@ from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling, measure, wilson_interval
 from slipway.reports.evaluation.slices import Dimension
 
-_CHUNK_NUMBERS = 1 << 22  # permuted rows that are held at a time
-_MOST_NAMED = 20  # small slices of one dimension; more are told as one
+_CHUNK_NUMBERS = 1 << 22  # permuted rows held in memory at a time
+_MAX_NAMED = 20  # small slices of one dimension; more are reported as one
 _TIES = 1e-9  # relative: sums of the same losses in another order differ by rounding
 
 
 @dataclass(frozen=True)
 class RowAnswers:
-    """The test rows' targets (N,) and what the network answered, (N, K) probabilities or (N, 1) values."""
+    """The targets (N,) of the test rows and the answers: (N, K) probabilities or (N, 1) values."""
 
     task: Task
     targets: NDArray[np.float64]
@@ -37,17 +41,13 @@ class RowAnswers:
     def losses(self) -> NDArray[np.float64]:
         """(N,) 1 for a wrong label, else 0; or the squared error."""
         if is_classification(self.task):
-            wrong: NDArray[np.float64] = (self.outputs.argmax(axis=1) != self.targets).astype(
-                np.float64
-            )
-            return wrong
-        squares: NDArray[np.float64] = (self.outputs[:, 0].astype(np.float64) - self.targets) ** 2
-        return squares
+            return np.asarray(self.outputs.argmax(axis=1) != self.targets, np.float64)
+        return np.asarray((self.outputs[:, 0].astype(np.float64) - self.targets) ** 2)
 
     def measure(
         self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling
     ) -> dict[str, Metric]:
-        """These metrics over `rows` (N,), without those that these rows do not define."""
+        """Measure these metrics over `rows` (N,), without those that the rows do not define."""
         return measure(
             self.task,
             self.targets[rows],
@@ -69,7 +69,7 @@ class SmallSlice:
 
 @dataclass(frozen=True)
 class SliceScore:
-    """One slice. `p_value` is of being worse than the other rows, adjusted for all slices that were looked at."""
+    """One slice. `p_value` is for being worse than the other rows, adjusted for all slices."""
 
     by: str
     value: str
@@ -80,23 +80,26 @@ class SliceScore:
 
     @property
     def title(self) -> str:
-        """In words: "class 7", "size below 1,000 px"."""
+        """Name such as "class 7" or "size below 1,000 px"."""
         return f"{self.by} {self.value}"
 
 
 @dataclass(frozen=True)
 class SliceScores:
-    """Every slice, measured by `metric` ("accuracy" or "rmse"): the worst first, by the best that the interval leaves possible."""
+    """Every slice, measured by `metric` ("accuracy" or "rmse").
+
+    The worst comes first, by the better bound of its interval.
+    """
 
     metric: str
     judged: list[SliceScore]
     too_small: list[SmallSlice]
-    constant: list[str]  # dimensions of which all rows are in one slice
+    constant: list[str]  # dimensions with all rows in one slice
     confidence: float
 
     @property
     def worse(self) -> list[SliceScore]:
-        """Those that are worse than the rest."""
+        """Slices that are worse than the other rows."""
         return [score for score in self.judged if score.is_worse]
 
 
@@ -134,16 +137,19 @@ def score_slices(
 
 
 def headline(task: Task) -> str:
-    """What slices are measured and compared by."""
+    """Return the metric by which slices, hops and models are compared."""
     return "accuracy" if is_classification(task) else "rmse"
 
 
 def adjusted_p_values(
     losses: NDArray[np.float64], slices: NDArray[np.int64], num_slices: int, resampling: Resampling
 ) -> NDArray[np.float64]:
-    """(num_slices,) in (0, 1]: how often chance alone makes a slice as bad, anywhere; exact but for the number of permutations.
+    """Return (num_slices,) p-values in (0, 1]: the probability that chance makes any slice as bad.
 
-    `losses` (N,) are 0 or more; `slices` (D, N) is the slice of each row in each dimension, `num_slices` for none. No slice is all rows.
+    Args:
+        losses: (N,) 0 or more.
+        slices: (D, N) slice of each row in each dimension, `num_slices` for none. No slice has all
+            rows.
     """
     if not num_slices or losses.var() == 0:
         return np.ones(num_slices)
@@ -162,7 +168,7 @@ def adjusted_p_values(
 
 
 class _Standardised:
-    """Sums of the losses in slices of `sizes` rows, less what chance expects, over how much it spreads without replacement."""
+    """Standardises sums of losses in slices of `sizes` rows drawn without replacement."""
 
     def __init__(self, losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> None:
         num_rows = len(losses)
@@ -177,7 +183,7 @@ class _Standardised:
 def _permuted_sums(
     losses: NDArray[np.float64], slices: NDArray[np.int64], num_slices: int, resampling: Resampling
 ) -> Iterator[NDArray[np.float64]]:
-    """(chunk, num_slices) sums where `losses`, of which there are at most N, fall on rows drawn without replacement."""
+    """Yield (chunk, num_slices) sums after assigning `losses`, at most N, to random rows."""
     num_rows = slices.shape[1]
     generator = np.random.default_rng(resampling.seed)
     largest = max(1, _CHUNK_NUMBERS // slices.size)
@@ -192,7 +198,7 @@ def _permuted_sums(
 def _sums(
     slices: NDArray[np.int64], losses: NDArray[np.float64], num_slices: int
 ) -> NDArray[np.float64]:
-    """(P, D, E) the slice that each of the E losses falls on -> (P, num_slices) their sums."""
+    """Sum E losses by slice: (P, D, E) the slice of each loss -> (P, num_slices)."""
     width = num_slices + 1
     places = slices + width * np.arange(len(slices))[:, None, None]
     sums = np.bincount(
@@ -216,9 +222,8 @@ def _large_and_small(
 
 
 def _small(dimension: Dimension, codes: NDArray[np.int64]) -> list[SmallSlice]:
-    """Of a column of ids nobody reads every one."""
     counts = dimension.counts
-    if len(codes) > _MOST_NAMED:
+    if len(codes) > _MAX_NAMED:
         return [SmallSlice(dimension.name, f"({len(codes)} values)", int(counts[codes].sum()))]
     return [SmallSlice(dimension.name, dimension.values[code], int(counts[code])) for code in codes]
 
@@ -226,7 +231,7 @@ def _small(dimension: Dimension, codes: NDArray[np.int64]) -> list[SmallSlice]:
 def _slice_of_rows(
     dimensions: Sequence[Dimension], chosen: Sequence[_Candidate]
 ) -> NDArray[np.int64]:
-    """(D, N) the place in `chosen` of each row's slice, len(chosen) for none."""
+    """Return (D, N) the index in `chosen` of each row's slice, len(chosen) for none."""
     found = []
     for place, dimension in enumerate(dimensions):
         numbers = np.full(len(dimension.values) + 1, len(chosen))  # the last is for code -1
@@ -258,13 +263,14 @@ def _score(
 def _measured(answers: RowAnswers, members: NDArray[np.bool_], resampling: Resampling) -> Metric:
     if not is_classification(answers.task):
         return answers.measure(members, ["rmse"], resampling)["rmse"]
-    rows, wrong = int(members.sum()), int(answers.losses[members].sum())
-    low, high = wilson_interval(rows - wrong, rows, resampling.confidence)
+    num_rows, num_wrong = int(members.sum()), int(answers.losses[members].sum())
+    num_right, confidence = num_rows - num_wrong, resampling.confidence
+    low, high = wilson_interval(num_right, num_rows, confidence)
     return Metric(
-        value=(rows - wrong) / rows, low=low, high=high, confidence=resampling.confidence, rows=rows
+        value=num_right / num_rows, low=low, high=high, confidence=confidence, rows=num_rows
     )
 
 
 def _best_possible(metric: str, score: SliceScore) -> float:
-    """Rises with how good the slice may still be: the upper bound of an accuracy, the lower bound of an error."""
+    """Return the better bound of the interval, as a number that rises with quality."""
     return score.metric.high if metric == "accuracy" else -score.metric.low

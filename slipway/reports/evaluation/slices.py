@@ -1,7 +1,8 @@
-"""Slices of the test rows: by class, by size and brightness of an image, by group, by flag, and by any column the user names.
+"""Cuts the test rows into slices: by class, image size and brightness, group, flag, or any column.
 
-A dimension cuts the rows into slices; each row is in one of them at most. Categories are slices as they are, numbers and dates are cut at
-their quartiles, and the bounds are rounded before rows are sorted in, so that a slice's name says exactly which rows are inside.
+A dimension cuts the rows into slices; each row is in at most one of them. Each category is a slice;
+numbers and dates are cut at their quartiles. Bounds are rounded before the rows are assigned, so that
+the name of a slice says exactly which rows it has.
 """
 
 import itertools
@@ -21,39 +22,43 @@ from slipway.system.errors import IntegrityError
 
 MISSING = "missing"
 _QUARTILES = (0.25, 0.5, 0.75)
-_MOST_DISTINCT = 8  # numbers that are slices of their own; more are cut at their quartiles
-_DIGITS = (3, 4, 6, 9, 17)  # significant ones of a bound: as few as keep the slices apart
+_MAX_DISTINCT = 8  # with more distinct numbers these are cut at their quartiles
+_DIGITS = (3, 4, 6, 9, 17)  # significant digits of a bound: the fewest that separate the slices
 _MINUTES_PER_DAY = 1440
-_BLOCK_ROWS = 256  # of pixels, whose mean is taken at a time
+_BLOCK_ROWS = 256  # images averaged at a time
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One way to cut N rows: `codes` (N,) int64 is the place of each row's slice in `values`, -1 for a row that is in none."""
+    """One way to cut N rows into slices named by `values`."""
 
     name: str
     values: list[str]
-    codes: NDArray[np.int64]
+    codes: NDArray[np.int64]  # (N,) index of each row's slice in `values`, -1 for none
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """(len(values),) the rows of each slice."""
+        """(len(values),) number of rows in each slice."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values))
 
     @property
     def varies(self) -> bool:
-        """Whether any slice is less than all rows."""
+        """True if no slice has all rows."""
         return bool((self.counts < len(self.codes)).all())
 
 
 def built_in_dimensions(
     test: PackedSplit, manifest: PackedManifest, rows: pa.Table
 ) -> list[Dimension]:
-    """All that can be told without the user, but those that do not vary. `rows` (`rows.SPLIT_ROWS`) hold every test row, in any order.
+    """Return the dimensions that need no setting and vary.
 
-    IntegrityError if a test row is not among them.
+    Args:
+        rows: with the schema `rows.SPLIT_ROWS`; has every test row, in any order.
+
+    Raises:
+        IntegrityError: a test row is missing in `rows`.
     """
     rows = _in_order(rows, test.ids)
     found = [_of_target(test, manifest.classes)]
@@ -67,34 +72,32 @@ def built_in_dimensions(
 
 
 def of_column(cells: RawCells) -> Dimension:
-    """A column of the user's, by its kind."""
+    """Cut by a column of the raw data, by its kind."""
     if cells.kind == "category":
         return by_category(cells.name, [str(text) for text in cells.values])
     numbers = cells.values.astype(np.float64)
     if cells.kind == "boolean":
-        return by_category(
-            cells.name, [{0.0: "false", 1.0: "true"}.get(number, "") for number in numbers.tolist()]
-        )
+        words = {0.0: "false", 1.0: "true"}
+        return by_category(cells.name, [words.get(number, "") for number in numbers.tolist()])
     return by_date(cells.name, numbers) if cells.kind == "date" else by_number(cells.name, numbers)
 
 
 def by_category(name: str, texts: Sequence[str]) -> Dimension:
-    """Each text is a slice, in the order of the alphabet; "" is a missing one."""
-    values, codes = np.unique(
-        np.array([text or MISSING for text in texts], object).astype(str), return_inverse=True
-    )
+    """Make each text a slice, in alphabetical order; "" is a missing value."""
+    named = np.array([text or MISSING for text in texts], object).astype(str)
+    values, codes = np.unique(named, return_inverse=True)
     return Dimension(name, values.tolist(), codes.astype(np.int64))
 
 
 def by_number(name: str, numbers: ArrayLike, unit: str = "") -> Dimension:
-    """Few distinct numbers (N,) are slices as they are, others are cut at their quartiles; NaN is a missing one."""
+    """Make few distinct numbers (N,) slices, or cut them at their quartiles; NaN is missing."""
     values = np.asarray(numbers, dtype=np.float64)
 
     def write(value: float) -> str:
         return f"{value:,.12g} {unit}".rstrip()
 
     distinct = np.unique(values[~np.isnan(values)])
-    if len(distinct) <= _MOST_DISTINCT:
+    if len(distinct) <= _MAX_DISTINCT:
         return _with_missing(
             name, [write(value) for value in distinct], np.searchsorted(distinct, values), values
         )
@@ -103,7 +106,10 @@ def by_number(name: str, numbers: ArrayLike, unit: str = "") -> Dimension:
 
 
 def by_date(name: str, days: ArrayLike) -> Dimension:
-    """Days since 1970 UTC (N,), cut at their quartiles on whole days, or minutes where all is within a few days; NaN is a missing one."""
+    """Cut days since 1970 UTC (N,) at their quartiles; NaN is missing.
+
+    Bounds are whole days, or minutes if all dates are within a few days.
+    """
     values = np.asarray(days, dtype=np.float64)
     return _at_quartiles(
         name,
@@ -115,7 +121,7 @@ def by_date(name: str, days: ArrayLike) -> Dimension:
 
 
 def brightness(images: Inputs) -> Numbers:
-    """(N, ...) uint8 pixels -> (N,) their mean, in [0, 255]."""
+    """Average pixels: (N, ...) uint8 -> (N,) in [0, 255]."""
     starts = range(0, len(images), _BLOCK_ROWS)
     blocks = [np.asarray(images[start : start + _BLOCK_ROWS]) for start in starts]
     return np.concatenate([block.reshape(len(block), -1).mean(axis=1) for block in blocks])
@@ -125,7 +131,8 @@ def _in_order(rows: pa.Table, ids: Sequence[str]) -> pa.Table:
     places = pc.index_in(pa.array(ids), rows["id"].combine_chunks())
     if places.null_count:
         raise IntegrityError(
-            f"{places.null_count} of {len(ids)} packed test rows are not in data/split/rows.parquet. Run `dvc repro --force precompute`."
+            f"{places.null_count} of {len(ids)} packed test rows are not in "
+            "data/split/rows.parquet. Run `dvc repro --force precompute`."
         )
     return rows.take(places)
 
@@ -139,7 +146,7 @@ def _of_target(test: PackedSplit, classes: list[str]) -> Dimension:
 
 
 def _flags(rows: pa.Table) -> list[Dimension]:
-    """Rows that a rule of `clean` flagged; a row may have several."""
+    """Make a dimension of each rule of `clean` that flagged rows; a row may have several flags."""
     flags: list[list[str]] = rows["flags"].to_pylist()
     names = sorted({name for row in flags for name in row})
     return [
@@ -168,19 +175,21 @@ def _at_quartiles(
 
 
 def _quartiles(values: Numbers) -> Numbers:
-    """Those above the smallest value; where more than three quarters are the smallest, the next one. Empty where all are equal."""
+    """Return the quartiles above the smallest value; empty if all values are equal.
+
+    If over three quarters of the values are the smallest, the only bound is the next value.
+    """
     distinct = np.unique(values)
     if len(distinct) < 2:
         return distinct[:0]
-    bounds = np.unique(
-        np.quantile(values, _QUARTILES, method="higher")
-    )  # values that are there, so that no slice is empty
+    # Bounds are values that occur, so that no slice is empty.
+    bounds = np.unique(np.quantile(values, _QUARTILES, method="higher"))
     bounds = bounds[bounds > distinct[0]]
     return bounds if len(bounds) else distinct[1:2]
 
 
 def _with_missing(name: str, names: list[str], codes: ArrayLike, values: Numbers) -> Dimension:
-    """NaN is sorted in behind all others, and has a slice of its own."""
+    """Give NaN its own slice, after all others."""
     missing = np.isnan(values)
     placed = np.where(missing, len(names), codes).astype(np.int64)
     return Dimension(name, [*names, MISSING] if missing.any() else names, placed)

@@ -1,6 +1,8 @@
-"""The section of the evaluation page on what answers are worth: reliability, sets or intervals, outliers, and what is left to a person."""
+"""Builds the evaluation page's section on uncertainty: reliability, coverage, OOD flags, rejection."""
 
-from slipway.artifacts.bundle import Metric
+import numpy as np
+from numpy.typing import NDArray
+
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.text import uncertainty_text
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
@@ -8,61 +10,56 @@ from slipway.reports.pages.charts import Series, line_chart
 from slipway.reports.pages.html_page import Html, Section, beside, figure, join, paragraph, tiles
 
 _NAMES = {
-    "coverage": "Truth in the {what}",
-    "set_size": "Labels in a set",
+    "coverage": "Coverage of the {form}s",
+    "set_size": "Labels per set",
     "calibration_error": "Calibration error",
     "calibration_error_before": "Calibration error before",
     "log_loss_before": "Log loss before",
-    "outliers": "Called outliers",
+    "outliers": "Flagged as OOD",
 }
 
 
-def calibration_section(worth: UncertaintyReport) -> Section:
-    """Tiles, the reliability diagram of classes, and the error among the rows that are answered first."""
-    boxes = tiles([_tile(worth, name, metric) for name, metric in worth.metrics.items()])
-    marks = [paragraph(doubt, "bad") for doubt in worth.doubts]
-    charts = [_risk(worth)] if worth.before is None else [_reliability(worth), _risk(worth)]
-    return Section(
-        "What the answers are worth",
-        join([boxes, *marks, paragraph(uncertainty_text(worth), "note"), beside(charts)]),
+def uncertainty_section(report: UncertaintyReport) -> Section:
+    """Show the metrics, the reliability diagram of classes, and the error by rejection rate."""
+    form = "interval" if report.before is None else "set"
+    boxes = tiles(
+        [
+            (_NAMES[name].format(form=form), number(metric.value), interval(metric))
+            for name, metric in report.metrics.items()
+        ]
     )
+    warnings = [paragraph(warning, "bad") for warning in report.warnings]
+    charts = [_rejection(report)]
+    if report.before is not None:
+        charts.insert(0, _reliability(report, report.before))
+    note = paragraph(uncertainty_text(report), "note")
+    return Section("Uncertainty", join([boxes, *warnings, note, beside(charts)]))
 
 
-def _tile(worth: UncertaintyReport, name: str, metric: Metric) -> tuple[str, str, str]:
-    what = "interval" if worth.before is None else "set"
-    return _NAMES[name].format(what=what), number(metric.value), interval(metric)
-
-
-def _reliability(worth: UncertaintyReport) -> Html:
-    assert worth.before is not None
+def _reliability(report: UncertaintyReport, before: NDArray[np.float32]) -> Html:
     lines = [Series("ideal", [0.0, 1.0], [0.0, 1.0])]
-    for name, probabilities in (("before", worth.before), ("after", worth.answers.outputs)):
-        confidence, accuracy = worth.reliability(probabilities)
-        lines.append(Series(name, confidence.tolist(), accuracy.tolist()))
-    chart = line_chart(lines, "confidence", "accuracy")
-    return figure(
-        chart,
-        "Reliability",
-        "Below the ideal line the network is too sure of itself, above it too modest.",
-    )
+    for name, probabilities in (("before", before), ("after", report.answers.outputs)):
+        bins = report.reliability_bins(probabilities)
+        confidences, accuracies = [one.confidence for one in bins], [one.accuracy for one in bins]
+        lines.append(Series(name, confidences, accuracies))
+    detail = "Below the ideal line the network is overconfident, above it underconfident."
+    return figure(line_chart(lines, "confidence", "accuracy"), "Reliability", detail)
 
 
-def _risk(worth: UncertaintyReport) -> Html:
-    lines = [Series("score", *(axis.tolist() for axis in worth.risk_curve(worth.answers.scores)))]
-    if worth.before is not None:
-        lines.append(
-            Series(
-                "confidence",
-                *(axis.tolist() for axis in worth.risk_curve(-worth.answers.outputs.max(axis=1))),
-            )
+def _rejection(report: UncertaintyReport) -> Html:
+    doubts = {"score": report.answers.scores}
+    if report.before is None:
+        error, order = "mean absolute error", "Rows with the lowest OOD score come first."
+    else:
+        doubts["confidence"] = -report.answers.outputs.max(axis=1)
+        error, order = (
+            "error rate",
+            "The most confident rows, or those with the lowest OOD score, come first.",
         )
-    what = "error rate" if worth.before is not None else "mean absolute error"
-    first = "those with the lowest outlier score first"
-    if len(lines) > 1:
-        first = "the most confident first, or " + first
-    chart = line_chart(lines, "share of rows answered", what)
-    return figure(
-        chart,
-        "If the rest goes to a person",
-        f"The error among the rows that are answered, {first}.",
-    )
+    lines = []
+    for name, doubt in doubts.items():
+        fractions, risks = report.risk_curve(doubt)
+        lines.append(Series(name, fractions.tolist(), risks.tolist()))
+    chart = line_chart(lines, "fraction of rows answered", error)
+    detail = f"Error of the answered rows if the model rejects the rest. {order}"
+    return figure(chart, "Rejecting uncertain rows", detail)

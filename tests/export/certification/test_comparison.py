@@ -209,7 +209,9 @@ def test_a_loss_that_other_test_rows_could_undo_is_no_proof() -> None:
 def test_rows_that_chance_cannot_explain_are_a_loss_in_a_small_test_split_too() -> None:
     hop = compare_flipped(38, 12, SMALL_BUDGET)
     assert hop.status == "differs"
-    assert "expected at most one row, 0.02632, since verify.max_metric_loss.fp16 0.01" in hop.reason
+    assert (
+        "expected at most one row, 0.02632, because verify.max_metric_loss.fp16 0.01" in hop.reason
+    )
 
 
 # An interval of no width to speak of: the loss itself is judged.
@@ -361,7 +363,7 @@ def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may
     hop = comparison.against("fp32", FP16, found, (first, before), tolerance)
     assert hop.status == status
     assert hop.max_score_difference == pytest.approx(1e-4, rel=1e-2)
-    assert ("outlier score" in hop.reason) == (status == "differs")
+    assert ("OOD score" in hop.reason) == (status == "differs")
 
 
 def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: int = 100) -> Hop:
@@ -400,7 +402,7 @@ def test_a_variant_that_calls_ordinary_rows_outliers_differs() -> None:
     hop = compare_scores(ORDINARY * np.float32(2.4), BUDGET)
     assert (hop.status, hop.flipped) == ("differs", [])
     assert hop.reason.startswith(
-        "61.0% of the rows are called outliers, 51.2% at the mild end of its interval, expected at most 16."
+        "61.0% of the rows are flagged as OOD, 51.2% at the mild end of its interval, expected at most 16."
     )
     assert (
         compare_scores(ORDINARY * np.float32(1.1), BUDGET).status == "agrees"
@@ -417,7 +419,7 @@ def test_an_outlier_score_that_is_not_finite_never_agrees(tolerance: Tolerance) 
     hop = comparison.against(
         "fp32", FP16, found, (comparison.first("torch", TORCH, before), before), tolerance
     )
-    assert (hop.status, hop.reason) == ("differs", "outlier scores are not finite")
+    assert (hop.status, hop.reason) == ("differs", "OOD scores are not finite")
 
 
 class SlowRunner(NoisyRunner):

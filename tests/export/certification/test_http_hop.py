@@ -119,15 +119,15 @@ def payloads(order: list[int] | None = None) -> Iterator[RowPayload]:
 def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with service(bundle) as client:
-        measured = client.measure(
+        single, _ = client.measure(
             payloads(order=list(reversed(range(20)))), len(PAYLOADS), timing_rounds=2, actual=ACTUAL
         )
     expected = [list(answer_to(content, "")["probabilities"].values()) for content in PAYLOADS]
-    assert measured.alone.outputs.tolist() == expected
-    assert measured.alone.scores is not None
-    assert measured.alone.scores.tolist() == [content[0] / 8 for content in PAYLOADS]
-    assert measured.alone.latency_ms > 0
-    assert measured.alone.rows_per_second > 0
+    assert single.outputs.tolist() == expected
+    assert single.scores is not None
+    assert single.scores.tolist() == [content[0] / 8 for content in PAYLOADS]
+    assert single.latency_ms > 0
+    assert single.rows_per_second > 0
 
 
 def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def table_rows() -> TestRows:
 
 
 @pytest.mark.process
-def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its_row(
+def test_table_rows_are_sent_singly_and_grouped_and_each_answer_lands_in_its_row(
     tmp_path: Path,
 ) -> None:
     asked: list[int] = []
@@ -325,15 +325,15 @@ def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its
         return answer_to_rows(content, version)
 
     with service(write_small_bundle(tmp_path, contract=COLUMNS), answer=noting) as client:
-        measured = client.measure(
+        single, grouped = client.measure(
             row_payloads(reversed(ROWS), table_rows()), len(ROWS), timing_rounds=1, actual=ACTUAL
         )
     expected = [
         list(answer_to(bytes([number]), "")["probabilities"].values())
         for number in range(len(ROWS))
     ]
-    assert measured.together is not None
-    assert measured.alone.outputs.tolist() == measured.together.outputs.tolist() == expected
+    assert grouped is not None
+    assert single.outputs.tolist() == grouped.outputs.tolist() == expected
     assert asked.count(0) == len(ROWS) + 1  # each alone, and one for the latency
     assert sorted(size for size in asked if size) == [
         1,
@@ -349,12 +349,9 @@ def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its
     ]  # twice 74, then what is left
 
 
-def test_images_are_sent_alone_only(tmp_path: Path) -> None:
+def test_images_are_sent_one_per_request(tmp_path: Path) -> None:
     with service(write_small_bundle(tmp_path)) as client:
-        assert (
-            client.measure(payloads(), len(PAYLOADS), timing_rounds=1, actual=ACTUAL).together
-            is None
-        )
+        assert client.measure(payloads(), len(PAYLOADS), timing_rounds=1, actual=ACTUAL)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -373,7 +370,7 @@ def test_predictions_that_do_not_fit_their_rows_are_refused(
     some = list(row_payloads(ROWS, table_rows()))[:3]
     bundle = write_small_bundle(tmp_path, contract=COLUMNS)
     with service(bundle, answer=answer_to_rows) as client:
-        assert client.predict_together(some).shape == (
+        assert client.predict_group(some).shape == (
             3,
             len(LABELS) + 1,
         )  # the outlier score is last
@@ -381,7 +378,7 @@ def test_predictions_that_do_not_fit_their_rows_are_refused(
         service(bundle, change, answer=answer_to_rows) as client,
         pytest.raises(ParityError, match=message) as caught,
     ):
-        client.predict_together(some)
+        client.predict_group(some)
     assert "3 rows in one request, from row id0" in str(caught.value)
 
 

@@ -17,10 +17,9 @@ from slipway.export.graphs.variants import (
     largest_activations,
     quantization_samples,
     refuse_broken,
-    run_in_batches,
 )
 from slipway.inputs.images import ImageContract, image_array
-from slipway.runtimes.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system.errors import ParityError
 from tests.export.conftest import Project
 from tests.packed_rows import packed_rows, packed_split
@@ -106,7 +105,7 @@ def chosen(store_: tuple[Path, PackedManifest], seed: int = 7, num_rows: int = 2
     return set(quantization_samples(*store_, seed, num_rows).ravel().tolist())
 
 
-def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order(tmp_path: Path) -> None:
+def test_quantization_samples_depend_on_ids_and_seed_and_not_on_their_order(tmp_path: Path) -> None:
     whole = split(100)
     order = np.random.default_rng(0).permutation(100)
     shuffled = packed_split(
@@ -121,7 +120,9 @@ def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order(tmp_path
     assert chosen(in_order, seed=8) != chosen(in_order)
 
 
-def test_calibration_rows_are_training_rows_whatever_else_is_in_the_store(tmp_path: Path) -> None:
+def test_quantization_samples_are_training_rows_whatever_else_is_in_the_store(
+    tmp_path: Path,
+) -> None:
     first, second, third = np.split(np.arange(90), 3)
     parts = {
         name: packed_split(
@@ -146,7 +147,7 @@ def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size
     assert rows[0, 0, 0, 0] < rows[0, 0, 1, 0]
 
 
-def test_more_calibration_rows_than_there_are_means_all(tmp_path: Path) -> None:
+def test_more_quantization_samples_than_there_are_means_all(tmp_path: Path) -> None:
     assert len(chosen(store(tmp_path, {"train": split(10)}), num_rows=512)) == 10
 
 
@@ -222,7 +223,9 @@ def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier:
         runner = open_onnx(
             graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1
         )
-        assert (run_in_batches(runner, images, 16).outputs.argmax(axis=1) == targets).mean() > 0.95
+        assert (
+            run_in_batches(runner.run, images, 16).outputs.argmax(axis=1) == targets
+        ).mean() > 0.95
 
 
 @pytest.mark.process
@@ -275,7 +278,7 @@ def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Proj
             provider="cpu",
             num_threads=1,
         )
-        found = run_in_batches(runner, images, 16).scores
+        found = run_in_batches(runner.run, images, 16).scores
         assert (
             np.abs(found - expected).mean()
             < {"fp32": 1e-5, "fp16": 0.01}.get(variant, 0.25) * expected.mean()

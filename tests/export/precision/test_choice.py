@@ -70,10 +70,16 @@ def test_the_smallest_within_the_budget_is_chosen_where_that_is_asked_for() -> N
 @pytest.mark.parametrize(
     ("planted", "verdict"),
     [
-        (figures(throughput=0.5), "slower than fp32: 0.50 times (0.45 to 0.55) its rows a second"),
+        (
+            figures(throughput=0.5),
+            "slower than fp32: 0.50 times (0.45 to 0.55) its rows per second",
+        ),
         (figures(latency=0.7), "slower than fp32 for one row: 0.70 times (0.63 to 0.77) as fast"),
         (figures(loss=0.0051), "over the budget: loses 0.51 points, at most 0.50 points"),
-        (figures(batch_dependence=0.02), "an answer depends on the rows beside it, by up to 0.02"),
+        (
+            figures(batch_dependence=0.02),
+            "an answer depends on the other rows of its batch, by up to 0.02",
+        ),
     ],
 )
 def test_a_variant_that_must_not_be_chosen_is_not_and_the_reason_is_written(
@@ -88,7 +94,7 @@ def test_a_variant_that_is_not_shown_to_be_faster_is_no_faster() -> None:
     assert chosen == "fp32"
     assert (
         told["int8"]
-        == "not shown to be faster than fp32: 1.05 times (0.95 to 1.16) its rows a second"
+        == "not shown to be faster than fp32: 1.05 times (0.95 to 1.16) its rows per second"
     )
     assert verdicts("smallest", int8=figures(throughput=1.05))[0] == "int8", (
         "nor is it shown to be slower"
@@ -107,8 +113,8 @@ def test_the_reason_of_fp32_is_what_speaks_against_the_others() -> None:
     goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
     found = {"fp32": FP32, "fp16": figures(), "int8": figures(throughput=0.5)}
     assert choose(found, MEANT_FOR, goal, "image_classification", "cpu", {}).reason == (
-        "Asked for: lose at most 0.50 points, then the fastest. Nothing else is better. "
-        "int8: slower than fp32: 0.50 times (0.45 to 0.55) its rows a second."
+        "Goal: lose at most 0.50 points, then the fastest. Nothing else is better. "
+        "int8: slower than fp32: 0.50 times (0.45 to 0.55) its rows per second."
     )
 
 
@@ -118,6 +124,6 @@ def test_the_reason_of_a_choice_has_the_goal_and_the_figures() -> None:
         {"fp32": FP32, "int8": figures()}, MEANT_FOR, goal, "table_regression", "cpu", {}
     ).reason
     assert reason == (
-        "Asked for: lose at most 0.50 %, then the fastest. int8 loses 0.00 %, answers 2.00 times (1.80 to 2.20) the rows of fp32 in a "
+        "Goal: lose at most 0.50 %, then the fastest. int8 loses 0.00 %, answers 2.00 times (1.80 to 2.20) the rows of fp32 per "
         "second and one row 1.50 times (1.35 to 1.65) as fast, in 25 B instead of 100 B."
     )

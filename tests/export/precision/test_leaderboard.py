@@ -14,7 +14,7 @@ from slipway.config.sections import GoalParams
 from slipway.export.certification import timing
 from slipway.export.certification.timing import fewest_rounds, measure_in_turns, median_ratio
 from slipway.export.precision import leaderboard
-from slipway.export.precision.choice import MOST_BATCH_DEPENDENCE, choose
+from slipway.export.precision.choice import MAX_BATCH_DEPENDENCE, choose
 from slipway.export.precision.leaderboard import Contest, Effort, measure_provider, metric_loss
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.leaderboard_page import LeaderboardLine
@@ -138,7 +138,9 @@ def test_outliers_are_counted_by_the_variants_own_thresholds() -> None:
 
 def test_an_answer_that_depends_on_the_rows_beside_it_is_seen() -> None:
     lines = measured(PlantedRunner(per_neighbour=0.001), fp32=PlantedRunner(delay_s=0.02))
-    assert verdict(lines)[1].startswith("an answer depends on the rows beside it, by up to 0.0")
+    assert verdict(lines)[1].startswith(
+        "an answer depends on the other rows of its batch, by up to 0.0"
+    )
     assert lines["fp32"].figures.batch_dependence == 0.0
 
 
@@ -174,7 +176,7 @@ def test_of_large_numbers_rounding_is_no_dependence_on_the_rows_beside(
     found = measure_provider("cpu", runners, values, Effort(limit_s=0.2, memory=False))[
         "int8"
     ].figures
-    assert (found.batch_dependence > MOST_BATCH_DEPENDENCE) == depends
+    assert (found.batch_dependence > MAX_BATCH_DEPENDENCE) == depends
 
 
 def test_a_variant_that_lost_its_labels_is_refused() -> None:

@@ -5,9 +5,8 @@ import pytest
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration
-from slipway.export.graphs.variants import run_in_batches
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
-from slipway.runtimes.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.training.batches.row_selection import select
 from slipway.training.uncertainty.calibration import fitting_half
 from tests.export.conftest import RESAMPLING, Project
@@ -46,7 +45,7 @@ def test_no_more_rows_than_promised_are_outliers_of_an_int8_graph(
     found = own_thresholds(graph, asked(classifier, share), classifier.task, val, RESAMPLING.seed)
     held_out = val.inputs[np.flatnonzero(~fitting_half(val.keys, RESAMPLING.seed))]
     answers = run_in_batches(
-        open_onnx(graph, variant=variant, precision="int8", provider="cpu", num_threads=1),
+        open_onnx(graph, variant=variant, precision="int8", provider="cpu", num_threads=1).run,
         held_out,
         32,
     )
@@ -95,7 +94,7 @@ def test_a_bundle_has_the_coverage_that_each_calibration_had_on_the_test_rows(
         assert own is not None
         found = own_coverage(graph, own, project.task, test, RESAMPLING)
         answers = run_in_batches(
-            open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=1),
+            open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=1).run,
             test.inputs,
             32,
         )

@@ -5,7 +5,11 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation.reference_comparison import ReleasedAnswers, compare, released_gate
+from slipway.reports.evaluation.reference_comparison import (
+    ReferenceAnswers,
+    compare,
+    reference_gate,
+)
 from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.system.errors import DataError
 
@@ -31,9 +35,9 @@ def released(
     outputs: NDArray[np.float32],
     refused: NDArray[np.bool_] | None = None,
     known: NDArray[np.bool_] | None = None,
-) -> ReleasedAnswers:
+) -> ReferenceAnswers:
     refused = np.zeros(len(outputs), bool) if refused is None else refused
-    return ReleasedAnswers(
+    return ReferenceAnswers(
         "artifacts/reference_model", "0123456789ab", "cpu", outputs, refused, known, "it says so"
     )
 
@@ -50,14 +54,14 @@ def test_a_worse_network_misses_the_gate_with_loss_interval_p_and_rows() -> None
     assert 0 < found.loss.low < 30 / 400 < found.loss.high
     assert found.loss.rows == NUM_ROWS
     assert found.p_value == pytest.approx(2 * 0.5**30)  # McNemar: all 30 rows fell to one side
-    gate = released_gate(found, 0.01)
+    gate = reference_gate(found, 0.01)
     assert gate.outcome == "missed"
     for text in (
         "accuracy lost",
         "0.075",
         "400 rows",
         "at most 0.01",
-        "released model 0123456789ab",
+        "reference model 0123456789ab",
         "p = 1.86e-09",
     ):
         assert text in gate.text, text
@@ -69,8 +73,8 @@ def test_a_loss_of_exactly_the_budget_passes() -> None:
         released(probabilities(wrong_rows(*range(8)))),
         RESAMPLING,
     )
-    assert released_gate(found, 0.01).outcome == "passed"
-    assert released_gate(found, 0.0099).outcome == "missed"
+    assert reference_gate(found, 0.01).outcome == "passed"
+    assert reference_gate(found, 0.0099).outcome == "missed"
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 20), (40, 10)])
@@ -81,7 +85,7 @@ def test_an_equal_and_a_better_network_pass_even_without_a_budget(before: int, a
         RESAMPLING,
     )
     assert found.loss.value == pytest.approx((after - before) / 400)
-    assert released_gate(found, 0.0).outcome == "passed"
+    assert reference_gate(found, 0.0).outcome == "passed"
     assert (found.p_value == 1) is (before == after)
 
 
@@ -103,7 +107,7 @@ def test_numbers_are_compared_by_the_growth_of_the_rmse(factor: float, passes: b
     )
     found = compare(answers, released((targets + errors)[:, None].astype(np.float32)), RESAMPLING)
     assert found.loss.value == pytest.approx(factor - 1, abs=1e-4)
-    assert (released_gate(found, 0.05).outcome == "passed") is passes
+    assert (reference_gate(found, 0.05).outcome == "passed") is passes
     assert (found.p_value < 0.01) is (factor != 1.0)
 
 

@@ -10,7 +10,7 @@ from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.metrics.scores import Resampling
 from slipway.metrics.uncertainty import softmax
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
-from slipway.reports.pages.uncertainty_section import calibration_section
+from slipway.reports.pages.uncertainty_section import uncertainty_section
 from tests.artifacts.test_uncertainty import simulated, with_threshold
 from tests.calibrations import CALIBRATION
 
@@ -77,11 +77,15 @@ def test_a_numbers_interval_covers_what_it_should() -> None:
 
 def test_confidence_meets_accuracy_in_every_bin_and_where_it_is_too_high_it_does_not() -> None:
     found = worth(too_sure=4)
-    confidence, accuracy = found.reliability(found.answers.outputs)
-    assert np.abs(confidence - accuracy)[confidence > 0.5].max() < 0.1
+    assert max(map(abs, overconfidence(found, found.answers.outputs))) < 0.1
     assert found.before is not None
-    confidence, accuracy = found.reliability(found.before)
-    assert (confidence - accuracy)[confidence > 0.5].max() > 0.2
+    assert max(overconfidence(found, found.before)) > 0.2
+
+
+def overconfidence(report: UncertaintyReport, probabilities: NDArray[np.float32]) -> list[float]:
+    """Confidence less accuracy in each bin above a confidence of 0.5."""
+    bins = report.reliability_bins(probabilities)
+    return [one.confidence - one.accuracy for one in bins if one.confidence > 0.5]
 
 
 @pytest.mark.parametrize("found", [worth(), numbers()])
@@ -96,28 +100,28 @@ def test_answering_the_least_doubtful_rows_alone_errs_less(found: UncertaintyRep
 
 
 def test_the_section_says_what_was_fitted_and_where_the_rows_were_too_few() -> None:
-    assert "Reliability" in calibration_section(worth()).body
-    text = calibration_section(numbers()).body
+    assert "Reliability" in uncertainty_section(worth()).body
+    text = uncertainty_section(numbers()).body
     assert "An interval is the value +/- 1" in text
     assert "Reliability" not in text
     few = CALIBRATION.model_copy(
         update={"conformal": CALIBRATION.conformal.model_copy(update={"rows": 5, "threshold": 0.0})}
     )
-    assert "So few rows say nothing" in calibration_section(worth(calibration=few)).body
-    assert "There are no intervals" in calibration_section(numbers(None)).body
+    assert "too few rows for that coverage" in uncertainty_section(worth(calibration=few)).body
+    assert "There are no intervals" in uncertainty_section(numbers(None)).body
 
 
 def test_the_section_marks_a_coverage_that_missed_its_target_or_was_fitted_on_few_rows() -> None:
     enough = {"rows": 200, "threshold": 1.645}  # nine tenths of normal errors
     met = with_fields(numbers(), coverage=0.9, **enough)
-    assert met.doubts == []
-    assert "the target" not in calibration_section(met).body
+    assert met.warnings == []
+    assert "the target" not in uncertainty_section(met).body
     missed = with_fields(numbers(), coverage=0.95, **enough)
-    (doubt,) = missed.doubts
+    (doubt,) = missed.warnings
     assert "is below the target of 95%" in doubt
-    assert doubt in calibration_section(missed).body
+    assert doubt in uncertainty_section(missed).body
     few = with_fields(numbers(), coverage=0.9, **(enough | {"rows": 66}))
-    assert "fitted on 66 rows, fewer than 200" in calibration_section(few).body
+    assert "fitted on 66 rows, fewer than 200" in uncertainty_section(few).body
 
 
 def with_fields(found: UncertaintyReport, **changes: float) -> UncertaintyReport:

@@ -15,11 +15,11 @@ from slipway.export.certification.comparison import (
     Measurement,
     TestRows,
     Tolerance,
-    headline,
     not_executed,
 )
 from slipway.kinds.registry import Task
 from slipway.metrics.scores import Resampling
+from slipway.reports.evaluation.slice_scores import headline
 from slipway.reports.pages.log_bars import LogBar, log_bars
 from slipway.reports.pages.verify_page import HopAnswers, _outliers, verify_page
 from tests.reports.test_pages import CONTRACT, EVIL, FOREIGN, faults

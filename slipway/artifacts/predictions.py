@@ -1,0 +1,39 @@
+"""The JSON form of one prediction, as callers of the service get it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.uncertainty import Calibration
+
+
+def prediction_columns(
+    prediction: Mapping[str, Any], labels: Sequence[str], calibration: Calibration
+) -> NDArray[np.float32]:
+    """Return (columns + 1,): probabilities in the order of `labels` or the value, then the OOD score.
+
+    Raises:
+        KeyError, TypeError: the prediction has another form.
+        ValueError: parts of it contradict each other.
+    """
+    score = np.float32(prediction["outlier_score"])
+    if prediction["is_outlier"] is not bool(calibration.is_outlier(score)):
+        raise ValueError("outlier_score and is_outlier do not go together")
+    if not labels:
+        interval = calibration.interval(prediction["value"])
+        if prediction["interval"] != (interval and list(interval)):
+            raise ValueError("value and interval do not go together")
+        return np.array([prediction["value"], score], np.float32)
+
+    probabilities = prediction["probabilities"]
+    columns = np.array([probabilities[label] for label in labels], np.float32)
+    is_best = probabilities[prediction["label"]] == float(columns.max())
+    if len(probabilities) != len(labels) or not is_best:
+        raise ValueError("label and probabilities do not go together")
+    is_inside = calibration.prediction_sets(columns)
+    expected = [label for label, inside in zip(labels, is_inside, strict=True) if inside]
+    if sorted(prediction["prediction_set"]) != sorted(expected):
+        raise ValueError("probabilities and prediction_set do not go together")
+    return np.append(columns, score)

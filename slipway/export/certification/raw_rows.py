@@ -1,0 +1,39 @@
+"""Finds packed test rows in the raw data again and checks that they did not change."""
+
+from collections.abc import Sequence
+
+from slipway.data.sources.samples import RawSample
+from slipway.data.tables.source import ID_DIGITS
+from slipway.system import files
+from slipway.system.errors import IntegrityError
+
+
+class RawRowPositions:
+    """Maps raw rows to their positions among packed rows; each is taken once."""
+
+    def __init__(self, ids: Sequence[str], sources: Sequence[str]) -> None:
+        self._ids = ids
+        self._missing = {source: position for position, source in enumerate(sources)}
+
+    def take(self, source: str, row_id: str | None) -> int:
+        """Return the position of a raw row; IntegrityError if it is not the row that was packed."""
+        position = self._missing.pop(source, None)
+        if position is None or self._ids[position] != row_id:
+            raise IntegrityError(
+                f"{source} changed since it was packed. "
+                "Run `dvc repro`, which starts at the changed data."
+            )
+        return position
+
+    def check_all_taken(self) -> None:
+        """Raise IntegrityError if a packed row is missing from the raw data."""
+        if self._missing:
+            raise IntegrityError(
+                f"{len(self._missing)} test rows are gone from the raw data, "
+                f"the first is {min(self._missing)}. Run `dvc repro`."
+            )
+
+
+def image_id(sample: RawSample) -> str | None:
+    """Return the row id of an image, the start of its SHA-256; None for a faulty sample."""
+    return None if sample.fault else files.sha256_bytes(sample.payload)[:ID_DIGITS]
