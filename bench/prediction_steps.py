@@ -27,9 +27,10 @@ from bench.serving_overhead import http_request
 from bench.serving_speed import NUM_CONNECTIONS, PACKAGES
 from bench.watching_overhead import CASES
 from serving.app import Application
-from serving.guard.connections import Connection
+from serving.http.connections import tracked
 from serving.monitoring.watcher import Watcher
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
+from serving.process.operator_port import connection_limits
 from serving.worker import ModelWorker
 from slipway.system import files
 from tests.serving.in_process import full_worker, read_all_settings
@@ -50,9 +51,11 @@ class Silent(asyncio.Transport):
         self.num_written, self.last = 0, b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """An answer comes whole."""
-        self.num_written += 1
-        self.last = bytes(data)
+        """A head and a body are written for each answer."""
+        if bytes(data[:8]) == b"HTTP/1.1":
+            self.last = bytes(data)
+        else:
+            self.num_written += 1
 
     def is_closing(self) -> bool:
         """Never."""
@@ -64,6 +67,10 @@ class Silent(asyncio.Transport):
     def resume_reading(self) -> None:
         """The same."""
 
+    def get_write_buffer_size(self) -> int:
+        """Everything is taken."""
+        return 0
+
 
 class Replayer:
     """One worker's way from the first byte of a request to the last one of its answer."""
@@ -72,25 +79,17 @@ class Replayer:
         async def behind(scope: Scope, receive: Receive, send: Send) -> None:
             raise RuntimeError("nothing here is for BentoML")
 
-        config = uvicorn.Config(behind, log_level="critical", access_log=False)
-        config.load()
-        application, state = Application(behind, worker), ServerState()
+        app = tracked(Application(behind, worker))
+        config = uvicorn.Config(app, log_level="critical", access_log=False, ws="none")
+        limits, state = connection_limits(worker), ServerState()
         state.default_headers = [
             (b"date", b"Sun, 22 Nov 2026 20:00:00 GMT"),
             (b"server", b"uvicorn"),
         ]
         self._request = request
-        self._connections: list[tuple[Connection, Silent]] = []
+        self._connections: list[tuple[asyncio.Protocol, Silent]] = []
         for _ in range(NUM_CONNECTIONS):
-            connection = Connection(
-                worker,
-                application,
-                config=config,
-                server_state=state,
-                app_state={},
-                _loop=asyncio.get_running_loop(),
-            )
-            transport = Silent()
+            connection, transport = limits(config, state, {}), Silent()
             connection.connection_made(transport)
             self._connections.append((connection, transport))
 

@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
+from serving.http.callers import is_loopback
+from serving.http.framing import checked_headers
 from serving.http.incoming import DRAIN_S, Incoming, Turns
 from serving.http.request_ids import request_id_of
 from serving.http.responses import (
@@ -67,25 +69,15 @@ class Application:
         elif scope["type"] == "http":
             await self._serve(scope, receive, send)
 
-    def answers(self, path: str) -> bool:
-        """Whether `respond` answers here. What else is known is for BentoML, which needs a scope."""
-        route = self._routes.get(path)
-        return route is None or route.handler is not None
-
     async def respond(
-        self, request: Request, pass_on: Callable[[str], Awaitable[None]] | None = None
+        self, request: Request, pass_on: Callable[[str], Awaitable[None]]
     ) -> Response | None:
         """The answer to a request; None where its caller is gone, or `pass_on`, which is given the route, has seen to it."""
-        incoming = None
-        if request.body is None:
-            request.receive = incoming = Incoming(request.receive)
         found = find_route(self._routes, request.path)
         label = found or "other"
         try:
             handler = self._require_route(found, request).handler
             if handler is None:
-                if pass_on is None:
-                    raise RuntimeError(f"{label} is for BentoML, which needs a scope")
                 await pass_on(label)
                 return None
             response = await handler(request)
@@ -95,9 +87,9 @@ class Application:
             if (
                 refusal.code in _PASSING
                 and _has_body(request.headers)
-                and not await self._let_in(incoming, request)
+                and not await self._let_in(request)
             ):
-                response = replace(response, headers=(*response.headers, _CLOSE))
+                response = _closing(response)
         except ClientGoneError:
             self._worker.metrics.client_gone()
             return None
@@ -108,21 +100,28 @@ class Application:
                 Refusal("internal", "the service failed; its log has the details"), request, found
             )
         # A caller that waits to be asked for its body may send it all the same, or not: nobody could tell it from the next request.
-        if incoming and not incoming.is_asked_for and b"expect" in request.headers:
-            response = replace(response, headers=(*response.headers, _CLOSE))
+        is_unasked = b"expect" in request.headers and not request.receive.is_asked_for
+        if is_unasked or self._worker.is_draining:
+            response = _closing(response)
         self._worker.metrics.answered(label, response.status)
         return response
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: Headers = dict(scope["headers"])
         method, path = scope["method"], scope["path"]
+        headers: Headers = {}
+        try:
+            self._require_known_address(scope)
+            headers = checked_headers(scope)
+        except Refusal as refusal:
+            await self._refuse_head(refusal, dict(scope["headers"]), send)
+            return
         request = Request(
             request_id_of(headers),
             method,
             path,
             scope["query_string"],
             headers,
-            receive,
+            Incoming(receive),
             perf_counter(),
         )
 
@@ -134,23 +133,35 @@ class Application:
             return
         incoming = request.receive
         is_owed = (
-            isinstance(incoming, Incoming)
-            and not (incoming.is_whole or incoming.is_drained)
+            not (incoming.is_whole or incoming.is_drained)
             and _has_body(headers)
             and b"expect" not in headers
         )
         await send_response(
             response, request.id, send, with_body=method != "HEAD", is_last=not is_owed
         )
-        if (
-            is_owed
-        ):  # the caller has its answer, but to end the connection now would take it away again
-            assert isinstance(incoming, Incoming)
-            # Twice the limit, so that a body that is too large is read as well, unless it is far too large.
-            await incoming.drain(2 * self._worker.settings.max_body_bytes, self._most_drain_s)
+        if is_owed:
+            # The caller has its answer, but to end the connection now would take it away again.
+            # Four times the limit: a body that is too large is read, one that is far too large is not.
+            await incoming.drain(4 * self._worker.settings.max_body_bytes, self._most_drain_s)
             await send({"type": "http.response.body", "body": b""})
 
-    async def _let_in(self, incoming: Incoming | None, request: Request) -> bool:
+    def _require_known_address(self, scope: Scope) -> None:
+        """Raises Refusal if the connection is to an address that other machines reach, and nobody allowed them."""
+        server = scope.get("server")
+        if not self._check.allows_remote and server and not is_loopback(server[0]):
+            message = "this address can be reached from other machines, and there are no keys (SLIPWAY_KEYS, SLIPWAY_ALLOW_ANYONE)"
+            raise Refusal("not_allowed", message)
+
+    async def _refuse_head(self, refusal: Refusal, headers: Headers, send: Send) -> None:
+        """Refuse a request whose head cannot be relied on, and close its connection."""
+        request_id = request_id_of(headers)
+        response = _closing(error_response(refusal, request_id))
+        self._worker.metrics.refused(refusal.code)
+        self._worker.metrics.answered("other", response.status)
+        await send_response(response, request_id, send)
+
+    async def _let_in(self, request: Request) -> bool:
         """Let a caller that is to come again send its whole body before it is answered, when it is its turn.
 
         False: so much is waited for that its connection is to be ended with what has not been read.
@@ -158,22 +169,16 @@ class Application:
         max_bytes = self._worker.settings.max_body_bytes
         declared = request.headers.get(b"content-length", b"0")
         num_bytes = min(int(declared[:20]) if declared.isdigit() else 0, max_bytes)
-        request.body = None  # it is not to be held meanwhile
+        incoming = request.receive
         turn = self._turns.take(asyncio.get_running_loop().time(), num_bytes)
         if turn is not None:
             try:
                 await asyncio.sleep(turn.wait_s)
-                if (
-                    turn.is_read
-                    and incoming
-                    and not incoming.is_whole
-                    and b"expect" not in request.headers
-                ):
+                if turn.is_read and not incoming.is_whole and b"expect" not in request.headers:
                     await incoming.drain(max_bytes, self._most_drain_s)
             finally:
-                self._turns.end(turn, incoming.num_bytes if incoming else num_bytes)
-        if incoming:
-            incoming.is_drained = True
+                self._turns.end(turn, incoming.num_bytes)
+        incoming.is_drained = True
         return turn is not None and turn.is_read
 
     def _require_route(self, found: str | None, request: Request) -> Route:
@@ -200,13 +205,20 @@ class Application:
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._worker.metrics.answered(label, message["status"])
-                message = {
-                    **message,
-                    "headers": guarded_headers(list(message["headers"]), request_id),
-                }
+                headers = guarded_headers(list(message["headers"]), request_id)
+                if self._worker.is_draining:
+                    headers.append((b"connection", b"close"))
+                message = {**message, "headers": headers}
             await send(message)
 
         return guarded_send
+
+
+def _closing(response: Response) -> Response:
+    """The response as the last one of its connection."""
+    if _CLOSE in response.headers:
+        return response
+    return replace(response, headers=(*response.headers, _CLOSE))
 
 
 def _has_body(headers: Headers) -> bool:

@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 from serving.api_docs.api import predict_method, read_columns, summary
 from serving.app import Application
 from serving.extensions import EXTENSIONS, SECTIONS
-from serving.guard.connections import limit_connections
+from serving.http.connections import tracked
 from serving.metrics.service_metrics import end_with_server, open_server_directory
 from serving.process.draining import drain_on_sigterm
 from serving.process.interpreter import put_aside_what_stays, take_short_turns
-from serving.process.operator_port import OperatorPort
+from serving.process.operator_port import OperatorPort, connection_limits
 from serving.settings import Settings, SettingsError, read_settings
 from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
@@ -74,9 +74,9 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         if not is_main:
             return bentoml_application
         application = Application(bentoml_application, worker())
-        limit_connections(worker(), application)
+        connection_limits(worker()).replace_uvicorns_default()
         operator_port().serve(worker(), application.for_operators())
-        return application
+        return tracked(application)
 
     @property
     def labels(self) -> dict[str, str]:

@@ -58,6 +58,7 @@ class LoopbackOnly:
         return None
 
 
+@functools.lru_cache(64)  # called for each request
 def is_loopback(address: str) -> bool:
     """Return True if only this machine can reach `address`. A name other than `localhost` counts as reachable by others."""
     try:

@@ -6,6 +6,7 @@ their status, so that no handler invents one.
 
 import json
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -162,10 +163,17 @@ async def send_response(
     )
 
 
-def head_lines(response: Response, request_id: str) -> bytes:
-    """The same headers as `encoded_headers` of an answer without headers of its own, as they go over the wire, without the empty line."""
-    text = f"content-type: {response.content_type}\r\ncontent-length: {len(response.body)}\r\n{_GUARDING_LINES}x-request-id: {request_id}\r\n"
-    return text.encode("latin-1")
+def response_bytes(response: Response, request_id: str) -> bytes:
+    """A whole response as it goes over the wire, the last one of its connection."""
+    status = HTTPStatus(response.status)
+    headers = [*encoded_headers(response, request_id), (b"connection", b"close")]
+    lines = [b"%s: %s\r\n" % header for header in headers]
+    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (
+        status,
+        status.phrase.encode(),
+        b"".join(lines),
+        response.body,
+    )
 
 
 def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, bytes]]:
@@ -193,4 +201,3 @@ def guarded_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tup
 
 
 _GUARDING = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in GUARDING]
-_GUARDING_LINES = "".join(f"{name}: {value}\r\n" for name, value in GUARDING)

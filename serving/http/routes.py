@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from starlette.types import Receive
-
+from serving.http.incoming import Incoming
 from serving.http.responses import Refusal, Response
 from slipway.artifacts.bundle import Bundle
 
@@ -30,12 +29,9 @@ class Request:
     path: str  # decoded, without its query
     query: bytes
     headers: Headers
-    receive: Receive
+    receive: Incoming
     started: float  # perf_counter seconds
     caller: str | None = None  # the name of its key, once the gate has let it pass
-    body: bytes | None = (
-        None  # the whole of it, where it had come when the request was taken up: nothing is to be received then
-    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from serving.app import Application
-from serving.guard.connections import connections_to
+from serving.http.connections import ConnectionLimits, tracked
 from serving.settings import Settings
 from serving.worker import ModelWorker
 
@@ -48,8 +48,9 @@ class OperatorPort:
             return
         listener = listen(self._settings.admin_host, self._settings.admin_port)
         config = uvicorn.Config(
-            self._application,
-            http=connections_to(self._worker, self._application),
+            tracked(self._application),
+            http=connection_limits(self._worker),  # type: ignore[arg-type]  # a factory is enough
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -65,6 +66,17 @@ class OperatorPort:
         if self._server and self._task:
             self._server.should_exit = True
             await self._task
+
+
+def connection_limits(worker: ModelWorker) -> ConnectionLimits:
+    """The limits of the connections to one port of a worker."""
+    settings, metrics = worker.settings, worker.metrics
+
+    def count(code: str, status: int) -> None:
+        metrics.refused(code)
+        metrics.answered("other", status)
+
+    return ConnectionLimits(settings.max_connections, settings.request_timeout_s, count)
 
 
 def listen(host: str, port: int) -> socket.socket:

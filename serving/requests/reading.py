@@ -17,7 +17,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.types import Message
 
 from serving.http.responses import ClientGoneError, Refusal
-from serving.http.routes import Request
+from serving.http.routes import Headers, Request
 from serving.requests.payload import Payload
 from slipway.inputs.multipart import FIELD
 from slipway.system.malloc import LARGEST_BLOCK_OF_A_SERVICE
@@ -50,8 +50,7 @@ async def receive_payload(
         return lambda: Payload(kind, (text,))
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
-        whole = whole_body(request, max_bytes)
-        image = await read_body(request, max_bytes, require_room) if whole is None else whole
+        image = await read_body(request, max_bytes, require_room)
         return lambda: Payload(kind, (image,))
     if media_type == b"multipart/form-data":
         declared = request.headers.get(b"content-length", b"")  # none of a body in chunks
@@ -62,7 +61,10 @@ async def receive_payload(
                 "malformed_body",
                 "the multipart content type has no boundary; let the client library write that header",
             )
-        await _receive(request, max_bytes, blocks.write, require_room)
+        first, is_more = await _receive_first(request, max_bytes, require_room)
+        blocks.write(first)
+        if is_more:
+            await _receive_rest(request, max_bytes, len(first), blocks.write)
         return lambda: Payload(kind, _images_in(blocks, boundary, max_items))
     raise _unsupported(
         media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED
@@ -160,27 +162,30 @@ async def read_body(
     request: Request, max_bytes: int, require_room: Callable[[], None] = _nothing
 ) -> bytes:
     """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
-    whole = whole_body(request, max_bytes)
-    if whole is not None:
-        return whole
+    first, is_more = await _receive_first(request, max_bytes, require_room)
+    if not is_more:
+        return first
     body = io.BytesIO()  # gives its bytes away without copying them
-    await _receive(request, max_bytes, body.write, require_room)
+    body.write(first)
+    await _receive_rest(request, max_bytes, len(first), body.write)
     return body.getvalue()
 
 
-async def _receive(
-    request: Request,
-    max_bytes: int,
-    take: Callable[[bytes], object],
-    require_room: Callable[[], None],
-) -> None:
-    """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
-    whole = whole_body(request, max_bytes)
-    if whole is not None:
-        take(whole)
-        return
+async def _receive_first(
+    request: Request, max_bytes: int, require_room: Callable[[], None]
+) -> tuple[bytes, bool]:
+    """The first piece of a body, which is most often all of it, and True if more follows."""
+    _require_readable(request.headers, max_bytes)
     require_room()
-    num_bytes, is_more = 0, True
+    message = await request.receive()
+    return _piece(message, max_bytes, 0), message.get("more_body", False)
+
+
+async def _receive_rest(
+    request: Request, max_bytes: int, num_bytes: int, take: Callable[[bytes], object]
+) -> None:
+    """Calls `take` with each further piece of a body of which `num_bytes` have arrived."""
+    is_more = True
     while is_more:
         message = await request.receive()
         piece, is_more = _piece(message, max_bytes, num_bytes), message.get("more_body", False)
@@ -198,9 +203,8 @@ def _piece(message: Message, max_bytes: int, num_before: int) -> bytes:
     return piece
 
 
-def whole_body(request: Request, max_bytes: int) -> bytes | None:
-    """The body if it is there already, as nearly always; Refusal, as in `read_body`, whether it is or not."""
-    headers, whole = request.headers, request.body
+def _require_readable(headers: Headers, max_bytes: int) -> None:
+    """Raises Refusal if the headers declare a body that is compressed, too large or without an end."""
     if b"content-encoding" in headers:
         _require_identity(headers[b"content-encoding"])
     declared = headers.get(b"content-length")
@@ -211,15 +215,12 @@ def whole_body(request: Request, max_bytes: int) -> bytes | None:
                 "the request has neither a content-length nor a chunked body",
                 field="content-length",
             )
-        if whole is not None and len(whole) > max_bytes:
-            raise _too_large(max_bytes)
     elif not declared.isdigit():
         raise Refusal(
             "malformed_body", "the content-length is not a number", field="content-length"
         )
     elif int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    return whole
 
 
 def _require_identity(encoding: bytes) -> None:

@@ -1,6 +1,7 @@
 """The real process: where it listens and for whom, its port for operators, keys that change while it runs, and what its log tells."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -13,19 +14,15 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
 from serving.app import Application
 from serving.auth.keys import add_key
-from serving.guard.connections import Connection
 from serving.metrics.service_metrics import FLUSH_S
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, full_worker
 from tests.serving.server import ROOT, environment, free_port, running
-from tests.serving.test_connections import error_in
 
 PNG = {"content-type": "image/png"}
 
@@ -122,48 +119,6 @@ with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
         )
 
 
-class FakeTransport:
-    """A connection to an address of this machine."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self.written = b""
-        self.is_closed = False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"sockname": (self._address, 3000), "peername": ("10.0.0.9", 50000)}.get(
-            name, default
-        )
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def write_eof(self) -> None:
-        """Its caller may still read."""
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    abort = close
-
-
-async def _connect(
-    address: str, variables: dict[str, Any], make_settings: MakeSettings
-) -> FakeTransport:
-    transport = FakeTransport(address)
-    config = uvicorn.Config(app=lambda scope: None, log_config=None)
-    worker = full_worker(make_settings(**variables))
-    connection = Connection(
-        worker, Application(behind, worker), config=config, server_state=ServerState(), app_state={}
-    )
-    connection.connection_made(transport)  # type: ignore[arg-type]  # has what is used of one
-    connection.connection_lost(None)
-    return transport
-
-
 @pytest.mark.parametrize(
     ("address", "variables", "is_refused"),
     [
@@ -175,7 +130,7 @@ async def _connect(
         ("10.0.0.5", {"keys": "keys"}, False),
     ],
 )
-def test_however_it_was_started_it_refuses_a_connection_from_elsewhere_that_nobody_allowed(
+def test_however_it_was_started_it_refuses_requests_from_elsewhere_that_nobody_allowed(
     address: str,
     variables: dict[str, Any],
     is_refused: bool,
@@ -186,10 +141,30 @@ def test_however_it_was_started_it_refuses_a_connection_from_elsewhere_that_nobo
     if "keys" in variables:
         add_key(tmp_path / "keys", "alice", "caller", None)
         variables = {"keys": tmp_path / "keys"}
-    transport = asyncio.run(_connect(address, variables, make_settings))
-    assert bool(transport.written) is is_refused
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "path": "/livez",
+        "raw_path": b"/livez",
+        "query_string": b"",
+        "headers": [],
+        "server": (address, 3000),
+    }
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    application = Application(behind, full_worker(make_settings(**variables)))
+    asyncio.run(application(scope, receive, send))
+    assert (sent[0]["status"] == 403) is is_refused
     if is_refused:
-        assert error_in(transport.written)["code"] == "not_allowed"
+        assert json.loads(sent[1]["body"])["error"]["code"] == "not_allowed"
+        assert (b"connection", b"close") in sent[0]["headers"]
 
 
 @pytest.mark.process
@@ -221,7 +196,7 @@ def test_operators_have_a_port_of_their_own_at_every_worker(folder: Path) -> Non
             )
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"no http\r\n\r\n")
-            assert error_in(connection.recv(65536))["code"] == "malformed_request"
+            assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
         listeners = workers_of(server.process.pid)
         os.kill(listeners[0], signal.SIGKILL)
         deadline = time.monotonic() + 30

@@ -12,8 +12,8 @@ from serving.extensions import EXTENSIONS
 from serving.worker import ModelWorker
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
+from tests.serving.http.test_connections import connected_to
 from tests.serving.in_process import full_worker, put_in_place_of
-from tests.serving.test_exchange import connected_to
 
 pytestmark = pytest.mark.process
 PNG, JSON, FORM = b"image/png", b"application/json", b"multipart/form-data; boundary=b"
@@ -58,18 +58,18 @@ def left_behind(
         % (path, media_type, len(body))
     )
 
-    async def ask(connection: Any, transport: Any) -> None:
+    async def ask(asked: Any, connection: Any, transport: Any) -> None:
         transport.written = b""
         connection.data_received(head + body)
-        while connection.tasks:
+        while asked.state.tasks:
             await asyncio.sleep(0.001)
 
     async def work() -> tuple[bytes, list[str]]:
         worker.start()
         await worker.loaded()
-        connection, transport = connected_to(worker)
-        await ask(connection, transport)  # what is made once is there
-        found = await found_after(lambda: ask(connection, transport))
+        asked, connection, transport = connected_to(worker)
+        await ask(asked, connection, transport)  # what is made once is there
+        found = await found_after(lambda: ask(asked, connection, transport))
         connection.connection_lost(None)
         await worker.stop()
         return transport.written.split(b" ")[1], found
@@ -107,9 +107,9 @@ def test_a_connection_that_was_refused_leaves_nothing(
     worker = full_worker(make_settings(watch=False))
 
     async def refused() -> bytes:
-        connection, transport = connected_to(worker)
+        asked, connection, transport = connected_to(worker)
         connection.data_received(sent)
-        while connection.tasks:
+        while asked.state.tasks:
             await asyncio.sleep(0.001)
         connection.connection_lost(None)
         return transport.written
@@ -118,8 +118,10 @@ def test_a_connection_that_was_refused_leaves_nothing(
         worker.start()
         await worker.loaded()
         assert (await refused()).startswith(b"HTTP/1.1 4")  # what is made once is there
-        # Each connection here has a front of its own, which holds itself.
-        assert {"Connection", "Exchange", "Flow", "Refusal"}.isdisjoint(await found_after(refused))
+        # Each connection here has an application of its own, which holds itself.
+        assert {"Connection", "Request", "Incoming", "Refusal"}.isdisjoint(
+            await found_after(refused)
+        )
         await worker.stop()
 
     asyncio.run(asyncio.wait_for(work(), 30))

@@ -3,6 +3,8 @@
 import io
 import json
 import time
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.guard.connections import MAX_HEADER_BYTES
-from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES
+from serving.http.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
+from serving.http.responses import ERRORS
 from serving.http.strict_json import MAX_DEPTH, MAX_DIGITS
 from slipway.inputs.images import FORMATS
 from tests import plain_http
@@ -106,6 +108,22 @@ def test_a_body_declared_in_pieces_or_in_a_form_is_taken_up_to_its_limit(images:
         assert asked(images, content=in_pieces(above), headers=headers) == "body_too_large"
 
 
+LARGE = bytes(40 << 20)
+
+
+@pytest.mark.parametrize(("path", "code"), [("/predict", "body_too_large"), ("/nope", "not_found")])
+def test_a_caller_that_asks_for_one_answer_only_reads_why_its_large_body_is_refused(
+    images: Server, path: str, code: str
+) -> None:
+    """urllib sends `Connection: close` with every request, and the whole body before it reads."""
+    for _ in range(5):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(images.url + path, LARGE, PNG))
+        with refused.value:
+            assert json.load(refused.value)["error"]["code"] == code
+            assert refused.value.status == ERRORS[code]
+
+
 def test_a_form_holds_as_many_images_as_the_limit(images: Server) -> None:
     files = [
         ("image", (f"{number}.png", picture(number), "image/png"))
@@ -188,8 +206,8 @@ def test_a_request_has_as_long_a_url_as_many_headers_and_bytes_of_them_as_the_li
             "headers_too_large",
         ),
         (
-            head_of(num_bytes=MAX_HEADER_BYTES),
-            head_of(num_bytes=MAX_HEADER_BYTES + separators + 1),
+            head_of(num_bytes=MAX_HEAD_BYTES),
+            head_of(num_bytes=MAX_HEAD_BYTES + separators + 1),
             "headers_too_large",
         ),
     ):

@@ -9,7 +9,7 @@ EXTENSIONS = {
 }  # fmt: skip
 LOW = {"settings", "http", "requests"}
 MIDDLE = {*LOW, "api_docs", "models", "metrics"}
-CORE = {*MIDDLE, "extension", "worker", "endpoints", "status", "app", "guard", "process"}
+CORE = {*MIDDLE, "extension", "worker", "endpoints", "status", "app", "process"}
 ALLOWED = {
     "settings": set[str](),
     "http": {"settings"},
@@ -22,8 +22,7 @@ ALLOWED = {
     "endpoints": {*MIDDLE, "extension", "worker", "status"},
     "status": {*MIDDLE, "extension", "worker"},
     "app": {*MIDDLE, "extension", "worker", "endpoints"},
-    "guard": {*MIDDLE, "worker", "app"},
-    "process": {*MIDDLE, "extension", "worker", "app", "guard"},
+    "process": {*MIDDLE, "extension", "worker", "app"},
     **dict.fromkeys(EXTENSIONS, CORE),
     "extensions": {"extension", *EXTENSIONS},
     "service": {*CORE, "extensions"},

@@ -37,8 +37,8 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--" + BOUNDARY + b"--\r\n"
 
 
-def request(headers: dict[bytes, bytes], receive: Any, body: bytes | None = None) -> Request:
-    return Request("abc.1", "POST", "/predict", b"", headers, receive, 0.0, body=body)
+def request(headers: dict[bytes, bytes], receive: Any) -> Request:
+    return Request("abc.1", "POST", "/predict", b"", headers, receive, 0.0)
 
 
 def read(
@@ -62,32 +62,10 @@ def read(
     async def receive() -> dict[str, Any]:
         return messages.pop(0)
 
-    async def never() -> dict[str, Any]:
-        raise AssertionError("what is there already was waited for")
-
     async def work() -> tuple[bytes, ...]:
-        """Alike where it comes in pieces and where all of it is there."""
-        headers = {b"content-type": content_type} | length
-        whole = request(headers, never, b"".join(chunks))
-        results: list[tuple[bytes, ...] | Refusal] = []
-        for one in (whole, request(headers, receive)):
-            try:
-                results.append(
-                    (await receive_payload(one, max_bytes, MAX_ITEMS, "images", free))().items
-                )
-            except Refusal as refusal:
-                results.append(refusal)
-        first, second = results
-        if isinstance(second, Refusal):
-            assert isinstance(first, Refusal)
-            assert (first.code, first.field, first.message) == (
-                second.code,
-                second.field,
-                second.message,
-            )
-            raise second
-        assert first == second
-        return second
+        asked = request({b"content-type": content_type} | length, receive)
+        parse = await receive_payload(asked, max_bytes, MAX_ITEMS, "images", free)
+        return parse().items
 
     return asyncio.run(work())
 

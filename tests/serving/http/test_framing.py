@@ -1,16 +1,26 @@
 """A request that two readers could read in two ways is refused, whatever is hidden in it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from serving.guard.framing import clearly_framed
+from serving.http.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, checked_headers
 from serving.http.responses import Refusal
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
 from tests.serving.test_connections import answers, error_in
 
 Headers = list[tuple[bytes, bytes]]
+
+
+def checked(headers: Headers, version: str = "1.1", path: bytes = b"/predict") -> Any:
+    """The headers of such a request."""
+    return checked_headers(
+        {"headers": headers, "http_version": version, "raw_path": path, "query_string": b""}
+    )
+
+
 LENGTH, CHUNKED, HOST = (
     (b"content-length", b"3"),
     (b"transfer-encoding", b"chunked"),
@@ -32,7 +42,7 @@ LENGTH, CHUNKED, HOST = (
     ],
 )
 def test_what_can_be_read_in_one_way_only_is_taken(headers: Headers, version: str) -> None:
-    assert clearly_framed(headers, version, asks_for_upgrade=False) == dict(headers)
+    assert checked(headers, version) == dict(headers)
 
 
 @pytest.mark.parametrize(
@@ -62,20 +72,37 @@ def test_what_could_be_read_in_two_ways_is_refused(
     headers: Headers, version: str, found: str
 ) -> None:
     with pytest.raises(Refusal, match=found) as refusal:
-        clearly_framed(headers, version, asks_for_upgrade=False)
+        checked(headers, version)
     assert refusal.value.code == "malformed_request"
 
 
 def test_a_body_beside_an_upgrade_is_refused_and_an_upgrade_without_one_is_not() -> None:
-    clearly_framed([HOST], "1.1", asks_for_upgrade=True)
+    upgrade = (b"upgrade", b"h2c")
+    checked([HOST, upgrade])
     with pytest.raises(Refusal, match="Upgrade"):
-        clearly_framed([HOST, LENGTH], "1.1", asks_for_upgrade=True)
+        checked([HOST, LENGTH, upgrade])
 
 
-def test_an_expectation_that_cannot_be_met_is_refused() -> None:
+@pytest.mark.parametrize(("value", "version"), [(b"200-ok", "1.1"), (b"100-continue", "1.0")])
+def test_an_expectation_that_cannot_be_met_is_refused(value: bytes, version: str) -> None:
     with pytest.raises(Refusal) as refusal:
-        clearly_framed([(b"expect", b"200-ok")], "1.1", asks_for_upgrade=False)
+        checked([(b"expect", value)], version)
     assert (refusal.value.code, refusal.value.field) == ("expectation_failed", "expect")
+
+
+def test_a_head_is_taken_up_to_its_limits() -> None:
+    pad = (b"x", b"p" * (MAX_HEAD_BYTES - len(b"/predict") - 1))
+    checked([(b"x%d" % number, b"") for number in range(MAX_HEADERS)])
+    checked([], path=b"/" * MAX_URL_BYTES)
+    checked([pad])
+    for headers, path, code in [
+        ([(b"x%d" % number, b"") for number in range(MAX_HEADERS + 1)], b"/", "headers_too_large"),
+        ([], b"/" * (MAX_URL_BYTES + 1), "url_too_long"),
+        ([pad], b"/predict/", "headers_too_large"),
+    ]:
+        with pytest.raises(Refusal) as refusal:
+            checked(headers, path=path)
+        assert refusal.value.code == code
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +145,8 @@ SMUGGLED = [
 @pytest.mark.parametrize("payload", SMUGGLED)
 def test_no_second_request_can_be_hidden_in_a_first(server: Server, payload: bytes) -> None:
     received = answers(server, payload)
-    assert error_in(received)["code"] == "malformed_request"
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1 ") == 1
     assert b"alive" not in received
 
 

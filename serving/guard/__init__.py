@@ -1,1 +1,0 @@
-"""Who may ask, how a connection and a request have to look, and how many get in."""

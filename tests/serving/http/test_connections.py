@@ -1,0 +1,374 @@
+"""Limits of a connection, with a transport that stands for its other end."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from serving.app import Application
+from serving.http.connections import LINGER_S, MAX_LINGERING, Connection, ConnectionLimits, tracked
+from serving.http.framing import MAX_HEAD_BYTES
+from serving.http.responses import Response
+from serving.http.routes import Request
+from serving.process.operator_port import connection_limits
+from serving.worker import ModelWorker
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import behind, full_worker, metric
+
+LIVEZ = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /livez HTTP/1.1\r\nhost: localhost\r\n"
+TIMEOUT_S = 0.3
+
+
+class Transport(asyncio.Transport):
+    """Remembers what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"sockname": ("127.0.0.1", 3000), "peername": ("127.0.0.1", 50000)})
+        self.written, self.is_closed, self.is_aborted = b"", False, False
+        self.has_eof = False
+        self.is_reading_paused = False
+        self.num_unsent = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_eof = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused = False
+
+    def is_reading(self) -> bool:
+        return not self.is_reading_paused
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
+
+    def statuses(self) -> list[bytes]:
+        return [answer[:3] for answer in self.written.split(b"HTTP/1.1 ")[1:]]
+
+
+class Asked:
+    """A worker without a model, of which `/livez` is answered, and its connections."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        self.worker = worker
+        self.application = Application(behind, worker)
+        self.limits = connection_limits(worker)
+        self.state = ServerState()
+        app = tracked(self.application)
+        self._config = uvicorn.Config(app=app, log_config=None, timeout_keep_alive=1)
+
+    def connect(self) -> tuple[Connection, Transport]:
+        connection, transport = self.limits(self._config, self.state, {}), Transport()
+        connection.connection_made(transport)
+        return connection, transport
+
+
+def connected_to(worker: ModelWorker) -> tuple[Asked, Connection, Transport]:
+    asked = Asked(worker)
+    return asked, *asked.connect()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 20))
+
+
+async def turns(number: int = 10) -> None:
+    """Turns of the event loop."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def worker(make_settings: MakeSettings) -> ModelWorker:
+    return full_worker(make_settings(request_timeout_s=TIMEOUT_S, max_connections=3))
+
+
+def test_pipelined_requests_are_answered_in_their_order(worker: ModelWorker) -> None:
+    async def work() -> None:
+        asked, connection, transport = connected_to(worker)
+        ids = [b"first", b"second", b"third"]
+        heads = [LIVEZ[:-2] + b"x-request-id: " + name + b"\r\n\r\n" for name in ids]
+        connection.data_received(b"".join(heads))
+        await turns(20)
+        lines = transport.written.split(b"\r\n")
+        assert [line[14:] for line in lines if line.startswith(b"x-request-id: ")] == ids
+        assert not asked.state.tasks
+        connection.connection_lost(None)
+
+    run(work())
+
+
+def slow(asked: Asked, seconds: float) -> None:
+    """Have each answer take so long."""
+    respond = asked.application.respond
+
+    async def respond_slowly(request: Request, *others: Any) -> Response | None:
+        await asyncio.sleep(seconds)
+        return await respond(request, *others)
+
+    asked.application.respond = respond_slowly  # type: ignore[assignment, method-assign]
+
+
+def test_reading_stops_while_a_request_is_answered_and_more_arrive(worker: ModelWorker) -> None:
+    """A caller that sends without end would have them pile up in memory."""
+
+    async def work() -> None:
+        asked, connection, transport = connected_to(worker)
+        slow(asked, 0.05)
+        connection.data_received(LIVEZ)
+        await turns()
+        assert transport.is_reading()  # a caller that hangs up is to be noticed
+        connection.data_received(LIVEZ * 2)
+        await turns()
+        assert not transport.is_reading()
+        assert connection._held == LIVEZ * 2
+        await asyncio.sleep(0.2)
+        assert transport.statuses() == [b"200"] * 3
+        assert transport.is_reading()
+        connection.connection_lost(None)
+
+    run(work())
+
+
+def test_an_answered_request_leaves_no_reference_cycle(worker: ModelWorker) -> None:
+    """Bodies would stay in memory until Python next searches for cycles."""
+
+    async def work() -> None:
+        asked, connection, _ = connected_to(worker)
+        seen = list[Any]()
+        respond = asked.application.respond
+
+        async def noting(request: Request, *others: Any) -> Response | None:
+            seen.append(weakref.ref(request))
+            return await respond(request, *others)
+
+        asked.application.respond = noting  # type: ignore[assignment, method-assign]
+        gc.disable()
+        try:
+            connection.data_received(LIVEZ)
+            await turns()
+            connection.data_received(LIVEZ * 3)
+            await turns(3)
+            assert [reference() for reference in seen[:1]] == [None]
+            connection.connection_lost(None)
+            last = weakref.ref(connection)
+            del connection
+            await turns(20)
+            assert last() is None
+        finally:
+            gc.enable()
+
+    run(work())
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(
+    reads: bool, worker: ModelWorker
+) -> None:
+    async def work() -> None:
+        _, connection, transport = connected_to(worker)
+        connection.data_received(LIVEZ)
+        transport.num_unsent = 100_000
+        connection.pause_writing()
+        for _ in range(20):
+            await asyncio.sleep(TIMEOUT_S / 10)
+            transport.num_unsent -= 1000 if reads else 0
+        assert transport.is_aborted is not reads
+        connection.connection_lost(None)
+
+    run(work())
+
+
+@pytest.mark.parametrize("ends_by", ["caller", "server"])
+def test_a_closed_connection_does_not_wait_for_good_for_its_caller_to_read(
+    worker: ModelWorker, ends_by: str
+) -> None:
+    """The end of the service waits for it."""
+
+    async def work() -> None:
+        asked, connection, transport = connected_to(worker)
+        is_by_caller = ends_by == "caller"
+        connection.data_received(
+            LIVEZ[:-2] + b"connection: close\r\n\r\n" if is_by_caller else LIVEZ
+        )
+        transport.num_unsent = 100
+        await turns()
+        for one in list(asked.state.connections):
+            one.shutdown()
+        assert transport.is_closing()
+        await asyncio.sleep(2 * TIMEOUT_S)
+        assert transport.is_aborted
+        connection.connection_lost(None)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"", None), (LIVEZ[:20], b"408"), (b"\r\n", b"408"), (POST + b"content-le", b"408")],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_head_that_does_not_arrive_in_time_is_refused_and_a_silent_caller_is_left(
+    sent: bytes, status: bytes | None, is_first: bool, worker: ModelWorker
+) -> None:
+    async def work() -> None:
+        _, connection, transport = connected_to(worker)
+        if not is_first:
+            connection.data_received(LIVEZ)
+            await turns()
+        num_before = len(transport.written)
+        for piece in range(len(sent)):  # slow bytes do not buy time
+            connection.data_received(sent[piece : piece + 1])
+        await asyncio.sleep(TIMEOUT_S / 2)
+        assert not transport.is_closing()
+        assert not transport.has_eof
+        await asyncio.sleep(TIMEOUT_S if is_first or sent else 1.0)
+        said = transport.written[num_before:]
+        if status:
+            assert said.startswith(b"HTTP/1.1 " + status)
+            assert metric(worker, 'slipway_errors_total{error="header_timeout"}') == 1
+            assert transport.has_eof
+        else:
+            assert not said
+            assert transport.is_closing()
+        connection.connection_lost(None)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET /",
+        b"GET / HTTP/1.1\r\nx: ",
+        POST + b"transfer-encoding: chunked\r\n\r\n1;",
+        POST + b"transfer-encoding: chunked\r\n\r\n0\r\nx: ",
+    ],
+)
+def test_heads_chunk_extensions_and_trailers_without_an_end_are_refused(
+    begin: bytes, worker: ModelWorker
+) -> None:
+    async def work() -> None:
+        _, connection, transport = connected_to(worker)
+        connection.data_received(begin)
+        await turns()
+        for _ in range(5):
+            connection.data_received(b"a" * (MAX_HEAD_BYTES // 4))
+            await turns()
+        assert transport.statuses() == ([b"431"] if begin.startswith(b"GET") else [b"405"])
+        assert transport.has_eof
+        connection.connection_lost(None)
+
+    run(work())
+
+
+def test_a_body_above_the_limit_of_a_head_is_taken(worker: ModelWorker) -> None:
+    """The twin: what the application receives does not count."""
+
+    async def work() -> None:
+        _, connection, transport = connected_to(worker)
+        connection.data_received(POST + b"content-length: 1000000\r\n\r\n")
+        for _ in range(10):
+            connection.data_received(b"a" * 100_000)
+            await turns()
+        assert transport.statuses() == [b"405"]
+        assert transport.is_reading()
+        connection.connection_lost(None)
+
+    run(work())
+
+
+def test_a_request_whose_body_does_not_arrive_is_answered_and_its_connection_ended(
+    worker: ModelWorker,
+) -> None:
+    """Nothing that follows could be told from its body."""
+
+    async def work() -> None:
+        _, connection, transport = connected_to(worker)
+        connection.data_received(POST + b"content-length: 1000\r\n\r\n" + LIVEZ)
+        await asyncio.sleep(TIMEOUT_S)
+        connection.data_received(LIVEZ)
+        await turns()
+        assert transport.statuses() == [b"405"]
+        assert transport.has_eof
+        connection.connection_lost(None)
+
+    run(work())
+
+
+def test_connections_above_the_limit_are_refused_and_few_of_them_linger(
+    worker: ModelWorker,
+) -> None:
+    async def work() -> None:
+        asked = Asked(worker)
+        served = [asked.connect() for _ in range(3)]
+        refused = [asked.connect() for _ in range(MAX_LINGERING + 5)]
+        for _, transport in refused:
+            assert transport.statuses() == [b"503"]
+            assert b'"too_many_connections"' in transport.written
+        assert [transport.is_closing() for _, transport in refused] == (
+            [False] * MAX_LINGERING + [True] * 5
+        )
+        refused[0][0].data_received(LIVEZ)
+        await turns()
+        assert refused[0][1].statuses() == [b"503"]
+        await asyncio.sleep(LINGER_S + 0.1)
+        assert all(transport.is_closing() for _, transport in refused)
+        for connection, _ in refused:
+            connection.connection_lost(None)
+        served.pop()[0].connection_lost(None)
+        late, transport = asked.connect()
+        late.data_received(LIVEZ)
+        await turns()
+        assert transport.statuses() == [b"200"]
+        for connection, _ in [*served, (late, transport)]:
+            connection.connection_lost(None)
+        assert not asked.limits.connections
+        assert not asked.limits._num_lingering
+
+    run(work())
+
+
+def test_a_suspended_process_times_nobody_out() -> None:
+    """The twin of the time-outs: they count checks, and a late check is one check."""
+
+    async def work() -> None:
+        refused: list[str] = []
+        limits = ConnectionLimits(1, 0.1, lambda code, status: refused.append(code))
+
+        connection = limits(uvicorn.Config(behind, log_config=None), ServerState(), {})
+        transport = Transport()
+        connection.connection_made(transport)
+        limits_tick, limits.timeout_s = limits._tick, 1000  # no further checks
+        for _ in range(3):
+            limits_tick()
+        assert not transport.is_closing()
+        for _ in range(10):
+            limits_tick()
+        assert transport.is_closing()
+        connection.connection_lost(None)
+
+    run(work())
