@@ -25,7 +25,8 @@ from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import array_from_bytes
 from slipway.system import files
 from slipway.training.networks.features import answer_and_features, last_layer
-from slipway.training.networks.networks import Network, TableNetwork, load_network
+from slipway.training.networks.networks import Network, load_network
+from slipway.training.networks.table_networks import TableNetwork
 from slipway.training.uncertainty.ood_score import fit_ood_score
 from slipway.training.uncertainty.prediction import RawAnswers, predict_raw
 from tests.planted_labels import NO_CHANGES, TABM, cancer, digits, run_stage, write_project

@@ -28,6 +28,7 @@ from serving.models.model import InvalidAnswerError, ServedModel, finite_answers
 from serving.models.observers import Observers
 from serving.requests.payload import Payload
 from serving.settings import Settings
+from slipway.kinds.registry import input_kind
 from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
@@ -218,7 +219,7 @@ class ModelWorker:
         self, place: Place, payload: Payload, request_id: str
     ) -> Coroutine[Any, Any, dict[str, Any]]:
         """The answer to one image or to what came in a list; Refusal if it gets none."""
-        if payload.kind == "images":  # the rows in a text are known once it is decoded
+        if input_kind(payload.kind).takes_files:  # others are counted once they are decoded
             place.has(len(payload.items))
         if self.router is None:
             return self._predict_with(self.require_live(), place, payload, request_id)

@@ -13,7 +13,7 @@ from slipway.data.augmentation.plan import (
 )
 from slipway.data.store.packed import PackedSplit, open_split, read_manifest
 from slipway.inputs.images import ImageContract
-from slipway.kinds.registry import is_table
+from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.training.augmentation.contact_sheet import contact_sheet
 from slipway.training.augmentation.offline_copies import write_copies
@@ -28,7 +28,8 @@ def run(params: Params) -> None:
     asked_for = plan_from_params(params.augment, params.seed)
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
-    plan = without_operations(asked_for) if is_table(manifest.task) else asked_for
+    has_pixels = kind_of(manifest.task).input.has_pixels
+    plan = asked_for if has_pixels else without_operations(asked_for)
     with files.new_directory(AUGMENTED) as folder:
         if params.augment.offline_copies and isinstance(manifest.input, ImageContract):
             copies = write_copies(

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from slipway.config.command import run_command
+from slipway.kinds.code_digest import CODE_DIGESTS, recall, remember, stage_digest, stage_names
 from slipway.preflight.project import check_project
 from slipway.system import files
-from slipway.system.code_digest import CODE_DIGESTS, recall, remember, stage_digest, stage_names
 
 ROOT = Path()
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Self
 
-from slipway.system.code_digest import stage_digest, stage_names
+from slipway.kinds.code_digest import stage_digest, stage_names
 
 ROOT = Path(__file__).parents[1]
 _PR_SET_PDEATHSIG = 1

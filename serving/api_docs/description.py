@@ -7,10 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from slipway.artifacts.bundle import Metric
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Conformal
 from slipway.inputs.columns import Column, ColumnContract
-from slipway.inputs.images import ImageContract
+from slipway.inputs.contract import InputContract
 
 _MANY_DIGITS = 1e9  # from here on a whole number is shown in short, too
 _IGNORED = {"description": "ignored, as in training: any value", "nullable": True}
@@ -19,7 +18,7 @@ _JSON_TYPES = {"number": "number", "category": "string", "boolean": "boolean", "
 
 def describe_input(contract: InputContract) -> dict[str, Any]:
     """The contract as /model shows it; for a table with a row that can be sent as it is."""
-    if isinstance(contract, ImageContract):
+    if not isinstance(contract, ColumnContract):
         return contract.model_dump(mode="json")
     columns = [describe_column(column) for column in contract.columns]
     return {

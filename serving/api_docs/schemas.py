@@ -6,6 +6,8 @@ from serving.api_docs.description import row_schema
 from serving.http.responses import ERRORS
 from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import input_kind
 
 BINARY = {"type": "string", "format": "binary"}
 TEXT = {"type": "string"}
@@ -50,6 +52,8 @@ def payload_content(bundle: Bundle | None) -> dict[str, Any]:
             "additionalProperties": False
         }
         return {"application/json": {"oneOf": [row, rows]}}
+    if bundle and not isinstance(bundle.input, ImageContract):
+        return {input_kind(bundle.input.kind).content_type: BINARY}
     form = _object({"image": {"type": "array", "items": BINARY, "minItems": 1}}) | {
         "additionalProperties": False
     }

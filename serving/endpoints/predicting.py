@@ -15,6 +15,8 @@ from serving.requests.reading import receive_payload
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import input_kind
 
 _OF_ANY_INPUT = (
     "malformed_body", "length_required", "body_too_large", "unsupported_media_type", "body_timeout", "deadline_exceeded", "queue_full",
@@ -52,10 +54,15 @@ def routes(worker: ModelWorker) -> Routes:
 def describe_predict(bundle: Bundle | None) -> Operation:
     """What the description of the API says of `/predict`."""
     takes = payload_content(bundle)
+    errors: tuple[str, ...]
     if bundle and isinstance(bundle.input, ColumnContract):
         row = json.dumps(example_row(bundle.input), ensure_ascii=False)
         summary, errors = "What the model says of one row, or of several.", _OF_ROWS
         example = f"-H 'content-type: application/json' -d {shlex.quote(row)}"
+    elif bundle and not isinstance(bundle.input, ImageContract):
+        content_type = input_kind(bundle.input.kind).content_type
+        summary, errors = f"What the model says of one input of the kind {bundle.input.kind}.", ()
+        example = f"-H 'content-type: {content_type}' --data-binary @FILE"
     else:
         summary, errors, example = (
             "What the model says of one image, or of several.",

@@ -15,7 +15,6 @@ from PIL import Image
 
 from serving.api_docs.description import example_row
 from serving.load_test.load import http_request
-from serving.models.loading import example_inputs
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.inputs.columns import ColumnContract
 from slipway.system.errors import DataError
@@ -77,9 +76,7 @@ def _read(given: Path) -> list[bytes]:
 
 def _pictures(bundle: LoadedBundle) -> tuple[list[bytes], str]:
     rows = bundle.golden_rows()
-    pixels = (
-        example_inputs(bundle.manifest.input, 1) if rows is None else rows.inputs[:_MAX_SAMPLES]
-    )
+    pixels = bundle.manifest.input.example_rows(1) if rows is None else rows.inputs[:_MAX_SAMPLES]
     what = (
         "an image that the network takes, as PNG"
         if rows is None

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from serving.models.batching import MicroBatcher
 from serving.models.model import AnsweredRow, ServedModel
-from serving.requests.decoding import ImageDecoder
+from serving.requests.decoding import Decoder
 from serving.requests.payload import Payload
-from serving.requests.rows import RowDecoder
-from slipway.inputs.columns import ColumnContract
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import input_kind
 
 
 class LiveModel:
@@ -33,17 +33,15 @@ class LiveModel:
             model.answer_rows, model.max_batch_size, on_batch, model.quick_rows
         )
         contract = model.bundle.manifest.input
-        self.decoder = (
-            RowDecoder(contract, max_rows)
-            if isinstance(contract, ColumnContract)
-            else ImageDecoder(contract)
-        )
+        make: Callable[[InputContract, int], Decoder]
+        make = input_kind(contract.kind).load_part("decoder")
+        self.decoder = make(contract, max_rows)
         self._num_inside = 0
         self._empty: asyncio.Event | None = None  # once it is waited for
 
     def reader(self, payload: Payload) -> Callable[[], NDArray[Any]] | None:
         """What decodes a payload's only item when its batch is put together; None where it has to be decoded before."""
-        if self.batcher.quick_rows and isinstance(self.decoder, ImageDecoder):
+        if self.batcher.quick_rows:
             return self.decoder.reader(payload.items)
         return None
 

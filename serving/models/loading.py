@@ -19,10 +19,7 @@ from serving.models.selection import select
 from serving.settings import DEFAULT_BATCH_SIZE, Settings
 from slipway.artifacts.bundle import Bundle, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, check_certificate, read_certificate
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers
-from slipway.inputs.columns import ColumnContract
-from slipway.inputs.images import ImageContract, load_transform
 from slipway.runtimes.rebuild import answer_golden_rows
 from slipway.system.errors import BundleError
 
@@ -37,7 +34,7 @@ def load_model(
     bundle, certificate = certified or read_certified(
         settings.bundle, settings.certificate, accept_draft=settings.accept_draft
     )
-    _require_usable_input(bundle.manifest)  # after the certificate: it runs code
+    bundle.manifest.input.require_usable()  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     model = _open_warm(settings, bundle, certificate, max_batch_size)
     if (
@@ -105,42 +102,12 @@ def _max_batch_size(settings: Settings, manifest: Bundle) -> int:
     return settings.max_batch_size
 
 
-def _require_usable_input(manifest: Bundle) -> None:
-    """BundleError unless what callers send can be turned here into what the network takes, as in training."""
-    contract = manifest.input
-    if isinstance(contract, ColumnContract):
-        names = [column.name for column in contract.columns]
-        if not names or len(set(names)) < len(names):
-            raise BundleError(
-                f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`."
-            )
-    else:
-        load_transform(contract)
-
-
-def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:
-    """(num_rows, ...) inputs that the network may meet, with many different values."""
-    if isinstance(contract, ImageContract):
-        pixels = np.arange(num_rows * int(np.prod(contract.shape)), dtype=np.uint64) % 251
-        return pixels.astype(contract.dtype).reshape(num_rows, *contract.shape)
-    rows = np.arange(num_rows)[:, np.newaxis]
-    values = (rows + np.arange(len(contract.numeric))) % 7 / 3 - 1  # within one standard deviation
-    indicators = (rows + np.arange(len(contract.indicated))) % 2
-    # Code 0, missing or unknown, comes only where the network learnt it.
-    first = np.array(
-        [0 if column.has_missing else 1 for column in contract.categorical], dtype=np.int64
-    )
-    last = np.array([len(column.categories) for column in contract.categorical], dtype=np.int64)
-    codes = first + rows % (last - first + 1)
-    return np.concatenate([values, indicators, codes], axis=1).astype(contract.dtype)
-
-
 def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> int:
     """Run each power of two up to the one that holds the largest batch, and check the form of the answers. The largest that is quick."""
     size, quick_rows, is_quick = 1, 0, True
     while True:
         num_rows = min(size, max_batch_size)
-        batch = example_inputs(manifest.input, num_rows)
+        batch = manifest.input.example_rows(num_rows)
         try:
             answers = run(batch)
         except Exception as error:

@@ -6,7 +6,7 @@ The runtimes are imported for types only: the server process above the workers n
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,7 @@ class ServedModel:
         return self.bundle.version
 
     @cached_property
-    def input_kind(self) -> Literal["images", "columns"]:
+    def input_kind(self) -> str:
         """What it is asked about."""
         return self.bundle.manifest.input.kind
 

@@ -99,7 +99,11 @@ def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows
         raise mismatch("there are several tensors of this name, expected one", repeated[:80])
     if isinstance(manifest.input, ColumnContract):
         return Payload("columns", (_rows(request.inputs, manifest.input, max_rows),))
-    return Payload("images", tuple(_images(request.inputs, manifest.input, max_items)))
+    if isinstance(manifest.input, ImageContract):
+        return Payload("images", tuple(_images(request.inputs, manifest.input, max_items)))
+    raise mismatch(
+        f"this protocol carries no {manifest.input.kind}; send them to /predict", "inputs"
+    )
 
 
 def as_outputs(

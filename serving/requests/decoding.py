@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +36,27 @@ class Decoded:
     is_list: bool  # whether the caller sent, and gets, a list
 
 
+class Decoder(Protocol):
+    """From a payload to what a network takes; each kind of input has its own."""
+
+    async def decode(self, *items: bytes) -> Decoded:
+        """Decode a payload; Refusal with the rule that its first bad item breaks."""
+        ...
+
+    def reader(self, items: Sequence[bytes]) -> Callable[[], NDArray[Any]] | None:
+        """What decodes a payload in a moment, on whatever thread; None if that takes longer."""
+        ...
+
+    def close(self) -> None:
+        """End the threads."""
+        ...
+
+
 class ImageDecoder:
     """Decodes images for one contract: a small one at once, others on threads."""
 
-    def __init__(self, contract: ImageContract) -> None:
+    def __init__(self, contract: ImageContract, max_rows: int = 0) -> None:
+        """`max_rows` limits tables only: the images of a request are counted when it is read."""
         self._contract = contract
         Image.init()  # loads Pillow's plugins, which the first image would otherwise wait for
         self._threads = ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-decode")

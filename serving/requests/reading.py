@@ -7,10 +7,10 @@ types, and forms with anything but files named `image`. Text in that field is ne
 import functools
 import io
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -20,12 +20,14 @@ from serving.http.responses import ClientGoneError, Refusal
 from serving.http.routes import Headers, Request
 from serving.requests.payload import Payload
 from slipway.inputs.multipart import FIELD
+from slipway.kinds.registry import input_kind
 from slipway.system.malloc import LARGEST_BLOCK_OF_A_SERVICE
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 JSON = b"application/json"
+Receive = Callable[[Request, int, int, Callable[[], None]], Awaitable[Callable[[], Payload]]]
 ACCEPTED = (
     "send the image as the body with content type image/png, image/jpeg or the like, or as the file `image` of a multipart form, "
     "which takes several"
@@ -37,21 +39,34 @@ async def receive_payload(
     request: Request,
     max_bytes: int,
     max_items: int,
-    kind: Literal["images", "columns"],
+    kind: str,
     require_room: Callable[[], None],
 ) -> Callable[[], Payload]:
-    """A function that parses the body, which has arrived, to what a model with this kind of input is asked about.
+    """Read a body for a model with this kind of input; return a function that parses it.
 
-    That is one row or several, or 1 to `max_items` encoded images. Refusal if the request holds something else, or from `require_room`,
-    which is called before a body is waited for; ClientGoneError if the caller hung up. The function may be called once.
+    Refusal if the request holds something else, or from `require_room`, which is called before a
+    body is waited for; ClientGoneError if the caller hung up. The function may be called once.
     """
-    if kind == "columns":
-        text = await read_json(request, max_bytes, require_room=require_room)
-        return lambda: Payload(kind, (text,))
+    receive: Receive = input_kind(kind).load_part("receive")
+    return await receive(request, max_bytes, max_items, require_room)
+
+
+async def receive_rows(
+    request: Request, max_bytes: int, max_items: int, require_room: Callable[[], None]
+) -> Callable[[], Payload]:
+    """Read the JSON text of one row or several; the decoder limits their number, not `max_items`."""
+    text = await read_json(request, max_bytes, require_room=require_room)
+    return lambda: Payload("columns", (text,))
+
+
+async def receive_images(
+    request: Request, max_bytes: int, max_items: int, require_room: Callable[[], None]
+) -> Callable[[], Payload]:
+    """Read 1 to `max_items` encoded images."""
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
         image = await read_body(request, max_bytes, require_room)
-        return lambda: Payload(kind, (image,))
+        return lambda: Payload("images", (image,))
     if media_type == b"multipart/form-data":
         declared = request.headers.get(b"content-length", b"")  # none of a body in chunks
         blocks = _Blocks(int(declared[:20]) if declared.isdigit() else max_bytes)
@@ -65,7 +80,7 @@ async def receive_payload(
         blocks.write(first)
         if is_more:
             await _receive_rest(request, max_bytes, len(first), blocks.write)
-        return lambda: Payload(kind, _images_in(blocks, boundary, max_items))
+        return lambda: Payload("images", _images_in(blocks, boundary, max_items))
     raise _unsupported(
         media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED
     )

@@ -5,7 +5,7 @@ A bad row refuses its whole request, and no row of it reaches the model.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -45,8 +45,12 @@ class RowDecoder:
             1, thread_name_prefix="slipway-rows"
         )  # parsing holds the interpreter's lock
 
-    async def decode(self, payload: bytes) -> Decoded:
+    def reader(self, items: Sequence[bytes]) -> None:
+        """Rows are counted and checked before they join a batch."""
+
+    async def decode(self, *items: bytes) -> Decoded:
         """(rows, width) float32; Refusal naming the first fault, with `field` as "age" or "rows[3].age"."""
+        payload = items[0]
         if len(payload) <= INLINE_BYTES:
             return self._decode(payload)
         return await asyncio.get_running_loop().run_in_executor(

@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from slipway.artifacts.golden_rows import GoldenFile, GoldenRows, parse_golden_rows
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Calibration
+from slipway.inputs.contract import AnyInputContract
 from slipway.kinds.registry import Task
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
@@ -134,7 +134,7 @@ class Bundle(Contract):
 
     format_version: Literal[6]
     task: Task
-    input: InputContract
+    input: AnyInputContract
     input_name: str  # "image" or "row"
     output: OutputContract
     output_name: str

@@ -24,8 +24,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from slipway.config.params import read_content, read_yaml
 from slipway.config.sections import TrainParams
+from slipway.kinds.code_digest import CODE_DIGESTS, project_kinds, recall, stage_files
+from slipway.kinds.registry import TaskKind
 from slipway.system import files
-from slipway.system.code_digest import CODE_DIGESTS, recall, stage_files
 from slipway.system.errors import ParamsError, SchemaError, SealError, UnavailableError
 
 SEALS = Path("artifacts/seals")
@@ -66,6 +67,7 @@ class Seal:
 
     stage: str
     params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
+    kinds: list[TaskKind]  # whose parts count as code
     code: dict[str, str]  # hex digest by path
     inputs: dict[str, dict[str, str]]  # per dependency: digest of sizes, times and inodes by folder
     # The raw data that the first stage reads, as in dvc.lock: hex MD5 of a table or an archive,
@@ -75,7 +77,7 @@ class Seal:
 
     def check(self) -> None:
         """SealError if params, code or inputs are not what they were when the stage began."""
-        code = stage_files(_ROOT, self.stage)
+        code = stage_files(_ROOT, self.stage, self.kinds)
         changed = sorted(
             path for path in self.code.keys() | code.keys() if self.code.get(path) != code.get(path)
         )
@@ -151,10 +153,12 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
     recall(_ROOT)
     pipeline = _read_pipeline(content)
     before, deps = pipeline.before(stage), pipeline.deps.get(stage, [])
+    kinds = project_kinds(_ROOT)
     seal = Seal(
         stage=stage,
         params=_picked(content, pipeline.params.get(stage, list(content))),
-        code=stage_files(_ROOT, stage),
+        kinds=kinds,
+        code=stage_files(_ROOT, stage, kinds),
         inputs={path: _state(Path(path)) for path in deps},
         data={} if before else {path: facts for path in deps if (facts := _facts(Path(path)))},
         before=before,

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from slipway.artifacts.bundle import LoadedBundle, OutputContract
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.drift.feature_reference import FeatureReference, bin_columns, describe_features
 from slipway.drift.features import (
@@ -32,6 +31,7 @@ from slipway.drift.histogram import merge_rare
 from slipway.drift.joint_reference import JointReference, fit_joint
 from slipway.drift.quality_reference import QualityReference, fit_quality
 from slipway.drift.two_sample_tests import psi
+from slipway.inputs.contract import InputContract
 from slipway.system.contract import Contract
 from slipway.system.errors import BundleError
 

@@ -29,7 +29,6 @@ from slipway.artifacts.bundle import (
     describe_model,
     write_manifest,
 )
-from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.artifacts.uncertainty import Calibration
 from slipway.config.sections import ExportParams
 from slipway.data.store.packed import PackedSplit
@@ -58,6 +57,7 @@ from slipway.export.precision.leaderboard import (
     metric_loss,
 )
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
+from slipway.inputs.contract import InputContract, input_name
 from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import DRIFT, ModelFile, OutputContract
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import Inputs, PackedSplit
@@ -22,6 +21,7 @@ from slipway.drift.reference import (
     extract_blocks,
     references_bytes,
 )
+from slipway.inputs.contract import InputContract
 from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system import files
 

@@ -13,6 +13,7 @@ from typing import Any
 from slipway.artifacts.bundle import Choice, Lineage, Metric, ModelFile, Provider
 from slipway.artifacts.uncertainty import Calibration
 from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import is_classification
 from slipway.reports.console import baseline_cells, interval, number, size
 from slipway.reports.evaluation.record import baseline_words, headlines
@@ -110,11 +111,13 @@ def _contract(facts: CardFacts) -> str:
             for column in network.input.columns
         ]
         takes = f"One row with the columns {', '.join(kinds)}."
-    else:
+    elif isinstance(network.input, ImageContract):
         contract = network.input
         colour = "grey" if contract.channels == 1 else "RGB"
         height, width, _ = contract.shape
         takes = f"One picture in any common format; it is turned upright, brought to {width} x {height} px ({contract.resize_mode}) and to {colour}."
+    else:
+        takes = f"One row of {network.input.kind}."
     if network.classes:
         shown = ", ".join(f"`{name}`" for name in network.classes[:_MOST_CLASSES])
         more = (

@@ -129,8 +129,13 @@ def _batches(
     elif isinstance(contract, ColumnContract):
         rows = _table_rows(contract, test, data(), bundle.root)
         yield from _grouped(rows, size, lambda cells: encode_rows(cells, contract))
-    else:
+    elif isinstance(contract, ImageContract):
         yield from _grouped(_images(contract, test, data()), size, np.stack)
+    else:
+        raise BundleError(
+            f"a reference model that takes {contract.kind} can only be compared on the same "
+            "packed rows. Set evaluate.reference_model to null."
+        )
 
 
 def _images(

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from slipway.inputs.contract import InputContract
 from slipway.system.contract import Contract
-from slipway.system.errors import CellError
+from slipway.system.errors import BundleError, CellError
 
 Kind = Literal["number", "category", "boolean", "date"]
 MAX_CATEGORY_LENGTH = 256
@@ -77,7 +78,7 @@ class ColumnLayout:
     categorical: list[Column]
 
 
-class ColumnContract(Contract):
+class ColumnContract(InputContract):
     """Input of a table network: (rows, width) float32.
 
     First the standardised value of each number, boolean and date, in the order of `columns`; then
@@ -130,6 +131,27 @@ class ColumnContract(Contract):
     @property
     def dtype(self) -> type[np.float32]:
         return np.float32
+
+    def require_usable(self) -> None:
+        """BundleError if there is no column, or two of the same name."""
+        names = [column.name for column in self.columns]
+        if not names or len(set(names)) < len(names):
+            raise BundleError(
+                f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`."
+            )
+
+    def example_rows(self, num_rows: int) -> NDArray[np.float32]:
+        """Return (num_rows, width) encoded rows within one standard deviation."""
+        rows = np.arange(num_rows)[:, np.newaxis]
+        values = (rows + np.arange(len(self.numeric))) % 7 / 3 - 1
+        indicators = (rows + np.arange(len(self.indicated))) % 2
+        # Code 0, missing or unknown, comes only where the network learnt it.
+        first = np.array(
+            [0 if column.has_missing else 1 for column in self.categorical], dtype=np.int64
+        )
+        last = np.array([len(column.categories) for column in self.categorical], dtype=np.int64)
+        codes = first + rows % (last - first + 1)
+        return np.concatenate([values, indicators, codes], axis=1).astype(self.dtype)
 
 
 Cell = float | str | None  # a category as text, anything else as a number; None is missing

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps
 
 from slipway.inputs import user_function
+from slipway.inputs.contract import InputContract
 from slipway.inputs.png import decode_plain_png
 from slipway.system.contract import Contract
 from slipway.system.errors import ImageError
@@ -44,7 +45,7 @@ class TransformContract(Contract):
     sha256: str  # hex digest of its code
 
 
-class ImageContract(Contract):
+class ImageContract(InputContract):
     """Input of an image network: (rows, size_px, size_px, channels) uint8 in [0, 255]."""
 
     kind: Literal["images"]
@@ -64,6 +65,15 @@ class ImageContract(Contract):
     def dtype(self) -> type[np.uint8]:
         return np.uint8
 
+    def require_usable(self) -> None:
+        """Import the user's transform, if there is one; an error if its code changed."""
+        load_transform(self)
+
+    def example_rows(self, num_rows: int) -> NDArray[np.uint8]:
+        """Return (num_rows, size_px, size_px, channels) pixels of many levels."""
+        pixels = np.arange(num_rows * int(np.prod(self.shape)), dtype=np.uint64) % 251
+        return pixels.astype(self.dtype).reshape(num_rows, *self.shape)
+
 
 class DecodedImage(NamedTuple):
     """An upright Pillow image and metadata of its file."""
@@ -71,6 +81,16 @@ class DecodedImage(NamedTuple):
     image: Image.Image  # of mode 1, L, LA, RGB, RGBA, I or I;16
     image_format: str  # one of FORMATS
     orientation: int  # EXIF, 1 to 8; already applied to the image
+
+
+def resize_rows(rows: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8]:
+    """Bring (rows, height, width, channels) pixels of any size to the form of `contract`."""
+    return np.stack(
+        [
+            image_array(Image.fromarray(row[..., 0] if contract.channels == 1 else row), contract)
+            for row in rows
+        ]
+    )
 
 
 def decode_image(payload: bytes, max_pixels: int) -> Image.Image:

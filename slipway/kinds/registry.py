@@ -37,6 +37,15 @@ def kind_of(task: str) -> TaskKind:
     return KINDS[task]
 
 
+def input_kind(name: str) -> InputKind:
+    """The record of a kind of input. ParamsError with the known kinds if there is none."""
+    for kind in KINDS.values():
+        if kind.input.name == name:
+            return kind.input
+    known = dict.fromkeys(kind.input.name for kind in KINDS.values())
+    raise ParamsError(f"unknown kind of input {name!r}. Known kinds: {', '.join(known)}.")
+
+
 def _known(task: str) -> str:
     if task not in KINDS:
         raise ValueError(f"found {task!r}, expected one of {', '.join(KINDS)}")

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.input_contract import InputContract
 from slipway.inputs.columns import ColumnContract, encode_rows, listed_rows, read_row
-from slipway.inputs.images import array_from_bytes
+from slipway.inputs.contract import InputContract
+from slipway.inputs.images import ImageContract, array_from_bytes
 from slipway.inputs.multipart import decode_images
 from slipway.system.errors import DataError
 
@@ -19,10 +19,12 @@ def decode_payload(content_type: str, payload: bytes, contract: InputContract) -
     DataError where this Slipway does not take the payload any more; UnavailableError or IntegrityError where
     the bundle's own function on images is not here, or is another.
     """
-    if not isinstance(contract, ColumnContract):
+    if isinstance(contract, ImageContract):
         return np.stack(
             [array_from_bytes(image, contract) for image in _images(content_type, payload)]
         )
+    if not isinstance(contract, ColumnContract):
+        raise DataError(f"requests with {contract.kind} cannot be replayed.")
     try:
         content = json.loads(payload)
     except ValueError as error:

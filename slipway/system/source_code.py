@@ -18,6 +18,8 @@ PACKAGES = ("slipway", "stages", "serving", "transforms")
 # What reads the docstrings of the functions and classes that it is given.
 _SHOW_DOCSTRINGS = {"bentoml", "click", "fastapi", "typer"}
 _READ_DOCSTRINGS = {"__doc__", "getdoc", "model_json_schema"}
+PART = "part:"
+_LOAD = "load_part"
 _MODULE = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?")
 _STRINGS = (
     ast.JoinedStr,
@@ -31,9 +33,8 @@ class Source:
     """The text that counts in a file of Python, and the first-party modules that it names."""
 
     text: str
-    modules: frozenset[
-        str
-    ]  # "a" and "a.b" for `from a import b`, which may be a module or a name in one
+    # "a" and "a.b" for `from a import b`, which may be a module or a name in one; "part:clean".
+    modules: frozenset[str]
 
 
 def read_source(source: str) -> Source:
@@ -66,13 +67,27 @@ def _imported(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _modules(nodes: list[ast.AST]) -> Iterator[str]:
-    """First-party modules: imported, or named by a string, as for `python -m` and `bentoml serve`."""
+    """First-party modules: imported, or named by a string, as for `python -m` and `bentoml serve`.
+
+    The part of a kind that `load_part("clean")` loads is "part:clean". The modules that a kind's
+    record names as its parts are left out: only the call that loads a part needs its module.
+    """
     yield from (name for name in _imported(nodes) if name.partition(".")[0] in {"", *PACKAGES})
+    declared = set[ast.AST]()
     for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.keyword) and node.arg == "parts":
+            declared.update(ast.walk(node.value))
+        if isinstance(node, ast.Call) and _loads_part(node.func):
+            yield PART + ast.literal_eval(node.args[0])
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in declared:
             named = _MODULE.fullmatch(node.value)
             if named:
                 yield named[1]
+
+
+def _loads_part(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr == _LOAD
 
 
 def _without_comments(source: str, tree: ast.Module, nodes: list[ast.AST]) -> str:

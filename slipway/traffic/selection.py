@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.input_contract import InputContract
 from slipway.inputs.columns import Column, ColumnContract, listed_rows
+from slipway.inputs.contract import InputContract
 from slipway.inputs.multipart import decode_images
 from slipway.traffic.monitoring_records import EARLY_S, DriftedSpan, GroundTruth
 from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests

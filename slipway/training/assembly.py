@@ -6,9 +6,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from slipway.artifacts.input_contract import InputContract
 from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan
+from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import is_classification
 from slipway.system.malloc import keep_freed_memory

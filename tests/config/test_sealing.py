@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from slipway.config.sealing import check_inputs, sealed, sealed_params
-from slipway.system.code_digest import stage_digest
+from slipway.kinds.code_digest import stage_digest
 from slipway.system.errors import SchemaError, SealError, UnavailableError
 
 PIPELINE: dict[str, Any] = {

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.drift.features import extract, extract_inputs
 from slipway.drift.reference import (
@@ -19,6 +18,7 @@ from slipway.drift.reference import (
 )
 from slipway.drift.window import Window
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.contract import InputContract
 from tests.calibrations import CALIBRATION
 
 NUM_COLUMNS = 20

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from slipway.system.code_digest import reached_files
+from slipway.kinds.code_digest import reached_files
 from tests.end_to_end.project import Project, copy_checkout
 
 pytestmark = pytest.mark.process

@@ -13,8 +13,8 @@ from slipway.artifacts.bundle import (
 )
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import EngineMachine, EngineManifest, Profile
-from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.contract import InputContract, input_name
 from slipway.inputs.images import ImageContract
 from slipway.system import files
 from tests.calibrations import CALIBRATION

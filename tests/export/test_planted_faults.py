@@ -25,7 +25,7 @@ from slipway.export.graphs.variants import fp16_graph
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.errors import ParityError
-from slipway.training.networks.networks import ImageNetwork
+from slipway.training.networks.image_networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
 from tests.export.small_bundle import engine_manifest_for
 

@@ -12,11 +12,11 @@ from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.params import Params
 from slipway.data.tables.source import read_json_rows
 from slipway.export.certification.comparison import HopComparison, Measurement, TestRows
-from slipway.export.certification.http_hop import row_payloads
 from slipway.export.certification.service_hop import ServiceHop
 from slipway.export.certification.service_process import serve_command
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.metrics.scores import Resampling
+from tests.export.payloads import row_payloads
 from tests.serving.bundles import (
     COLUMNS,
     LABELS,

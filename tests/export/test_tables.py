@@ -30,10 +30,10 @@ from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system.errors import ParityError
 from slipway.training.networks.networks import (
     NetworkSpec,
-    TableNetwork,
     build_network,
     load_network,
 )
+from slipway.training.networks.table_networks import TableNetwork
 from slipway.training.networks.tabm import RowEncoding
 from slipway.training.uncertainty.calibrated_network import calibrated as calibrated_as
 from tests import warm_starts

@@ -15,7 +15,7 @@ import yaml
 from serving.process.packing import bento_labels
 from serving.settings import Settings
 from slipway.artifacts.engine_manifest import write_engine
-from slipway.system.code_digest import reached_files
+from slipway.kinds.code_digest import reached_files
 from slipway.system.errors import SlipwayError
 from slipway.system.source_code import imported_modules
 from tests import plain_http

@@ -101,7 +101,7 @@ def test_images_that_expire_while_they_wait_to_be_decoded_are_never_decoded(
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert worker._live
-        num_threads = worker._live.decoder._threads._max_workers
+        num_threads = vars(worker._live.decoder)["_threads"]._max_workers
         answers = await asyncio.gather(
             *(client.post("/predict", content=large, headers=PNG) for _ in range(num_threads + 4)),
             client.post("/predict", files=[("image", ("x.bmp", large, "image/bmp"))] * 5),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.system.code_digest import reached_files
+from slipway.kinds.code_digest import reached_files
 from slipway.system.source_code import imported_modules
 from tests.structure.rooms import RING_0, TABLES, forbidden_arrows, unlisted_rooms, upward_rows
 

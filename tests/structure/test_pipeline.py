@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slipway.config.params import Params
-from slipway.system.code_digest import RUNS_USERS_CODE, reached_files, stage_names
+from slipway.kinds.code_digest import RUNS_USERS_CODE, reached_files, stage_names
 from slipway.system.source_code import PACKAGES
 from slipway.training.job import PROJECT_PATHS
 

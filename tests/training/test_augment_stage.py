@@ -10,6 +10,7 @@ from slipway.data.augmentation.plan import AugmentPlan, open_augmented
 from slipway.data.store import packed
 from slipway.data.store.packed import PackedManifest, TargetScale
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.contract import InputContract
 from stages import augment
 from tests.data.augmentation.test_plan import ON
 from tests.packed_rows import packed_rows
@@ -21,7 +22,7 @@ COLUMN = Column(
 )  # fmt: skip
 
 
-def write_packed(root: Path, inputs: Any, contract: packed.InputContract) -> PackedManifest:
+def write_packed(root: Path, inputs: Any, contract: InputContract) -> PackedManifest:
     """A packed store with a training split alone."""
     table, folder, rows = (
         isinstance(contract, ColumnContract),

@@ -5,8 +5,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from slipway.inputs import images, user_function
+from slipway.kinds.code_digest import digests
 from slipway.system import files
-from slipway.system.code_digest import digests
 
 _LIBRARIES = ("numpy", "pillow", "simplejpeg")
 

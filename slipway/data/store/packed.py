@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway.artifacts.input_contract import InputContract as InputContract
 from slipway.data.engine.randomness import id_keys
 from slipway.data.engine.rows import PACKED_ROWS, read_table, write_table
 from slipway.data.store.jpeg_inputs import JPEG, OFFSETS, JpegInputs
 from slipway.data.store.transform_table import TRANSFORM_TABLE
+from slipway.inputs.contract import AnyInputContract
 from slipway.kinds.registry import Task
 from slipway.system import files
 from slipway.system.contract import Contract
@@ -70,7 +70,7 @@ class PackedManifest(Contract):
 
     format_version: Literal[3]
     task: Task
-    input: InputContract
+    input: AnyInputContract
     classes: list[str]  # in the order of the class indices; empty for a numeric target
     mean: list[
         float

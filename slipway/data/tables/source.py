@@ -4,8 +4,9 @@ Cells are read by the same code as in `clean`, with the kinds that `clean` wrote
 file: a file that changed since gives other ids.
 """
 
+import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from slipway.data.sources.image_tables import TABLES
 from slipway.data.sources.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
 from slipway.data.sources.sources import existing_path, table_in
 from slipway.data.tables.cells import TypedColumn, row_digests, typed_column
-from slipway.inputs.columns import ColumnType
+from slipway.inputs.columns import ColumnContract, ColumnType
 from slipway.system.errors import DataError, IntegrityError
 
 ID_DIGITS = 32  # hex, the beginning of it
@@ -72,6 +73,19 @@ def read_json_rows(
     for row, digest in zip(rows.tolist(), digests, strict=True):
         cells = {column.name: json_cell(column, typed, row) for column, typed in columns}
         yield str(raw.numbers[row]), digest.tobytes().hex()[:ID_DIGITS], cells
+
+
+def raw_rows(
+    data: DataParams, contract: ColumnContract, wanted: set[str]
+) -> Iterator[tuple[str, str, bytes]]:
+    """Yield source, id and JSON object of each row, as a client would send it."""
+    for source, row_id, row in read_json_rows(data, contract.columns, wanted):
+        yield source, row_id, json_row(row)
+
+
+def json_row(row: Mapping[str, Any]) -> bytes:
+    """Encode a row as a JSON object. ValueError if a number is not finite."""
+    return json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
 
 
 def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str | bool | None:

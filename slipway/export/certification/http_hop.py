@@ -6,11 +6,10 @@ not have the declared form.
 """
 
 import itertools
-import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,21 +20,19 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.predictions import prediction_columns
 from slipway.config.sections import DataParams
-from slipway.data.sources.samples import RawSample
-from slipway.data.sources.sources import read_samples
-from slipway.data.tables.source import read_json_rows
 from slipway.export.certification.comparison import Measurement, TestRows
-from slipway.export.certification.raw_rows import RawRowPositions, image_id
-from slipway.inputs.columns import ColumnContract
+from slipway.export.certification.raw_rows import RawRowPositions
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import input_kind
 from slipway.system.errors import ParityError
 
 _CONNECTIONS = 8
 _CHUNK_ROWS = 256  # payloads held in memory at a time
 _REQUEST_ROWS = (1, 2, 7, 64)  # rows of a table per request, in turn; the default limit is 1024
-_IMAGE, _JSON = "application/octet-stream", "application/json"
+_JSON = "application/json"
+RawRow = tuple[str, str | None, bytes]  # source, id, and the row as a client sends it
 _MAX_SHOWN = 300  # characters of an answer in a message
 
 
@@ -55,46 +52,23 @@ class RowPayload:
     position: int  # among the test rows
     row_id: str
     content: bytes  # an encoded image, or one row as a JSON object
-    content_type: str = _IMAGE
+    content_type: str
 
 
 def raw_payloads(data: DataParams, contract: InputContract, rows: TestRows) -> Iterator[RowPayload]:
     """Read the test rows from the raw data: encoded images, or rows of a table as JSON objects."""
-    wanted = set(rows.sources)
-    if isinstance(contract, ColumnContract):
-        return row_payloads(read_json_rows(data, contract.columns, wanted), rows)
-    return original_payloads(read_samples(data, wanted=wanted), rows)
+    kind = input_kind(contract.kind)
+    read: Callable[[DataParams, InputContract, set[str]], Iterable[RawRow]]
+    read = kind.load_part("raw_rows")
+    return payloads_of(read(data, contract, set(rows.sources)), rows, kind.content_type)
 
 
-def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[RowPayload]:
-    """Turn raw images into payloads.
-
-    Raises:
-        IntegrityError: an image is not the one that was packed, or is missing.
-    """
-    found = ((sample.source, image_id(sample), sample.payload) for sample in samples)
-    return _payloads(found, rows, _IMAGE)
-
-
-def row_payloads(
-    raw: Iterable[tuple[str, str, Mapping[str, Any]]], rows: TestRows
-) -> Iterator[RowPayload]:
-    """Turn (source, id, JSON object) of a table's rows into payloads.
+def payloads_of(found: Iterable[RawRow], rows: TestRows, content_type: str) -> Iterator[RowPayload]:
+    """Match raw rows to the test rows.
 
     Raises:
-        IntegrityError: as for images.
-        ValueError: a number is not finite.
+        IntegrityError: a row is not the one that was packed, or is missing.
     """
-    found = (
-        (source, row_id, json.dumps(row, allow_nan=False, ensure_ascii=False).encode())
-        for source, row_id, row in raw
-    )
-    return _payloads(found, rows, _JSON)
-
-
-def _payloads(
-    found: Iterable[tuple[str, str | None, bytes]], rows: TestRows, content_type: str
-) -> Iterator[RowPayload]:
     positions = RawRowPositions(rows.ids, rows.sources)
     for source, row_id, content in found:
         position = positions.take(source, row_id)
@@ -154,7 +128,7 @@ class ServiceClient:
             The answers to requests with one row, and to requests with several rows; None instead
             of the latter for images, of which a request holds one. Both have the same speed.
         """
-        is_table = isinstance(self._bundle.manifest.input, ColumnContract)
+        many_per_request = input_kind(self._bundle.manifest.input.kind).many_per_request
         num_columns = max(len(self._classes), 1) + 1  # the OOD score is the last
         single = np.full((num_rows, num_columns), math.nan, dtype=np.float32)
         grouped = single.copy()
@@ -166,7 +140,7 @@ class ServiceClient:
                 answers = list(pool.map(self.predict, chunk))
                 seconds += time.perf_counter() - start
                 single[_positions(chunk)] = answers
-                groups = _groups(chunk) if is_table else []
+                groups = _groups(chunk) if many_per_request else []
                 for group, rows in zip(groups, pool.map(self.predict_group, groups), strict=True):
                     grouped[_positions(group)] = rows
         assert first is not None, "a test split is never empty"
@@ -184,7 +158,7 @@ class ServiceClient:
             scores=single[:, -1],
             calibration=self._calibration,
         )
-        if not is_table:
+        if not many_per_request:
             return measured, None
         return measured, replace(measured, outputs=grouped[:, :-1], scores=grouped[:, -1])
 

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import SCORE_NAME, OutputContract
-from slipway.artifacts.input_contract import InputContract, input_name
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.store.packed import Inputs
+from slipway.inputs.contract import InputContract, input_name
 from slipway.kinds.registry import Task
 from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system.errors import BundleError, ParityError

@@ -5,13 +5,13 @@ variant may cost. Broken variants are refused here: weights or activations beyon
 answers that are not finite or unrelated to fp32's. A variant that can gain nothing is left out.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from PIL import Image
 
 from slipway.artifacts.bundle import OutputContract, Precision, Target
 from slipway.artifacts.uncertainty import Answers
@@ -27,8 +27,8 @@ from slipway.export.graphs.quantization import (
     dynamic_graph,
     why_not_dynamic,
 )
-from slipway.inputs.columns import ColumnContract
-from slipway.inputs.images import image_array
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import input_kind
 from slipway.reports.pages.leaderboard_page import Attempt
 from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.system.errors import ParityError
@@ -68,14 +68,11 @@ def quantization_samples(
     draw = uniform(seed, 0, split.keys, "calibration")
     chosen = np.lexsort((split.keys, draw))[:num_rows]
     rows: NDArray[Any] = split.inputs[np.sort(chosen)]
-    if isinstance(contract, ColumnContract) or rows.shape[1:] == contract.shape:
+    if rows.shape[1:] == contract.shape:
         return rows
-    return np.stack(
-        [
-            image_array(Image.fromarray(row[..., 0] if contract.channels == 1 else row), contract)
-            for row in rows
-        ]
-    )
+    resize: Callable[[NDArray[Any], InputContract], NDArray[Any]]
+    resize = input_kind(contract.kind).load_part("resize_rows")
+    return resize(rows, contract)
 
 
 def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:

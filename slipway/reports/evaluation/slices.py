@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from slipway.data.store.packed import Inputs, PackedManifest, PackedSplit
 from slipway.data.tables.raw_columns import RawCells
-from slipway.kinds.registry import is_table
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import IntegrityError
 
 MISSING = "missing"
@@ -62,7 +62,7 @@ def built_in_dimensions(
     """
     rows = _in_order(rows, test.ids)
     found = [_of_target(test, manifest.classes)]
-    if not is_table(manifest.task):
+    if kind_of(manifest.task).input.has_pixels:
         width, height = (_floats(rows[name]) for name in ("width", "height"))
         found += [by_number("size", width * height, "px"), by_number("aspect", width / height)]
         found.append(by_number("brightness", brightness(test.inputs)))

@@ -1,6 +1,7 @@
 """An encoded row back to text, column by column, for people to read. A number has the digits that float32 kept of it."""
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,16 @@ from slipway.inputs.columns import Column, ColumnContract
 
 MISSING = "missing"
 _FLOAT32_STEP = 2.0**-23  # between neighbours, relative
+
+
+def column_cells(
+    contract: ColumnContract, rows: Sequence[NDArray[Any]]
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the names of the columns, the texts of each row in their order, and the names of numbers."""
+    names = [column.name for column in contract.columns]
+    found = [read_cells(row, contract) for row in rows]
+    numbers = [column.name for column in contract.columns if column.kind == "number"]
+    return names, [[cells[name] for name in names] for cells in found], numbers
 
 
 def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipway.artifacts.gates import GateResult, not_passed
-from slipway.artifacts.input_contract import InputContract
 from slipway.data.store.packed import Inputs
-from slipway.inputs.columns import ColumnContract
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import input_kind
 from slipway.reports.console import baseline_cells, interval, number
 from slipway.reports.evaluation.record import Evaluation, baseline_words, headlines
-from slipway.reports.pages.cells import read_cells
 from slipway.reports.pages.charts import Series, histogram, line_chart, residuals, scatter
 from slipway.reports.pages.html_page import (
     Html,
@@ -26,6 +25,7 @@ from slipway.reports.pages.html_page import (
     table,
     tiles,
 )
+from slipway.reports.pages.shown_cells import shown_cells
 from slipway.reports.pages.slices_page import slices_section
 from slipway.reports.pages.uncertainty_section import uncertainty_section
 
@@ -318,7 +318,7 @@ def _least_certain(
 
 
 def _as_seen(contract: InputContract) -> str:
-    return "" if isinstance(contract, ColumnContract) else ", as the network sees them"
+    return ", as the network sees them" if input_kind(contract.kind).has_pixels else ""
 
 
 def _exhibits(
@@ -327,7 +327,7 @@ def _exhibits(
     """Show images with captions, or the cells of a table's rows."""
     captions = {row: _caption(evaluation, row) for row in rows}
     names = {row: f"{evaluation.sources[row]} ({evaluation.ids[row][:_ID_DIGITS]})" for row in rows}
-    if not isinstance(contract, ColumnContract):
+    if input_kind(contract.kind).has_pixels:
         return gallery(
             figure(
                 image(inputs[row], evaluation.sources[row]),
@@ -336,13 +336,11 @@ def _exhibits(
             )
             for row, (answer, certainty) in captions.items()
         )
-    columns = [column.name for column in contract.columns]
+    columns, cells, numbers = shown_cells(contract, [inputs[row] for row in rows])
     lines = []
-    for row, (answer, certainty) in captions.items():
-        cells = read_cells(inputs[row], contract)
+    for (row, (answer, certainty)), texts in zip(captions.items(), cells, strict=True):
         text = f"{answer}, {certainty}" if certainty else answer
-        lines.append([text, names[row], *(cells[name] for name in columns)])
-    numbers = [column.name for column in contract.columns if column.kind == "number"]
+        lines.append([text, names[row], *texts])
     return table(["answer", "row", *columns], lines, numeric=numbers)
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from slipway.artifacts.input_contract import InputContract
 from slipway.data.store.packed import Inputs
-from slipway.inputs.columns import ColumnContract
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import input_kind
 from slipway.reports.evaluation.label_issues import LabelIssues
-from slipway.reports.pages.cells import read_cells
 from slipway.reports.pages.html_page import (
     Html,
     Section,
@@ -20,6 +19,7 @@ from slipway.reports.pages.html_page import (
     table,
     tiles,
 )
+from slipway.reports.pages.shown_cells import shown_cells
 
 _MOST_SHOWN = 96
 _MOST_PAIRS = 20
@@ -82,12 +82,13 @@ def _candidates(issues: LabelIssues, inputs: Inputs, contract: InputContract) ->
     shown = issues.candidates[:_MOST_SHOWN].tolist()
     if not shown:
         return Section("Candidates", paragraph(f"None among {len(issues.ids):,} rows.", "good"))
+    has_pixels = input_kind(contract.kind).has_pixels
     drawn = (
         _cells(issues, inputs, contract, shown)
-        if isinstance(contract, ColumnContract)
+        if not has_pixels
         else _pictures(issues, inputs, shown)
     )
-    seen = "" if isinstance(contract, ColumnContract) else ", as the network sees them"
+    seen = ", as the network sees them" if has_pixels else ""
     many = (
         f"{len(shown):,} of {len(issues.candidates):,}"
         if len(shown) < len(issues.candidates)
@@ -109,21 +110,13 @@ def _pictures(issues: LabelIssues, inputs: Inputs, rows: Sequence[int]) -> Html:
 
 
 def _cells(
-    issues: LabelIssues, inputs: Inputs, contract: ColumnContract, rows: Sequence[int]
+    issues: LabelIssues, inputs: Inputs, contract: InputContract, rows: Sequence[int]
 ) -> Html:
-    columns = [column.name for column in contract.columns]
-    lines = []
-    for row in rows:
-        cells = read_cells(inputs[row], contract)
-        lines.append(
-            [
-                _proposal(issues, row),
-                _probabilities(issues, row),
-                issues.sources[row],
-                *(cells[name] for name in columns),
-            ]
-        )
-    numbers = [column.name for column in contract.columns if column.kind == "number"]
+    columns, cells, numbers = shown_cells(contract, [inputs[row] for row in rows])
+    lines = [
+        [_proposal(issues, row), _probabilities(issues, row), issues.sources[row], *texts]
+        for row, texts in zip(rows, cells, strict=True)
+    ]
     return table(["label", "probability", "row", *columns], lines, numeric=numbers)
 
 

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import Certificate, Execution, Hop, first_fault
 from slipway.artifacts.gates import not_passed
-from slipway.artifacts.input_contract import InputContract
 from slipway.data.store.packed import Inputs
-from slipway.inputs.columns import ColumnContract
-from slipway.kinds.registry import Task, is_classification
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import Task, input_kind, is_classification
 from slipway.reports.console import interval, number
-from slipway.reports.pages.cells import read_cells
 from slipway.reports.pages.html_page import (
     Html,
     Section,
@@ -32,6 +30,7 @@ from slipway.reports.pages.html_page import (
     tiles,
 )
 from slipway.reports.pages.log_bars import LogBar, log_bars
+from slipway.reports.pages.shown_cells import shown_cells
 
 _MOST_FLIPS = 12  # shown of one hop; all are counted, and named in the certificate
 
@@ -363,14 +362,10 @@ def _exhibits(
     contract: InputContract,
 ) -> Html:
     """Pictures with their captions, or a table's rows with them."""
-    if isinstance(contract, ColumnContract):
-        names = [column.name for column in contract.columns]
-        cells = [read_cells(answered.inputs[row], contract) for row in rows]
-        lines = [
-            [*caption, *(found[name] for name in names)]
-            for caption, found in zip(captions, cells, strict=True)
-        ]
-        numbers = [column.name for column in contract.columns if column.kind == "number"]
+    if not input_kind(contract.kind).has_pixels:
+        inputs = [answered.inputs[row] for row in rows]
+        names, cells, numbers = shown_cells(contract, inputs)
+        lines = [[*caption, *texts] for caption, texts in zip(captions, cells, strict=True)]
         return table(["", "answers", *names], lines, numeric=numbers)
     return gallery(
         figure(image(answered.inputs[row], answered.sources[row]), *caption)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.config.sections import TrainParams
+from slipway.kinds.code_digest import stage_files
 from slipway.system import files
-from slipway.system.code_digest import stage_files
 from slipway.system.contract import Contract
 from slipway.training.distributed.strategies import Placement
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from slipway.config.sections import TrainParams
-from slipway.kinds.registry import Task, is_table
+from slipway.kinds.registry import Task, kind_of
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.strategies import Placement
 
@@ -18,9 +18,9 @@ from slipway.training.distributed.strategies import Placement
 def check_execution(params: TrainParams, placement: Placement, task: Task) -> None:
     """Raise ParamsError or UnavailableError if channels_last or compile is not possible here."""
     if params.channels_last is True:
-        if is_table(task):
+        if not kind_of(task).input.has_pixels:
             raise ParamsError(
-                "train.channels_last is true, but rows of a table have no channels. Use 'auto'."
+                "train.channels_last is true, but rows without pixels have no channels. Use 'auto'."
             )
         if placement.zero_stage is not None:
             raise ParamsError(
@@ -64,7 +64,7 @@ def apply_execution(
     Compilation is in place, so the names of the weights and the saved state stay the same.
     """
     # Images arrive as NHWC, so channels_last never has to convert them.
-    automatic = placement.zero_stage is None and not is_table(task)
+    automatic = placement.zero_stage is None and kind_of(task).input.has_pixels
     if params.channels_last is True or (params.channels_last == "auto" and automatic):
         network.to(memory_format=torch.channels_last)
     if params.compile:

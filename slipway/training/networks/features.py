@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from slipway.training.networks.tabm import RowEncoding
+
+class FeatureEncoding(nn.Module):
+    """The encoding of a row that knows the row's features by itself."""
+
+    def features(self, rows: Tensor) -> Tensor:
+        """(B, ...) -> (B, D) float32"""
+        raise NotImplementedError
+
 
 _MATRIX = 2  # dimensions of a weight, at least; the weights of a normalisation have one
 
@@ -35,7 +42,7 @@ def last_layer(network: nn.Module, example: Tensor) -> str:
 def feature_layer(network: nn.Module, example: Tensor) -> str:
     """Return the module whose inputs are the features: a table's encoding, else the last layer."""
     modules = network.named_modules()
-    encodings = [name for name, module in modules if isinstance(module, RowEncoding)]
+    encodings = [name for name, module in modules if isinstance(module, FeatureEncoding)]
     return encodings[0] if encodings else last_layer(network, example)
 
 
@@ -45,9 +52,8 @@ def answer_and_features(network: nn.Module, layer: str, rows: Tensor) -> tuple[T
     For a table's encoding the features are the numbers, and a slot for each category.
     """
     module = network.get_submodule(layer)
-    if isinstance(module, RowEncoding):
-        numbers = torch.index_select(rows, 1, module.embedded)
-        return network(rows), torch.cat([numbers, module(rows)[2]], dim=1)
+    if isinstance(module, FeatureEncoding):
+        return network(rows), module.features(rows)
     inputs: list[Tensor] = []
     with module.register_forward_pre_hook(lambda _module, taken: inputs.append(taken[0])):
         answer: Tensor = network(rows)

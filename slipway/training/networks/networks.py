@@ -7,9 +7,8 @@ Training, evaluation and export use the same module, with normalisation inside, 
 forget it. Altered weights, unknown networks and unknown arguments are refused.
 """
 
-import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,18 +19,14 @@ from pydantic import BaseModel
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from slipway.artifacts.input_contract import InputContract
-from slipway.config.network_arguments import SmallResnetArguments, TabmArguments, argument_mistakes
+from slipway.config.network_arguments import argument_mistakes
 from slipway.data.store.packed import TargetScale
-from slipway.inputs.columns import ColumnContract
-from slipway.kinds.registry import Task, is_classification
+from slipway.inputs.contract import AnyInputContract
+from slipway.kinds.registry import Task, input_kind, is_classification
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
-from slipway.training.networks.small_resnet import SmallResnet
-from slipway.training.networks.tabm import RowEncoding, Tabm
 
-_TIMM = "timm/"
 _FIX = "Run `dvc repro train`."
 Arguments = TypeVar("Arguments", bound=BaseModel)
 
@@ -43,7 +38,7 @@ class NetworkSpec(Contract):
     name: str  # "small_resnet" or "timm/NAME" for images, "tabm" for tables
     arguments: dict[str, Any]
     classes: list[str]  # in the order of the logits; empty for a numeric target
-    input: InputContract
+    input: AnyInputContract
     mean: list[float]  # per channel, of pixels scaled to [0, 1]; empty for tables
     std: list[float]
     target_scale: TargetScale | None  # null for classes
@@ -111,7 +106,7 @@ class ModelManifest(Contract):
     git_revision: str | None  # null outside a git work tree
 
 
-class _NetworkBase(nn.Module):
+class Network(nn.Module):
     """Holds the spec, the trained backbone, and the unit of a numeric target."""
 
     target_mean: Tensor
@@ -126,61 +121,15 @@ class _NetworkBase(nn.Module):
         self.register_buffer("target_mean", torch.tensor(scale.mean), persistent=False)
         self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
 
-    def _to_target_unit(self, answer: Tensor) -> Tensor:
+    def to_target_unit(self, answer: Tensor) -> Tensor:
         """Scale values of a numeric target to its unit; logits stay as they are."""
         if is_classification(self.spec.task):
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean
 
-
-class ImageNetwork(_NetworkBase):
-    """Maps (rows, height, width, channels) uint8 in [0, 255] to (rows, classes) logits.
-
-    For a numeric target the output is (rows, 1) in its unit.
-    """
-
-    pixel_mean: Tensor
-    pixel_scale: Tensor
-
-    def __init__(self, backbone: nn.Module, spec: NetworkSpec) -> None:
-        super().__init__(backbone, spec)
-        per_channel = (1, -1, 1, 1)
-        mean = torch.tensor(spec.mean).mul(255).view(per_channel)
-        scale = torch.tensor(spec.std).mul(255).reciprocal().view(per_channel)
-        self.register_buffer("pixel_mean", mean, persistent=False)
-        self.register_buffer("pixel_scale", scale, persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, H, W, C) uint8 -> (B, K) float"""
-        # The cast comes first: TensorRT transposes no uint8.
-        pixels = images.to(torch.float32).permute(0, 3, 1, 2)
-        return self._to_target_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
-
-
-class TableNetwork(_NetworkBase):
-    """Maps (rows, width) float32, as a column contract lays them out, to (rows, classes) logits.
-
-    For a numeric target the output is (rows, 1) in its unit. In training mode it is (rows,
-    submodels, outputs), because each submodel has its own loss; otherwise the mean of their
-    probabilities, as logits, or of their values.
-    """
-
-    def __init__(self, encoding: RowEncoding, backbone: nn.Module, spec: NetworkSpec) -> None:
-        super().__init__(backbone, spec)
-        self.encoding = encoding
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """(B, width) float32 -> (B, K) float; (B, submodels, K) in training mode"""
-        answers = self._to_target_unit(self.backbone(*self.encoding(rows)))
-        if self.training:
-            return answers
-        if not is_classification(self.spec.task):
-            return answers.mean(dim=1)
-        # Without dividing by the number of submodels, a constant that softmax removes.
-        return torch.logsumexp(torch.log_softmax(answers.to(torch.float32), dim=2), dim=1)
-
-
-Network = ImageNetwork | TableNetwork
+    def misfit(self, error: Exception) -> str:
+        """Describe why this network cannot take its inputs, and the remedy."""
+        return f"cannot take its input: {error}. Change train.network_arguments."
 
 
 def build_network(spec: NetworkSpec) -> Network:
@@ -188,11 +137,8 @@ def build_network(spec: NetworkSpec) -> Network:
 
     Raises ParamsError if `spec` cannot be built.
     """
-    network = (
-        _table_network(spec, spec.input)
-        if isinstance(spec.input, ColumnContract)
-        else _image_network(spec, spec.input.channels)
-    )
+    make: Callable[[NetworkSpec], Network] = input_kind(spec.input.kind).load_part("network")
+    network = make(spec)
     _check_forward(network)
     return network
 
@@ -262,67 +208,10 @@ def load_network(folder: Path) -> Network:
     return network.eval()
 
 
-def _image_network(spec: NetworkSpec, channels: int) -> ImageNetwork:
-    if spec.name == "small_resnet":
-        arguments = _parse_arguments(spec, SmallResnetArguments)
-        return ImageNetwork(SmallResnet(arguments, channels, spec.num_outputs), spec)
-    if spec.name.startswith(_TIMM):
-        return ImageNetwork(_timm_network(spec, channels), spec)
-    raise ParamsError(
-        f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example "
-        "'timm/resnet18'."
-    )
-
-
-def _table_network(spec: NetworkSpec, contract: ColumnContract) -> TableNetwork:
-    if spec.name != "tabm":
-        raise ParamsError(f"train.network is {spec.name!r}, expected 'tabm' for a table.")
-    if not contract.columns:
-        raise ParamsError(
-            "the table has no column left to learn from. See reports/clean.html for the refused "
-            "columns."
-        )
-    arguments = _parse_arguments(spec, TabmArguments)
-    encoding = RowEncoding(contract, arguments.num_bins)
-    return TableNetwork(encoding, Tabm(arguments, encoding, spec.num_outputs), spec)
-
-
-def _parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
+def parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
     if mistakes := argument_mistakes(spec.name, spec.arguments):
         raise ParamsError(f"train.{mistakes}")
     return kind.model_validate(spec.arguments)
-
-
-def _timm_network(spec: NetworkSpec, channels: int) -> nn.Module:
-    import timm
-
-    name = spec.name.removeprefix(_TIMM)
-    if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-        known = " or ".join(repr(_TIMM + each) for each in close)
-        hint = f"; did you mean {known}?" if close else "."
-        raise ParamsError(
-            f"train.network is 'timm/{name}', which timm {timm.__version__} lacks{hint}"
-        )
-    reserved = sorted({"pretrained", "in_chans", "num_classes"} & set(spec.arguments))
-    if reserved:
-        raise ParamsError(
-            f"train.network_arguments names {', '.join(reserved)}, which Slipway sets itself from "
-            "the data. Remove it."
-        )
-    try:
-        network: nn.Module = timm.create_model(
-            name,
-            pretrained=False,
-            in_chans=channels,
-            num_classes=spec.num_outputs,
-            **spec.arguments,
-        )
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise ParamsError(
-            f"timm/{name} refuses train.network_arguments {spec.arguments}: {error}"
-        ) from error
-    return network
 
 
 def _check_forward(network: Network) -> None:
@@ -332,8 +221,7 @@ def _check_forward(network: Network) -> None:
         with torch.no_grad():
             answer = network.eval()(example_rows(spec))
     except (RuntimeError, AssertionError, ValueError) as error:
-        refusal = _describe_refusal(spec.input, error)
-        raise ParamsError(f"train.network {spec.name!r} {refusal}") from error
+        raise ParamsError(f"train.network {spec.name!r} {network.misfit(error)}") from error
     finally:
         network.train()
     if answer.shape != (1, spec.num_outputs):
@@ -341,16 +229,3 @@ def _check_forward(network: Network) -> None:
             f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected "
             f"(1, {spec.num_outputs})."
         )
-
-
-def _describe_refusal(contract: InputContract, error: Exception) -> str:
-    if isinstance(contract, ColumnContract):
-        return (
-            f"cannot take rows of {contract.shape[0]} numbers: {error}. "
-            "Change train.network_arguments."
-        )
-    return (
-        f"cannot take images of {contract.size_px}x{contract.size_px} px with {contract.channels} "
-        f"channels: {error}. Change precompute.image_size_px, or give the size in "
-        "train.network_arguments (img_size for many of timm)."
-    )

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from slipway.config.network_arguments import TabmArguments
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.training.networks.features import FeatureEncoding
 
 _FEWEST_EDGES = 2
 
 
-class RowEncoding(nn.Module):
+class RowEncoding(FeatureEncoding):
     """Encodes (rows, width) float32, as the contract lays them out, for the trained part.
 
     It has no weights. It is a separate module because it needs float32 in any precision of the
@@ -80,6 +81,10 @@ class RowEncoding(nn.Module):
             position = self._first_code + place
             others.append((rows[:, position : position + 1] == self._codes(place)).to(rows.dtype))
         return values, places, torch.cat(others, dim=1)
+
+    def features(self, rows: Tensor) -> Tensor:
+        """(B, width) -> (B, D) float32: the numbers as they are, and a slot for each category."""
+        return torch.cat([torch.index_select(rows, 1, self.embedded), self(rows)[2]], dim=1)
 
     def _register(self, name: str, values: Tensor) -> None:
         self.register_buffer(name, values, persistent=False)

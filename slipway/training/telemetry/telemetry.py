@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from torch.utils.tensorboard import SummaryWriter
 
 from slipway.config.sections import TrainParams
-from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import input_kind
 from slipway.training.distributed.process_memory import peak_bytes
 from slipway.training.telemetry.run_log import RunLog
 
@@ -104,7 +104,8 @@ class StepTelemetry(pl.Callback):
         if not trainer.is_global_zero:
             return
         self._writer = _open_board(self._context, trainer.global_step)
-        if trainer.global_step == 0 and isinstance(pl_module.network.spec.input, ImageContract):
+        kind = input_kind(pl_module.network.spec.input.kind)
+        if trainer.global_step == 0 and kind.has_pixels:
             _write_first_batch(self._writer, pl_module.network)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from slipway.config.sections import AuditParams, TrainParams
 from slipway.data.splits.audit_folds import AUDITED, audit_folds
 from slipway.data.store.packed import PackedSplit
+from slipway.kinds.code_digest import stage_digest
 from slipway.system import files
-from slipway.system.code_digest import stage_digest
 from slipway.system.errors import SchemaError
 from slipway.training.augmentation.offline_copies import original_rows
 from slipway.training.batches.row_selection import select

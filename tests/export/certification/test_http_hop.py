@@ -17,11 +17,10 @@ from slipway.export.certification.comparison import TestRows
 from slipway.export.certification.http_hop import (
     RowPayload,
     ServiceClient,
-    original_payloads,
-    row_payloads,
 )
 from slipway.system.errors import IntegrityError, ParityError
 from tests.calibrations import CALIBRATION, described
+from tests.export.payloads import original_payloads, row_payloads
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 ACTUAL = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
@@ -192,7 +191,7 @@ def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path)
 def test_an_answer_of_another_form_or_model_is_refused_with_its_row(
     tmp_path: Path, change: Change, message: str
 ) -> None:
-    row = RowPayload(0, "the-row", PAYLOADS[0])
+    row = RowPayload(0, "the-row", PAYLOADS[0], "image/png")
     bundle = write_small_bundle(tmp_path)
     with service(bundle, change) as client, pytest.raises(ParityError, match=message) as caught:
         client.predict(row)
@@ -205,7 +204,7 @@ def test_an_error_status_is_refused_with_what_the_service_said(tmp_path: Path) -
         service(bundle, lambda _: {"error": "too large"}, status=413) as client,
         pytest.raises(ParityError, match=r"413.*too large"),
     ):
-        client.predict(RowPayload(0, "row", PAYLOADS[0]))
+        client.predict(RowPayload(0, "row", PAYLOADS[0], "image/png"))
 
 
 def test_a_service_that_is_gone_is_an_error_and_no_traceback(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_a_service_that_is_gone_is_an_error_and_no_traceback(tmp_path: Path) -> 
         ServiceClient("http://127.0.0.1:9", bundle, LABELS) as client,
         pytest.raises(ParityError, match="gave no answer"),
     ):
-        client.predict(RowPayload(0, "row", PAYLOADS[0]))
+        client.predict(RowPayload(0, "row", PAYLOADS[0], "image/png"))
 
 
 @pytest.mark.parametrize(

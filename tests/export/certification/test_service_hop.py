@@ -97,7 +97,7 @@ def run_hop(
 
 def payloads(rows: TestRows) -> Iterator[RowPayload]:
     return (
-        RowPayload(position, rows.ids[position], content)
+        RowPayload(position, rows.ids[position], content, "image/png")
         for position, content in enumerate(PAYLOADS)
     )
 

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import Certificate, Execution, Hop, HopBounds
-from slipway.artifacts.input_contract import InputContract
 from slipway.export.certification.comparison import (
     BatchAnswers,
     HopComparison,
@@ -17,6 +16,7 @@ from slipway.export.certification.comparison import (
     Tolerance,
     not_executed,
 )
+from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import Task
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.slice_scores import headline

@@ -9,7 +9,7 @@ import pytest
 
 from serving import settings as settings_module
 from serving.models import loading
-from serving.models.loading import example_inputs, load_model
+from serving.models.loading import load_model
 from serving.models.model import InvalidAnswerError
 from serving.models.selection import select
 from slipway.artifacts.bundle import Choice, LoadedBundle, describe_model, load_bundle
@@ -204,7 +204,7 @@ def test_a_tables_bundle_is_loaded_and_answers(
 
 
 def test_the_example_inputs_of_a_table_are_rows_that_it_may_have() -> None:
-    rows = example_inputs(COLUMNS, 16)
+    rows = COLUMNS.example_rows(16)
     assert (rows.dtype.name, rows.shape) == ("float32", (16, *COLUMNS.shape))
     values, indicators, codes = np.split(
         rows, [len(COLUMNS.numeric), len(COLUMNS.numeric) + len(COLUMNS.indicated)], axis=1

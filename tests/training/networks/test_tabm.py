@@ -17,11 +17,11 @@ from slipway.system.errors import ParamsError
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import (
     NetworkSpec,
-    TableNetwork,
     build_network,
     load_network,
     save_model,
 )
+from slipway.training.networks.table_networks import TableNetwork
 from slipway.training.networks.tabm import RowEncoding
 from slipway.training.recipe.optimizers import decays
 from slipway.training.recipe.precision import adapt_to_half

@@ -4,7 +4,8 @@ DVC does not follow imports, so a change in the library would not re-run a stage
 writes one digest per stage into `code.yaml`, which the other stages have among their params. A
 stage reaches what it imports, what that imports, the modules that are started by name in a process
 of their own, the `__init__.py` of every package around these, and every other file beside them:
-pages, scripts, texts. The stages that call the user's functions reach all of `transforms/`.
+pages, scripts, texts. Of the parts that it loads from a kind's record, it reaches those of the kind
+that `data.task` in params.yaml names: an edit to tables re-runs no training of images. The stages that call the user's functions reach all of `transforms/`.
 Comments, docstrings that nothing reads and blank lines do not count (`source_code`).
 """
 
@@ -13,9 +14,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from slipway.kinds.registry import KINDS, TaskKind
 from slipway.system import files
 from slipway.system.errors import IntegrityError
-from slipway.system.source_code import PACKAGES, read_source
+from slipway.system.source_code import PACKAGES, PART, read_source
 
 CODE_DIGESTS = Path("code.yaml")
 USERS_CODE = "transforms"
@@ -41,9 +46,10 @@ def stage_digest(root: Path, stage: str) -> str:
     return files.digest_json(stage_files(root, stage))
 
 
-def stage_files(root: Path, stage: str) -> dict[str, str]:
+def stage_files(root: Path, stage: str, kinds: Iterable[TaskKind] | None = None) -> dict[str, str]:
     """The hex digest of each file that `stage` reaches, by its path in the project `root`.
 
+    It loads the parts of `kinds`, by default those of the project's kind.
     IntegrityError if there is no such stage: without a digest, any code would pass for its own.
     """
     start = Path("stages") / f"{stage}.py"
@@ -52,19 +58,44 @@ def stage_files(root: Path, stage: str) -> dict[str, str]:
             f"the code of the stage {stage} has no digest: {start} is missing. Restore it."
         )
     users = _files_below(root / USERS_CODE, root) if stage in RUNS_USERS_CODE else []
-    return digests(root, [start, *users])
+    return digests(root, [start, *users], project_kinds(root) if kinds is None else kinds)
 
 
-def digests(root: Path, start: Iterable[Path]) -> dict[str, str]:
-    """The hex digest of each file that is reached from the files `start`, all relative to `root`."""
+def project_kinds(root: Path) -> list[TaskKind]:
+    """The kind of the project's task; every kind if params.yaml names none, so no code is missed."""
+    try:
+        task = _task_in((root / "params.yaml").read_bytes())
+    except OSError:
+        task = None
+    return [KINDS[task]] if task in KINDS else list(KINDS.values())
+
+
+@cache
+def _task_in(params: bytes) -> object:
+    try:
+        return YAML(typ="safe", pure=True).load(params)["data"]["task"]
+    except (YAMLError, UnicodeDecodeError, ValueError, LookupError, TypeError, RecursionError):
+        return None  # the stage refuses such a file when it reads it
+
+
+def digests(
+    root: Path, start: Iterable[Path], kinds: Iterable[TaskKind] | None = None
+) -> dict[str, str]:
+    """The hex digest of each file that `start` reaches, for `kinds` or for all kinds."""
     return {
         path.as_posix(): _digest(_base(root, path.parts[0]) / path)
-        for path in sorted(reached_files(root, start))
+        for path in sorted(reached_files(root, start, kinds))
     }
 
 
-def reached_files(root: Path, start: Iterable[Path]) -> set[Path]:
-    """The files `start`, all modules of the project that they reach, and the files beside those."""
+def reached_files(
+    root: Path, start: Iterable[Path], kinds: Iterable[TaskKind] | None = None
+) -> set[Path]:
+    """The files `start`, all modules that they reach, and the files beside those.
+
+    They load the parts of `kinds`, by default those of all kinds.
+    """
+    declared = _declared_modules(KINDS.values() if kinds is None else kinds)
     modules: set[Path] = set()
     waiting = list(start)
     while waiting:
@@ -73,13 +104,23 @@ def reached_files(root: Path, start: Iterable[Path]) -> set[Path]:
             modules.add(path)
             if path.suffix == ".py":
                 names = _reduced((_base(root, path.parts[0]) / path).read_bytes())[1]
-                found = (_file_of(root, _absolute(name, path)) for name in names)
+                loaded = {module for name in names for module in declared.get(name, ())}
+                found = (_file_of(root, _absolute(name, path)) for name in {*names, *loaded})
                 waiting.extend(file for file in found if file is not None)
                 waiting.extend(_packages_of(root, path))
     folders = {path.parent for path in modules}
     return modules | {
         file for folder in folders for file in _assets(_base(root, folder.parts[0]), folder)
     }
+
+
+def _declared_modules(kinds: Iterable[TaskKind]) -> dict[str, set[str]]:
+    """The modules behind each name such as "part:clean"."""
+    found: dict[str, set[str]] = {}
+    for kind in kinds:
+        for part, path in kind.input.parts.items():
+            found.setdefault(f"{PART}{part}", set()).add(path.partition(":")[0])
+    return found
 
 
 def remember(root: Path) -> None:

@@ -1,12 +1,15 @@
 """A stage's digest changes with the code that it reaches, and with nothing else."""
 
+import ast
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from slipway.system import code_digest
-from slipway.system.code_digest import (
+from slipway.kinds import code_digest
+from slipway.kinds.code_digest import (
+    project_kinds,
     reached_files,
     recall,
     remember,
@@ -14,6 +17,8 @@ from slipway.system.code_digest import (
     stage_files,
     stage_names,
 )
+from slipway.kinds.parts import InputPart, import_part
+from slipway.kinds.registry import KINDS, TaskKind
 from slipway.system.errors import IntegrityError
 
 FILES = {
@@ -186,5 +191,55 @@ def test_a_project_without_code_of_its_own_has_the_installed_ones(
     tmp_path: Path, root: Path
 ) -> None:
     start = Path("stages/train.py")
+    shutil.copy(root / "params.yaml", tmp_path)
     assert reached_files(tmp_path, [start]) == reached_files(root, [start])
     assert stage_digest(tmp_path, "train") == stage_digest(root, "train")
+
+
+TABLES = {"slipway/inputs/columns.py", "slipway/training/networks/tabm.py"}
+IMAGES = {
+    "slipway/training/networks/image_networks.py",
+    "slipway/training/networks/small_resnet.py",
+}
+
+
+def reached_by(root: Path, stage: str, task: str) -> set[str]:
+    found = reached_files(root, [Path(f"stages/{stage}.py")], [KINDS[task]])
+    return {path.as_posix() for path in found}
+
+
+def test_the_code_of_tables_is_no_part_of_the_training_of_images(root: Path) -> None:
+    reached = reached_by(root, "train", "image_classification")
+    assert reached >= IMAGES
+    assert not reached & TABLES
+    assert not {path for path in reached if path.startswith("slipway/data/tables/")}
+
+
+def test_the_networks_for_images_are_no_part_of_the_training_of_tables(root: Path) -> None:
+    reached = reached_by(root, "train", "table_regression")
+    assert reached >= TABLES
+    assert not reached & IMAGES
+
+
+def test_code_digests_follow_every_kind_if_params_name_none(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("data: {task: no_such_task}\n")
+    assert project_kinds(tmp_path) == list(KINDS.values())
+    assert set(stage_files(tmp_path, "train")) >= IMAGES | TABLES
+
+
+def test_the_task_in_params_chooses_the_kind_of_a_code_digest(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("data: {task: table_regression}\n")
+    assert project_kinds(tmp_path) == [KINDS["table_regression"]]
+
+
+def test_each_part_that_code_loads_is_named_by_a_literal_and_declared(root: Path) -> None:
+    for path in [*root.glob("slipway/**/*.py"), *root.glob("serving/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".load_part"):
+                assert ast.literal_eval(node.args[0]) in get_args(InputPart), path
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_each_part_of_a_record_can_be_imported(kind: TaskKind) -> None:
+    assert kind.input.parts.keys() <= set(get_args(InputPart))
+    assert all(callable(import_part(path)) for path in kind.input.parts.values())

@@ -1,0 +1,54 @@
+"""The base of input contracts: each kind of input has its own class, which its record names."""
+
+from typing import Annotated, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, SerializeAsAny
+
+from slipway.kinds.registry import input_kind
+from slipway.system.contract import Contract
+from slipway.system.errors import ParamsError
+
+
+class InputContract(Contract):
+    """The form of a network's input, and how raw input becomes it."""
+
+    kind: str  # the name of the input kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.float32]:
+        """The type of its numbers."""
+        raise NotImplementedError
+
+    def require_usable(self) -> None:
+        """BundleError if this process cannot turn raw input into rows of this form."""
+
+    def example_rows(self, num_rows: int) -> NDArray[Any]:
+        """Return (num_rows, ...) inputs that a network may meet, with many different values."""
+        raise NotImplementedError
+
+
+def input_name(contract: InputContract) -> str:
+    """Return the name of a graph's input: "image" or "row"."""
+    return input_kind(contract.kind).graph_input
+
+
+def _typed(content: Any) -> Any:
+    """Parse a mapping by the contract of its kind; leave anything else to pydantic."""
+    if not isinstance(content, dict) or "kind" not in content:
+        return content
+    try:
+        kind = input_kind(content["kind"])
+    except ParamsError as error:
+        raise ValueError(str(error)) from error
+    return cast(type[InputContract], kind.load_part("contract")).model_validate(content)
+
+
+# An input contract as a field of a record that is read from a file.
+AnyInputContract = Annotated[SerializeAsAny[InputContract], BeforeValidator(_typed)]
