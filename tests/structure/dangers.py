@@ -1,6 +1,7 @@
-"""What could execute what it loads: in code, found in its syntax tree, and in files, found by their bytes.
+"""Finds code and files that could execute what they load: by syntax tree, and by their bytes.
 
-A name in a comment or a text is no danger, an alias (`from torch import load as read`) is. What a library does inside is not seen.
+A name in a comment or a string is harmless; an alias (`from torch import load as read`) is
+dangerous. What a library does internally is out of reach.
 """
 
 import ast
@@ -120,7 +121,7 @@ def _array_danger(payload: bytes) -> str | None:
 
 
 def _is_pickle(payload: bytes) -> bool:
-    """Whether pickle's machine would run from the first byte to its STOP, whatever protocol wrote it."""
+    """True if unpickling would run from the first byte to STOP, under any protocol."""
     num_operations = 0
     try:
         for _ in pickletools.genops(payload):

@@ -1,4 +1,4 @@
-"""What may be installed: floors where older releases have known holes, exact versions with hashes in the lock."""
+"""Dependencies: minimum versions without known vulnerabilities, and a lock with hashes."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The figures of the README are those of the last measurement: what it says is in bench/results/, to the digits that it gives."""
+"""Each figure in the README equals the last measurement in bench/results/, to its digits."""
 
 import re
 from decimal import ROUND_HALF_UP, Decimal
@@ -14,7 +14,7 @@ SPEED, START, DATA, CLEANING, LOADING = (
     "cleaning",
     "loading",
 )
-# In the README, and in which table: the first group of each is the figure, without commas between thousands.
+# The pattern in the README, the table, and the pattern there. Group 1 of each is the figure.
 FIGURES = [
     (r"(\S+) times BentoML's", SPEED, r"\* (\S+) \([^)]*\) times BentoML"),
     (r"(\S+) times LitServe", SPEED, r"\* (\S+) \([^)]*\) times LitServe"),

@@ -120,7 +120,10 @@ def test_importing_the_service_loads_nothing_heavy(root: Path) -> None:
 
 @pytest.mark.process
 def test_a_heavy_package_in_the_service_is_reported(root: Path) -> None:
-    code = f"import sys, torch, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
+    code = (
+        "import sys, torch, serving.service; "
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
     answer = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )

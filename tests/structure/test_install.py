@@ -1,4 +1,4 @@
-"""`make install` builds an environment only where the one that is there does not hold the locked packages."""
+"""`make install` builds an environment only if the present one lacks the locked packages."""
 
 import shutil
 import subprocess

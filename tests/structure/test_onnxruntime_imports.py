@@ -9,7 +9,7 @@ DOOR = "slipway/runtimes/onnx_runtime.py"
 
 
 def unguarded_imports(root: Path) -> list[str]:
-    """Lines (file:line) that import onnxruntime without `import_onnxruntime()` above in the function."""
+    """Lines (file:line) that import onnxruntime before the function calls `import_onnxruntime()`."""
     found = []
     paths = [
         path

@@ -12,8 +12,9 @@ from slipway.kinds.code_digest import RUNS_USERS_CODE, reached_files, stage_name
 from slipway.system.source_code import PACKAGES
 from slipway.training.job import PROJECT_PATHS
 
-# The keys of `data` that decide which bytes a row's `source` stands for; tests/data/sources/test_sources.py shows it. What else `data`
-# says of a row is in `rows.parquet`, on which a stage that reads raw bytes again depends as well.
+# The keys of `data` that decide which bytes a row's `source` names (see
+# tests/data/sources/test_sources.py). Everything else in `data` reaches a later stage through
+# `rows.parquet`, which is a dependency of the stages that read the raw bytes again.
 SAY_WHICH_BYTES = {"data.task", "data.image_column"}
 STAGES = [
     "clean",
@@ -46,7 +47,7 @@ def code_of(root: Path, stage: str) -> set[str]:
 
 
 def attributes_read(source: str) -> set[str]:
-    """The dotted places below `params` that a stage's source reads, each in full: "train", "clean.max_pixels", ..."""
+    """The dotted keys of `params` that a stage's source reads: "train", "clean.max_pixels", ..."""
     found = set()
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     inside = {id(node.value) for node in nodes}
@@ -70,7 +71,7 @@ def is_declared(place: str, declared: list[str]) -> bool:
 
 
 def undeclared(source: str, declared: list[str]) -> set[str]:
-    """Places a stage reads that its `params` in dvc.yaml do not cover; a whole section covers its fields."""
+    """Keys that a stage reads but does not declare in dvc.yaml; a section covers its keys."""
     return {
         place
         for place in attributes_read(source)
@@ -182,7 +183,7 @@ NOT_OF_THE_PIPELINE = {"artifacts/rebuilt_engine"}  # written in a container, wh
 
 
 def undeclared_paths(source: str, stage: dict[str, Any]) -> set[str]:
-    """Paths in a stage's file that stages write, and that dvc.yaml names neither as deps nor as outs of the stage."""
+    """Outputs of stages that a stage's file names but dvc.yaml lists neither as deps nor as outs."""
     entries = [
         entry for key in ("deps", "outs", "metrics", "plots") for entry in stage.get(key, [])
     ]

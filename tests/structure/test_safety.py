@@ -1,4 +1,4 @@
-"""Nothing that executes what it loads: no pickle, no eval, no shell, in any file of ours or that we write."""
+"""No file that we ship or write can execute what it loads: no pickle, no eval, no shell."""
 
 import pickle
 import subprocess

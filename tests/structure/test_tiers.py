@@ -1,4 +1,4 @@
-"""The test tiers and the slice of nightly that CI runs: rules of tests/tiers.py and tests/nightly_slice.py."""
+"""The test tiers (tests/tiers.py), and the part of nightly that CI runs (nightly_slice.py)."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def test_of_the_case(case): ...
 def project(
     pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.Pytester:
-    """A folder whose tests get their tiers as ours do; without plugins that take seconds to load."""
+    """A folder whose tests get tiers as ours do, without the plugins that load slowly."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     lines = "".join(f"  {line}\n" for line in request.config.getini("markers"))
     pytester.makeini(
