@@ -79,6 +79,10 @@ lint: install ## formatting, lint and types
 check: lint ## formatting, lint, types and the unit tier: run it before every commit
 	python -m pytest -m unit $(ON_EVERY_CORE) $(TESTS)
 
+.PHONY: house
+house: install ## print rooms, arrows, largest modules and the figures of the code
+	@python -m tests.structure.house
+
 .PHONY: format
 format: install ## format the code and mend what lint can mend
 	ruff format .

@@ -1,1 +1,4 @@
-"""The inference service. Imports ring 0 only, so torch never enters its process."""
+"""The inference service: application, worker and settings; parts have their own rooms.
+
+Imports no torch and nothing of `data`, `training` or `export`.
+"""

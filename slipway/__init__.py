@@ -1,1 +1,4 @@
-"""Slipway's library: ring 0 (`system` to `traffic`), then `data`, `reports`, `training` and `export` (see docs/pipeline.md)."""
+"""Slipway's library, one room per folder; CONTRIBUTING.md has the picture of the rooms.
+
+No module lives here directly. `stages/` and `serving/` use the library.
+"""

@@ -1,1 +1,4 @@
-"""One file per DVC stage: its paths and its `run()`. Nothing imports from here."""
+"""One file per DVC stage: its paths and its `run()`.
+
+Nothing imports from here.
+"""

@@ -1,1 +1,4 @@
-"""API keys: who may call the service, and from where without one."""
+"""API keys: authentication of callers, and the addresses allowed without keys.
+
+Limits on the size of requests are elsewhere.
+"""

@@ -1,1 +1,4 @@
-"""What the service answers, one module for each group of paths."""
+"""The answers of the service, one module for each group of paths.
+
+Models run in `serving/models/`.
+"""

@@ -1,1 +1,4 @@
-"""What one answer of the model rests on: the places of an image, or the columns of a row."""
+"""Explains an answer: important places of an image, or columns of a row.
+
+Calls the model and never changes an answer.
+"""

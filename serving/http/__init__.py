@@ -1,1 +1,4 @@
-"""HTTP routes, responses, request ids and deadlines. Knows nothing of models."""
+"""HTTP routes, responses, request ids and deadlines.
+
+Knows nothing of models.
+"""

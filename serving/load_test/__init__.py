@@ -1,1 +1,4 @@
-"""What the service carries here, and with which settings: `python -m serving.load_test`."""
+"""Measures the load that the service carries here, and finds its best settings.
+
+A client: the service imports nothing from here.
+"""

@@ -1,1 +1,4 @@
-"""What the service counts and measures of itself, over all of its workers."""
+"""Counters and histograms of the service, over all workers, for `/metrics`.
+
+Judges nothing: drift and quality are in `serving/monitoring/`.
+"""

@@ -1,1 +1,4 @@
-"""Loaded models: sessions, batching, variant selection, admission."""
+"""Loaded models: sessions, batching, choice of the variant, admission.
+
+Knows nothing of HTTP.
+"""

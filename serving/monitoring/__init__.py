@@ -1,1 +1,4 @@
-"""What the service learns of its own traffic beside the request path: drift, feedback, true quality, proposals."""
+"""Monitors traffic beside the request path: drift, feedback, quality, proposals.
+
+Never delays or changes an answer.
+"""

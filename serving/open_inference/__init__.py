@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP: tensors in, tensors out, beside this service's own `/predict`.
+"""The Open Inference Protocol, version 2, over HTTP, beside this service's own `/predict`.
 
-https://github.com/kserve/open-worker-protocol, with the extensions for binary tensors and classification of NVIDIA's Triton.
+https://github.com/kserve/open-inference-protocol, with Triton's binary tensors.
 """

@@ -1,1 +1,4 @@
-"""The page at `/`: a start page of plain HTML, scripts and texts as files, which asks the service for everything that it shows."""
+"""The page at `/`: HTML, scripts and texts as files.
+
+It shows only what it requests from the service.
+"""

@@ -1,1 +1,4 @@
-"""The service process: start, supervision of workers, draining, packing into a bento."""
+"""The service process: start, supervision of workers, draining, packing into a bento.
+
+Knows nothing of requests.
+"""

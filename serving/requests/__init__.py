@@ -1,1 +1,4 @@
-"""Request bodies to model inputs: parsing, validation, decoding."""
+"""Request bodies to model inputs: parsing, validation, decoding.
+
+Runs no model.
+"""

@@ -1,1 +1,4 @@
-"""Another model, under load: deployed at once, shadowed, or as a canary that goes up step by step and comes back by itself."""
+"""Changes the model under load: at once, as a shadow, or as a canary in steps.
+
+Rolls back by itself. Never changes the answers of the stable model.
+"""

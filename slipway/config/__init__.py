@@ -1,1 +1,4 @@
-"""params.yaml, typed: its sections, its checks, and edits that keep its comments."""
+"""params.yaml, typed: sections, checks, sealing, and edits that keep its comments.
+
+No defaults: every value is in params.yaml.
+"""

@@ -1,1 +1,4 @@
-"""From raw files to the packed store: everything before torch."""
+"""Raw files to the packed store: every step before training.
+
+No torch and no network.
+"""

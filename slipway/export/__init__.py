@@ -1,1 +1,4 @@
-"""A trained network as one bundle: graphs, the choice among them, the records beside them, and the release."""
+"""A trained network as a bundle: graphs, choice of precision, certificate, release.
+
+Running a bundle is the task of `runtimes/`.
+"""

@@ -1,1 +1,4 @@
-"""What a training will take, predicted before anything is spent, and values to begin with."""
+"""Predicts memory, disk and time of a training, and proposes batch size and learning rate.
+
+Measured profiles of a real training are elsewhere.
+"""

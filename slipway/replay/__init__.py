@@ -1,1 +1,4 @@
-"""A kept request once more through every hop, and where its model comes from."""
+"""Runs a logged request through every backend again and reports where answers diverge.
+
+Changes no model and no log.
+"""

@@ -1,1 +1,4 @@
-"""Text for the console; the record of an evaluation and the pages have rooms of their own."""
+"""Text for the console; records of an evaluation and HTML pages have rooms of their own.
+
+Computes no score: that is the task of `metrics/`.
+"""

@@ -1,1 +1,4 @@
-"""The augmentation plan and its random draws, without torch."""
+"""The augmentation plan and its random draws.
+
+Images are changed in `training/augmentation/`.
+"""

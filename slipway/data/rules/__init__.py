@@ -1,1 +1,4 @@
-"""Rules that refuse or flag rows, and the report of what they found."""
+"""Rules that refuse or flag rows, and the report of their findings.
+
+The checks themselves are in `data/images/` and `data/tables/`.
+"""

@@ -1,1 +1,4 @@
-"""Folders, archives and tables as rows of raw samples."""
+"""Folders, archives, annotations and tables as a list of raw samples.
+
+Lists samples and opens their bytes; judges no content.
+"""

@@ -1,1 +1,4 @@
-"""Assignment of rows to training, validation and test, and the search for leakage."""
+"""Assigns rows to train, val and test, and searches for leakage between them.
+
+Never reads an image.
+"""

@@ -1,1 +1,4 @@
-"""The packed store: memory-mappable arrays of one split, and how they are written."""
+"""The packed store: memory-mapped arrays of each split, written once and resumable.
+
+Cleaning and splitting come before it.
+"""

@@ -1,1 +1,4 @@
-"""Cleaning and packing of tables: cells, column types, duplicate rows."""
+"""Cleaning and packing of tables: cells, column types, duplicate rows.
+
+Images are cleaned in `data/images/`.
+"""

@@ -1,1 +1,4 @@
-"""The certificate: every way of running the model, up to HTTP, compared with torch on the test rows."""
+"""The certificate: compares every way of running the model with torch on the test rows.
+
+Up to HTTP. Builds no graph.
+"""

@@ -1,1 +1,4 @@
-"""From the trained network to ONNX graphs: fp32, fp16 and int8. No graph is compared with another here."""
+"""The trained network as ONNX graphs: fp32, fp16 and int8.
+
+Comparing graphs is the task of `export/precision/` and `export/certification/`.
+"""

@@ -1,1 +1,4 @@
-"""The choice of the variant that `auto` serves: speed, memory and loss of each on every provider, and the thresholds of its own."""
+"""Chooses the variant that `auto` serves, by speed, memory and loss on every provider.
+
+Builds no graph.
+"""

@@ -1,1 +1,4 @@
-"""The record of an evaluation: metrics, slices, gates, label issues, the comparison with the release."""
+"""The record of an evaluation: metrics, slices, quality gates, label issues, comparison.
+
+Its HTML page is in `reports/pages/`.
+"""

@@ -1,1 +1,4 @@
-"""HTML pages that open without internet, and the charts and tables in them. Nothing is measured here."""
+"""HTML pages that open without internet, with their charts and tables.
+
+Nothing is measured here.
+"""

@@ -1,1 +1,4 @@
-"""Augmentation of training batches on the device or the host."""
+"""Augmentation of training batches, on the device or the host.
+
+Random draws come from `data/augmentation/`.
+"""

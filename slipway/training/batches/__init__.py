@@ -1,1 +1,4 @@
-"""Batches from the packed store: which rows, in which order."""
+"""Batches from the packed store: selection and order of rows.
+
+Pixels are changed in `training/augmentation/`.
+"""

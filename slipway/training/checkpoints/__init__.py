@@ -1,1 +1,4 @@
-"""Resumable training state: writing it, checking it, resuming from it exactly."""
+"""Checkpoints: writing, checking, and resuming a training from them exactly.
+
+The final model is written by the training run.
+"""

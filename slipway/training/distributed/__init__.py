@@ -1,1 +1,4 @@
-"""Strategies, launchers and processes: one or many, and what happens when one fails."""
+"""Strategies, launchers and processes: start, faults and stop of one or many ranks.
+
+Knows neither data nor loss.
+"""

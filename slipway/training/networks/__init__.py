@@ -1,1 +1,4 @@
-"""Networks: built-in, from timm, pretrained, and frozen parts."""
+"""Networks: built-in, from timm, pretrained, partly frozen.
+
+Losses and optimizers are in `training/recipe/`.
+"""

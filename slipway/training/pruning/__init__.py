@@ -1,1 +1,4 @@
-"""Structured pruning of a trained network."""
+"""Structured pruning of a trained network, and its fine-tuning.
+
+Quantization is in `export/graphs/`.
+"""

@@ -1,1 +1,4 @@
-"""Losses, optimizers, precision, weight averaging, early stopping, the non-finite guard."""
+"""Losses, optimizers, precision, weight averaging, early stopping, non-finite guard.
+
+Networks are in `training/networks/`.
+"""

@@ -1,1 +1,4 @@
-"""Progress, logs, curves and TensorBoard events of a training."""
+"""Progress, logs, curves and TensorBoard events of a training.
+
+Reads the training and never changes it.
+"""

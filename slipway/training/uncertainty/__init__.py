@@ -1,1 +1,4 @@
-"""Fitting of temperature, conformal thresholds and the OOD score; out-of-fold predictions."""
+"""Fits temperature, conformal thresholds and OOD score; makes out-of-fold predictions.
+
+Their record is in `artifacts/`.
+"""

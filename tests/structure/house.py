@@ -1,0 +1,99 @@
+"""Prints the rooms, the arrows between them, the largest modules and the figures of the house.
+
+`make house` runs it. The tests in this folder hold the limits.
+"""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from tests.structure.layout import (
+    MOST_MODULES,
+    MOST_STATEMENTS,
+    duplicate_class_names,
+    modules,
+    modules_by_folder,
+    statements,
+)
+from tests.structure.prose import question_docstrings
+from tests.structure.rooms import TABLES, arrows, forbidden_arrows
+from tests.structure.unfinished import read_list
+
+_LARGEST = 10
+_LONG_LINE = 100
+
+
+def house_text(root: Path) -> str:
+    """Everything that `make house` prints."""
+    sources = {path: (root / path).read_text() for path in modules(root)}
+    counts = {path: statements(source) for path, source in sources.items()}
+    parts = [room_table(root, counts), largest_modules(counts), figures(root, sources, counts)]
+    return "\n\n".join(parts)
+
+
+def room_table(root: Path, counts: dict[str, int]) -> str:
+    """One line per room: modules, statements, and the rooms that it imports."""
+    imported: dict[str, Counter[str]] = defaultdict(Counter)
+    for folder in TABLES:
+        for arrow in arrows(root, folder):
+            imported[_full_name(folder, arrow.source)][arrow.target] += 1
+    sizes: Counter[str] = Counter()
+    modules_in: Counter[str] = Counter()
+    for path, count in counts.items():
+        for room in _rooms_around(path):
+            sizes[room] += count
+            modules_in[room] += not path.endswith("/__init__.py")
+    lines = [f"{'room':34} {'modules':>7} {'statements':>10}  imports"]
+    for room in sorted(sizes):
+        targets = ", ".join(f"{name} {count}" for name, count in imported[room].most_common())
+        lines.append(f"{room:34} {modules_in[room]:7} {sizes[room]:10}  {targets}")
+    return "\n".join(lines)
+
+
+def largest_modules(counts: dict[str, int]) -> str:
+    """The modules with the most statements."""
+    largest = sorted(counts.items(), key=lambda item: -item[1])[:_LARGEST]
+    return "\n".join(["largest modules", *(f"{count:6}  {path}" for path, count in largest)])
+
+
+def figures(root: Path, sources: dict[str, str], counts: dict[str, int]) -> str:
+    """The figures of rooms, names and texts beside their limits."""
+    by_folder = modules_by_folder(path for path in sources if not path.startswith("stages/"))
+    folder, most = by_folder.most_common(1)[0]
+    forbidden = sum(len(forbidden_arrows(root, table)) for table in TABLES)
+    questions = sum(len(list(question_docstrings(source))) for source in sources.values())
+    long_lines = sum(
+        len(line) > _LONG_LINE for source in sources.values() for line in source.splitlines()
+    )
+    dvc_lines = len((root / "dvc.yaml").read_text().splitlines())
+    unfinished = Counter(check for check, _ in read_list())
+    rows = [
+        ("H1", f"modules in the largest folder ({folder})", most, MOST_MODULES),
+        ("H1", "imports against the tables", forbidden, 0),
+        ("H3", "lines of dvc.yaml", dvc_lines, 220),
+        ("H4", "docstrings that open with a question word", questions, 0),
+        ("H4", f"lines over {_LONG_LINE} characters", long_lines, 0),
+        ("H4", "places with banned words", unfinished["banned"], 0),
+        ("H4", "pages with long sentences", unfinished["sentence"], 0),
+        ("H6", "statements", sum(counts.values()), MOST_STATEMENTS),
+        ("H6", "class names used twice", len(duplicate_class_names(sources.values())), 0),
+        ("H6", "modules named after an activity", unfinished["gerund"], 0),
+    ]
+    lines = [f"{target}  {name:60} {value:6}  limit {limit}" for target, name, value, limit in rows]
+    return "\n".join(["figures", *lines])
+
+
+def _rooms_around(path: str) -> list[str]:
+    """The rooms that hold a module: `slipway/data` and `slipway/data/store`, for example."""
+    parts = Path(path).parts[:-1]
+    if parts == ("slipway",):
+        return []
+    first = 1 if parts[0] != "slipway" else 2
+    return ["/".join(parts[:depth]) for depth in range(first, min(len(parts), 3) + 1)]
+
+
+def _full_name(folder: str, room: str) -> str:
+    return room if room in ("stages", "serving") else f"{folder}/{room}"
+
+
+if __name__ == "__main__":
+    print(house_text(Path.cwd()))
