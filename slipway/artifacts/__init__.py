@@ -1,5 +1,4 @@
-"""Files that one part writes and another reads, with their only readers and writers.
+"""Records that one part writes and another reads: bundle, certificate, engine manifest.
 
-Bundle, certificate, engine manifest, golden rows, quality gates, uncertainty parameters. The drift
-reference is in `slipway/drift/`.
+Formats and checks only; the rooms that compute the content are elsewhere.
 """

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.structure.layout import (
+    MOST_MODULES,
     duplicate_class_names,
     gerunds,
     misplaced_tests,
     modules,
+    modules_by_folder,
 )
 from tests.structure.prose import Finding, findings
 from tests.structure.tracked import tracked_files
@@ -37,13 +39,16 @@ def all_findings(root: Path) -> Iterator[Finding]:
     yield from findings(root)
     yield from gerunds(ours)
     yield from misplaced_tests(tests, ours)
+    for folder, count in modules_by_folder(modules(root, ["slipway", "serving"])).items():
+        if count > MOST_MODULES:
+            yield Finding("folder", folder, 1, f"{count} modules, at most {MOST_MODULES}")
     for name in sorted(duplicate_class_names((root / path).read_text() for path in ours)):
         yield Finding("class", name, 1, f"more than one class is named {name}")
 
 
 def place(finding: Finding) -> tuple[str, str]:
     """The line of unfinished.txt that a fault belongs to."""
-    whole_file = finding.check in ("gerund", "mirror", "class")
+    whole_file = finding.check in ("gerund", "mirror", "class", "folder")
     return finding.check, finding.path if whole_file else finding.room
 
 
