@@ -20,7 +20,7 @@ FIGURES = [
     (r"(\S+) times LitServe", SPEED, r"\* (\S+) \([^)]*\) times LitServe"),
     (r"(\S+ %) of an empty", SPEED, r"Slipway, one worker (?:\|[^|]*){2}\| (\S+)"),
     (r"two workers (\S+ %);", SPEED, r"Slipway, two workers (?:\|[^|]*){2}\| (\S+)"),
-    (r"waits (\S+) ms longer", SPEED, r"one connection: (\S+) ms above"),
+    (r"latency is (\S+) ms above", SPEED, r"one connection: (\S+) ms above"),
     (r"Service: start to ready.*?\| (\S+) s,", START, r"`/readyz` \| (\S+) s"),
     (r"Service: start to ready.*?\| \S+ s, (\S+) MB", START, r"resident, worker.*?\| (\S+) MB"),
     (r"CIFAR-10 .*?epochs .*?in (\S+) s", DATA, r"CIFAR-10 .*?\| (\d+) s \| \d+ s \|\n"),
