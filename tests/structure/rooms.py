@@ -37,7 +37,7 @@ ROOMS: Table = {
     "profiling": _BELOW_EXPORT,
     "export": (*_BELOW_EXPORT, "drift"),
     "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
-    "replay": (*_BELOW_EXPORT, "drift", "export"),
+    "replay": (*RING_0, "drift", "reports", "training", "export"),
     "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
     "serving": (*RING_0, "drift"),
 }
