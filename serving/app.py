@@ -137,13 +137,16 @@ class Application:
             and _has_body(headers)
             and b"expect" not in headers
         )
+        # A body that is too large is read after the answer, one that is far too large is not.
+        most_drained = 4 * self._worker.settings.max_body_bytes
+        if is_owed and not 0 < _declared_bytes(headers) <= most_drained:
+            response = _closing(response)  # the caller may not send its next request here
         await send_response(
             response, request.id, send, with_body=method != "HEAD", is_last=not is_owed
         )
         if is_owed:
-            # The caller has its answer, but to end the connection now would take it away again.
-            # Four times the limit: a body that is too large is read, one that is far too large is not.
-            await incoming.drain(4 * self._worker.settings.max_body_bytes, self._most_drain_s)
+            # To end the connection before the caller has sent its body would take the answer away.
+            await incoming.drain(most_drained, self._most_drain_s)
             await send({"type": "http.response.body", "body": b""})
 
     def _require_known_address(self, scope: Scope) -> None:
@@ -167,8 +170,7 @@ class Application:
         False: so much is waited for that its connection is to be ended with what has not been read.
         """
         max_bytes = self._worker.settings.max_body_bytes
-        declared = request.headers.get(b"content-length", b"0")
-        num_bytes = min(int(declared[:20]) if declared.isdigit() else 0, max_bytes)
+        num_bytes = min(_declared_bytes(request.headers), max_bytes)
         incoming = request.receive
         turn = self._turns.take(asyncio.get_running_loop().time(), num_bytes)
         if turn is not None:
@@ -219,6 +221,11 @@ def _closing(response: Response) -> Response:
     if _CLOSE in response.headers:
         return response
     return replace(response, headers=(*response.headers, _CLOSE))
+
+
+def _declared_bytes(headers: Headers) -> int:
+    declared = headers.get(b"content-length", b"0")
+    return int(declared[:20]) if declared.isdigit() else 0
 
 
 def _has_body(headers: Headers) -> bool:

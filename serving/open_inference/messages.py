@@ -18,7 +18,7 @@ from serving.open_inference.tensors import (
     to_json,
 )
 
-HEAD_LENGTH = "worker-header-content-length"  # the header that says where the JSON ends
+HEAD_LENGTH = "inference-header-content-length"  # the header that says where the JSON ends
 MAX_VALUES = 1 << 19  # in JSON; a larger tensor is sent as bytes
 MAX_TENSORS = 4096
 _MAX_DEPTH = 12  # {"inputs": [{"data": ...}]} is 4, and data may be nested by its shape

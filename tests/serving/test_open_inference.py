@@ -34,7 +34,7 @@ from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
 
 INFER = "/v2/models/slipway/infer"
-HEAD_LENGTH = "worker-header-content-length"
+HEAD_LENGTH = "inference-header-content-length"
 
 
 @pytest.fixture(scope="module")
