@@ -12,8 +12,11 @@ from tests.structure.tracked import tracked_files
 LONGEST_LINE = 100  # characters; ruff checks it in Python files
 LONGEST_SENTENCE = 35  # words
 TEXTS = (".md", ".yaml", ".yml", ".toml", ".sh", ".html", ".js", ".css", ".py")
-# History, and results as they were measured.
-_UNCHECKED = ("CHANGELOG.md", "bench/LOG.md", "bench/results/", "data/", "tests/structure/")
+# History, old names, and results as they were measured.
+_UNCHECKED = (
+    *("CHANGELOG.md", "slipway/config/renames.yaml"),
+    *("bench/LOG.md", "bench/results/", "data/", "tests/structure/"),
+)
 _QUESTION = re.compile(r"(What|Whether|Where|Which|How|When|Who)\b")
 _CODE_BLOCK = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 _SENTENCE_END = re.compile(
