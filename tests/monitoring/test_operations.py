@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from serving.http.responses import ERRORS
-from serving.settings import PREFIX, Settings
+from serving.settings import EXTENSION_VARIABLES, PREFIX, Settings
 from tests.launch.manifests import COMPOSE, routes
 from tests.monitoring.queries import ROOT, RULES, alerts, documented_metrics
 from tests.monitoring.test_rules import needs_promtool, promtool
@@ -19,10 +19,11 @@ FOREIGN_SETTINGS = {"SLIPWAY_PORT"}  # which Kubernetes would set
 
 def wrong_names(page: str) -> set[str]:
     """Settings, metrics, paths of the service, files and modules that a page names and that are not there."""
+    known = {*Settings.model_fields, *EXTENSION_VARIABLES}
     found = {
         name
         for name in re.findall(r"\bSLIPWAY_[A-Z_]+[A-Z]", page)
-        if name.removeprefix(PREFIX).lower() not in Settings.model_fields
+        if name.removeprefix(PREFIX).lower() not in known
     }
     found -= FOREIGN_SETTINGS
     found |= set(re.findall(r"`(slipway_\w+)`", page)) - documented_metrics()
