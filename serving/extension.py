@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from serving.http.callers import CallerCheck
 from serving.http.routes import Routes
-from serving.metrics.sampling import Source
-from serving.settings import Section, Settings
+from serving.metrics.sampling import MetricsSource
+from serving.settings import Settings, SettingsSection
 
 if TYPE_CHECKING:
     from serving.worker import ModelWorker
@@ -32,7 +32,7 @@ class Hooks:
     on_wrong_answer: Callable[[str], None] | None = None  # takes a model version; on any thread
     model_info: Callable[[], dict[str, Any]] | None = None  # further keys of `GET /model`
     status: Mapping[str, StatusPart] = field(default_factory=dict)  # parts of `GET /status`
-    gauges: Sequence[Source] = ()  # sampled every few seconds
+    gauges: Sequence[MetricsSource] = ()  # sampled every few seconds
     start: Callable[[], None] | None = None  # on the event loop, when loading begins
     stop: Callable[[], Awaitable[None]] | None = None  # before the model is retired
     close: Callable[[], Awaitable[None]] | None = None  # after the last answer
@@ -47,6 +47,6 @@ class Extension:
 
     name: str
     attach: Callable[["ModelWorker"], Hooks]
-    settings: type[Section] | None = None
+    settings: type[SettingsSection] | None = None
     allows_remote: Callable[[Settings], bool] | None = None
     initial_settings: Callable[[Settings], Settings] | None = None

@@ -1,6 +1,6 @@
 """Settings of the service: environment variables that begin with SLIPWAY_, typed and validated all at once.
 
-Each extension declares its own settings in a Section. An unknown SLIPWAY_ variable is refused, with the name that was probably
+Each extension declares its own settings in a SettingsSection. An unknown SLIPWAY_ variable is refused, with the name that was probably
 meant; a variable of an extension that is not installed is ignored. docs/serving.md explains every setting.
 """
 
@@ -49,7 +49,7 @@ EXTENSION_VARIABLES = frozenset(
 )  # fmt: skip
 
 
-class Section(BaseSettings):
+class SettingsSection(BaseSettings):
     """The settings of one extension."""
 
     model_config = SettingsConfigDict(
@@ -57,10 +57,10 @@ class Section(BaseSettings):
     )
 
 
-AnySection = TypeVar("AnySection", bound=Section)
+AnySection = TypeVar("AnySection", bound=SettingsSection)
 
 
-class Settings(Section):
+class Settings(SettingsSection):
     """The settings that the service itself needs, and the sections of its extensions."""
 
     bundle: RootedPath = Path("artifacts/bundle")
@@ -95,7 +95,7 @@ class Settings(Section):
     )
     admin_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening
-    sections: tuple[Section, ...] = ()  # not a variable; see `section`
+    sections: tuple[SettingsSection, ...] = ()  # not a variable; see `section`
 
     def section(self, kind: type[AnySection]) -> AnySection:
         """The settings of an extension; the defaults if they were not read."""
@@ -112,13 +112,13 @@ class Settings(Section):
         return self.num_threads or max(1, num_cores() // self.workers)
 
 
-def variables_of(kind: type[Section]) -> dict[str, str]:
+def variables_of(kind: type[SettingsSection]) -> dict[str, str]:
     """Environment variable -> field, for each setting of a section."""
     return {f"{PREFIX}{name.upper()}": name for name in kind.model_fields if name != "sections"}
 
 
 def read_settings(
-    sections: Sequence[type[Section]] = (), environment: Mapping[str, str] | None = None
+    sections: Sequence[type[SettingsSection]] = (), environment: Mapping[str, str] | None = None
 ) -> Settings:
     """Read the settings of this process (or of `environment`). Raises SettingsError that lists every mistake."""
     found = {
@@ -127,12 +127,12 @@ def read_settings(
         if name.startswith(PREFIX)
     }
     ignored = {f"{PREFIX}{name.upper()}" for name in EXTENSION_VARIABLES}
-    kinds: list[type[Section]] = [*sections, Settings]
+    kinds: list[type[SettingsSection]] = [*sections, Settings]
     known = [name for kind in kinds for name in variables_of(kind)]
     problems = [
         _unknown(name, known) for name in sorted(found) if name not in known and name not in ignored
     ]
-    read: list[Section] = []
+    read: list[SettingsSection] = []
     for kind in kinds:
         values: dict[str, Any] = {
             field: found[name] for name, field in variables_of(kind).items() if name in found

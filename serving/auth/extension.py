@@ -13,7 +13,7 @@ from serving.http.callers import LoopbackOnly
 from serving.http.responses import Refusal
 from serving.http.routes import Access, Headers
 from serving.metrics.service_metrics import ServiceMetrics
-from serving.settings import OptionalPath, Section, Settings
+from serving.settings import OptionalPath, Settings, SettingsSection
 from serving.worker import ModelWorker
 
 REFUSALS = ("missing", "unknown", "role", "rate")
@@ -23,7 +23,7 @@ _CHALLENGE = ("www-authenticate", "Bearer")
 _INVALID = ("www-authenticate", 'Bearer error="invalid_token"')
 
 
-class AuthSettings(Section):
+class AuthSettings(SettingsSection):
     """Who may call the service, and under which names."""
 
     keys: OptionalPath = None  # file with the digests of keys; unset or empty: no key is needed

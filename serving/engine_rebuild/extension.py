@@ -17,7 +17,7 @@ from typing import Any, Literal
 from serving.extension import Extension, Hooks
 from serving.models.loading import load_model
 from serving.models.model import ServedModel
-from serving.settings import ROOT, Section, Settings
+from serving.settings import ROOT, Settings, SettingsSection
 from serving.worker import ModelWorker
 from slipway.artifacts.certificate import why_uncertified
 from slipway.artifacts.engine_manifest import read_request
@@ -30,7 +30,7 @@ COMMAND = (sys.executable, "-m", rebuild.__name__)
 _LAST_WORDS = 2000  # characters
 
 
-class RebuildSettings(Section):
+class RebuildSettings(SettingsSection):
     """Whether an engine is built if the bundle's is another machine's."""
 
     rebuild_engine: bool = False

@@ -17,7 +17,7 @@ from typing import Any
 
 from serving.extensions import SECTIONS
 from serving.load_test import card
-from serving.load_test.candidates import Candidate, present_candidate
+from serving.load_test.candidates import SettingsCandidate, present_candidate
 from serving.load_test.figures import Bench, HttpBench
 from serving.load_test.running import require_answered, running, served_settings
 from serving.load_test.samples import Samples, samples_of
@@ -48,7 +48,7 @@ class Services:
         self.model: dict[str, Any] = {}  # /model's answer, of the last one
 
     @contextmanager
-    def __call__(self, candidate: Candidate) -> Iterator[Bench]:
+    def __call__(self, candidate: SettingsCandidate) -> Iterator[Bench]:
         """A running one."""
         self._num_opened += 1
         with running(

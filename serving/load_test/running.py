@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.load_test.candidates import Candidate
+from serving.load_test.candidates import SettingsCandidate
 from serving.load_test.load import ask_each
 from serving.load_test.samples import Samples
 from serving.request_log.logger import RequestLogSettings
@@ -50,7 +50,7 @@ def served_settings(settings: Settings) -> Settings:
 @contextmanager
 def running(
     settings: Settings,
-    candidate: Candidate,
+    candidate: SettingsCandidate,
     environment: Mapping[str, str],
     folder: Path,
     target: str = "serving.service:Slipway",
@@ -88,7 +88,7 @@ def running(
 
 
 def environment_of(
-    settings: Settings, candidate: Candidate, environment: Mapping[str, str], folder: Path
+    settings: Settings, candidate: SettingsCandidate, environment: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
     """The environment of the child: the caller's, with the model of `settings` and the candidate's own settings."""
     without = {f"{PREFIX}{name}" for name in _UNUSED}
@@ -122,7 +122,7 @@ def require_answered(url: str, samples: Samples) -> None:
 
 
 def _wait_until_ready(
-    url: str, child: subprocess.Popen[bytes], log: Path, candidate: Candidate
+    url: str, child: subprocess.Popen[bytes], log: Path, candidate: SettingsCandidate
 ) -> None:
     said, end = "nothing", time.monotonic() + READY_S
     which = " ".join(f"{name}={value}" for name, value in candidate.settings().items())

@@ -14,14 +14,14 @@ _STEP_UP, _STEP_DOWN = 1.5, 2.0
 LOWEST = RESOLUTION**-14  # requests a second: about one in two seconds
 
 
-class Trial(NamedTuple):
+class LoadTrial(NamedTuple):
     """One rate that was tried."""
 
     rate: float  # requests a second
     holds: bool
 
 
-def lowest_missed(trials: Sequence[Trial]) -> float | None:
+def lowest_missed(trials: Sequence[LoadTrial]) -> float | None:
     """The lowest rate that was missed more often than held, and at least twice; None if there is none."""
     held, missed = _counted(trials)
     return min(
@@ -29,7 +29,7 @@ def lowest_missed(trials: Sequence[Trial]) -> float | None:
     )
 
 
-def carried(trials: Sequence[Trial]) -> float | None:
+def carried(trials: Sequence[LoadTrial]) -> float | None:
     """The highest rate that was held below every rate that was missed; None if there is none."""
     missed = lowest_missed(trials)
     return max(
@@ -43,7 +43,7 @@ def on_grid(rate: float) -> float:
     return float(RESOLUTION ** round(math.log(rate) / math.log(RESOLUTION)))
 
 
-def next_rate(trials: Sequence[Trial], guess: float) -> float | None:
+def next_rate(trials: Sequence[LoadTrial], guess: float) -> float | None:
     """What to try next, about `guess` first if nothing is known; None when the search is over."""
     guess = on_grid(max(guess, LOWEST))
     if not trials:
@@ -61,12 +61,12 @@ def next_rate(trials: Sequence[Trial], guess: float) -> float | None:
     return middle if held < middle < missed else None
 
 
-def _is_undecided(trials: Sequence[Trial], rate: float) -> bool:
+def _is_undecided(trials: Sequence[LoadTrial], rate: float) -> bool:
     """Missed once and never held."""
     held, missed = _counted(trials)
     return missed[rate] == 1 and not held[rate]
 
 
-def _counted(trials: Sequence[Trial]) -> tuple[Counter[float], Counter[float]]:
+def _counted(trials: Sequence[LoadTrial]) -> tuple[Counter[float], Counter[float]]:
     held = Counter(trial.rate for trial in trials if trial.holds)
     return held, Counter(trial.rate for trial in trials if not trial.holds)

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
 from serving.load_test import candidates
-from serving.load_test.candidates import Candidate
+from serving.load_test.candidates import SettingsCandidate
 from serving.load_test.figures import Bench, Figures
-from serving.load_test.search import LOWEST, RESOLUTION, Trial, carried, next_rate, on_grid
+from serving.load_test.search import LOWEST, RESOLUTION, LoadTrial, carried, next_rate, on_grid
 from slipway.system.errors import UnavailableError
 
-Open = Callable[[Candidate], AbstractContextManager[Bench]]
+Open = Callable[[SettingsCandidate], AbstractContextManager[Bench]]
 
 NUM_ROUNDS = 3
 _WARM_CONNECTIONS = 16
@@ -63,7 +63,7 @@ class Goal:
 class Tried:
     """What one candidate did."""
 
-    candidate: Candidate
+    candidate: SettingsCandidate
     most: float = 0.0  # answers a second to callers who wait for them
     rate: float | None = (
         None  # that it carried when it was tried; None: not even the lowest, or it was left before
@@ -125,7 +125,11 @@ class Tuner:
         self.all_tried: list[Tried] = []
 
     def run(
-        self, present: Candidate, cores: int, largest_batch: int, told: Callable[[Tried], None]
+        self,
+        present: SettingsCandidate,
+        cores: int,
+        largest_batch: int,
+        told: Callable[[Tried], None],
     ) -> Outcome:
         """Try the present settings and others, the best of them in rounds; `told` hears of each as it is tried."""
         end = self._began + _TRYING * self._seconds
@@ -147,7 +151,11 @@ class Tuner:
         )
 
     def _try_all(
-        self, coming: list[Candidate], num_later: int, end: float, told: Callable[[Tried], None]
+        self,
+        coming: list[SettingsCandidate],
+        num_later: int,
+        end: float,
+        told: Callable[[Tried], None],
     ) -> None:
         """As many as there is time for, which they share with `num_later` others; the very first one in any case."""
         for position, candidate in enumerate(coming):
@@ -159,7 +167,7 @@ class Tuner:
             )
             told(self.all_tried[-1])
 
-    def _try(self, candidate: Candidate, end: float) -> Tried:
+    def _try(self, candidate: SettingsCandidate, end: float) -> Tried:
         tried = Tried(candidate)
         try:
             with self._open(candidate) as bench:
@@ -180,14 +188,14 @@ class Tuner:
         trials = (
             []
             if tried.at_load.asked is None
-            else [Trial(tried.at_load.asked, tried.at_load.holds(self._goal.p99_ms))]
+            else [LoadTrial(tried.at_load.asked, tried.at_load.holds(self._goal.p99_ms))]
         )
         while len(trials) < _MIN_TRIALS or (len(trials) < _MAX_TRIALS and self._clock() < end):
             rate = next_rate(trials, _FIRST_GUESS * tried.most)
             if rate is None:
                 break
             trials.append(
-                Trial(rate, self._at_rate(bench, rate, self._each_s).holds(self._goal.p99_ms))
+                LoadTrial(rate, self._at_rate(bench, rate, self._each_s).holds(self._goal.p99_ms))
             )
         tried.rate = carried(trials)
 

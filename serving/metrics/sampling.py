@@ -14,7 +14,7 @@ logger = logging.getLogger("bentoml.slipway")
 SECONDS = 5.0  # a third of Prometheus' usual scrape interval: no scrape shows a figure twice as old as the one before
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """Something whose figures are read now and then."""
 
     def sample(self) -> None:
@@ -25,7 +25,7 @@ class Sampler:
     """Samples `sources` until it is closed. `failed` is told of each sample that raised."""
 
     def __init__(
-        self, sources: Sequence[Source], failed: Callable[[], None], seconds: float = SECONDS
+        self, sources: Sequence[MetricsSource], failed: Callable[[], None], seconds: float = SECONDS
     ) -> None:
         self._sources = sources
         self._failed = failed
@@ -47,7 +47,7 @@ class Sampler:
             if self._ended.wait(self._seconds):
                 return
 
-    def _sample(self, position: int, source: Source) -> None:
+    def _sample(self, position: int, source: MetricsSource) -> None:
         try:
             source.sample()
             self._logged.discard(position)

@@ -37,7 +37,7 @@ class FeatureFigure:
 
 
 @dataclass(frozen=True)
-class Figures:
+class MonitoringFigures:
     """What the gauges show: of the model that is served, and of its last window. None: there is nothing to show yet."""
 
     alarm: bool | None = None
@@ -57,7 +57,7 @@ class WatchingMetrics(Collector):
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         registry = metrics.registry
-        self.figures = Figures()
+        self.figures = MonitoringFigures()
         self._classes = Counter(
             "slipway_classes", "Predicted classes.", ["label"], registry=registry
         )

@@ -31,7 +31,7 @@ _counted: Callable[[AnsweredRow], Counted] = attrgetter("counted")
 Request = TypeVar("Request")
 
 
-class Counts:
+class SampledCounts:
     """What is counted of every row that one model answered."""
 
     __slots__ = (
@@ -109,7 +109,7 @@ class RunningCounts:
     """
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
-        self.totals = Counts(bundle, variant)
+        self.totals = SampledCounts(bundle, variant)
         self._waiting: deque[Counted] = deque()
         self._labels: dict[str, int] = {}  # as they were read last
         self._confidences: Sequence[int] = _NO_BUCKETS
@@ -137,7 +137,7 @@ class RunningCounts:
         )
         return self._num_seen > num_seen
 
-    def move_to(self, counts: Counts) -> None:
+    def move_to(self, counts: SampledCounts) -> None:
         """Add what is new since the last time to `counts`, on the watching thread."""
         totals = self.totals
         labels, confidences = dict(totals.labels), tuple(totals.confidences)
@@ -168,7 +168,7 @@ class RunningCounts:
         self._count_into(counts)
         self._num_direct += counts.num_rows - num_before
 
-    def _count_into(self, counts: Counts) -> None:
+    def _count_into(self, counts: SampledCounts) -> None:
         taken: list[Counted] = []
         with suppress(IndexError):  # it is empty, which the other thread may have brought about
             taken.extend(iter(self._waiting.popleft, None))

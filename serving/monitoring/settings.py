@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from serving.settings import Section
+from serving.settings import SettingsSection
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Limits:
     feedback_s: float
 
 
-class MonitoringSettings(Section):
+class MonitoringSettings(SettingsSection):
     """Drift detection and feedback."""
 
     watch: bool = True

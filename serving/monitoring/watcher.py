@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from serving.models.model import ServedModel
 from serving.models.observers import Answered, Noted, id_of, model_of, rows_of
 from serving.monitoring.budget import Allowance
-from serving.monitoring.metrics import FeatureFigure, Figures, WatchingMetrics
+from serving.monitoring.metrics import FeatureFigure, MonitoringFigures, WatchingMetrics
 from serving.monitoring.models import WatchedModel, watched_key
 from serving.monitoring.proposals import proposal_path, write_proposal
 from serving.monitoring.quality import NUM_JUDGED, compare, measure_joined
-from serving.monitoring.sampling import Counts, RunningCounts, Thinning, counted
+from serving.monitoring.sampling import RunningCounts, SampledCounts, Thinning, counted
 from serving.monitoring.settings import MonitoringSettings
 from serving.monitoring.store import Closed, Part, Prediction, Store
 from serving.settings import Settings
@@ -77,7 +77,7 @@ class _Group:
     """What was answered by one model in one round."""
 
     model: WatchedModel
-    counts: Counts  # of the rows of all requests
+    counts: SampledCounts  # of the rows of all requests
     answered: list[Answered] = field(default_factory=list)  # the requests that were taken in whole
     moments: list[float] = field(default_factory=list)  # when each was
 
@@ -253,7 +253,7 @@ class Watcher:
         def group_of(bundle: LoadedBundle, variant: str) -> _Group:
             key = (bundle.digest, variant)
             if key not in groups:
-                groups[key] = _Group(self._model(bundle, variant), Counts(bundle, variant))
+                groups[key] = _Group(self._model(bundle, variant), SampledCounts(bundle, variant))
             return groups[key]
 
         for _ in range(len(self._waiting)):
@@ -503,7 +503,7 @@ def _judged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [window for window in history if window["drifted"] is not None]
 
 
-def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> Figures:
+def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> MonitoringFigures:
     known = {
         name: (metric["value"], metric["low"], metric["high"])
         for name, metric in (quality or {}).items()
@@ -511,11 +511,11 @@ def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> F
     num_joined = next((metric["rows"] for metric in (quality or {}).values()), 0)
     judged = _judged(history)
     if not judged:
-        return Figures(quality=known, num_joined=num_joined)
+        return MonitoringFigures(quality=known, num_joined=num_joined)
     judgement = judged[0]["judgement"]
     estimate = judgement["estimate"]
     is_valid = bool(estimate["valid"])
-    return Figures(
+    return MonitoringFigures(
         alarm=bool(judged[0]["drifted"]),
         features=[
             FeatureFigure(one["name"], abs(one["value"]), one["threshold"])

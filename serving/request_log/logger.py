@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from serving.models.observers import Answered, Noted, id_of
-from serving.settings import OptionalPath, Section
+from serving.settings import OptionalPath, SettingsSection
 from slipway.system.disk_faults import disk_fault
 from slipway.traffic.request_log import (
     REPLAYED,
@@ -41,7 +41,7 @@ _DAY_S = 86400.0
 Count = Callable[[str, int], None]
 
 
-class RequestLogSettings(Section):
+class RequestLogSettings(SettingsSection):
     """Where requests are logged, how many, and how long they stay."""
 
     keep_directory: OptionalPath = None  # unset or empty: no request is logged

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serving.rollout import commands
 from serving.rollout.reports import read_reports
-from serving.rollout.state import Allowed, Plan, Rollout, RolloutError, name_of, read_rollout
+from serving.rollout.state import Allowed, Rollout, RolloutError, RolloutPlan, name_of, read_rollout
 from serving.rollout.status import describe
 from serving.settings import PREFIX, Settings, read_settings
 from slipway.config.command import run_command
@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
         )
         return
     if options.command in _PROPOSING:
-        plan = _plan(options) if options.command == "canary" else Plan()
+        plan = _plan(options) if options.command == "canary" else RolloutPlan()
         proposed = commands.propose(
             settings,
             options.command,
@@ -105,9 +105,9 @@ def _allowed(options: argparse.Namespace) -> Allowed:
     )
 
 
-def _plan(options: argparse.Namespace) -> Plan:
-    default = Plan()
-    return Plan(
+def _plan(options: argparse.Namespace) -> RolloutPlan:
+    default = RolloutPlan()
+    return RolloutPlan(
         steps=options.steps or default.steps,
         hold_s=default.hold_s if options.hold_seconds is None else options.hold_seconds,
         hold_requests=options.hold_requests or default.hold_requests,

@@ -29,7 +29,7 @@ def is_chosen(request_id: str, share: float, salt: str) -> bool:
     return drawn < share * 2**64
 
 
-class _Asked(NamedTuple):
+class _RoutedRequest(NamedTuple):
     """A request, as it was when it was drawn."""
 
     is_evidence: bool
@@ -64,7 +64,7 @@ class Canary:
         self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne
     ) -> dict[str, Any]:
         """The answer of one of the two; `stable` gives the stable model of the moment."""
-        asked = _Asked(
+        asked = _RoutedRequest(
             self._first_uses.is_first(request_id), self.share, self.slow_s, perf_counter()
         )
         if self.is_chosen(request_id):
@@ -85,7 +85,7 @@ class Canary:
         return await explain_with(stable())
 
     async def _by_stable(
-        self, asked: _Asked, live: LiveModel, predict_with: AskOne
+        self, asked: _RoutedRequest, live: LiveModel, predict_with: AskOne
     ) -> dict[str, Any]:
         is_counted, failed = True, True
         try:
@@ -100,7 +100,7 @@ class Canary:
                 self._note(asked, asked.seconds, of_candidate=False, failed=failed)
 
     async def _by_candidate(
-        self, asked: _Asked, stable: Callable[[], LiveModel], predict_with: AskOne
+        self, asked: _RoutedRequest, stable: Callable[[], LiveModel], predict_with: AskOne
     ) -> dict[str, Any]:
         try:
             answer = await predict_with(self.live)
@@ -129,7 +129,9 @@ class Canary:
             if is_counted:
                 self._note(asked, seconds, of_candidate=True, failed=failed)
 
-    def _note(self, asked: _Asked, seconds: float, *, of_candidate: bool, failed: bool) -> None:
+    def _note(
+        self, asked: _RoutedRequest, seconds: float, *, of_candidate: bool, failed: bool
+    ) -> None:
         if not asked.is_evidence:
             return
         self._evidence.request(of_candidate=of_candidate, seconds=seconds)

@@ -22,9 +22,9 @@ from serving.rollout.state import (
     Event,
     Mode,
     Model,
-    Plan,
     Rollout,
     RolloutError,
+    RolloutPlan,
     change_rollout,
     name_of,
     read_rollout,
@@ -55,14 +55,14 @@ def propose(
     certificate: Path | None = None,
     engine: Path | None = None,
     allowed: Allowed | None = None,
-    plan: Plan | None = None,
+    plan: RolloutPlan | None = None,
 ) -> Rollout:
     """Check a bundle, copy it, load it once in a process of its own, and let the workers prepare it; with none, the next start serves it.
 
     A certificate and an engine that are not given are those beside the bundle. SlipwayError with the reason if the model is
     refused, which the state then tells too, or if another is on its way.
     """
-    allowed, plan = allowed or Allowed(), plan or Plan()
+    allowed, plan = allowed or Allowed(), plan or RolloutPlan()
     _require_rising(plan)
     with commanding(settings.state):
         _require_idle(read_rollout(settings.state))
@@ -248,7 +248,7 @@ def _candidate(rollout: Rollout, mode: Mode, model: Model | None, **fields: obje
     content = {
         "replaces": None,
         "allowed": Allowed(),
-        "plan": Plan(),
+        "plan": RolloutPlan(),
         "phase": "preparing",
         "since": time.time(),
     } | fields
@@ -347,7 +347,7 @@ def _require_candidate(rollout: Rollout) -> Candidate:
     return rollout.candidate
 
 
-def _require_rising(plan: Plan) -> None:
+def _require_rising(plan: RolloutPlan) -> None:
     if list(plan.steps) != sorted(set(plan.steps)):
         raise RolloutError(
             f"the steps are {list(plan.steps)}, expected shares that rise, as 0.01, 0.05, 0.25, 0.5, 1."

@@ -15,7 +15,7 @@ from serving.http.strict_json import may_exceed, parse
 from serving.requests.reading import read_json
 from serving.rollout import commands
 from serving.rollout.reconciler import RolloutReconciler
-from serving.rollout.state import Allowed, Mode, Plan
+from serving.rollout.state import Allowed, Mode, RolloutPlan
 from serving.settings import ROOT, Settings
 from slipway.system.contract import Contract
 from slipway.system.errors import LockedError, SlipwayError
@@ -64,7 +64,7 @@ class Proposal(Contract):
     certificate: ServerPath | None = None
     engine: ServerPath | None = None
     allowed: Allowed = Allowed()
-    plan: Plan = Plan()
+    plan: RolloutPlan = RolloutPlan()
 
 
 class Order(Contract):

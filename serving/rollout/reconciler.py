@@ -47,7 +47,7 @@ from serving.rollout.state import (
 )
 from serving.rollout.status import describe
 from serving.rollout.store import prune_unless_commanding, settings_of
-from serving.settings import Section, Settings
+from serving.settings import Settings, SettingsSection
 from serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
 from slipway.system.malloc import give_back_freed_memory
@@ -58,7 +58,7 @@ POLL_S = 0.25
 _REPORT_S = 1.0  # between two reports that differ in counts alone
 
 
-class RolloutSettings(Section):
+class RolloutSettings(SettingsSection):
     """How a candidate is tried."""
 
     shadow_share: Annotated[float, Field(ge=0, le=1)] = (

@@ -68,7 +68,7 @@ class Allowed(Contract):
     )
 
 
-class Plan(Contract):
+class RolloutPlan(Contract):
     """How a canary goes up."""
 
     steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=20)] = (
@@ -95,7 +95,7 @@ class Candidate(Contract):
     model: Model | None  # null: SLIPWAY_BUNDLE
     replaces: Model | None  # what `rollback` returns to; null: SLIPWAY_BUNDLE
     allowed: Allowed
-    plan: Plan
+    plan: RolloutPlan
     phase: Literal[
         "preparing", "running"
     ]  # preparing: every worker loads and checks it, none of them asks it anything

@@ -27,9 +27,9 @@ from slipway.config.sections import (
     EvaluateParams,
     ExportParams,
     Gate,
+    ParamsSection,
     PrecomputeParams,
     PruneParams,
-    Section,
     SplitParams,
     TrainParams,
     VerifyParams,
@@ -41,7 +41,7 @@ from slipway.system.errors import ParamsError
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 
 
-class Params(Section):
+class Params(ParamsSection):
     """The whole file."""
 
     version: Literal[1]  # of the format of this file

@@ -40,13 +40,13 @@ Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "prun
 PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
 
-class Section(BaseModel):
+class ParamsSection(BaseModel):
     """A strict section: no unknown keys, no type conversion, finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class ColumnParams(Section):
+class ColumnParams(ParamsSection):
     """Corrections for one table column. reports/columns.yaml lists the inferred types."""
 
     kind: Literal["number", "category", "boolean", "date", "ignore"]  # ignore: not an input
@@ -63,7 +63,7 @@ class ColumnParams(Section):
         return self
 
 
-class DataParams(Section):
+class DataParams(ParamsSection):
     """Location of the raw data and the meaning of its columns."""
 
     # A folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz
@@ -97,7 +97,7 @@ class DataParams(Section):
         return path
 
 
-class RuleParams(Section):
+class RuleParams(ParamsSection):
     """Action for a row that breaks a rule. docs/data.md lists the rules without a choice, too."""
 
     near_duplicate: Action  # flag: its cluster stays in one split; refuse: one row per cluster
@@ -118,7 +118,7 @@ class RuleParams(Section):
     duplicate_column: Action  # refuse: the second of the two is no input
 
 
-class CleanParams(Section):
+class CleanParams(ParamsSection):
     """Limits beyond which a sample is refused or flagged, and the allowed number of bad rows."""
 
     # The stage fails if refused rows are a larger fraction of the rows read. Duplicates do not
@@ -142,7 +142,7 @@ class CleanParams(Section):
     rules: RuleParams
 
 
-class SplitParams(Section):
+class SplitParams(ParamsSection):
     """Fractions of the three splits. Each class is split in these fractions."""
 
     train: OpenFraction
@@ -177,7 +177,7 @@ class SplitParams(Section):
         return self
 
 
-class PrecomputeParams(Section):
+class PrecomputeParams(ParamsSection):
     """Format of the network's input."""
 
     image_size_px: Annotated[int, Field(ge=4, le=4096)]  # side of the square
@@ -208,7 +208,7 @@ class PrecomputeParams(Section):
 Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
 
 
-class AugmentParams(Section):
+class AugmentParams(ParamsSection):
     """Random changes of training images, drawn anew for each sample and epoch."""
 
     random_resized_crop: Range  # cropped area as a fraction of the image; [1, 1]: no crop
@@ -269,7 +269,7 @@ def _yaml(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-class TrainParams(Section):
+class TrainParams(ParamsSection):
     """The network and its training recipe."""
 
     network: str  # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables
@@ -417,7 +417,7 @@ class TrainParams(Section):
         return self
 
 
-class AuditParams(Section):
+class AuditParams(ParamsSection):
     """Search for wrong labels by cross-validation. Only for classification."""
 
     # Networks to train, each without one fold of the rows of train and val. null: no search.
@@ -426,7 +426,7 @@ class AuditParams(Section):
     epochs: Positive
 
 
-class Gate(Section):
+class Gate(ParamsSection):
     """Required range of a metric."""
 
     min: float | None
@@ -441,7 +441,7 @@ class Gate(Section):
         return self
 
 
-class MeasuringParams(Section):
+class MeasuringParams(ParamsSection):
     """Keys of `evaluate` that `prune` reads as well: calibration and measurement of predictions."""
 
     batch_size: Positive
@@ -474,7 +474,7 @@ class EvaluateParams(MeasuringParams):
         return self
 
 
-class PruneParams(Section):
+class PruneParams(ParamsSection):
     """A smaller network made from the trained one, for the variants `pruned` and `pruned_int8`."""
 
     # structured: removes whole channels; magnitude: sets single weights to zero.
@@ -484,7 +484,7 @@ class PruneParams(Section):
     learning_rate: PositiveFloat  # of the fine-tune at its start; it falls to zero
 
 
-class GoalParams(Section):
+class GoalParams(ParamsSection):
     """Selection of the variant that the service's `auto` serves, per provider."""
 
     # Against fp32 on validation rows: accuracy points, or relative growth of the RMSE.
@@ -492,7 +492,7 @@ class GoalParams(Section):
     prefer: Literal["fastest", "smallest"]  # among the variants within max_metric_loss
 
 
-class ExportParams(Section):
+class ExportParams(ParamsSection):
     """The ONNX graphs to make, and the selection among them."""
 
     purpose: str | None  # intended use, for the model card; null: the card says it is unknown
@@ -516,7 +516,7 @@ class ExportParams(Section):
         return self
 
 
-class CompileParams(Section):
+class CompileParams(ParamsSection):
     """The TensorRT engine."""
 
     variant: Literal["fp32", "fp16", "int8_tensorrt"]  # exported graph to compile
@@ -526,7 +526,7 @@ class CompileParams(Section):
     workspace_mib: Positive  # scratch memory of the builder
 
 
-class VerifyParams(Section):
+class VerifyParams(ParamsSection):
     """Allowed differences between the hops of the certificate."""
 
     max_difference: PositiveFloat  # torch to ONNX fp32 and ONNX to HTTP: absolute, on the outputs

@@ -14,7 +14,7 @@ _NEAR = 0.95  # of the best rate: smaller batches as good as it are preferred
 
 
 @dataclass(frozen=True)
-class Trial:
+class BatchSizeTrial:
     """One size: its predicted memory where it was predicted, its rate where it ran."""
 
     rows: int
@@ -33,30 +33,30 @@ def search(
     available_bytes: int | None,
     step_seconds: Callable[[int, int], float],
     reserve: float = 0.9,
-) -> list[Trial]:
+) -> list[BatchSizeTrial]:
     """Try `sizes` from small to large until one does not fit. `step_seconds(rows, most_steps)` runs real steps.
 
     `predict` gives a process's bytes; no more than `reserve` of `available_bytes` are used.
     """
-    trials: list[Trial] = []
+    trials: list[BatchSizeTrial] = []
     for rows in sizes:
         predicted = predict(rows) if predict else None
         fits = (
             predicted is None or available_bytes is None or predicted <= reserve * available_bytes
         )
         rate = _rate(rows, step_seconds) if fits else None
-        trials.append(Trial(rows, predicted, rate))
+        trials.append(BatchSizeTrial(rows, predicted, rate))
         if rate is None:
             break
     return trials
 
 
-def largest(trials: Sequence[Trial]) -> int | None:
+def largest(trials: Sequence[BatchSizeTrial]) -> int | None:
     """The most rows that fit; None where not even the smallest do."""
     return max((trial.rows for trial in trials if trial.rows_per_second is not None), default=None)
 
 
-def fastest(trials: Sequence[Trial]) -> int | None:
+def fastest(trials: Sequence[BatchSizeTrial]) -> int | None:
     """The smallest size whose rate is within 5 % of the best: what is faster than that is noise."""
     rates = {
         trial.rows: trial.rows_per_second for trial in trials if trial.rows_per_second is not None

@@ -9,7 +9,7 @@ import argparse
 from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.planning.plan_text import compare, describe
-from slipway.planning.planning import Plan, make_plan
+from slipway.planning.planning import ResourcePlan, make_plan
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
 from slipway.training.checkpoints.fingerprint import take_fingerprint
@@ -18,7 +18,7 @@ from slipway.training.job import PROJECT_PATHS, Paths
 from slipway.training.telemetry.costs import read_costs
 
 
-def _comparison(plan: Plan, params: Params, paths: Paths) -> str | None:
+def _comparison(plan: ResourcePlan, params: Params, paths: Paths) -> str | None:
     costs = read_costs(paths.costs)
     if (
         costs is None

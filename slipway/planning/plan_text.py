@@ -2,7 +2,7 @@
 
 from slipway.config.params import Params
 from slipway.planning.memory_plan import STRATEGIES, device_memory
-from slipway.planning.planning import Plan, PlannedMemory, PlannedSeconds
+from slipway.planning.planning import PlannedMemory, PlannedSeconds, ResourcePlan
 from slipway.planning.step_memory import parameter_counts
 from slipway.reports.console import size, text_table
 from slipway.training.batches.batches import StepShape
@@ -14,7 +14,7 @@ _PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "buc
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
-def describe(plan: Plan, params: Params) -> str:
+def describe(plan: ResourcePlan, params: Params) -> str:
     """The whole plan; what is not known is left out."""
     lines = _network(plan.network) if plan.network else []
     lines += _steps(plan.shape, plan.steps_per_epoch, params.train.epochs) if plan.shape else []

@@ -57,7 +57,7 @@ class PlannedSeconds(NamedTuple):
 
 
 @dataclass
-class Plan:
+class ResourcePlan:
     """Predictions; None where what they need is not there."""
 
     findings: Findings = field(default_factory=Findings)
@@ -75,9 +75,11 @@ class Plan:
         return self.data.num_train // self.shape.batch_size if self.data and self.shape else None
 
 
-def make_plan(params: Params, paths: Paths, host: TrainingHost, timing_seconds: float) -> Plan:
+def make_plan(
+    params: Params, paths: Paths, host: TrainingHost, timing_seconds: float
+) -> ResourcePlan:
     """Predict, and check against `host`; `timing_seconds` bounds the real steps, 0 for none."""
-    train, plan = params.train, Plan()
+    train, plan = params.train, ResourcePlan()
     base_bytes = own_bytes()  # of a process that has imported what the trainer imports
     plan.placement = check_placement(train, host, plan.findings)
     plan.data = _data(paths, plan.findings)
@@ -126,7 +128,7 @@ def _data(paths: Paths, findings: Findings) -> TrainingData | None:
         return None
 
 
-def _network(params: Params, plan: Plan) -> Network | None:
+def _network(params: Params, plan: ResourcePlan) -> Network | None:
     spec = (
         network_spec(params.train, plan.data.manifest)
         if plan.data

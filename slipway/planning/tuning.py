@@ -15,7 +15,13 @@ from slipway.config.command import run_stage
 from slipway.config.edit import propose
 from slipway.config.params import Params
 from slipway.planning.available_memory import available_bytes
-from slipway.planning.batch_size_search import Trial, candidate_sizes, fastest, largest, search
+from slipway.planning.batch_size_search import (
+    BatchSizeTrial,
+    candidate_sizes,
+    fastest,
+    largest,
+    search,
+)
 from slipway.planning.memory_plan import trace_all
 from slipway.planning.planning import process_bytes
 from slipway.planning.range_test import RangeTest, run_range_test
@@ -57,7 +63,7 @@ def tune_batch(
 
 def _batch_trials(
     params: Params, data: TrainingData, placement: Placement, seconds: float
-) -> list[Trial]:
+) -> list[BatchSizeTrial]:
     on_gpu = placement.accelerator == "gpu"
     base_bytes = own_bytes()
     network = build_network(network_spec(params.train, data.manifest))
@@ -76,7 +82,7 @@ def _batch_trials(
     return search(sizes, None if on_gpu else predict, available_bytes(on_gpu=on_gpu), step_seconds)
 
 
-def _cells(trial: Trial) -> list[str]:
+def _cells(trial: BatchSizeTrial) -> list[str]:
     rate = "does not fit" if trial.rows_per_second is None else f"{trial.rows_per_second:,.0f}"
     return [
         str(trial.rows),

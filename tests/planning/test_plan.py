@@ -16,7 +16,7 @@ from slipway.config.params import Params, load_params
 from slipway.planning import planning
 from slipway.planning.memory_plan import STRATEGIES, Traces, device_memory
 from slipway.planning.plan_text import describe
-from slipway.planning.planning import Plan, make_plan
+from slipway.planning.planning import ResourcePlan, make_plan
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.strategies import TrainingHost
 from slipway.training.job import PROJECT_PATHS
@@ -53,7 +53,7 @@ def _in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(**train: Any) -> tuple[Plan, Params]:
+def plan(**train: Any) -> tuple[ResourcePlan, Params]:
     params = load_params(Path("params.yaml"))
     params = params.model_copy(update={"train": params.train.model_copy(update=train)})
     return make_plan(params, PROJECT_PATHS, NO_GPU, 0), params

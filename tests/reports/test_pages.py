@@ -21,7 +21,7 @@ from slipway.reports.evaluation.record import Evaluation
 from slipway.reports.pages import charts, html_page
 from slipway.reports.pages.charts import Series
 from slipway.reports.pages.evaluation_page import evaluation_page
-from slipway.reports.pages.html_page import Html, Section
+from slipway.reports.pages.html_page import Html, PageSection
 from slipway.system.errors import MetricError
 
 EVIL = "<script>alert('1')</script>\"&"
@@ -166,8 +166,8 @@ def test_a_foreign_reference_and_an_unclosed_tag_would_be_seen() -> None:
         '<img src="//cdn/x.png">',
         '<i style="background: url(x)"></i>',
     ):
-        assert FOREIGN.search(html_page.page("t", "s", [Section("a", Html(body))]))
-    assert faults(html_page.page("t", "s", [Section("a", Html("<b>"))]))
+        assert FOREIGN.search(html_page.page("t", "s", [PageSection("a", Html(body))]))
+    assert faults(html_page.page("t", "s", [PageSection("a", Html("<b>"))]))
 
 
 def test_every_builder_escapes_what_it_is_given() -> None:
@@ -185,7 +185,7 @@ def test_every_builder_escapes_what_it_is_given() -> None:
     document = html_page.page(
         EVIL,
         EVIL,
-        [Section(EVIL, html_page.join([html_page.beside(parts), html_page.gallery(parts)]))],
+        [PageSection(EVIL, html_page.join([html_page.beside(parts), html_page.gallery(parts)]))],
     )
     assert "<script" not in document
     assert faults(document) == []

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from serving.app import Application
 from serving.rollout import commands
-from serving.rollout.state import Plan, read_rollout
+from serving.rollout.state import RolloutPlan, read_rollout
 from serving.settings import Settings
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Metric
@@ -135,7 +135,7 @@ class Callers:
 
 
 Work = Callable[[Any, ModelWorker], Coroutine[Any, Any, None]]
-QUICK = Plan(steps=(0.2, 1.0), hold_s=0.0, hold_requests=20)
+QUICK = RolloutPlan(steps=(0.2, 1.0), hold_s=0.0, hold_requests=20)
 
 
 def run(settings: Settings, work: Work, seconds: float = 60) -> None:

@@ -15,7 +15,7 @@ from serving.rollout.canary import Canary, is_chosen
 from serving.rollout.evidence import Counts, Evidence
 from serving.rollout.first_uses import FirstUses
 from serving.rollout.reports import FOLDER
-from serving.rollout.state import Allowed, Plan, read_rollout
+from serving.rollout.state import Allowed, RolloutPlan, read_rollout
 from serving.settings import Settings
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
@@ -33,7 +33,7 @@ from tests.serving.rolling import (
     write_candidate,
 )
 
-HALF = Plan(steps=(0.5,), hold_s=100)
+HALF = RolloutPlan(steps=(0.5,), hold_s=100)
 JSON = {"content-type": "application/json"}
 
 
@@ -54,7 +54,9 @@ def counts_of(worker: ModelWorker) -> Counts:
     return counts
 
 
-async def begin(worker: ModelWorker, bundle: Path, plan: Plan = HALF, **options: Any) -> None:
+async def begin(
+    worker: ModelWorker, bundle: Path, plan: RolloutPlan = HALF, **options: Any
+) -> None:
     await propose(worker, "canary", bundle, plan=plan, **options)
     await settle(worker, lambda: canary_of(worker) is not None)
 
@@ -73,7 +75,7 @@ def test_what_no_model_can_take_is_no_evidence_however_often_it_is_sent(
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await begin(worker, bundle, Plan())
+        await begin(worker, bundle, RolloutPlan())
         for one in [*ids(settings, 0.01, 6), *ids(settings, 0.01, 6, chosen=False)]:
             assert (
                 await client.post("/predict", content=b"no image", headers={"x-request-id": one})
@@ -128,7 +130,7 @@ def test_an_id_is_evidence_once_however_often_it_is_sent(
     bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await begin(worker, bundle, Plan())
+        await begin(worker, bundle, RolloutPlan())
 
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")

@@ -59,7 +59,7 @@ def test_memory_that_is_taken_is_seen() -> None:
     assert (registry.get_sample_value("slipway_memory_limit_bytes") or 0) > resident_bytes()
 
 
-class Source:
+class MetricsSource:
     """Fails on the samples in `failing`."""
 
     def __init__(self, *failing: int) -> None:
@@ -78,14 +78,16 @@ class Source:
 def test_a_source_that_fails_is_counted_and_logged_once_and_hurts_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failing, healthy, failures = Source(1, 2, 3), Source(), []
+    failing, healthy, failures = MetricsSource(1, 2, 3), MetricsSource(), []
     with caplog.at_level(logging.ERROR):
         sampler = Sampler([failing, healthy], lambda: failures.append(1), seconds=0.01)
         assert failing.enough.wait(10)
         assert healthy.enough.wait(10)
         sampler.close()
     assert len(failures) == 3
-    assert [record.getMessage() for record in caplog.records] == ["Source could not be sampled"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "MetricsSource could not be sampled"
+    ]
     after = healthy.num_samples
     time.sleep(0.1)
     assert healthy.num_samples == after  # it ended

@@ -10,7 +10,7 @@ import pytest
 
 from serving.rollout import commands
 from serving.rollout.canary import is_chosen
-from serving.rollout.state import Plan, RolloutError, read_rollout
+from serving.rollout.state import RolloutError, RolloutPlan, read_rollout
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from tests.conftest import ROOT
@@ -343,7 +343,7 @@ def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(
             client,
             {stable: scaled_probabilities(1), load_bundle(bundle).version: scaled_probabilities(1)},
         )
-        await propose(worker, "canary", bundle, plan=Plan(steps=(1.0,)))
+        await propose(worker, "canary", bundle, plan=RolloutPlan(steps=(1.0,)))
         await settle(
             worker,
             lambda: (
@@ -377,7 +377,7 @@ def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices
 
     async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, expected)
-        await propose(worker, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
+        await propose(worker, "canary", bundle, plan=RolloutPlan(steps=(0.5,), hold_s=100))
         await settle(worker, lambda: canary_of(worker) is not None)
         assert canary_of(worker)
 
@@ -415,7 +415,7 @@ def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(
         return [answer.json()["model_version"] for answer in answers]
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
+        await propose(worker, "canary", bundle, plan=RolloutPlan(steps=(0.5,), hold_s=100))
         await settle(worker, lambda: canary_of(worker) is not None)
         assert canary_of(worker)
         expected = [candidate if is_chosen(one, 0.5, salt_of(settings)) else stable for one in ids]

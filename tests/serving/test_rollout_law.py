@@ -11,7 +11,7 @@ from serving.rollout.deciding import MIN_LATENCIES, PREPARE_S, decide
 from serving.rollout.evidence import Counts, Evidence, total
 from serving.rollout.reports import NO_COUNTS, Report, process_started
 from serving.rollout.sequential import ALPHA, LOG_THRESHOLD, RATIOS, log_evidence
-from serving.rollout.state import EMPTY, Allowed, Candidate, Model, Plan, Rollout
+from serving.rollout.state import EMPTY, Allowed, Candidate, Model, Rollout, RolloutPlan
 
 MODEL = Model(folder="0123456789ab-01234567", version="0123456789ab", digest="0" * 64)
 ROUND = 1000  # requests between two looks
@@ -19,7 +19,7 @@ ROUND = 1000  # requests between two looks
 
 def candidate(**changes: Any) -> Candidate:
     fields: dict[str, Any] = {
-        "id": 7, "mode": "canary", "model": MODEL, "replaces": None, "allowed": Allowed(), "plan": Plan(), "phase": "running", "since": 0.0,
+        "id": 7, "mode": "canary", "model": MODEL, "replaces": None, "allowed": Allowed(), "plan": RolloutPlan(), "phase": "running", "since": 0.0,
         "slow_s": 0.1,
     }  # fmt: skip
     return Candidate.model_validate(fields | changes)

@@ -15,7 +15,14 @@ from serving.requests.payload import Payload
 from serving.rollout import commands
 from serving.rollout.__main__ import main
 from serving.rollout.rehearsal import rehearse
-from serving.rollout.state import Allowed, Model, Plan, RolloutError, change_rollout, read_rollout
+from serving.rollout.state import (
+    Allowed,
+    Model,
+    RolloutError,
+    RolloutPlan,
+    change_rollout,
+    read_rollout,
+)
 from serving.rollout.store import commanding, settings_of
 from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
@@ -123,7 +130,9 @@ def test_what_is_typed_is_what_is_proposed(
         assert not re.search(
             "SLIPWAY_BUNDLE at one|dvc repro", remarks
         )  # it is the order that was wrong
-    assert proposed[1]["plan"] == Plan(steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02)
+    assert proposed[1]["plan"] == RolloutPlan(
+        steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02
+    )
     assert proposed[1]["allowed"].disagreement == 0.2
     with pytest.raises(SystemExit):
         main(["canary", str(bundle), "--steps", "0,50"])
@@ -199,7 +208,7 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(
     versions = [load_bundle(path).version for path in (make_settings().bundle, bundle)]
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
+        await propose(worker, "canary", bundle, plan=RolloutPlan(steps=(0.1, 1.0)))
         await settle(worker, lambda: canary_of(worker) is not None and canary_of(worker).share > 0)
         asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
         while len(asked[versions[1]]) < 20:

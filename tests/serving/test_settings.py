@@ -10,9 +10,9 @@ from serving.extensions import SECTIONS
 from serving.settings import (
     EXTENSION_VARIABLES,
     ROOT,
-    Section,
     Settings,
     SettingsError,
+    SettingsSection,
     read_settings,
     variables_of,
 )
@@ -119,7 +119,7 @@ def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> 
 
 def all_fields() -> dict[str, FieldInfo]:
     """The settings of the service and of every extension, by name."""
-    kinds: list[type[Section]] = [Settings, *SECTIONS]
+    kinds: list[type[SettingsSection]] = [Settings, *SECTIONS]
     return {name: kind.model_fields[name] for kind in kinds for name in variables_of(kind).values()}
 
 

@@ -18,7 +18,7 @@ from serving.models.observers import Answered
 from serving.monitoring import watcher as watching
 from serving.monitoring.budget import Allowance
 from serving.monitoring.metrics import WatchingMetrics
-from serving.monitoring.sampling import Counts, RunningCounts, Thinning
+from serving.monitoring.sampling import RunningCounts, SampledCounts, Thinning
 from serving.monitoring.watcher import Watcher
 from serving.requests.payload import Payload
 from slipway.artifacts.bundle import load_bundle
@@ -87,7 +87,7 @@ def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or
 ) -> None:
     one = answered(certified, 0)
     others = one._replace(rows=[one.rows[0]._replace(counted=("dark", 1.0, True))] * 2)
-    running, found = RunningCounts(one.bundle, "fp32"), Counts(one.bundle, "fp32")
+    running, found = RunningCounts(one.bundle, "fp32"), SampledCounts(one.bundle, "fp32")
     ended = threading.Event()
 
     def read() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from serving.load_test import card
-from serving.load_test.candidates import Candidate, batches, present_candidate, sharings
+from serving.load_test.candidates import SettingsCandidate, batches, present_candidate, sharings
 from serving.load_test.figures import Bench, Figures, figures_of
 from serving.load_test.load import REFUSED, Answer
 from serving.load_test.running import environment_of
@@ -22,7 +22,7 @@ from serving.load_test.samples import samples_of
 from serving.load_test.search import (
     LOWEST,
     RESOLUTION,
-    Trial,
+    LoadTrial,
     carried,
     lowest_missed,
     next_rate,
@@ -43,7 +43,7 @@ from tests.serving.bundles import (
 from tests.serving.conftest import MakeSettings
 from tests.serving.server import ROOT
 
-PRESENT = Candidate(1, 2, 16)
+PRESENT = SettingsCandidate(1, 2, 16)
 MODEL = {
     "model_version": "3f9c1b2a4d5e",
     "execution": {
@@ -60,11 +60,11 @@ P99_MS = 50.0
 
 def find(
     holds: Callable[[float], bool], guess: float, most: int = 40
-) -> tuple[float | None, list[Trial]]:
+) -> tuple[float | None, list[LoadTrial]]:
     """What the search finds, and all that it tried."""
-    trials: list[Trial] = []
+    trials: list[LoadTrial] = []
     while len(trials) < most and (rate := next_rate(trials, guess)) is not None:
-        trials.append(Trial(rate, holds(rate)))
+        trials.append(LoadTrial(rate, holds(rate)))
     return carried(trials), trials
 
 
@@ -81,7 +81,12 @@ def test_a_rate_counts_only_below_every_rate_that_was_missed() -> None:
     found, _ = find(lambda rate: rate <= 90 or 140 <= rate <= 400, 100)
     assert found is not None
     assert found <= 90
-    lucky = [Trial(200, True), Trial(100, False), Trial(100, False), Trial(50, True)]
+    lucky = [
+        LoadTrial(200, True),
+        LoadTrial(100, False),
+        LoadTrial(100, False),
+        LoadTrial(50, True),
+    ]
     assert (lowest_missed(lucky), carried(lucky)) == (100, 50)
 
 
@@ -96,8 +101,8 @@ def test_one_stall_of_the_machine_is_not_its_capacity() -> None:
     assert seen[0] == seen[1] == on_grid(100)
     assert found is not None
     assert found > 400
-    assert lowest_missed([Trial(100, False)]) is None
-    assert lowest_missed([Trial(100, False), Trial(100, False)]) == 100
+    assert lowest_missed([LoadTrial(100, False)]) is None
+    assert lowest_missed([LoadTrial(100, False), LoadTrial(100, False)]) == 100
 
 
 def test_a_service_that_holds_nothing_ends_the_search_with_none() -> None:
@@ -132,17 +137,19 @@ def figures(
 class Formula:
     """Services that carry what `capacity` says of their candidate, on a clock of their own."""
 
-    def __init__(self, capacity: Callable[[Candidate], float], latency_ms: float = 10.0) -> None:
+    def __init__(
+        self, capacity: Callable[[SettingsCandidate], float], latency_ms: float = 10.0
+    ) -> None:
         self.capacity = capacity
         self.latency_ms = latency_ms
         self.now = 0.0
-        self.opened: list[Candidate] = []
+        self.opened: list[SettingsCandidate] = []
         self.most_at_once = 0
         self.highest_sent = 0.0
         self._open = 0
 
     @contextmanager
-    def __call__(self, candidate: Candidate) -> Iterator[Bench]:
+    def __call__(self, candidate: SettingsCandidate) -> Iterator[Bench]:
         self.opened.append(candidate)
         self._open += 1
         self.most_at_once = max(self.most_at_once, self._open)
@@ -185,7 +192,11 @@ class _FormulaBench:
 
 
 def tuned(
-    formula: Formula, goal: Goal, seconds: float = 120, present: Candidate = PRESENT, cores: int = 2
+    formula: Formula,
+    goal: Goal,
+    seconds: float = 120,
+    present: SettingsCandidate = PRESENT,
+    cores: int = 2,
 ) -> Outcome:
     return Tuner(formula, goal, seconds, clock=lambda: formula.now).run(
         present, cores, 64, told=lambda tried: None
@@ -193,11 +204,15 @@ def tuned(
 
 
 def test_the_settings_that_carry_most_win_and_the_headroom_is_over_what_was_asked_for() -> None:
-    carry = {Candidate(1, 2, 16): 200.0, Candidate(2, 1, 16): 400.0, Candidate(2, 1, 8): 500.0}
+    carry = {
+        SettingsCandidate(1, 2, 16): 200.0,
+        SettingsCandidate(2, 1, 16): 400.0,
+        SettingsCandidate(2, 1, 8): 500.0,
+    }
     formula = Formula(lambda candidate: carry.get(candidate, 150.0))
     outcome = tuned(formula, Goal(P99_MS, 250, None))
     assert outcome.is_met
-    assert outcome.best.candidate == Candidate(2, 1, 8)
+    assert outcome.best.candidate == SettingsCandidate(2, 1, 8)
     assert outcome.best.confirmed is not None
     assert 500 / RESOLUTION <= outcome.best.confirmed <= 500
     assert outcome.headroom == pytest.approx(outcome.best.confirmed / 250 - 1)
@@ -280,7 +295,7 @@ def test_a_candidate_without_hope_is_left_and_one_that_does_not_start_is_passed_
     assert [tried.rate for tried in outcome.all_tried[1:3]] == [None, None]
     assert "less than half" in outcome.all_tried[1].problem
 
-    def two_do_not_fit(candidate: Candidate) -> float:
+    def two_do_not_fit(candidate: SettingsCandidate) -> float:
         if candidate.workers > 1:
             raise UnavailableError("out of memory")
         return 400.0
@@ -289,7 +304,7 @@ def test_a_candidate_without_hope_is_left_and_one_that_does_not_start_is_passed_
         tried.problem for tried in tuned(Formula(two_do_not_fit), Goal(P99_MS, 100, None)).all_tried
     ]
     with pytest.raises(UnavailableError, match="out of memory"):
-        tuned(Formula(two_do_not_fit), Goal(P99_MS, 100, None), present=Candidate(2, 1, 16))
+        tuned(Formula(two_do_not_fit), Goal(P99_MS, 100, None), present=SettingsCandidate(2, 1, 16))
 
 
 def test_candidates_are_few_different_and_within_the_cores_and_the_bundle() -> None:
@@ -299,15 +314,17 @@ def test_candidates_are_few_different_and_within_the_cores_and_the_bundle() -> N
         assert len(found) == len(set(found)) <= 6
         assert all(other.workers * other.num_threads <= max(cores, 2) for other in found)
     assert {other.max_batch_size for other in batches(PRESENT, 64)} == {1, 8, 64}
-    assert batches(Candidate(1, 1, 1), 1) == []
+    assert batches(SettingsCandidate(1, 1, 1), 1) == []
 
 
 def test_the_present_settings_are_the_first_candidate(make_settings: MakeSettings) -> None:
-    assert present_candidate(make_settings(workers=2, num_threads=3), 64) == Candidate(2, 3, 32)
-    assert present_candidate(make_settings(num_threads=1), 16) == Candidate(1, 1, 16)
-    assert present_candidate(make_settings(num_threads=1, max_batch_size=4), 16) == Candidate(
-        1, 1, 4
+    assert present_candidate(make_settings(workers=2, num_threads=3), 64) == SettingsCandidate(
+        2, 3, 32
     )
+    assert present_candidate(make_settings(num_threads=1), 16) == SettingsCandidate(1, 1, 16)
+    assert present_candidate(
+        make_settings(num_threads=1, max_batch_size=4), 16
+    ) == SettingsCandidate(1, 1, 4)
 
 
 def test_the_service_under_measurement_shares_neither_state_nor_ports_nor_keys(
@@ -321,7 +338,7 @@ def test_the_service_under_measurement_shares_neither_state_nor_ports_nor_keys(
         "PATH": "/bin",
     }
     settings = make_settings(keep_directory=tmp_path / "kept")
-    child = environment_of(settings, Candidate(2, 1, 8), environment, tmp_path / "own")
+    child = environment_of(settings, SettingsCandidate(2, 1, 8), environment, tmp_path / "own")
     assert child["SLIPWAY_STATE"] == str(tmp_path / "own" / "state")
     assert child["SLIPWAY_KEEP_DIRECTORY"] == str(tmp_path / "own" / "kept")
     assert (

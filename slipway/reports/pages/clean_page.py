@@ -12,7 +12,7 @@ from slipway.data.rules.report import CleanReport, Clusters, Example, RuleCount,
 from slipway.reports.pages.charts import bars
 from slipway.reports.pages.html_page import (
     Html,
-    Section,
+    PageSection,
     figure,
     gallery,
     image,
@@ -46,19 +46,19 @@ def shown_sources(report: CleanReport) -> list[str]:
 def clean_page(report: CleanReport, pictures: Pictures) -> str:
     """The whole page; `pictures` may lack any source, which is then shown by name alone."""
     sections = [
-        Section("Samples", _totals(report)),
+        PageSection("Samples", _totals(report)),
         *_rule_sections("Refused", report.refused, pictures),
         *_rule_sections("Flagged, and kept", report.flagged, pictures),
         *(
-            [Section("Pictures that look the same", _clusters(report.clusters, pictures))]
+            [PageSection("Pictures that look the same", _clusters(report.clusters, pictures))]
             if report.clusters
             else []
         ),
-        Section("Corrections", _corrections(report.corrections)),
-        *([Section("Columns", _columns(report))] if report.columns else []),
-        *([Section("Classes", _classes(report.classes))] if report.classes is not None else []),
-        *([Section("Target", _target(report.target))] if report.target is not None else []),
-        Section("Checks", _checks(report)),
+        PageSection("Corrections", _corrections(report.corrections)),
+        *([PageSection("Columns", _columns(report))] if report.columns else []),
+        *([PageSection("Classes", _classes(report.classes))] if report.classes is not None else []),
+        *([PageSection("Target", _target(report.target))] if report.target is not None else []),
+        PageSection("Checks", _checks(report)),
     ]
     return page("Cleaning", f"{report.kept:,} of {report.read:,} samples are kept", sections)
 
@@ -82,16 +82,18 @@ def _share(count: int, total: int) -> str:
     return f"{count / total:.2%} of those read" if total else ""
 
 
-def _rule_sections(title: str, rules: Mapping[str, RuleCount], pictures: Pictures) -> list[Section]:
+def _rule_sections(
+    title: str, rules: Mapping[str, RuleCount], pictures: Pictures
+) -> list[PageSection]:
     if not rules:
-        return [Section(title, paragraph("None.", "soft"))]
+        return [PageSection(title, paragraph("None.", "soft"))]
     order = sorted(rules.items(), key=lambda entry: (-entry[1].count, entry[0]))
     rows = [[name, f"{rule.count:,}", rule.meaning] for name, rule in order]
-    overview = Section(title, table(["rule", "rows", "meaning"], rows, numeric=["rows"]))
+    overview = PageSection(title, table(["rule", "rows", "meaning"], rows, numeric=["rows"]))
     return [
         overview,
         *(
-            Section(f"{title}: {name} ({rule.count:,})", _examples(rule, pictures))
+            PageSection(f"{title}: {name} ({rule.count:,})", _examples(rule, pictures))
             for name, rule in order
         ),
     ]

@@ -13,7 +13,7 @@ from slipway.reports.evaluation.record import Evaluation, baseline_words, headli
 from slipway.reports.pages.charts import Series, histogram, line_chart, residuals, scatter
 from slipway.reports.pages.html_page import (
     Html,
-    Section,
+    PageSection,
     beside,
     figure,
     gallery,
@@ -84,7 +84,7 @@ def evaluation_page(
     return page("Evaluation on the test split", about, sections)
 
 
-def _headline(evaluation: Evaluation) -> Section:
+def _headline(evaluation: Evaluation) -> PageSection:
     named = {name: evaluation.metrics[name] for name in headlines(evaluation.task)}
     baselines = {name: f"; baseline {number(value)}" for name, value in evaluation.baseline.items()}
     boxes = tiles(
@@ -101,10 +101,10 @@ def _headline(evaluation: Evaluation) -> Section:
     )
     if evaluation.baseline:
         note += f" Baseline: {baseline_words(evaluation.task)}."
-    return Section("Headline", join([boxes, paragraph(note, "note")]))
+    return PageSection("Headline", join([boxes, paragraph(note, "note")]))
 
 
-def _leaks(evaluation: Evaluation) -> list[Section]:
+def _leaks(evaluation: Evaluation) -> list[PageSection]:
     if not evaluation.num_leaked:
         return []
     title, without = "Without leaked rows", evaluation.without_leaked
@@ -114,7 +114,7 @@ def _leaks(evaluation: Evaluation) -> list[Section]:
     )
     if not without:
         text = f"{leaked}; too few are left to measure without them."
-        return [Section(title, paragraph(text, "bad"))]
+        return [PageSection(title, paragraph(text, "bad"))]
     rows = [
         [
             _words(name),
@@ -130,13 +130,13 @@ def _leaks(evaluation: Evaluation) -> list[Section]:
         "The gates judge the numbers with them."
     )
     shown = table(columns, rows, numeric=["without them", "with them"])
-    return [Section(title, join([paragraph(text, "bad"), shown]))]
+    return [PageSection(title, join([paragraph(text, "bad"), shown]))]
 
 
-def _gates(gates: Sequence[GateResult]) -> Section:
+def _gates(gates: Sequence[GateResult]) -> PageSection:
     if not gates:
         text = "None: evaluate.gates in params.yaml is empty, so nothing is required of this model."
-        return Section("Gates", paragraph(text, "soft"))
+        return PageSection("Gates", paragraph(text, "soft"))
     failed = not_passed(gates)
     if failed:
         text = (
@@ -154,7 +154,7 @@ def _gates(gates: Sequence[GateResult]) -> Section:
     if num_hidden := len(gates) - len(shown):
         text = f"The {num_hidden} gates on slices that passed are not listed; see the slices below."
         parts.append(paragraph(text, "note"))
-    return Section("Gates", join(parts))
+    return PageSection("Gates", join(parts))
 
 
 def _gate_row(gate: GateResult) -> list[str]:
@@ -170,7 +170,7 @@ def _gate_row(gate: GateResult) -> list[str]:
     ]
 
 
-def _reference(evaluation: Evaluation) -> list[Section]:
+def _reference(evaluation: Evaluation) -> list[PageSection]:
     reference = evaluation.reference
     if reference is None:
         return []
@@ -192,10 +192,10 @@ def _reference(evaluation: Evaluation) -> list[Section]:
         note += f" It does not take {reference.refused} test rows, which are left out."
     if reference.known:
         note += f" The {reference.known} test rows that it knows are left out."
-    return [Section("Against the reference model", join([boxes, paragraph(note, "note")]))]
+    return [PageSection("Against the reference model", join([boxes, paragraph(note, "note")]))]
 
 
-def _classes(evaluation: Evaluation) -> Section:
+def _classes(evaluation: Evaluation) -> PageSection:
     scores, counts = evaluation.per_class, evaluation.confusion.sum(axis=1)
     title, order = "Classes", np.arange(len(evaluation.classes))
     if len(order) > _MAX_ROWS:
@@ -211,7 +211,7 @@ def _classes(evaluation: Evaluation) -> Section:
     ]
     columns = ["class", "rows", "precision", "recall", "F1"]
     shown = table(columns, rows, numeric=columns[1:])
-    return Section(title, beside([shown, _confused_pairs(evaluation)]))
+    return PageSection(title, beside([shown, _confused_pairs(evaluation)]))
 
 
 def _confused_pairs(evaluation: Evaluation) -> Html:
@@ -227,7 +227,7 @@ def _confused_pairs(evaluation: Evaluation) -> Html:
     return table(["actual", "predicted as", "rows"], rows, numeric=["rows"])
 
 
-def _confusion(evaluation: Evaluation) -> Section:
+def _confusion(evaluation: Evaluation) -> PageSection:
     matrix, classes = evaluation.confusion, evaluation.classes
     note = (
         "Row: the actual class. Column: the predicted class. "
@@ -239,10 +239,10 @@ def _confusion(evaluation: Evaluation) -> Section:
         fractions = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
         pixels = np.rint(255 * fractions).astype(np.uint8)
         picture = image(pixels, f"Confusion matrix of {len(classes)} classes")
-    return Section("Confusion matrix", join([picture, paragraph(note, "note")]))
+    return PageSection("Confusion matrix", join([picture, paragraph(note, "note")]))
 
 
-def _values(evaluation: Evaluation) -> Section:
+def _values(evaluation: Evaluation) -> PageSection:
     targets, values = evaluation.targets, evaluation.predictions
     shown = np.unique(np.linspace(0, len(targets) - 1, _MAX_DOTS).astype(np.int64))
     some, errors = targets[shown], values - targets
@@ -261,10 +261,10 @@ def _values(evaluation: Evaluation) -> Section:
         "Errors",
         f"All {len(targets)} rows; right of 0 the prediction is too large.",
     )
-    return Section("Predictions", beside([predictions, trend, distribution]))
+    return PageSection("Predictions", beside([predictions, trend, distribution]))
 
 
-def _by_target(evaluation: Evaluation) -> list[Section]:
+def _by_target(evaluation: Evaluation) -> list[PageSection]:
     if not evaluation.target_errors:
         return []
     rows = []
@@ -282,13 +282,13 @@ def _by_target(evaluation: Evaluation) -> list[Section]:
         "If the mean error is above 0, predictions are too large."
     )
     shown = table(columns, rows, numeric=numeric)
-    return [Section("Errors by target", join([shown, paragraph(note, "note")]))]
+    return [PageSection("Errors by target", join([shown, paragraph(note, "note")]))]
 
 
-def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> Section:
+def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> PageSection:
     rows, num_rows = evaluation.worst(_NUM_SHOWN), len(evaluation.targets)
     if not rows:
-        return Section("Worst errors", paragraph(f"None in {num_rows} rows.", "good"))
+        return PageSection("Worst errors", paragraph(f"None in {num_rows} rows.", "good"))
     which, what = f"{len(rows)} of {num_rows} rows", "targets"
     if evaluation.is_classification:
         num_wrong = int((evaluation.predictions != evaluation.targets).sum())
@@ -298,12 +298,12 @@ def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> S
         f"Look for wrong {what} here before you look for a better network."
     )
     shown = _exhibits(evaluation, inputs, contract, rows)
-    return Section("Worst errors", join([shown, paragraph(note, "note")]))
+    return PageSection("Worst errors", join([shown, paragraph(note, "note")]))
 
 
 def _least_certain(
     evaluation: Evaluation, inputs: Inputs, contract: InputContract
-) -> list[Section]:
+) -> list[PageSection]:
     rows = evaluation.least_certain(_NUM_SHOWN)
     if not rows:
         return []
@@ -314,7 +314,7 @@ def _least_certain(
         "Labelling more rows like these improves a network more than labelling others."
     )
     shown = _exhibits(evaluation, inputs, contract, rows)
-    return [Section("Least certain", join([shown, paragraph(note, "note")]))]
+    return [PageSection("Least certain", join([shown, paragraph(note, "note")]))]
 
 
 def _as_seen(contract: InputContract) -> str:
@@ -359,12 +359,12 @@ def _caption(evaluation: Evaluation, row: int) -> tuple[str, str]:
     return answer, f"{outputs[int(target)]:.1%} against {confidence:.1%}"
 
 
-def _training(curves: dict[str, list[Series]]) -> Section:
+def _training(curves: dict[str, list[Series]]) -> PageSection:
     if not curves:
-        return Section("Training", paragraph("No curves were logged.", "soft"))
+        return PageSection("Training", paragraph("No curves were logged.", "soft"))
     most_lines_first = sorted(curves.items(), key=lambda curve: (-len(curve[1]), curve[0]))
     charts = (line_chart(lines, "epoch", _title(name, lines)) for name, lines in most_lines_first)
-    return Section("Training", beside(charts))
+    return PageSection("Training", beside(charts))
 
 
 def _title(name: str, lines: list[Series]) -> str:
@@ -373,7 +373,7 @@ def _title(name: str, lines: list[Series]) -> str:
     return (f"{lines[0].name} {name}" if is_single else name).replace("_", " ")
 
 
-def _all_metrics(evaluation: Evaluation) -> Section:
+def _all_metrics(evaluation: Evaluation) -> PageSection:
     columns = ["metric", "value", "low", "high", "rows", "baseline", "difference"]
     rows = [
         [
@@ -384,7 +384,7 @@ def _all_metrics(evaluation: Evaluation) -> Section:
         ]
         for name, metric in evaluation.metrics.items()
     ]
-    return Section("All metrics", table(columns, rows, numeric=columns[1:]))
+    return PageSection("All metrics", table(columns, rows, numeric=columns[1:]))
 
 
 def _words(name: str) -> str:

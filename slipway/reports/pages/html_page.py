@@ -86,14 +86,14 @@ svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A heading with what stands below it."""
 
     title: str
     body: Html
 
 
-def page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+def page(title: str, subtitle: str, sections: Sequence[PageSection]) -> str:
     """The whole document."""
     parts = "\n".join(
         f"<section>\n<h2>{escape(section.title)}</h2>\n{section.body}\n</section>"

@@ -8,7 +8,7 @@ from slipway.kinds.registry import input_kind
 from slipway.reports.evaluation.label_issues import LabelIssues
 from slipway.reports.pages.html_page import (
     Html,
-    Section,
+    PageSection,
     beside,
     figure,
     gallery,
@@ -35,7 +35,7 @@ def page_of_no_audit() -> str:
         _TITLE,
         "No audit was asked for",
         [
-            Section(
+            PageSection(
                 "Not looked for", join([paragraph("audit.folds is null."), paragraph(how, "soft")])
             )
         ],
@@ -53,7 +53,7 @@ def label_issues_page(
     )
 
 
-def _headline(issues: LabelIssues) -> Section:
+def _headline(issues: LabelIssues) -> PageSection:
     rows, found = len(issues.ids), len(issues.candidates)
     boxes = [
         ("rows", f"{rows:,}", "of train and val"),
@@ -75,13 +75,13 @@ def _headline(issues: LabelIssues) -> Section:
             "note",
         ),
     ]
-    return Section("Headline", join([tiles(boxes), *notes]))
+    return PageSection("Headline", join([tiles(boxes), *notes]))
 
 
-def _candidates(issues: LabelIssues, inputs: Inputs, contract: InputContract) -> Section:
+def _candidates(issues: LabelIssues, inputs: Inputs, contract: InputContract) -> PageSection:
     shown = issues.candidates[:_MOST_SHOWN].tolist()
     if not shown:
-        return Section("Candidates", paragraph(f"None among {len(issues.ids):,} rows.", "good"))
+        return PageSection("Candidates", paragraph(f"None among {len(issues.ids):,} rows.", "good"))
     has_pixels = input_kind(contract.kind).has_pixels
     drawn = (
         _cells(issues, inputs, contract, shown)
@@ -95,7 +95,7 @@ def _candidates(issues: LabelIssues, inputs: Inputs, contract: InputContract) ->
         else f"All {len(shown):,}"
     )
     note = f"{many} candidates, the least probable label first{seen}. All rows are in {_ROWS_FILE}."
-    return Section("Candidates", join([drawn, paragraph(note, "note")]))
+    return PageSection("Candidates", join([drawn, paragraph(note, "note")]))
 
 
 def _pictures(issues: LabelIssues, inputs: Inputs, rows: Sequence[int]) -> Html:
@@ -129,7 +129,7 @@ def _probabilities(issues: LabelIssues, row: int) -> str:
     return f"{issues.quality[row]:.1%} against {issues.confidence[row]:.1%}"
 
 
-def _where(issues: LabelIssues) -> Section:
+def _where(issues: LabelIssues) -> PageSection:
     pairs = [
         [given, suggested, f"{count:,}"] for given, suggested, count in issues.pairs()[:_MOST_PAIRS]
     ]
@@ -151,13 +151,15 @@ def _where(issues: LabelIssues) -> Section:
             numeric=["rows", "candidates", "share"],
         ),
     ]
-    return Section("Candidates by class", beside(parts))
+    return PageSection("Candidates by class", beside(parts))
 
 
-def _folds(issues: LabelIssues) -> Section:
+def _folds(issues: LabelIssues) -> PageSection:
     counts = [int((issues.folds == fold).sum()) for fold in range(len(issues.fold_accuracies))]
     rows = [
         [str(fold), f"{counts[fold]:,}", f"{accuracy:.4f}"]
         for fold, accuracy in enumerate(issues.fold_accuracies)
     ]
-    return Section("Folds", table(["fold", "rows", "accuracy"], rows, numeric=["rows", "accuracy"]))
+    return PageSection(
+        "Folds", table(["fold", "rows", "accuracy"], rows, numeric=["rows", "accuracy"])
+    )

@@ -11,7 +11,7 @@ from slipway.artifacts.bundle import Choice, Provider, Ratio, VariantFigures
 from slipway.kinds.registry import Task, is_classification
 from slipway.metrics.uncertainty import MIN_SCORE_RANK
 from slipway.reports.console import interval, number, size, text_table
-from slipway.reports.pages.html_page import Html, Section, join, page, paragraph, table, tiles
+from slipway.reports.pages.html_page import Html, PageSection, join, page, paragraph, table, tiles
 from slipway.system.contract import Contract
 
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -104,10 +104,10 @@ def leaderboard_page(board: Leaderboard) -> str:
         for section in _provider_sections(board, provider, choice)
     ]
     if board.left_out or board.absent:
-        sections.append(Section("Asked for and not there", _not_there(board)))
+        sections.append(PageSection("Asked for and not there", _not_there(board)))
     if board.attempts:
-        sections.append(Section("What was tried for int8", _attempts(board.attempts)))
-    sections.append(Section("How this was measured", _notes(board)))
+        sections.append(PageSection("What was tried for int8", _attempts(board.attempts)))
+    sections.append(PageSection("How this was measured", _notes(board)))
     return page(
         "Leaderboard of variants",
         f"{board.metric} on {board.rows:,} validation rows; speed on this machine",
@@ -115,7 +115,7 @@ def leaderboard_page(board: Leaderboard) -> str:
     )
 
 
-def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> list[Section]:
+def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> list[PageSection]:
     name, lines = _PROVIDERS[provider], [line for line in board.lines if line.provider == provider]
     columns = [
         "variant",
@@ -159,12 +159,12 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
         ["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines]
     )
     return [
-        Section(
+        PageSection(
             f"Chosen on the {name}: {choice.variant}",
             join([tiles(_boxes(choice, board.task)), paragraph(choice.reason, "note"), verdicts]),
         ),
-        Section(f"Answers on the {name}", join([answers, outliers])),
-        Section(
+        PageSection(f"Answers on the {name}", join([answers, outliers])),
+        PageSection(
             f"Speed on the {name}",
             join(
                 [speed, paragraph("Rows in a second, by batch size", "note"), _by_batch_size(lines)]

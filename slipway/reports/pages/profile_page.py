@@ -6,7 +6,7 @@ from typing import Any
 from slipway.reports.console import text_table
 from slipway.reports.pages.html_page import (
     Html,
-    Section,
+    PageSection,
     figure,
     join,
     page,
@@ -61,11 +61,11 @@ def profile_page(report: Report) -> str:
     """Render the content of `reports/profile.json` as HTML."""
     sections = [_account_section(report), _proposal_section(report), _loader_section(report)]
     if report["trials"]:
-        sections.append(Section("Trials", _trials(report)))
+        sections.append(PageSection("Trials", _trials(report)))
     if report["raw"]:
         sections.append(_raw_section(report["raw"]))
     sections.append(
-        Section(
+        PageSection(
             "How to read this",
             join(paragraph(note, "soft") for note in [*report["notes"], _PRECISION]),
         )
@@ -76,7 +76,7 @@ def profile_page(report: Report) -> str:
 _PRECISION = "Times are medians over rounds, with the lowest and the highest. A gain is how many times as fast a step becomes."
 
 
-def _account_section(report: Report) -> Section:
+def _account_section(report: Report) -> PageSection:
     account, bottleneck = report["account"], report["bottleneck"]
     step = account["step_ms"]
     numbers = tiles(
@@ -88,7 +88,7 @@ def _account_section(report: Report) -> Section:
     )
     columns = ["part", "ms", "lowest", "highest", "share"]
     parts = table(columns, _part_rows(report), numeric=columns[1:])
-    return Section(
+    return PageSection(
         "A training step",
         join([numbers, paragraph(bottleneck["text"] + ".", "note"), _bars(report), parts]),
     )
@@ -111,10 +111,10 @@ def _medians(account: Report) -> dict[str, float]:
     return {_PARTS[part]: spread["median"] for part, spread in account["parts_ms"].items()}
 
 
-def _proposal_section(report: Report) -> Section:
+def _proposal_section(report: Report) -> PageSection:
     proposal, proof = report["proposal"], report["proof"]
     if not proposal:
-        return Section(
+        return PageSection(
             "Proposal",
             paragraph(
                 "None: nothing that was measured would make a step shorter by a twentieth.", "good"
@@ -137,17 +137,17 @@ def _proposal_section(report: Report) -> Section:
         boxes.append(
             ("measured", f"{gain['median']:.2f} x", f"{gain['low']:.2f} to {gain['high']:.2f}")
         )
-    return Section("Proposal", join([tiles(boxes), *parts]))
+    return PageSection("Proposal", join([tiles(boxes), *parts]))
 
 
-def _loader_section(report: Report) -> Section:
+def _loader_section(report: Report) -> PageSection:
     columns = ["loader processes", "ms for a batch", "ms of the trainer, at best"]
     loader = report["loader"]
     detail = (
         f"In the trainer's process a batch takes {loader['processor_ms']:.2f} ms of processor time; reading its stored rows takes "
         f"{loader['read_ms']:.2f} ms, of which {loader['read_processor_ms']:.2f} ms are processor time."
     )
-    return Section(
+    return PageSection(
         "The loader by itself",
         join([table(columns, _loader_rows(report), numeric=columns), paragraph(detail, "note")]),
     )
@@ -158,8 +158,8 @@ def _trials(report: Report) -> Html:
     return table(columns, _trial_rows(report), numeric=columns[1:3])
 
 
-def _raw_section(raw: Report) -> Section:
-    return Section(
+def _raw_section(raw: Report) -> PageSection:
+    return PageSection(
         "The data before the packed store", join(paragraph(line) for line in _raw_lines(raw))
     )
 

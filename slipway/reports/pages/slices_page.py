@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.slice_scores import SliceScore, SliceScores, SmallSlice
-from slipway.reports.pages.html_page import Html, Section, join, paragraph, table
+from slipway.reports.pages.html_page import Html, PageSection, join, paragraph, table
 
 _MOST_SHOWN = 25
 
 
-def slices_section(scores: SliceScores, overall: Metric) -> Section:
+def slices_section(scores: SliceScores, overall: Metric) -> PageSection:
     """`overall` is the same metric over all test rows."""
     if not scores.judged:
-        return Section(
+        return PageSection(
             "Slices",
             join([paragraph("No slice has enough rows to be judged.", "soft"), *_notes(scores)]),
         )
@@ -25,7 +25,7 @@ def slices_section(scores: SliceScores, overall: Metric) -> Section:
         f"The worst first, by the best that the {overall.confidence * 100:g} % interval leaves possible. "
         f"The line is the {name} of all test rows, {number(overall.value)}.{more}"
     )
-    return Section(
+    return PageSection(
         "Slices",
         join(
             [

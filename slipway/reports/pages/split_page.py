@@ -3,7 +3,7 @@
 from typing import Any
 
 from slipway.data.engine.rows import SPLITS
-from slipway.reports.pages.html_page import Html, Section, join, page, paragraph, table, tiles
+from slipway.reports.pages.html_page import Html, PageSection, join, page, paragraph, table, tiles
 
 _MOST_CLASSES = 50
 _WAYS = {
@@ -33,7 +33,7 @@ def split_page(report: dict[str, Any]) -> str:
     return page("Split", f"By {_WAYS[report['way']]}; seed {report['seed']}", sections)
 
 
-def _counts(report: dict[str, Any]) -> Section:
+def _counts(report: dict[str, Any]) -> PageSection:
     counts = {name: report["splits"][name]["rows"] for name in SPLITS}
     total = sum(counts.values())
     asked = report["shares"]
@@ -66,14 +66,14 @@ def _counts(report: dict[str, Any]) -> Section:
         f"{name} lacks the classes {', '.join(found)}."
         for name, found in report["classes_missing"].items()
     ]
-    return Section("Rows", join([tiles(boxes), *(paragraph(note, "note") for note in notes)]))
+    return PageSection("Rows", join([tiles(boxes), *(paragraph(note, "note") for note in notes)]))
 
 
 def _count(number: int) -> str:
     return "one row" if number == 1 else f"{number} rows"
 
 
-def _leaks(leaks: dict[str, Any]) -> Section:
+def _leaks(leaks: dict[str, Any]) -> PageSection:
     pairs = list(next(iter(leaks["shared"].values())))
     rows = [
         [_COLUMNS[column], *(_shared(found[pair]) for pair in pairs)]
@@ -87,7 +87,7 @@ def _leaks(leaks: dict[str, Any]) -> Section:
         if leaks["rows"]
         else paragraph("Nothing is shared", "good")
     )
-    return Section(
+    return PageSection(
         "Shared between splits", join([verdict, table(["", *pairs], rows, numeric=pairs)])
     )
 
@@ -96,7 +96,7 @@ def _shared(overlap: dict[str, Any]) -> str:
     return f"{overlap['values']} ({', '.join(overlap['examples'])})" if overlap["values"] else "0"
 
 
-def _target_copies(copies: list[dict[str, Any]]) -> list[Section]:
+def _target_copies(copies: list[dict[str, Any]]) -> list[PageSection]:
     if not copies:
         return []
     rows = [[copy["column"], f"{copy['score']:.3f}", f"{copy['rows']:,}"] for copy in copies]
@@ -110,10 +110,10 @@ def _target_copies(copies: list[dict[str, Any]]) -> list[Section]:
             paragraph(note, "bad"),
         ]
     )
-    return [Section("Suspected copies of the target", body)]
+    return [PageSection("Suspected copies of the target", body)]
 
 
-def _time(order: dict[str, Any] | None) -> list[Section]:
+def _time(order: dict[str, Any] | None) -> list[PageSection]:
     if not order:
         return []
     rows = [
@@ -127,10 +127,10 @@ def _time(order: dict[str, Any] | None) -> list[Section]:
     ]
     columns = ["splits", "latest of the first", "earliest of the second", "rows not later"]
     note = paragraph("In days since 1970 UTC, or in the unit of the time column.", "note")
-    return [Section("Time order", join([table(columns, rows, numeric=columns[1:]), note]))]
+    return [PageSection("Time order", join([table(columns, rows, numeric=columns[1:]), note]))]
 
 
-def _classes(report: dict[str, Any]) -> list[Section]:
+def _classes(report: dict[str, Any]) -> list[PageSection]:
     splits = report["splits"]
     if "classes" not in splits["train"]:
         rows = [
@@ -138,7 +138,7 @@ def _classes(report: dict[str, Any]) -> list[Section]:
             for name in SPLITS
         ]
         return [
-            Section(
+            PageSection(
                 "Target",
                 table(
                     ["split", "mean", "standard deviation"],
@@ -160,10 +160,10 @@ def _classes(report: dict[str, Any]) -> list[Section]:
         if len(names) <= _MOST_CLASSES
         else f"The {_MOST_CLASSES} smallest of {len(names)} classes"
     )
-    return [Section(title, table(["class", *SPLITS], rows, numeric=SPLITS))]
+    return [PageSection(title, table(["class", *SPLITS], rows, numeric=SPLITS))]
 
 
-def _folds(counts: list[int]) -> list[Section]:
+def _folds(counts: list[int]) -> list[PageSection]:
     if not counts:
         return []
     body: Html = table(
@@ -171,4 +171,4 @@ def _folds(counts: list[int]) -> list[Section]:
         [[str(fold), str(count)] for fold, count in enumerate(counts)],
         numeric=["rows"],
     )
-    return [Section("Folds of the rows that are not for testing", body)]
+    return [PageSection("Folds of the rows that are not for testing", body)]

@@ -7,7 +7,15 @@ from slipway.reports.console import interval, number
 from slipway.reports.evaluation.text import uncertainty_text
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.reports.pages.charts import Series, line_chart
-from slipway.reports.pages.html_page import Html, Section, beside, figure, join, paragraph, tiles
+from slipway.reports.pages.html_page import (
+    Html,
+    PageSection,
+    beside,
+    figure,
+    join,
+    paragraph,
+    tiles,
+)
 
 _NAMES = {
     "coverage": "Coverage of the {form}s",
@@ -19,7 +27,7 @@ _NAMES = {
 }
 
 
-def uncertainty_section(report: UncertaintyReport) -> Section:
+def uncertainty_section(report: UncertaintyReport) -> PageSection:
     """Show the metrics, the reliability diagram of classes, and the error by rejection rate."""
     form = "interval" if report.before is None else "set"
     boxes = tiles(
@@ -33,7 +41,7 @@ def uncertainty_section(report: UncertaintyReport) -> Section:
     if report.before is not None:
         charts.insert(0, _reliability(report, report.before))
     note = paragraph(uncertainty_text(report), "note")
-    return Section("Uncertainty", join([boxes, *warnings, note, beside(charts)]))
+    return PageSection("Uncertainty", join([boxes, *warnings, note, beside(charts)]))
 
 
 def _reliability(report: UncertaintyReport, before: NDArray[np.float32]) -> Html:

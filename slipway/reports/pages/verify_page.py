@@ -19,7 +19,7 @@ from slipway.kinds.registry import Task, input_kind, is_classification
 from slipway.reports.console import interval, number
 from slipway.reports.pages.html_page import (
     Html,
-    Section,
+    PageSection,
     figure,
     gallery,
     image,
@@ -62,7 +62,7 @@ def verify_page(certificate: Certificate, answered: HopAnswers, contract: InputC
     sections = [
         _verdict(certificate, len(answered.ids), is_classification(answered.task)),
         _gates(certificate),
-        Section("How far from the trained network", _difference_bars(compared)),
+        PageSection("How far from the trained network", _difference_bars(compared)),
         _agreement(hops, answered.task),
         _changes(hops, certificate.metric),
         *_outliers(hops),
@@ -77,7 +77,7 @@ def verify_page(certificate: Certificate, answered: HopAnswers, contract: InputC
     return page("Certificate: from the trained network to live HTTP", about, sections)
 
 
-def _verdict(certificate: Certificate, num_rows: int, has_labels: bool) -> Section:
+def _verdict(certificate: Certificate, num_rows: int, has_labels: bool) -> PageSection:
     hops = certificate.hops
     executed = [hop for hop in hops if hop.actual is not None]
     agreeing, flipped = (
@@ -105,26 +105,26 @@ def _verdict(certificate: Certificate, num_rows: int, has_labels: bool) -> Secti
             for hop in executed
             if hop.reason
         ]
-        return Section("Verdict", join([boxes, good, *told]))
+        return PageSection("Verdict", join([boxes, good, *told]))
     row = f" Worst row: {fault.worst_row}." if fault.worst_row else ""
     text = f"The first bad hop is {fault.name}, which {fault.status.replace('_', ' ')}: {fault.reason}.{row}"
-    return Section("Verdict", join([boxes, paragraph(text, "bad")]))
+    return PageSection("Verdict", join([boxes, paragraph(text, "bad")]))
 
 
-def _gates(certificate: Certificate) -> Section:
+def _gates(certificate: Certificate) -> PageSection:
     """Apart from the hops: they say that this is the trained network, gates whether that is good enough."""
     failed, total = not_passed(certificate.gate_results), len(certificate.gate_results)
     if not total:
-        return Section(
+        return PageSection(
             "Quality gates", paragraph("None: evaluate.gates in params.yaml is empty.", "soft")
         )
     if not failed:
-        return Section("Quality gates", paragraph(f"{total} of {total} passed.", "good"))
+        return PageSection("Quality gates", paragraph(f"{total} of {total} passed.", "good"))
     lines = [paragraph(f"{result.outcome}: {result.text}", "bad") for result in failed]
     note = (
         "It may be shadowed, replayed and compared, but not served, canaried, released or packed."
     )
-    return Section("Quality gates", join([*lines, paragraph(note, "note")]))
+    return PageSection("Quality gates", join([*lines, paragraph(note, "note")]))
 
 
 def _largest(hops: Sequence[Hop]) -> str:
@@ -158,18 +158,18 @@ def _or_infinite(value: float | None) -> str:
     return "not finite" if value is None else number(value)
 
 
-def _agreement(hops: Sequence[Hop], task: Task) -> Section:
+def _agreement(hops: Sequence[Hop], task: Task) -> PageSection:
     rows = [_agreement_row(hop, task) for hop in hops if hop.actual is not None]
     columns = ["hop", "", "against", "rows", "largest", "mean", "of scores", "flipped"]
     note = (
         "Differences of the answers, the largest and the mean, and the largest of an outlier score."
     )
-    return Section(
+    return PageSection(
         "Agreement", join([table(columns, rows, numeric=columns[3:]), paragraph(note, "note")])
     )
 
 
-def _outliers(hops: Sequence[Hop]) -> list[Section]:
+def _outliers(hops: Sequence[Hop]) -> list[PageSection]:
     rows = [_outliers_row(hop, hop.outliers) for hop in hops if hop.outliers]
     if not rows:
         return []
@@ -180,7 +180,7 @@ def _outliers(hops: Sequence[Hop]) -> list[Section]:
     )
     columns = ["hop", "called outliers", "interval", "allowed", "order of scores"]
     return [
-        Section(
+        PageSection(
             "Outliers", join([table(columns, rows, numeric=columns[1:]), paragraph(note, "note")])
         )
     ]
@@ -210,7 +210,7 @@ def _agreement_row(hop: Hop, task: Task) -> list[str]:
     ]
 
 
-def _changes(hops: Sequence[Hop], metric: str) -> Section:
+def _changes(hops: Sequence[Hop], metric: str) -> PageSection:
     executed = [hop for hop in hops if hop.actual is not None]
     names = next((list(hop.metric_changes) for hop in hops if hop.metric_changes), [])
     rows = [
@@ -232,7 +232,7 @@ def _changes(hops: Sequence[Hop], metric: str) -> Section:
         rows,
         numeric=[metric],
     )
-    return Section("Metrics", join([shown, *_budgets(hops), paragraph(note, "note")]))
+    return PageSection("Metrics", join([shown, *_budgets(hops), paragraph(note, "note")]))
 
 
 def _budgets(hops: Sequence[Hop]) -> list[Html]:
@@ -259,13 +259,15 @@ def _change(change: Metric | None) -> str:
     return f"{'+' if change.value > 0 else ''}{number(change.value)} ({interval(change)})"
 
 
-def _flips(compared: Sequence[Hop], answered: HopAnswers, contract: InputContract) -> list[Section]:
+def _flips(
+    compared: Sequence[Hop], answered: HopAnswers, contract: InputContract
+) -> list[PageSection]:
     if not is_classification(answered.task):
         return []
     hops = [hop for hop in compared if hop.flipped and _can_be_shown(hop, answered)]
     if not hops:
         return [
-            Section(
+            PageSection(
                 "Labels that flip",
                 paragraph(
                     "None: every hop gives every row the label of the trained network.", "good"
@@ -273,7 +275,8 @@ def _flips(compared: Sequence[Hop], answered: HopAnswers, contract: InputContrac
             )
         ]
     return [
-        Section(f"Labels that flip: {hop.name}", _flips_of(hop, answered, contract)) for hop in hops
+        PageSection(f"Labels that flip: {hop.name}", _flips_of(hop, answered, contract))
+        for hop in hops
     ]
 
 
@@ -319,14 +322,14 @@ def _label(outputs: NDArray[np.float32], answered: HopAnswers) -> str:
     return answered.classes[int(outputs.argmax())]
 
 
-def _worst(compared: Sequence[Hop], answered: HopAnswers, contract: InputContract) -> Section:
+def _worst(compared: Sequence[Hop], answered: HopAnswers, contract: InputContract) -> PageSection:
     hops = [
         hop
         for hop in compared
         if hop.worst_row and hop.max_difference != 0 and _can_be_shown(hop, answered)
     ]
     if not hops:
-        return Section(
+        return PageSection(
             "Worst row of each hop",
             paragraph("None: the hops answer exactly as the ones before.", "good"),
         )
@@ -335,7 +338,7 @@ def _worst(compared: Sequence[Hop], answered: HopAnswers, contract: InputContrac
         (hop.name, _worst_words(hop, row, answered)) for hop, row in zip(hops, rows, strict=True)
     ]
     note = "The row whose answer moved furthest: here one looks first. Both answers are those of the largest batch."
-    return Section(
+    return PageSection(
         "Worst row of each hop",
         join([_exhibits(rows, captions, answered, contract), paragraph(note, "note")]),
     )
@@ -373,7 +376,7 @@ def _exhibits(
     )
 
 
-def _speed(hops: Sequence[Hop]) -> Section:
+def _speed(hops: Sequence[Hop]) -> PageSection:
     bars = [
         LogBar(hop.name, hop.latency_ms, f"{number(hop.latency_ms)} ms")
         for hop in hops
@@ -391,12 +394,12 @@ def _speed(hops: Sequence[Hop]) -> Section:
         "Rows per second at the largest batch; over HTTP, one row in a request, 8 connections at a time.",
         "note",
     )
-    return Section(
+    return PageSection(
         "Latency", join([log_bars(bars, "Milliseconds for one row, the median"), speeds, note])
     )
 
 
-def _batches(compared: Sequence[Hop]) -> list[Section]:
+def _batches(compared: Sequence[Hop]) -> list[PageSection]:
     rows = [
         [
             hop.name,
@@ -418,10 +421,10 @@ def _batches(compared: Sequence[Hop]) -> list[Section]:
         if cut
         else Html("")
     )
-    return [Section("Batch sizes", join([table(columns, rows, numeric=columns[1:]), note]))]
+    return [PageSection("Batch sizes", join([table(columns, rows, numeric=columns[1:]), note]))]
 
 
-def _executions(hops: Sequence[Hop]) -> Section:
+def _executions(hops: Sequence[Hop]) -> PageSection:
     rows = [
         [
             hop.name,
@@ -432,7 +435,7 @@ def _executions(hops: Sequence[Hop]) -> Section:
         for hop in hops
     ]
     note = paragraph("What was not executed here is no pass: nothing is served through it.", "note")
-    return Section(
+    return PageSection(
         "Requested and actual", join([table(["hop", "requested", "actual", "why"], rows), note])
     )
 
@@ -445,7 +448,7 @@ def _words(execution: Execution) -> str:
     )
 
 
-def _bound(certificate: Certificate) -> Section:
+def _bound(certificate: Certificate) -> PageSection:
     digests = {
         "bundle.json": certificate.bundle_digest,
         "engine_manifest.json": certificate.engine_digest or "no engine",
@@ -458,7 +461,7 @@ def _bound(certificate: Certificate) -> Section:
     note = paragraph(
         "SHA-256 of every file that was read. With any other byte in a graph, a manifest or the certificate nothing is served."
     )
-    return Section(
+    return PageSection(
         "What it is bound to",
         join([note, table(["file", "SHA-256"], rows), table(["made on", ""], machine)]),
     )
