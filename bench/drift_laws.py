@@ -42,7 +42,7 @@ from tests.drift.populations import (
     window_of,
 )
 
-RESULT = Path("bench/results/drift_distributions.md")
+RESULT = Path("bench/results/drift_laws.md")
 DIGITS = Path("data/demo/digits.parquet")
 CIFAR10 = Path("../shared/data/cifar10/train.parquet")
 NUM_STREAMS, WINDOWS, NUM_FEATURES, NUM_BINS = 1000, 720, 20, 10

@@ -42,7 +42,7 @@ class Runs:
 
     strategy: str
     precision: str
-    offload: str
+    offload: str | None
     processes: int
     accuracies: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Runs:
         accuracies = ", ".join(f"{accuracy:.4f}" for accuracy in self.accuracies)
         median = f"{statistics.median(self.accuracies):.4f}"
         return (
-            f"| {self.strategy} | {self.precision} | {self.offload} | {self.processes} | {median} | {accuracies} "
+            f"| {self.strategy} | {self.precision} | {self.offload or 'none'} | {self.processes} | {median} | {accuracies} "
             f"| {statistics.median(self.seconds):.0f} |"
         )
 

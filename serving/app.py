@@ -181,7 +181,8 @@ class Application:
             finally:
                 self._turns.end(turn, incoming.num_bytes)
         incoming.is_drained = True
-        return turn is not None and turn.is_read
+        is_read = incoming.is_whole or b"expect" in request.headers
+        return turn is not None and turn.is_read and is_read
 
     def _require_route(self, found: str | None, request: Request) -> Route:
         if found is None:

@@ -164,7 +164,8 @@ def _unknown(name: str, known: list[str]) -> str:
 
 def _one_per_field(error: ValidationError) -> list[Any]:
     """A union reports each of its branches; the last is the one whose text helps."""
-    return list({detail["loc"][0]: detail for detail in error.errors(include_url=False)}.values())
+    details = [detail for detail in error.errors(include_url=False) if detail["loc"]]
+    return list({detail["loc"][0]: detail for detail in details}.values())
 
 
 def _wrong(detail: Any) -> str:

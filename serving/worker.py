@@ -117,6 +117,8 @@ class ModelWorker:
         """Wait until the model is ready or refused."""
         if self._loading:
             await asyncio.wait([self._loading])
+            if self._loading.cancelled():  # the worker stops: whoever waits here must not go on
+                raise asyncio.CancelledError
 
     def drain(self) -> None:
         """Be ready no more, and answer whoever still asks."""

@@ -6,6 +6,7 @@ Bytes that never become a request get 408, 431, uvicorn's plain 400, or a close.
 """
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -145,10 +146,11 @@ class Connection(asyncio.Protocol):
         self._stalled_ticks = 0
         self._http.resume_writing()
 
-    def begin(self) -> None:
-        """The application has a request."""
+    def begin(self, headers: dict[bytes, bytes]) -> None:
+        """The application has a request with these headers."""
         self._num_active += 1
-        self._is_body_owed = False
+        has_length = headers.get(b"content-length", b"0") != b"0"
+        self._is_body_owed = has_length or b"transfer-encoding" in headers
         self._num_bytes, self._age = 0, None
 
     async def receive(self, receive: Receive) -> Message:
@@ -163,6 +165,24 @@ class Connection(asyncio.Protocol):
         self._num_bytes = 0
         self._is_body_owed = message.get("more_body", False)
         return message
+
+    def holding(self, send: Send) -> Send:
+        """Hold an answer open whose request has a body that was not read.
+
+        uvicorn would close the connection at its end, and the reset would take the answer away
+        from a caller that still sends; `end` lingers instead. A chunked answer needs its end.
+        """
+        is_chunked = True
+
+        async def hold(message: Message) -> None:
+            nonlocal is_chunked
+            if message["type"] == "http.response.start":
+                is_chunked = all(name != b"content-length" for name, _ in message["headers"])
+            elif self._is_body_owed and not is_chunked:
+                message = {**message, "more_body": True}
+            await send(message)
+
+        return hold
 
     def end(self) -> None:
         """The application has answered. A pipelined request begins before `_leave` is called."""
@@ -257,7 +277,8 @@ class Connection(asyncio.Protocol):
         self._is_refused, self._held = True, b""
         if self._limits.may_linger() and self._transport.can_write_eof():
             self._transport.resume_reading()
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the caller is gone already
+                self._transport.write_eof()
             self._http.loop.call_later(LINGER_S, self._transport.close)
         else:
             self._transport.close()
@@ -272,9 +293,9 @@ def tracked(app: ASGIApp) -> ASGIApp:
         if connection is None:  # the lifespan, or another server
             await app(scope, receive, send)
             return
-        connection.begin()
+        connection.begin(dict(scope["headers"]))
         try:
-            await app(scope, lambda: connection.receive(receive), send)
+            await app(scope, lambda: connection.receive(receive), connection.holding(send))
         finally:
             connection.end()
 

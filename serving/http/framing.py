@@ -53,11 +53,18 @@ def checked_headers(scope: Scope) -> Headers:
             )
     if length is not None and not length.strip().isdigit():
         raise _malformed("the content-length is not a number")
-    if b"upgrade" in values and (coding is not None or length is not None):
+    has_body = coding is not None or length is not None
+    if has_body and b"upgrade" in values and _asks_for_upgrade(headers):
         raise _malformed("Upgrade and a body: send HTTP/1.1 without Upgrade (curl --http1.1)")
     if b"expect" in values:
         _require_continue(values[b"expect"], version)
     return values
+
+
+def _asks_for_upgrade(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return True if `Connection` names Upgrade; without it an Upgrade has no effect (RFC 9110)."""
+    values = b",".join(value for name, value in headers if name == b"connection")
+    return b"upgrade" in (option.strip() for option in values.lower().split(b","))
 
 
 def headers_too_large() -> Refusal:

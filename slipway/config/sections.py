@@ -172,7 +172,8 @@ class SplitParams(ParamsSection):
     def _fold_is_one_of_the_folds(self) -> Self:
         if self.fold >= (self.folds or 1):
             raise ValueError(
-                f"fold is {self.fold}, expected less than folds {self.folds} (0 without folds)"
+                f"fold is {self.fold}, expected less than folds {_yaml(self.folds)} "
+                "(0 without folds)"
             )
         return self
 

@@ -270,7 +270,7 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
     unchecked = [
         _words(rule)
         for rule, reason in sorted(facts.clean["not_checked"].items())
-        if reason.endswith("is off")
+        if reason.startswith("clean.rules.")
     ]
     if unchecked:
         yield f"Rules of cleaning that were switched off: {', '.join(unchecked)}."

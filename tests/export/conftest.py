@@ -327,7 +327,7 @@ def write_reports(root: Path, num_rows: dict[str, int]) -> None:
         "kept": total,
         "refused": refused,
         "flagged": {},
-        "not_checked": {"blurred": "clean.rules.blurred is off"},
+        "not_checked": {"blurred": "clean.rules.blurred is null"},
     }
     split = {
         "splits": {name: {"rows": rows} for name, rows in num_rows.items()},

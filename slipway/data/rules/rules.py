@@ -114,7 +114,7 @@ def table_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
 def _not_checked(rules: Iterable[str], data: DataParams, params: CleanParams) -> dict[str, str]:
     is_class = is_classification(data.task)
     reasons = {
-        rule: f"clean.rules.{_CHOSEN_WITH.get(rule, rule)} is off"
+        rule: f"clean.rules.{_CHOSEN_WITH.get(rule, rule)} is null"
         for rule in rules
         if action(rule, params.rules) is None
     }

@@ -48,5 +48,5 @@ def _check_classes(rows: pa.Table, folds: NDArray[np.int64]) -> None:
     )
     raise DataError(
         f"an audit needs rows of each class in at least two folds, but all rows of {shown} are in one: they are too few, or one group or "
-        "chain of near duplicates. Add rows of it, merge the class into another with data.label_map, or set audit.folds to 0."
+        "chain of near duplicates. Add rows of it, merge the class into another with data.label_map, or set audit.folds to null."
     )

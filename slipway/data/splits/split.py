@@ -75,7 +75,7 @@ def check_given(params: SplitParams) -> None:
     problems = []
     if params.folds:
         problems.append(
-            f"split.folds is {params.folds}, but the given split already says which rows are val. {_OTHER_SPLIT} Or set split.folds to 0."
+            f"split.folds is {params.folds}, but the given split already says which rows are val. {_OTHER_SPLIT} Or set split.folds to null."
         )
     if params.time_cuts is not None:
         problems.append(

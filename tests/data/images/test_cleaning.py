@@ -277,8 +277,8 @@ def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
     )
     assert set(summary.checks) | set(summary.not_checked) == set(IMAGE_RULES)
     assert not set(summary.checks) & set(summary.not_checked)
-    assert summary.not_checked["blurred"] == "clean.rules.blurred is off"
-    assert summary.not_checked["near_conflict"] == "clean.rules.near_duplicate is off"
+    assert summary.not_checked["blurred"] == "clean.rules.blurred is null"
+    assert summary.not_checked["near_conflict"] == "clean.rules.near_duplicate is null"
     assert summary.not_checked["bad_time"] == "data.time_column is null"
     assert "a flipped byte that still decodes goes unseen" in summary.not_checked["digest_mismatch"]
 

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from serving.app import Application
 from serving.http.connections import LINGER_S, ConnectionLimits, tracked
-from serving.http.framing import MAX_HEAD_BYTES
+from serving.http.framing import MAX_HEAD_BYTES, MAX_URL_BYTES
 from serving.http.responses import Response, json_response
 from serving.http.routes import Request
 from serving.process.operator_port import connection_limits
@@ -101,6 +101,32 @@ async def listening(
 
 def statuses(received: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST /nowhere HTTP/1.1\r\nhost: a\r\n", 404),
+        (b"POST /livez HTTP/1.1\r\nhost: a\r\ncontent-type: a/b\r\ncontent-type: a/b\r\n", 400),
+        (b"POST /%s HTTP/1.1\r\nhost: a\r\n" % (b"x" * (MAX_URL_BYTES + 1)), 414),
+    ],
+    ids=["unknown path", "doubled header", "long URL"],
+)
+def test_a_caller_that_still_sends_its_body_reads_why_it_is_refused(
+    run: Run, make_settings: MakeSettings, head: bytes, status: int
+) -> None:
+    async def work() -> None:
+        async with listening(make_settings, pause_s=0.0, max_body_bytes=20_000) as service:
+            reader, writer = await service.connect()
+            writer.write(head + b"content-length: 500000\r\n\r\n")
+            for _ in range(10):
+                await asyncio.sleep(PAUSE_S / 5)
+                writer.write(b"x" * 50_000)
+                await writer.drain()
+            assert statuses(await reader.read()) == [status]
+            writer.close()
+
+    run(work())
 
 
 @pytest.mark.parametrize("number", [1, 3])

@@ -77,10 +77,11 @@ def test_what_could_be_read_in_two_ways_is_refused(
 
 
 def test_a_body_beside_an_upgrade_is_refused_and_an_upgrade_without_one_is_not() -> None:
-    upgrade = (b"upgrade", b"h2c")
-    checked([HOST, upgrade])
+    upgrade, connection = (b"upgrade", b"h2c"), (b"connection", b"keep-alive, Upgrade")
+    checked([HOST, upgrade, connection])
+    checked([HOST, LENGTH, upgrade])
     with pytest.raises(Refusal, match="Upgrade"):
-        checked([HOST, LENGTH, upgrade])
+        checked([HOST, LENGTH, upgrade, connection])
 
 
 @pytest.mark.parametrize(("value", "version"), [(b"200-ok", "1.1"), (b"100-continue", "1.0")])
