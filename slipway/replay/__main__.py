@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint",
         type=Path,
-        help="folder of the trained network (default: checkpoint beside the bundle)",
+        help="folder of the trained network (default: model beside the bundle)",
     )
     parser.add_argument(
         "--engine", type=Path, help="folder of the engine (default: engine beside the bundle)"
@@ -95,7 +95,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     print(describe_request(request), describe_model(bundle, said), sep="\n", end="\n\n", flush=True)
     beside = bundle.root.parent
     places = Places(
-        arguments.checkpoint or beside / "checkpoint",
+        arguments.checkpoint or beside / "model",
         arguments.engine or beside / "engine",
         arguments.url,
     )

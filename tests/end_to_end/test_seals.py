@@ -248,7 +248,7 @@ def test_the_bundle_names_what_the_stages_ran_with_and_not_params_yaml(project: 
     params = json.loads((project.path / "artifacts/bundle/bundle.json").read_text())["lineage"][
         "params"
     ]
-    assert (params["split"]["folds"], params["train"]["label_smoothing"]) == (0, 0.05)
+    assert (params["split"]["folds"], params["train"]["label_smoothing"]) == (None, 0.05)
     assert {
         "seed",
         "data",

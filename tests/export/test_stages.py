@@ -194,7 +194,7 @@ def test_an_export_that_fails_leaves_the_old_bundle_as_it_was(project: Path) -> 
     assert sorted(path.name for path in (project / "artifacts").iterdir()) == [
         "bundle",
         "calibration.json",
-        "checkpoint",
+        "model",
         "outlier_score.safetensors",
         "pruned",
     ]

@@ -122,7 +122,7 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(
     calibration = read_calibration(artifacts / "calibration.json")
     assert bundle.manifest.calibration == calibration
     network = calibrated_as(
-        load_network(artifacts / "checkpoint"), calibration, artifacts / "outlier_score.safetensors"
+        load_network(artifacts / "model"), calibration, artifacts / "outlier_score.safetensors"
     )
     manifest = read_manifest(Path("data/packed"))
     assert (bundle.manifest.input_name, bundle.manifest.input) == ("row", manifest.input)

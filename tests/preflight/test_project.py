@@ -199,7 +199,7 @@ def test_a_network_of_timm_that_cannot_be_frozen_is_refused() -> None:
     write_params(**network)
     check_project()
     text = refusal(**network, train__freeze_epochs=1)
-    assert "timm does not say what the parts of 'timm/poolformer_s12' are" in text
+    assert "timm does not define the parts of 'timm/poolformer_s12'" in text
 
 
 @pytest.mark.process

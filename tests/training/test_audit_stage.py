@@ -104,7 +104,7 @@ def test_other_params_do_not_take_the_folds_of_a_killed_audit(tmp_path: Path) ->
 @pytest.mark.process
 def test_without_folds_it_loads_neither_torch_nor_cleanlab_and_says_so(tmp_path: Path) -> None:
     project = write_audited_project(tmp_path)
-    set_params(project, {"audit": {"folds": 0}})
+    set_params(project, {"audit": {"folds": None}})
     code = (
         "import sys, runpy; runpy.run_module('stages.audit', run_name='__main__'); "
         "print(sorted({'torch', 'cleanlab', 'sklearn'} & set(sys.modules)))"

@@ -145,7 +145,7 @@ def test_offload_that_the_engine_was_not_told_of_is_noticed(tmp_path: Path) -> N
     )
     code, output = run_forked(project, forget_offload)
     assert code == 1
-    assert "offload: requested optimizer, actual none" in output
+    assert "offload: requested optimizer, actual null" in output
 
 
 def forget_offload() -> None:
@@ -247,7 +247,7 @@ def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted
         write_project(tmp_path / "killed", epochs=2),
     )
     assert run_training(whole).returncode == 0
-    assert run_forked(killed, kill_before_the_checkpoint)[0] == -9
+    assert run_forked(killed, kill_before_the_model_is_written)[0] == -9
     shutil.rmtree(killed / "reports")  # as DVC does with outputs before it runs a stage
     assert run_training(killed).returncode == 0
     assert weights_digest(killed) == weights_digest(whole)
@@ -258,8 +258,8 @@ def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted
     assert written[0] == written[1] != set()
 
 
-def kill_before_the_checkpoint() -> None:
-    setattr(training, "write_checkpoint", lambda job: os.kill(os.getpid(), 9))  # noqa: B010
+def kill_before_the_model_is_written() -> None:
+    setattr(training, "write_model", lambda job: os.kill(os.getpid(), 9))  # noqa: B010
 
 
 def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) -> None:

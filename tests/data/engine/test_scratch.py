@@ -185,6 +185,7 @@ MEMORY = """
 import sys
 import numpy as np
 from pathlib import Path
+from slipway.data.engine.scratch import scratch_array, store_table
 from tests.data.engine.test_scratch import SCHEMA, batch
 import pyarrow as pa
 def held():

@@ -193,9 +193,7 @@ def test_a_service_that_answers_another_outlier_score_differs(
 ) -> None:
     hop = run_hop(tmp_path, export_params, outputs(), score=0.5001)
     assert hop.status == "differs"
-    assert (
-        "the largest difference of an outlier score is 0.0001, expected at most 1e-05" in hop.reason
-    )
+    assert "the largest difference of an OOD score is 0.0001, expected at most 1e-05" in hop.reason
 
 
 def test_a_service_that_mixes_up_two_callers_differs(tmp_path: Path, export_params: Params) -> None:
