@@ -21,7 +21,7 @@ StatusPart = Callable[[], dict[str, Any] | None]
 
 @dataclass(frozen=True)
 class Hooks:
-    """What one extension adds to one worker. An extension fills in only what it needs.
+    """The parts that one extension adds to one worker. An extension fills in only what it needs.
 
     While the service runs, an extension may also set `ModelWorker.router` and add to `ModelWorker.observers`.
     """

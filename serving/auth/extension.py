@@ -24,7 +24,7 @@ _INVALID = ("www-authenticate", 'Bearer error="invalid_token"')
 
 
 class AuthSettings(SettingsSection):
-    """Who may call the service, and under which names."""
+    """Callers that the service admits, and the names it answers to."""
 
     keys: OptionalPath = None  # file with the digests of keys; unset or empty: no key is needed
     allow_anyone: bool = False  # let other machines connect without keys

@@ -31,7 +31,7 @@ _LAST_WORDS = 2000  # characters
 
 
 class RebuildSettings(SettingsSection):
-    """Whether an engine is built if the bundle's is another machine's."""
+    """The rebuild of an engine if the bundle's belongs to another machine."""
 
     rebuild_engine: bool = False
 

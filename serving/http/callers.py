@@ -1,4 +1,4 @@
-"""Who may call a route. Without an extension that authenticates callers, only this machine may.
+"""The check of callers. Without one that authenticates them, only this machine is admitted.
 
 A browser on this machine can reach loopback, too. A page of another site must not call the service through it, so two headers
 are checked that no page can forge: `Host`, which stays the page's own name when that name is pointed at 127.0.0.1 (DNS

@@ -59,7 +59,7 @@ def load_model(
 def _open_warm(
     settings: Settings, bundle: LoadedBundle, certificate: Certificate, max_batch_size: int
 ) -> ServedModel:
-    """What is possible here and certified, after each size of batch has run; its golden rows are not answered yet."""
+    """A possible and certified runner, warmed up with each batch size, before its golden rows."""
     selection = select(settings, bundle, certificate)
     is_on_cpu = selection.actual.provider == "cpu"
     run = selection.runner.run if is_on_cpu else padded(selection.runner.run, max_batch_size)

@@ -10,7 +10,7 @@ from serving.settings import SettingsSection
 
 @dataclass(frozen=True)
 class Limits:
-    """When a window ends, and how much is stored."""
+    """The length of a window, and the limits of what is stored."""
 
     window_rows: int
     window_s: float

@@ -42,7 +42,7 @@ Count = Callable[[str, int], None]
 
 
 class RequestLogSettings(SettingsSection):
-    """Where requests are logged, how many, and how long they stay."""
+    """The folder of the request log, its sampling rate and its retention."""
 
     keep_directory: OptionalPath = None  # unset or empty: no request is logged
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # sampling rate

@@ -44,7 +44,7 @@ class Decoder(Protocol):
         ...
 
     def reader(self, items: Sequence[bytes]) -> Callable[[], NDArray[Any]] | None:
-        """What decodes a payload in a moment, on whatever thread; None if that takes longer."""
+        """The decoder of a quick payload, for any thread; None if decoding takes longer."""
         ...
 
     def close(self) -> None:

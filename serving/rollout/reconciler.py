@@ -59,7 +59,7 @@ _REPORT_S = 1.0  # between two reports that differ in counts alone
 
 
 class RolloutSettings(SettingsSection):
-    """How a candidate is tried."""
+    """The steps by which a candidate is tried."""
 
     shadow_share: Annotated[float, Field(ge=0, le=1)] = (
         0.1  # of the requests that a candidate answers copies of

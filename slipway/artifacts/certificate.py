@@ -23,7 +23,7 @@ _MAX_GATES_SHOWN = 3  # in one message; the certificate has all
 
 
 class Execution(Contract):
-    """How a model runs, as requested or as it actually ran."""
+    """A model's execution, as requested or as it actually ran."""
 
     backend: Literal["torch", "onnxruntime", "tensorrt", "http"]
     provider: str  # "cpu", "cuda", "tensorrt"

@@ -1,4 +1,4 @@
-"""What a model takes: one record per kind of input."""
+"""The kinds of input: one record for each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a model predicts: one record per kind of target."""
+"""The kinds of target: one record for each."""
 
 from dataclasses import dataclass
 from typing import Literal

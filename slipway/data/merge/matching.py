@@ -1,4 +1,4 @@
-"""Which new rows the base data already has, compared by a digest of their content."""
+"""Finds new rows that the base data already has, by a digest of their content."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

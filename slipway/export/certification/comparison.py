@@ -106,7 +106,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a hop may be from its reference. A bound that is None is not checked.
+    """The allowed distance of a hop from its reference. A bound that is None is not checked.
 
     Attributes:
         max_difference: absolute for probabilities; for values and OOD scores relative to the

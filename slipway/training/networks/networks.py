@@ -50,7 +50,7 @@ class NetworkSpec(Contract):
 
 
 class TrainingSetup(Contract):
-    """How a network is trained: the requested or the actual setup."""
+    """The requested or the actual setup of a training."""
 
     strategy: str  # "single", "ddp", "deepspeed_stage_2"
     precision: str  # "32-true", "bf16-mixed", "16-mixed"
