@@ -54,7 +54,7 @@ tune-learning-rate: install ## propose a learning rate by a range test; APPLY=--
 
 .PHONY: tune-serving
 tune-serving: install ## find what the service carries here, within P99_MS at LOAD; APPLY=--apply writes the settings into serving.env
-	@python -m serving.load_test --p99-ms $(P99_MS) $(LOAD) $(APPLY)
+	@python -m slipway.serving.load_test --p99-ms $(P99_MS) $(LOAD) $(APPLY)
 
 .PHONY: test
 test: install ## run the unit and process tiers of the tests: every rule, with real processes
@@ -92,10 +92,18 @@ format: install ## format the code and mend what lint can mend
 hooks: install ## run `make check` before each commit from now on
 	pre-commit install
 
+COMPILE = uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet
+# torch imports without these: Triton compiles for GPUs, and CUDA's wheels are useless without one.
+ONLY_ON_A_GPU = triton nvidia-cusolver nvidia-nvtx cuda-bindings cuda-pathfinder cuda-toolkit
+
 .PHONY: lock
-lock: install ## resolve requirements.lock anew from pyproject.toml
-	uv pip compile pyproject.toml --universal --python-version 3.11 --extra train --extra cluster --extra export --extra serve --extra dev \
-	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
+lock: install ## resolve requirements.lock anew from pyproject.toml, and from it the other locks
+	$(COMPILE) pyproject.toml --extra train --extra ray --extra export --extra serve --extra dev --output-file requirements.lock
+	$(COMPILE) requirements.lock --no-deps $(addprefix --no-emit-package ,$(ONLY_ON_A_GPU)) --output-file requirements.cpu.lock
+	for device in cpu gpu; do \
+	  $(COMPILE) --group "pyproject.toml:bento-$$device" --constraint requirements.lock --only-binary :all: \
+	    --output-file "launch/requirements.$$device.lock" || exit; \
+	done
 
 .PHONY: clean
 clean: ## remove what stages wrote and all work in progress; the data, dvc's cache, .venv and the reference model stay

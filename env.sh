@@ -1,5 +1,5 @@
-# Source this in a shell (`source env.sh`): the private environment, with every tool's state inside the checkout.
-# The Makefile sources it too.
+# Run `source env.sh` in a shell: it activates the private environment and keeps the state of
+# every tool inside the checkout. The Makefile sources it too.
 _slipway_root=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)
 export VIRTUAL_ENV="$_slipway_root/.venv"
 case ":$PATH:" in
@@ -12,8 +12,8 @@ export DVC_NO_ANALYTICS=1
 export ORT_DISABLE_TELEMETRY=1
 export RAY_USAGE_STATS_ENABLED=0
 export DVC_SITE_CACHE_DIR="$_slipway_root/.work/dvc"
-# OpenMP's threads sleep while they wait for each other. They would spin, and beside any other load a training step on the
-# CPU then takes up to 16 times as long (bench/LOG.md).
+# OpenMP's threads sleep while they wait for each other. By default they spin: next to any other
+# load, a training step on the CPU then takes up to 16 times as long (bench/LOG.md).
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 export DS_BUILD_OPS=0 # DeepSpeed builds no extension when it is installed
 export XDG_CACHE_HOME="$_slipway_root/.work/cache"
@@ -23,8 +23,4 @@ export TRITON_HOME="$_slipway_root/.work/cache"
 export TORCH_HOME="$_slipway_root/.work/cache/torch"
 export TORCHINDUCTOR_CACHE_DIR="$_slipway_root/.work/cache/inductor"
 export HF_HOME="$_slipway_root/.work/cache/huggingface"
-if [ -z "${MAKELEVEL:-}" ] && [ ! -L "$VIRTUAL_ENV" ] && read -r _slipway_place 2>/dev/null < "$VIRTUAL_ENV/.complete" \
-  && [ "$_slipway_place" != "$VIRTUAL_ENV" ]; then
-  echo "warning: this project was moved from ${_slipway_place%/.venv}. Run \`make install\`, which mends the commands in .venv." >&2
-fi
-unset _slipway_root _slipway_place
+unset _slipway_root

@@ -1,6 +1,7 @@
-"""The same prediction as a batchable BentoML API, as its documentation has it, for bench/serving_speed.py to compare with.
+"""The same prediction as a batchable BentoML API, written as BentoML documents it.
 
-`max_latency_ms` is far above what a batch takes: at the documented 100 ms the dispatcher answers 503 under this load.
+bench/serving_speed.py compares with it. `max_latency_ms` is far above the time of a batch: with
+the documented 100 ms the dispatcher answers 503 under this load.
 """
 
 from typing import Any

@@ -1,12 +1,13 @@
-"""How fast is `clean`, what do near duplicates cost and find, and does time grow with the number of rows?
+"""Measures the speed of `clean`, the near duplicates that it finds, and its growth with the rows.
 
-`python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER` makes 400x300 JPEGs out of the photographs in IMAGES_FOLDER, cleans them with
-decoding, digests, quality rules and near duplicates, and compares that with decoding the same files alone to RGB, by the same number
-of processes. `clean` itself decodes colour JPEGs to luma and colours only where there may be a copy, so it may be faster than that.
-It prints and writes one table. CIFAR10_FOLDER holds train.parquet and test.parquet.
+`python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER` makes 400x300 JPEGs from the photographs in
+IMAGES_FOLDER and cleans them with decoding, digests, quality rules and near duplicates. It compares
+that with decoding the same files to RGB by the same number of processes. `clean` decodes colour
+JPEGs to luma, and to colour only if there may be a copy, so it can be faster. The command prints
+and writes one table. CIFAR10_FOLDER holds train.parquet and test.parquet.
 
-`python -m bench.cleaning --growth COUNT` is a process of its own for the memory and time of COUNT made facts; `bench.growth` has the
-whole stage.
+`python -m bench.cleaning --growth COUNT` is a separate process that measures memory and time for
+COUNT generated records. `bench.growth` measures the whole stage.
 """
 
 import io
@@ -49,7 +50,7 @@ CLEAN = clean_params(max_bad_fraction=1.0)
 
 
 def write_photographs(sources: list[Path], folder: Path) -> list[Path]:
-    """Crops of the photographs at random places and zooms, mirrored at random, 400x300, quality 90, in one class folder."""
+    """Random crops of the photographs, mirrored at random, 400x300, quality 90, in one folder."""
     random = np.random.default_rng(0)
     (folder / "a").mkdir(parents=True)
     originals = [Image.open(path).convert("RGB") for path in sources]
@@ -73,12 +74,12 @@ def write_photographs(sources: list[Path], folder: Path) -> list[Path]:
 
 
 def decode_with_turbo(paths: list[str]) -> int:
-    """simplejpeg alone, as it comes: to RGB."""
+    """Decode to RGB with simplejpeg only."""
     return sum(simplejpeg.decode_jpeg(Path(path).read_bytes()).shape[0] for path in paths)
 
 
 def decode_with_pillow(paths: list[str]) -> int:
-    """Pillow alone."""
+    """Decode with Pillow only."""
     return sum(np.asarray(Image.open(path)).shape[0] for path in paths)
 
 
@@ -95,7 +96,7 @@ def seconds_of_pool(
 
 
 def seconds_of_clean(folder: Path) -> tuple[float, float]:
-    """Until the last sample was inspected, counted from the first one that came back; and of the comparison of all with all."""
+    """Seconds from the first to the last inspected sample, and of the comparison of all pairs."""
     data = PROJECT.data.model_copy(update={"path": str(folder)})
 
     def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
@@ -126,6 +127,9 @@ def speed(folder: Path) -> list[str]:
         runs["clean"].append(inspection + comparison)
         runs["comparison"].append(comparison)
     ratios = [turbo / clean for turbo, clean in zip(runs["simplejpeg"], runs["clean"], strict=True)]
+    pillow_ratios = [
+        pillow / clean for pillow, clean in zip(runs["Pillow"], runs["clean"], strict=True)
+    ]
     count = len(paths)
     return [
         *(
@@ -133,9 +137,12 @@ def speed(folder: Path) -> list[str]:
             for name, seconds in runs.items()
             if name != "comparison"
         ),
-        f"| of clean: comparing all with all | {1e6 * statistics.median(runs['comparison']) / count:.0f} us an image |",
+        (
+            "| of clean: comparing all with all | "
+            f"{1e6 * statistics.median(runs['comparison']) / count:.0f} us an image |"
+        ),
         f"| clean over simplejpeg alone | {spread(ratios, '{:.0%}')} |",
-        f"| clean over Pillow alone | {spread([p / c for p, c in zip(runs['Pillow'], runs['clean'], strict=True)], '{:.0%}')} |",
+        f"| clean over Pillow alone | {spread(pillow_ratios, '{:.0%}')} |",
     ]
 
 
@@ -146,11 +153,14 @@ def rate(count: int, seconds: list[float]) -> str:
 
 def spread(values: list[float], form: str) -> str:
     """Median and range."""
-    return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"
+    return (
+        f"{form.format(statistics.median(values))} ({form.format(min(values))} to "
+        f"{form.format(max(values))})"
+    )
 
 
 def variants(image: Image.Image, random: np.random.Generator) -> Iterator[tuple[str, Image.Image]]:
-    """What a copy may have gone through."""
+    """The changes that a copy may have gone through."""
     for quality in (30, 60, 95):
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=quality)
@@ -177,7 +187,7 @@ def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def planted(images: list[Image.Image], hay: NDArray[np.uint8]) -> dict[str, float]:
-    """The share of planted copies that are found among the thumbnails `hay` and the images' own, by what they went through."""
+    """The fraction of planted copies found among the thumbnails `hay` and their own, by change."""
     random = np.random.default_rng(1)
     own = np.stack([thumbnail(image) for image in images])
     made: dict[str, list[NDArray[np.uint8]]] = {}
@@ -230,15 +240,27 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
             f"| found: {name} | {large[name]:.1%} of 400x300, {small[name]:.1%} of 32x32 |"
             for name in large
         ),
-        f"| found: all of them | {statistics.mean(large.values()):.1%} of 400x300, {statistics.mean(small.values()):.1%} of 32x32 |",
-        f"| CIFAR-10: rows in a pair | {len(np.unique(pairs)) / len(images):.2%} of {len(images):,} |",
-        f"| CIFAR-10: rows in a pair of two classes | {len(np.unique(strange)) / len(images):.3%} |",
-        f"| CIFAR-10: test rows with a twin in train | {leaked} of {num_test:,}, {leaked / num_test:.2%} |",
+        (
+            f"| found: all of them | {statistics.mean(large.values()):.1%} of 400x300, "
+            f"{statistics.mean(small.values()):.1%} of 32x32 |"
+        ),
+        (
+            f"| CIFAR-10: rows in a pair | {len(np.unique(pairs)) / len(images):.2%} of "
+            f"{len(images):,} |"
+        ),
+        (
+            "| CIFAR-10: rows in a pair of two classes | "
+            f"{len(np.unique(strange)) / len(images):.3%} |"
+        ),
+        (
+            f"| CIFAR-10: test rows with a twin in train | {leaked} of {num_test:,}, "
+            f"{leaked / num_test:.2%} |"
+        ),
     ]
 
 
 def growth() -> list[str]:
-    """Lines of the table: processor time and memory to compare N rows of made facts, each count in a process of its own."""
+    """CPU time and memory to compare N generated records, each N in a process of its own."""
     lines = []
     for count in COUNTS:
         command = [sys.executable, "-m", "bench.cleaning", "--growth", str(count)]
@@ -248,14 +270,14 @@ def growth() -> list[str]:
 
 
 def growth_of(count: int) -> str:
-    """Processor time, without making the facts, and memory that no file backs, to compare `count` rows with random thumbnails."""
+    """CPU time and anonymous memory to compare `count` generated records with random thumbnails."""
     compare_samples(
         _facts(4096), CLEAN, "image_classification", lambda _: iter(())
     )  # what is loaded once
     before, most = _anonymous_bytes(), 0
     done = threading.Event()
 
-    def watch() -> None:
+    def sample() -> None:
         nonlocal most
         while not done.wait(0.02):
             most = max(most, _anonymous_bytes())
@@ -264,15 +286,18 @@ def growth_of(count: int) -> str:
     for _ in _facts(count):
         pass
     making = time.process_time() - begin
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    sampler = threading.Thread(target=sample)
+    sampler.start()
     begin = time.process_time()
     compare_samples(_facts(count), CLEAN, "image_classification", lambda _: iter(()))
     seconds = time.process_time() - begin - making
     done.set()
-    watcher.join()
+    sampler.join()
     held = max(most - before, 0)
-    return f"{1e6 * seconds / count:.1f} us of a processor a row; {held / 2**20:.0f} MiB held at most, {held / count:.0f} bytes a row"
+    return (
+        f"{1e6 * seconds / count:.1f} us of a processor a row; {held / 2**20:.0f} MiB held at "
+        f"most, {held / count:.0f} bytes a row"
+    )
 
 
 def _anonymous_bytes() -> int:
@@ -317,7 +342,7 @@ def _fixed(values: NDArray[np.uint8]) -> pa.Array:
     )
 
 
-def told(lines: list[str]) -> list[str]:
+def printed(lines: list[str]) -> list[str]:
     """The lines, on the terminal as soon as they are there."""
     print("\n".join(lines), flush=True)
     return lines
@@ -332,18 +357,33 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
         folder = Path(name) / "photographs"
         photographs = write_photographs(sources, folder)
-        lines = told(speed(folder)) + told(near_duplicates(cifar_folder, photographs))
-    lines += [*told(growth()), *(told([line])[0] for line in bench.growth.lines())]
+        lines = printed(speed(folder)) + printed(near_duplicates(cifar_folder, photographs))
+    lines += [*printed(growth()), *(printed([line])[0] for line in bench.growth.lines())]
     text = "\n".join(
         [
             "# Cleaning images",
             "",
             "`python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER`.",
-            f"{NUM_FILES:,} JPEGs of 400x300 (crops of {len(sources)} photographs) in memory, {num_cores()} processes.",
-            f"Each speed is the median of {NUM_ROUNDS} interleaved rounds (smallest to largest), without the start of the processes.",
-            "simplejpeg and Pillow decode to RGB. `clean` decodes colour JPEGs to luma, and those that may have a copy again to RGB.",
-            "Comparing with each other: one run each, on made facts with random thumbnails, beyond what 4,096 rows left.",
-            "Whole clean: the stage with one worker on grey JPEGs of 16x16 or a table of 10 columns, beyond what 1,000 rows took.",
+            (
+                f"{NUM_FILES:,} JPEGs of 400x300 (crops of {len(sources)} photographs) in memory, "
+                f"{num_cores()} processes."
+            ),
+            (
+                f"Each speed is the median of {NUM_ROUNDS} interleaved rounds (smallest to "
+                "largest), without the start of the processes."
+            ),
+            (
+                "simplejpeg and Pillow decode to RGB. `clean` decodes colour JPEGs to luma, and "
+                "those that may have a copy again to RGB."
+            ),
+            (
+                "Comparing with each other: one run each, on made facts with random thumbnails, "
+                "beyond what 4,096 rows left."
+            ),
+            (
+                "Whole clean: the stage with one worker on grey JPEGs of 16x16 or a table of 10 "
+                "columns, beyond what 1,000 rows took."
+            ),
             "Memory is what no file backs.",
             "",
             "| what | measured |",

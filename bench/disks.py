@@ -1,7 +1,7 @@
-"""How soon does a stage say that the disk refuses: full, read-only, or without permission?
+"""Measures how soon a stage reports a disk that is full, read-only or without permission.
 
-`python -m bench.disks` runs the pipeline once on a small project, then every stage on copies of it on a file system of its own, and
-prints and writes one table. It needs the right to mount a file system.
+`python -m bench.disks` runs the pipeline once on a small project, then every stage on copies of it
+on a separate file system, and prints and writes one table. It needs the right to mount one.
 """
 
 import shutil
@@ -21,13 +21,13 @@ NUM_RUNS = 3
 
 
 def seconds(project: Project, scratch: Path, stage: str, fault: str) -> list[float]:
-    """From the command to its end, of each run; RuntimeError if a stage did not end with 1 and one line."""
+    """Seconds of each run. RuntimeError if a stage did not end with exit code 1 and one line."""
     prepare, runner = FAULTS[fault]
     taken = []
     for number in range(NUM_RUNS):
         folder = scratch / f"{stage}-{fault}-{number}"
         code, elapsed, said, _ = run_on(
-            project, folder, prepare, f"{runner} python -m stages.{stage}"
+            project, folder, prepare, f"{runner} python -m slipway.stages.{stage}"
         )
         if code != 1 or said.count("error: ") != 1:
             raise RuntimeError(f"{stage} on a disk that is {fault} ended with {code}:\n{said}")
@@ -68,7 +68,10 @@ def main() -> None:
             )
             print(lines[-1], flush=True)
     text = "\n".join(lines)
-    note = f"Seconds from the command to exit code 1 and its one line, median of {NUM_RUNS} and the longest; most of it imports."
+    note = (
+        f"Seconds from the command to exit code 1 and its one line, median of {NUM_RUNS} and the "
+        "longest; most of it imports."
+    )
     files.write_text(
         RESULT, f"# A disk that refuses\n\n{note}\n\n{text}\n\n{conditions('torch', 'dvc')}\n"
     )

@@ -1,8 +1,9 @@
-"""How often does the drift alarm cry wolf, what does it find and how soon, and how near is the accuracy without labels?
+"""Measures false alarms, power and delay of the drift tests, and the error of the quality estimate.
 
-`python -m bench.drift_laws` simulates streams of traffic with a reference drawn anew for each, and takes real images (the digits, and
-CIFAR-10 where it is) with real faults; it prints and writes tables. Minutes on one core. `python -m bench.drift_laws 50` takes a
-fiftieth of the streams.
+`python -m bench.drift_laws` simulates streams of traffic, each with its own random reference. It
+also puts real faults into real images: the digits, and CIFAR-10 if it is there. It prints and
+writes tables, and takes minutes on one core. `python -m bench.drift_laws 50` uses a fiftieth of
+the streams.
 """
 
 import io
@@ -21,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 
 from bench.conditions import conditions
 from slipway.artifacts.bundle import OutputContract
-from slipway.artifacts.uncertainty import Answers, Outlier
+from slipway.artifacts.uncertainty import Answers, OODThreshold
 from slipway.drift import distributions
 from slipway.drift.features import extract
 from slipway.drift.quality_estimate import Estimate, estimate_quality
@@ -65,7 +66,7 @@ def table(header: list[str], lines: Sequence[Sequence[object]]) -> str:
 def reference_bins(
     random: np.random.Generator, num_rows: int
 ) -> tuple[Counts, NDArray[np.float64]]:
-    """Counts of a uniform reference in its own ten bins, and the true share of each bin: the law knows no distribution."""
+    """Counts of a uniform reference in its ten bins, and the true fraction of each bin."""
     ordered = np.sort(random.uniform(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
     return np.diff([0, *starts, num_rows]), np.diff([0, *ordered[starts], 1])
@@ -74,7 +75,7 @@ def reference_bins(
 def shifted(
     random: np.random.Generator, num_rows: int, shift: float
 ) -> tuple[Counts, NDArray[np.float64]]:
-    """The same of a normal reference, and the shares of traffic that is shifted by so many deviations."""
+    """The same for a normal reference, with traffic shifted by a number of standard deviations."""
     ordered = np.sort(random.normal(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
     edges = ordered[starts] - shift
@@ -101,7 +102,7 @@ def logarithmic_psi(windows: Counts, reference: Counts, level: float) -> TwoSamp
 
 
 def tails(share: int) -> str:
-    """How many times as often as the level says a statistic is beyond its threshold, without drift."""
+    """The actual rate of exceeded thresholds over the nominal level, without drift."""
     random, lines = np.random.default_rng(1), []
     for num_reference, num_rows in (
         (300, 200),
@@ -150,7 +151,7 @@ def tails(share: int) -> str:
 
 
 def clean_streams(share: int) -> str:
-    """Alarms in 30 days of 720 windows, of 20 features and a class mix, from the laws as `judge` has them."""
+    """Alarms in 30 days: 720 windows, 20 features and the class mix, by the tests of `judge`."""
     random, lines = np.random.default_rng(2), []
     level = Budget().level / NUM_TESTS
     for num_reference, num_classes_reference, num_rows in (
@@ -196,7 +197,7 @@ def clean_streams(share: int) -> str:
 
 
 def whole_streams(share: int) -> str:
-    """The same with everything: rows drawn, features extracted and counted, every test of `judge`, all numbers together included."""
+    """The same with real extraction and counting of features, and every test of `judge`."""
     random, lines = np.random.default_rng(3), []
     for num_reference, num_rows in ((300, 200), (1500, 1000)):
         alarms, windows, seconds = 0, 0, 0.0
@@ -225,7 +226,7 @@ def whole_streams(share: int) -> str:
 
 
 def found_within(random: np.random.Generator, alarmed: Callable[[int], bool], num_rows: int) -> int:
-    """Requests from the shift to the first window that shows it, where the shift comes at any point of a window of `WINDOW_ROWS`."""
+    """Requests from a shift, at a random point of a window of `WINDOW_ROWS`, to the first alarm."""
     before = int(random.integers(WINDOW_ROWS))  # of the first window, without the shift
     for number in range(num_rows // WINDOW_ROWS + 1):
         if alarmed(before if number == 0 else 0):
@@ -307,7 +308,7 @@ def read_images(path: Path, size_px: int, channels: int, num_rows: int) -> tuple
 
 
 def blurred(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """By a Gaussian of one pixel."""
+    """Images blurred by a Gaussian of one pixel."""
     flat = [picture[..., 0] if picture.shape[-1] == 1 else picture for picture in pixels]
     found = [
         np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(1))) for picture in flat
@@ -325,7 +326,7 @@ def inverted(pixels: Pixels, random: np.random.Generator) -> Pixels:
 
 
 class Model(NamedTuple):
-    """A real, small classifier: principal components, logistic regression, the distance in the components as outlier score."""
+    """A small classifier: principal components, logistic regression, distance as OOD score."""
 
     components: PCA
     classifier: LogisticRegression
@@ -375,7 +376,7 @@ def real_data(path: Path, size_px: int, channels: int, num_rows: int) -> RealDat
 
 
 def divided(pixels: Pixels, labels: Sequence[str], learned: float) -> RealData:
-    """That share of the rows trains the model, 15 % of all validate it; the others are the traffic."""
+    """That fraction of the rows trains the model, 15 % validate it; the others are the traffic."""
     names = sorted(set(labels))
     targets = np.array([names.index(label) for label in labels])
     first, second = int(learned * len(pixels)), int((learned + 0.15) * len(pixels))
@@ -389,14 +390,14 @@ def divided(pixels: Pixels, labels: Sequence[str], learned: float) -> RealData:
     }
     contract = ImageContract.model_validate(shape | {"max_pixels": 10**6, "transform": None})
     output = OutputContract(kind="probabilities", labels=names)
-    outlier = Outlier(
-        share=0.01,
+    ood = OODThreshold(
+        fraction=0.01,
         threshold=model.threshold,
         rows=second - first,
         layer="components",
         statistics_sha256="0" * 64,
     )
-    calibration = CALIBRATION.model_copy(update={"outlier": outlier})
+    calibration = CALIBRATION.model_copy(update={"ood": ood})
     held, truth = pixels[first:second], targets[first:second].astype(np.float64)
     reference = build_reference(
         contract,
@@ -480,7 +481,7 @@ class Estimates:
     def __init__(self) -> None:
         self.differences: list[float] = []
         self.halves: list[float] = []
-        self.truths: list[float] = []
+        self.labels: list[float] = []
         self.num_held, self.num_valid, self.num_valid_near = 0, 0, 0
 
     def add(self, estimate: Estimate, truth: float) -> None:
@@ -489,7 +490,7 @@ class Estimates:
         assert estimate.high is not None
         self.differences.append(abs(estimate.value - truth))
         self.halves.append((estimate.high - estimate.low) / 2)
-        self.truths.append(truth)
+        self.labels.append(truth)
         self.num_held += estimate.low <= truth <= estimate.high
         self.num_valid += estimate.valid
         self.num_valid_near += estimate.valid and self.differences[-1] <= 0.02
@@ -524,15 +525,16 @@ TILTS = (
     ("brightness", 1),
     ("sharpness", 1),
     ("confidence", -1),
-    ("outlier_score", -1),
-    ("outlier_score", 1),
+    ("ood_score", -1),
+    ("ood_score", 1),
 )
 
 
 def estimates_of_images(name: str, path: Path, share: int) -> Iterator[list[object]]:
-    """Real images, some kinds of them in other shares. The rows are divided anew, since of one division all windows are off alike.
+    """Real images with changed class fractions. Each round divides the rows again.
 
-    The images of a window are different ones: those drawn twice would have less noise in their labels than they show.
+    Otherwise all windows would share one error. No image appears twice in a window, which would
+    lower the noise of its labels.
     """
     random = np.random.default_rng(8)
     pixels, labels = read_images(path, 32, 3, 50000)
@@ -558,7 +560,8 @@ def estimates_of_images(name: str, path: Path, share: int) -> Iterator[list[obje
                 own.add(estimate_quality(data.reference, window), float(is_right[rows].mean()))
     for (feature, sign), own in found.items():
         yield own.line(
-            f"{name}, {'more' if sign > 0 else 'less'} {feature}: {np.mean(before):.1%} -> {np.mean(own.truths):.1%}"
+            f"{name}, {'more' if sign > 0 else 'less'} {feature}: {np.mean(before):.1%} -> "
+            f"{np.mean(own.labels):.1%}"
         )
 
 
@@ -590,7 +593,10 @@ PARTS: dict[str, Callable[[int], str]] = {
 
 def main() -> None:
     share = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    text = "# Laws of drift\n\nAll at the default budget: one false alarm in 30 days of hourly windows, over all features and tests.\n"
+    text = (
+        "# Laws of drift\n\nAll at the default budget: one false alarm in 30 days of hourly "
+        "windows, over all features and tests.\n"
+    )
     for title, part in PARTS.items():
         started = time.monotonic()
         text += f"\n## {title}\n\n{part(share)}\n"

@@ -1,7 +1,8 @@
-"""Forms of several images that the service answers when far more callers ask than it can serve.
+"""Counts answered forms of several images when callers send far more than the service can serve.
 
-`python -m bench.form_overload [ROUNDS]` measures 8 callers, 300 callers that ask again at once, and 300 that heed `Retry-After`, in
-interleaved short turns against one service, and prints and writes one table. Each caller asks again when it is answered.
+`python -m bench.form_overload [ROUNDS]` measures 8 callers, 300 callers that retry at once, and 300
+that obey `Retry-After`, in short interleaved turns against one service. It prints and writes one
+table. Each caller sends its next request when it has an answer.
 """
 
 import asyncio
@@ -13,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 
 from bench.conditions import conditions
-from serving.load_test.load import Callers, http_request, run
 from slipway.inputs.multipart import encode_images
+from slipway.serving.load_test.load import Callers, http_request, run
 from slipway.system import files
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import running
@@ -106,11 +107,14 @@ def main() -> None:
                     f"{status}: {number}" for status, number in sorted(statuses[turn_name].items())
                 )
                 lines.append(
-                    f"| {name} | {turn_name} | {statistics.median(figures):,.0f} | {min(figures):,.0f} | {ratio:.0%} | {counts} |"
+                    f"| {name} | {turn_name} | {statistics.median(figures):,.0f} | "
+                    f"{min(figures):,.0f} | {ratio:.0%} | {counts} |"
                 )
     notes = (
-        f"n = {num_rounds} rounds of interleaved turns of {TURN_S:g} s, medians; forms of {NUM_IMAGES} PNG of 64 x 64 pixels; status 0 "
-        f"is a broken connection. Service and callers share the cores. {conditions('bentoml', 'uvicorn', 'uvloop', 'onnxruntime-gpu')}"
+        f"n = {num_rounds} rounds of interleaved turns of {TURN_S:g} s, medians; forms of "
+        f"{NUM_IMAGES} PNG of 64 x 64 pixels; status 0 "
+        "is a broken connection. Service and callers share the cores. "
+        f"{conditions('bentoml', 'uvicorn', 'uvloop', 'onnxruntime-gpu')}"
     )
     text = "# Overload with forms of several images\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
     print(text)

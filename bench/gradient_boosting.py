@@ -1,9 +1,11 @@
-"""How does the trained network compare with gradient boosting on the very same rows?
+"""Compares the trained network with gradient boosting on the same rows.
 
-`python -m bench.gradient_boosting [PROJECT]` reads the packed store and the metrics of a finished run of a table with a numeric target
-(this checkout, or the one named), fits scikit-learn's HistGradientBoostingRegressor on the same training rows, and prints and writes
-one table. Two of them: as it comes, and the best of a small grid, chosen on the validation rows as the network's epoch is. Trees split
-where they like, so they get the encoded columns: missing numbers as NaN, codes as categories.
+`python -m bench.gradient_boosting [PROJECT]` reads the packed store and the metrics of a finished
+run on a table with a numeric target: this checkout's, or PROJECT's. It fits scikit-learn's
+HistGradientBoostingRegressor on the same training rows, and prints and writes one table. There are
+two of them: with default settings, and the best of a small grid, chosen on the validation rows as
+the network's epoch is. Trees choose their own splits, so they get the encoded columns: missing
+numbers as NaN, codes as categories.
 """
 
 import itertools
@@ -21,7 +23,7 @@ from bench.conditions import conditions
 from slipway.artifacts.bundle import Metric
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.inputs.columns import ColumnContract
-from slipway.metrics.scores import Resampling, regression_metrics
+from slipway.metrics.scores import Resampling, measure
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system import files
@@ -45,7 +47,7 @@ COLUMNS = (
 
 
 def features(split: PackedSplit, contract: ColumnContract) -> NDArray[np.float64]:
-    """(N, columns) values, NaN where a number is missing or a category unknown, then codes from 0."""
+    """(N, columns) values, then codes from 0. NaN for a missing number or an unknown category."""
     rows = np.asarray(split.inputs[:], np.float64)
     num_values, num_codes = len(contract.numeric), len(contract.categorical)
     values, codes = rows[:, :num_values], rows[:, rows.shape[1] - num_codes :]
@@ -77,7 +79,7 @@ def fit(
 def rmse(
     model: HistGradientBoostingRegressor, inputs: NDArray[np.float64], split: PackedSplit
 ) -> float:
-    """Of the model's answers."""
+    """The root mean squared error of the model's answers."""
     return float(np.sqrt(np.mean((model.predict(inputs) - split.targets) ** 2)))
 
 
@@ -104,8 +106,11 @@ def compare(project: Path) -> list[list[str]]:
         seconds = time.perf_counter() - begin
         losses = [rmse(model, inputs["val"], splits["val"]) for model in models]
         best = int(np.argmin(losses))
-        metrics = regression_metrics(
-            splits["test"].targets, models[best].predict(inputs["test"]), RESAMPLING
+        metrics = measure(
+            "table_regression",
+            splits["test"].targets,
+            models[best].predict(inputs["test"]),
+            RESAMPLING,
         )
         rows.append(
             [

@@ -1,7 +1,8 @@
-"""The whole stage `clean` on small images and on a table of COUNT rows: processor time a row, and memory that no file backs.
+"""Measures CPU time per row and memory of the whole stage `clean`, on small images and on a table.
 
-`python -m bench.growth KIND COUNT`, where KIND is images or table, prints one line; `bench.cleaning` asks for all of them. The stage is a
-process of its own, with one worker, in a folder of its own.
+`python -m bench.growth KIND COUNT` prints one line; KIND is images or table. `bench.cleaning` runs
+all of them. The stage is a separate process with one worker in a folder of its own. Memory means
+pages that no file backs.
 """
 
 import os
@@ -21,6 +22,7 @@ import yaml
 
 from bench.tables import make_table
 from slipway.data.images.quality import THUMBNAIL_PX
+from tests.project_params import of_kind
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("images", "table")
@@ -46,39 +48,43 @@ def lines() -> Iterator[str]:
 
 
 def line(kind: str, count: int) -> str:
-    """What one count takes beyond what a few rows take."""
+    """Time and memory of one count, minus those of a few rows."""
     scratch = ROOT / "tmp"
     scratch.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         few, many = (_run(kind, rows, Path(name) / str(rows)) for rows in (_FEWEST, count))
     cpu, held = many[0] - few[0], many[1] - few[1]
-    return f"{1e6 * cpu / (count - _FEWEST):.1f} us of a processor a row; {held / 2**20:.0f} MiB held at most, {held / count:.0f} bytes a row"
+    return (
+        f"{1e6 * cpu / (count - _FEWEST):.1f} us of a processor a row; {held / 2**20:.0f} MiB "
+        f"held at most, {held / count:.0f} bytes a row"
+    )
 
 
 def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
     """Processor seconds of the stage, and the most memory that no file backed."""
     folder.mkdir()
     path = {"images": _write_images, "table": _write_table}[kind](folder, count)
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
     task, target = {
         "images": ("image_classification", "label"),
         "table": ("table_regression", "price"),
     }[kind]
+    params = of_kind(yaml.safe_load((ROOT / "params.yaml").read_text()), task)
     params["data"] |= {
         "path": path.name,
-        "task": task,
         "image_column": "image",
         "target_column": target,
         "checksums": None,
     }
-    params["clean"] |= {"num_workers": 1, "max_bad_fraction": 0.5}
+    params["clean"]["max_bad_fraction"] = 0.5
+    if kind == "images":
+        params["clean"]["num_workers"] = 1
     if kind == "table":
         params["train"] |= {"network": "tabm", "network_arguments": _TABM}
         params["evaluate"]["gates"] = {}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    command = [sys.executable, "-m", "stages.clean"]
-    told = folder / "told.txt"
-    with told.open("wb") as file:
+    command = [sys.executable, "-m", "slipway.stages.clean"]
+    log = folder / "log.txt"
+    with log.open("wb") as file:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -96,7 +102,7 @@ def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(
-            f"clean of {count} rows ({kind}) ended with {process.returncode}:\n{told.read_text()}"
+            f"clean of {count} rows ({kind}) ended with {process.returncode}:\n{log.read_text()}"
         )
     return usage.ru_utime + usage.ru_stime, most
 

@@ -1,7 +1,8 @@
-"""How much faster is int8 than fp32 on the CPU for resnet18, and what does it lose?
+"""Measures the speed of int8 against fp32 on the CPU for resnet18, and the accuracy it loses.
 
-`python -m bench.int8` trains timm's resnet18 from nothing on a part of CIFAR-10 (../shared/data, 32 px), quantises it with the code of
-`export` and compares both on rows that it never saw. The speed is that of the same weights at 32 and at 224 px, taken in turns.
+`python -m bench.int8` trains timm's resnet18 from scratch on a part of CIFAR-10 (../shared/data,
+32 px), quantizes it with the code of `export`, and compares both on unseen rows. It measures the
+speed of the same weights at 32 and at 224 px, in turns.
 """
 
 import io
@@ -19,7 +20,7 @@ from torch.nn import functional
 from bench.conditions import conditions
 from slipway.artifacts.bundle import Metric, OutputContract
 from slipway.config.params import load_params
-from slipway.export.certification.timing import Timings, measure_in_turns
+from slipway.export.certification.timings import Timings, measure_in_turns
 from slipway.export.graphs.graph import export_graph
 from slipway.export.graphs.int8_search import search
 from slipway.export.graphs.quantization import CPU, StaticQuantizer
@@ -53,7 +54,7 @@ COLUMNS = (
 
 
 def read_rows(name: str, num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[str]]:
-    """(rows, 32, 32, 3) uint8, (rows,) class indices, and the classes; rows drawn over the whole file."""
+    """(rows, 32, 32, 3) uint8, (rows,) class indices, and the classes; rows from the whole file."""
     table = pq.read_table(DATA / name)
     classes = sorted(set(table["label"].to_pylist()))
     chosen = np.sort(np.random.default_rng(7).permutation(table.num_rows)[:num_rows])
@@ -173,7 +174,7 @@ def timed(fp32: bytes, int8: bytes, rows: NDArray[np.uint8]) -> Timings:
 
 
 def with_section(page: str, heading: str, body: str) -> str:
-    """The page with this section in place of the one of that heading; the other is of another machine."""
+    """The page with this section under its heading; the other section is of another machine."""
     title, *sections = page.rstrip("\n").split("\n\n## ")
     kept = {section.partition("\n\n")[0]: section.partition("\n\n")[2] for section in sections} | {
         heading: body
@@ -228,24 +229,28 @@ def main() -> None:
         )
 
     found, share = loss(int8), float((reference.argmax(axis=1) == indices).mean())
-    told = (
-        f"fp32 is right on {share:.2%} of {len(targets):,} images that it never saw; int8 loses {100 * found.value:.2f} points "
-        f"({100 * found.low:.2f} to {100 * found.high:.2f}), at most {100 * budget:g} are allowed. Ways of quantising that were tried: "
+    notes = (
+        f"fp32 is right on {share:.2%} of {len(targets):,} images that it never saw; int8 loses "
+        f"{100 * found.value:.2f} points "
+        f"({100 * found.low:.2f} to {100 * found.high:.2f}), at most {100 * budget:g} are "
+        "allowed. Ways of quantising that were tried: "
         f"{len(attempts)}. {size(len(fp32))} become {size(len(int8))}."
     )
     note = (
-        f"timm's resnet18, {EPOCHS} epochs on {NUM_TRAIN:,} images of 32 px; at 224 px the same weights. Medians of 11 rounds in which "
-        f"both take turns, with 95 % bounds. int8 by {int8_instructions()}, with weights of {weight_bits()} bits."
+        f"timm's resnet18, {EPOCHS} epochs on {NUM_TRAIN:,} images of 32 px; at 224 px the same "
+        "weights. Medians of 11 rounds in which "
+        f"both take turns, with 95 % bounds. int8 by {int8_instructions()}, with weights of "
+        f"{weight_bits()} bits."
     )
     text = "\n".join([f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}", *lines])
     versions = conditions("torch", "timm", "onnxruntime-gpu", "onnx")
     files.write_text(
         RESULT,
         with_section(
-            RESULT.read_text(), HEADINGS[weight_bits()], f"{text}\n\n{told}\n\n{note}\n{versions}"
+            RESULT.read_text(), HEADINGS[weight_bits()], f"{text}\n\n{notes}\n\n{note}\n{versions}"
         ),
     )
-    print(f"{text}\n{told}")
+    print(f"{text}\n{notes}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How often `kill -9` changes a result: `python -m bench.kills [NUMBER]`, 25 kills within the training unless said otherwise.
+"""Checks that `kill -9` changes no result: `python -m bench.kills [NUMBER]`, 25 kills by default.
 
-A copy of the checkout runs `dvc repro` to the end once; another is killed at random moments of the training, and as each stage begins
-(the trainer, dvc, or both, by turns), and run again each time. Weights, metrics and split have to be equal, digest for digest.
-Results: bench/results/kills.md.
+One copy of the checkout runs `dvc repro` to the end. Another is killed at random moments of the
+training, and as each stage begins (the trainer, dvc, or both, in turns), and restarted each time.
+Weights, metrics and split must have equal digests. Results: bench/results/kills.md.
 """
 
 import os
@@ -56,7 +56,7 @@ EQUAL = (
 
 @dataclass
 class Kills:
-    """What was killed, and where the training went on afterwards."""
+    """The kills, and the steps from which the training resumed."""
 
     moments: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ def digests(project: Project, names: Sequence[str] = EQUAL) -> dict[str, str]:
 def run_killed(
     project: Project, num_kills: int, stages: tuple[str, ...], targets: str = "", seed: int = 7
 ) -> Kills:
-    """Run `dvc repro TARGETS` until it ends by itself, killed as each stage begins and at random steps of the training."""
+    """Run `dvc repro TARGETS` to its end, killing it as stages begin and at random steps."""
     draws, kills = random.Random(seed), Kills()
     steps = sorted(draws.randrange(NUM_STEPS) for _ in range(num_kills))
     for stage in stages:
@@ -95,7 +95,7 @@ def _has_begun(stage: str) -> Callable[[str], bool]:
 
 
 def _is_past(project: Project, step: int) -> Callable[[str], bool]:
-    """Whether this run trains, and a save of that step or a later one is there."""
+    """Return True if this run trains and has a checkpoint of that step or a later one."""
 
     def is_past(output: str) -> bool:
         saves = (project.path / ".work/train").glob("*/step-????????*")
@@ -162,14 +162,15 @@ def _descendants(process: int) -> Iterator[int]:
 
 
 def _end_survivors(session: int) -> None:
-    """A trainer whose dvc was killed goes on, and keeps the lock: it is killed, too, some moments later."""
+    """Kill a trainer some moments after its dvc was killed: it keeps running and holds the lock."""
     with suppress(ProcessLookupError):
         os.killpg(session, signal.SIGKILL)
 
 
 def _report(kills: Kills, whole: dict[str, str], killed: dict[str, str], seconds: float) -> str:
     rows = [
-        f"| `{name}` | `{whole[name][:16]}` | {'equal' if whole[name] == killed[name] else '**different**'} |"
+        f"| `{name}` | `{whole[name][:16]}` | "
+        f"{'equal' if whole[name] == killed[name] else '**different**'} |"
         for name in EQUAL
     ]
     within = sum("and" in place for place in kills.resumed)
@@ -177,8 +178,9 @@ def _report(kills: Kills, whole: dict[str, str], killed: dict[str, str], seconds
         [
             "# `kill -9`, then `dvc repro`",
             "",
-            f"{len(kills.moments)} kills of the trainer, dvc or both, by turns; the trainer found a save {len(kills.resumed)} times, "
-            f"{within} of them within an epoch. {seconds:,.0f} s in all. {conditions('torch', 'pytorch-lightning', 'dvc')}",
+            f"{len(kills.moments)} kills of the trainer, dvc or both, by turns; the trainer found "
+            f"a checkpoint {len(kills.resumed)} times, {within} of them within an epoch. "
+            f"{seconds:,.0f} s in all. {conditions('torch', 'pytorch-lightning', 'dvc')}",
             "",
             "| File | SHA-256 of the uninterrupted run | After the kills |",
             "|---|---|---|",

@@ -1,8 +1,9 @@
-"""How many of planted wrong labels does `audit` find, and how many of its candidates are planted?
+"""Measures recall and precision of `audit` on planted wrong labels.
 
-`python -m bench.label_issues` replaces 5 % of the labels of each data set by another class, once for each seed, runs the stages from
-`clean` to `audit` in folders of their own under tmp/, and prints and writes one table. CIFAR-10 is read from ../shared/data; where it
-is not there, the table says so.
+`python -m bench.label_issues` replaces 5 % of the labels of each data set by another class, once
+for each seed. It runs the stages from `clean` to `audit` in folders of their own under tmp/, and
+prints and writes one table. CIFAR-10 is read from ../shared/data; the table says so if it is
+missing.
 """
 
 import json
@@ -55,7 +56,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class DataSet:
-    """Where the rows come from, and what a user would change for them."""
+    """The source of the rows, and the params that a user would change for them."""
 
     name: str
     table: Callable[[], pa.Table]
@@ -136,7 +137,7 @@ def _figures(found: Found, accuracy: float) -> list[str]:
 
 
 def main() -> None:
-    """Every seed of every data set; those that the command line names, where it does."""
+    """Run every seed of the data sets named on the command line, by default of all."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for data_set in SETS:
         if sys.argv[1:] and data_set.name.split(",")[0] not in sys.argv[1:]:
@@ -158,7 +159,8 @@ def main() -> None:
             lines.append("| " + " | ".join(run(data_set, seed)) + " |")
             print(lines[-1], flush=True)
     note = (
-        "5 % of the labels replaced by another class, drawn anew for each seed; the networks learn from them, too. Accuracy is against "
+        "5 % of the labels replaced by another class, drawn again for each seed; the networks "
+        "learn from them, too. Accuracy is against "
         f"these labels, so 0.95 is the most. {conditions('torch', 'pytorch-lightning', 'cleanlab')}"
     )
     text = "\n".join(lines)

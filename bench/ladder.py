@@ -1,8 +1,9 @@
-"""What does each step gain: packed store, half precision, more processes, ZeRO-2? Each row names the row it is compared with.
+"""Measures the gain of each step: packed store, half precision, more processes, ZeRO-2.
 
-`make ladder` (`python -m bench.ladder`) makes photograph-like JPEGs, trains on them the naive way and through Slipway, with and
-without an expensive function on each image, in turns, and prints and writes one table and a picture. Rows for which this
-machine lacks the hardware are there with the reason.
+`make ladder` (`python -m bench.ladder`) makes JPEGs like photographs. It trains on them the naive
+way and through Slipway, with and without an expensive function on each image, in turns. It prints
+and writes one table and a picture. Each row names the row that it is compared with. Rows for which
+this machine lacks the hardware give that reason.
 """
 
 import os
@@ -53,7 +54,7 @@ class Runner(Protocol):
 
 
 class Naive:
-    """`bench.ladder_naive` in a process group of its own, which is halted while others have their turn: its workers fetch ahead."""
+    """`bench.ladder_naive` in its own process group, stopped between its turns: it prefetches."""
 
     def __init__(self, transform: str) -> None:
         self._command = [
@@ -105,7 +106,7 @@ class Naive:
 
 
 class Ours:
-    """The training that `stages.train` would run, on the packed store."""
+    """The training that `slipway.stages.train` would run, on the packed store."""
 
     def __init__(self, name: str, folder: Path, train: dict[str, Any]) -> None:
         params = PROJECT.model_copy(
@@ -166,20 +167,72 @@ def rows() -> list[Row]:
     )
     many = max(gpus, 2)
     return [
-        Row("naive", f"naive: decode and resize each sample, {num_cores()} workers, fp32, 1 process", None),
+        Row(
+            "naive",
+            f"naive: decode and resize each sample, {num_cores()} workers, fp32, 1 process",
+            None,
+        ),
         Row("packed", "packed store, fp32, 1 process", "naive", one),
-        Row("naive denoised", f"naive with the expensive function, {num_cores()} workers, fp32, 1 process", None, None, True),
-        Row("packed denoised", "packed store, the function precomputed, fp32, 1 process", "naive denoised", one, True),
+        Row(
+            "naive denoised",
+            f"naive with the expensive function, {num_cores()} workers, fp32, 1 process",
+            None,
+            None,
+            True,
+        ),
+        Row(
+            "packed denoised",
+            "packed store, the function precomputed, fp32, 1 process",
+            "naive denoised",
+            one,
+            True,
+        ),
         Row("bf16", "packed store, bf16-mixed on the CPU, channels_last false", "packed", bf16),
         Row("ddp", "packed store, 2 DDP processes on the CPU", "packed", two),
-        Row("zero 2", "packed store, 2 processes, ZeRO-2 on the CPU", "ddp", {**two, "strategy": "deepspeed_stage_2"}),
-        Row("gpu fp32", "packed store, 1 GPU, fp32", "packed", {**gpu, "precision": "32-true"}, missing=no_gpu),
+        Row(
+            "zero 2",
+            "packed store, 2 processes, ZeRO-2 on the CPU",
+            "ddp",
+            {**two, "strategy": "deepspeed_stage_2"},
+        ),
+        Row(
+            "gpu fp32",
+            "packed store, 1 GPU, fp32",
+            "packed",
+            {**gpu, "precision": "32-true"},
+            missing=no_gpu,
+        ),
         Row("gpu fp16", "packed store, 1 GPU, fp16", "gpu fp32", gpu, missing=no_gpu),
-        Row("gpu bf16", "packed store, 1 GPU, bf16", "gpu fp32", {**gpu, "precision": "bf16-mixed"}, missing=no_gpu),
-        Row("gpus", "packed store, every GPU, DDP, fp16", "gpu fp16", {**gpu, "devices": many, "strategy": "ddp"}, missing=several),
-        Row("gpus zero 2", "packed store, every GPU, ZeRO-2, fp16", "gpus", {**gpu, "devices": many, **zero}, missing=several),
-        Row("gpu all", "all: function precomputed, 1 GPU, ZeRO-2, fp16", "naive denoised", {**gpu, **zero}, True, no_gpu),
-    ]  # fmt: skip
+        Row(
+            "gpu bf16",
+            "packed store, 1 GPU, bf16",
+            "gpu fp32",
+            {**gpu, "precision": "bf16-mixed"},
+            missing=no_gpu,
+        ),
+        Row(
+            "gpus",
+            "packed store, every GPU, DDP, fp16",
+            "gpu fp16",
+            {**gpu, "devices": many, "strategy": "ddp"},
+            missing=several,
+        ),
+        Row(
+            "gpus zero 2",
+            "packed store, every GPU, ZeRO-2, fp16",
+            "gpus",
+            {**gpu, "devices": many, **zero},
+            missing=several,
+        ),
+        Row(
+            "gpu all",
+            "all: function precomputed, 1 GPU, ZeRO-2, fp16",
+            "naive denoised",
+            {**gpu, **zero},
+            True,
+            no_gpu,
+        ),
+    ]
 
 
 def measure(ladder: list[Row]) -> None:
@@ -205,7 +258,7 @@ def measure(ladder: list[Row]) -> None:
 
 
 def gains(row: Row, ladder: list[Row]) -> list[float]:
-    """Times as fast as the baseline, round by round; empty where one of them did not run."""
+    """Speed relative to the baseline, round by round; empty if one of them did not run."""
     base = next((other for other in ladder if other.key == row.baseline), None)
     return (
         [mine / theirs for mine, theirs in zip(row.rates, base.rates, strict=True)]
@@ -215,9 +268,12 @@ def gains(row: Row, ladder: list[Row]) -> list[float]:
 
 
 def table(ladder: list[Row]) -> str:
-    """As Markdown."""
+    """The results as a Markdown table."""
     lines = [
-        "| | Training | rows/s, median | lowest to highest | compared with | times as fast | lowest to highest |",
+        (
+            "| | Training | rows/s, median | lowest to highest | compared with | times as fast | "
+            "lowest to highest |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     places = {row.key: str(number) for number, row in enumerate(ladder, 1)}
@@ -228,7 +284,10 @@ def table(ladder: list[Row]) -> str:
             continue
         found, rates = (
             gains(row, ladder),
-            f"{_rate(statistics.median(row.rates))} | {_rate(min(row.rates))} to {_rate(max(row.rates))}",
+            (
+                f"{_rate(statistics.median(row.rates))} | {_rate(min(row.rates))} to "
+                f"{_rate(max(row.rates))}"
+            ),
         )
         gain = (
             f"{statistics.median(found):.2f} | {min(found):.2f} to {max(found):.2f}"
@@ -244,7 +303,7 @@ def _rate(value: float) -> str:
 
 
 def draw(ladder: list[Row]) -> None:
-    """Bars of rows per second on a logarithmic scale, with the range of the rounds; rows that did not run are named, too."""
+    """Bars of rows per second on a log scale, with their ranges, and the rows that did not run."""
     from matplotlib import pyplot
 
     shown = list(enumerate(ladder, 1))[::-1]
@@ -299,18 +358,23 @@ def main() -> None:
         "torch", "torchvision", "pytorch-lightning", "deepspeed", "opencv-python-headless"
     )
     notes = " ".join(sys.argv[1:])
-    body = f"{text}\n\n![rows per second]({FIGURE.name})\n\n{NOTE}\n\n{packing} {notes}\n\n{describe_machine()}\n\n{versions}"
+    body = (
+        f"{text}\n\n![rows per second]({FIGURE.name})\n\n{NOTE}\n\n{packing} "
+        f"{notes}\n\n{describe_machine()}\n\n{versions}"
+    )
     files.write_text(RESULT, f"# The ladder: what each step gains\n\n{body}\n")
 
 
-NOTE = f"""Photograph-like JPEGs of 400x300, trained at 32 px in batches of {BATCH_SIZE}, padded crops and flips, `small_resnet` of
-params.yaml; steps alone, without validation. n = {NUM_ROUNDS} rounds of about a second each, all rows in turns. The naive training
-is halted between its rounds, and batches that were made ready before a round do not count. A gain is the median of the rounds'
-ratios to the row that is named: gains of different rows are not to be multiplied.
+NOTE = f"""JPEGs of 400x300 like photographs, trained at 32 px in batches of {BATCH_SIZE} with
+padded crops and flips, `small_resnet` of params.yaml; steps only, without validation.
+n = {NUM_ROUNDS} rounds of about a second each, all rows in turns. The naive training is stopped
+between its rounds, and batches that were ready before a round do not count. A gain is the median of
+the rounds' ratios to the named row: gains of different rows must not be multiplied.
 
-The naive training is torchvision's `ImageFolder` and `DataLoader` with persistent worker processes, one per core, and a plain
-loop in fp32: it reads, decodes, puts through the function and resizes every image in every epoch. The expensive function is
-OpenCV's non-local means denoising (patches of 5 px, a window of 11 px), which `precompute.transform` runs once for each image.
+The naive training is torchvision's `ImageFolder` and `DataLoader` with persistent worker processes,
+one per core, and a plain loop in fp32. It reads, decodes, transforms and resizes every image in
+every epoch. The expensive function is OpenCV's non-local means denoising (patches of 5 px, a window
+of 11 px), which `precompute.transform` runs once for each image.
 
 The figures that were published for such a ladder: {PUBLISHED}. They do not
 multiply either, and are of another machine and other data."""

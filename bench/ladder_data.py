@@ -1,4 +1,4 @@
-"""The data of `bench.ladder`: photograph-like JPEGs in class folders, the same images packed, and the expensive function on each."""
+"""Data of `bench.ladder`: JPEGs in class folders, packed images, the expensive function."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ NUM_ROWS = {"train": 256, "val": 32, "test": 32}
 
 
 def denoise(image: Image.Image) -> Image.Image:
-    """Non-local means (Buades et al. 2005) over patches of 5 px in a window of 11 px: what stands for expensive preprocessing."""
+    """Non-local means (Buades et al. 2005), patches of 5 px, window of 11 px: an expensive step."""
     cv2.setNumThreads(1)
     return Image.fromarray(
         cv2.fastNlMeansDenoisingColored(np.asarray(image.convert("RGB")), None, 5, 5, 5, 11)
@@ -39,7 +39,7 @@ def write_images(folder: Path) -> None:
 
 
 def pack_images(images: Path, folder: Path, transform: str | None) -> None:
-    """What `precompute` makes of these images, with the user's function where there is one, and a plan of flips and crops."""
+    """The packed store of these images, with the user's function if given, and flips and crops."""
     changes = {
         "image_size_px": SIZE_PX,
         "channels": 3,

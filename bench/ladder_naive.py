@@ -1,7 +1,7 @@
-"""The first rung of `bench.ladder`: a training as one writes it with torchvision, without a framework and without preparation.
+"""The first row of `bench.ladder`: plain torchvision training without a framework or preparation.
 
-`python -m bench.ladder_naive IMAGES BATCH_SIZE NUM_WORKERS TRANSFORM` makes a round of steps for each line that it reads, and
-prints its rows per second. TRANSFORM is "none" or "denoise".
+`python -m bench.ladder_naive IMAGES BATCH_SIZE NUM_WORKERS TRANSFORM` runs a round of steps for
+each line that it reads, and prints its rows per second. TRANSFORM is "none" or "denoise".
 """
 
 import math
@@ -27,7 +27,7 @@ FEWEST_BATCHES, MIN_SECONDS = 3, 1.0
 def loader(
     images: str, batch_size: int, num_workers: int, transform: str
 ) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-    """Every image is read, decoded, put through the expensive function and resized again in each epoch, in worker processes."""
+    """Workers that read, decode, transform and resize every image again in each epoch."""
     steps = [transforms.Lambda(_denoised)] if transform == "denoise" else []
     steps += [
         transforms.Resize((SIZE_PX, SIZE_PX)),
@@ -38,8 +38,13 @@ def loader(
     ]
     dataset = ImageFolder(f"{images}/train", transforms.Compose(steps))
     return DataLoader(
-        dataset, batch_size, shuffle=True, drop_last=True, num_workers=num_workers, persistent_workers=num_workers > 0
-    )  # fmt: skip
+        dataset,
+        batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+    )
 
 
 def _denoised(image: Image.Image) -> Image.Image:
@@ -47,7 +52,7 @@ def _denoised(image: Image.Image) -> Image.Image:
 
 
 def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[int]:
-    """The rows of each step, after it: the network, the optimizer and the clipping of params.yaml, in fp32."""
+    """Yield the rows of each step in fp32, with network, optimizer and clipping of params.yaml."""
     torch.manual_seed(PROJECT.seed)
     network = SmallResnet(
         SmallResnetArguments.model_validate(PROJECT.train.network_arguments), 3, NUM_CLASSES

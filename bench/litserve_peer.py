@@ -1,6 +1,8 @@
-"""The same prediction behind LitServe, as its documentation has it, for bench/serving_speed.py: `python -m bench.litserve_peer PORT`.
+"""The same prediction behind LitServe, written as LitServe documents it.
 
-One worker, batches of at most 32, for which it waits 5 ms. Its process starts others that import this module, so the class is here.
+`python -m bench.litserve_peer PORT` runs it for bench/serving_speed.py. It has one worker and
+batches of at most 32, for which it waits 5 ms. LitServe starts processes that import this module,
+so the class is here.
 """
 
 import sys

@@ -1,9 +1,10 @@
-"""How fast are training batches made, beside the loaders that others use?
+"""Measures the speed of training batches against the loaders that others use.
 
-`python -m bench.loading` installs the peers into .work/bench/loading/venv, makes JPEGs out of the data under ../shared/data,
-starts every loader once, times all of them in turns, and prints and writes one table for each case. FFCV is compiled, and
-needs a C++ compiler, pkg-config, libopencv-dev and libturbojpeg0-dev. A peer that cannot be installed or started is in the
-table with the reason.
+`python -m bench.loading` installs the peers into .work/bench/loading/venv, makes JPEGs from the
+data under ../shared/data, starts every loader once, times all of them in turns, and prints and
+writes one table for each case. FFCV is compiled, and needs a C++ compiler, pkg-config,
+libopencv-dev and libturbojpeg0-dev. If a peer cannot be installed or started, the table has the
+reason.
 """
 
 import io
@@ -110,7 +111,7 @@ def install() -> Path:
 
 
 def write_images(case: Case, folder: Path) -> None:
-    """JPEGs of 400x300 cut from photographs of blood cells, or of 28 px from CIFAR-10, in two folders."""
+    """JPEGs of 400x300 from photographs of cells, or of 28 px from CIFAR-10, in two folders."""
     if (folder / "images").exists():
         return
     with files.new_directory(folder / "images") as images:
@@ -208,11 +209,16 @@ def _table(loaders: list[Loader]) -> list[str]:
                 f"{value:,.0f}" for value in (loader.median, min(loader.rates), max(loader.rates))
             )
             lines.append(f"| {loader.name} | {figures} | {loader.median / base:.1f} |")
+    medians = {loader.name: loader.median for loader in loaders if loader.rates}
+    if {OURS, PEER} <= medians.keys():
+        lines += ["", f"{OURS} is {medians[OURS] / medians[PEER]:.1f} times {PEER}."]
     return lines
 
 
+OURS, PEER = "Slipway, in the trainer", "FFCV raw, at most 256 px"  # the same pixels
 TITLES = {
-    "P1": "## 224 px from JPEGs of 400x300\n\nRandom resized crop (8 % to 100 % of the area) and flip, shuffled, batches of 64. "
+    "P1": "## 224 px from JPEGs of 400x300\n\n"
+    "Random resized crop (8 % to 100 % of the area) and flip, shuffled, batches of 64. "
     "Slipway and FFCV raw read decoded pixels (stored with 256 px, and with up to 400 or 256 px); "
     "the others decode a JPEG for each sample and epoch.",
     "P2": "## 28 px\n\nRandom crop after padding by 4 pixels and flip, shuffled, batches of 256.",
@@ -220,7 +226,7 @@ TITLES = {
 
 
 def main() -> None:
-    """The cases named on the command line, or both. What was measured before stays in the result."""
+    """Run the cases of the command line, or both. Earlier results of other cases stay."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     python = install()
     for name in sys.argv[1:] or CASES:
@@ -239,9 +245,9 @@ def main() -> None:
     print(RESULT.read_text())
 
 
-NOTE = f"""Loaders took turns, n = {NUM_ROUNDS} rounds of {MIN_SECONDS:g} s, without the batches made ready before;
-2 workers or threads each; everything in the page cache. Slipway and FFCV hand over bytes, which become floats on the device;
-the others hand over floats."""
+NOTE = f"""Loaders took turns, n = {NUM_ROUNDS} rounds of {MIN_SECONDS:g} s, without the batches
+that were ready before; 2 workers or threads each; everything in the page cache. Slipway and FFCV
+return bytes, which become floats on the device; the others return floats."""
 
 
 if __name__ == "__main__":

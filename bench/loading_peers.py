@@ -1,8 +1,9 @@
-"""The peers' side of `bench.loading`, in an environment of their own: each as its own documentation uses it, with 2 workers.
+"""The peers of `bench.loading` in their own environment, with 2 workers, used as they document it.
 
 python bench/loading_peers.py PEER CASE FOLDER
 """
-# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-call, misc"
+# mypy: disable-error-code="untyped-decorator"
 
 import io
 import shutil

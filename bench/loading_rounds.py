@@ -1,6 +1,7 @@
-"""The protocol of `bench.loading`: a process that makes one loader ready and then, for each line it reads, times it for a second.
+"""The protocol of `bench.loading`: a process prepares one loader and times it on request.
 
-Only the standard library, since it runs in the peers' environment too.
+It times the loader for a second for each line that it reads. It imports only the standard library,
+because it runs in the peers' environment, too.
 """
 
 import sys
@@ -15,7 +16,7 @@ NUM_AHEAD = 8  # batches; two workers fetch two each, FFCV three
 
 @dataclass(frozen=True)
 class Case:
-    """What is loaded: JPEGs of one size, and what comes out of them."""
+    """One case: JPEGs of one size, and the batches made from them."""
 
     name: str
     size_px: int
@@ -28,7 +29,7 @@ CASES = {case.name: case for case in (Case("P1", 224, 64, 256, 0), Case("P2", 28
 
 
 def serve(make: Callable[[], Callable[[], Iterable[int]]]) -> None:
-    """`make` gives a function that begins an epoch: the number of images of each batch. Prints `ready`, or why it is not."""
+    """`make` returns a function that starts an epoch of batch sizes. Prints `ready` or why not."""
     try:
         batches = _without_end(make())
         _timed(batches, 0.0)  # caches are filled, workers started, code compiled

@@ -13,7 +13,7 @@ from slipway.data.augmentation.plan import AugmentPlan, plan_from_params
 from slipway.data.store.packed import PackedSplit
 from slipway.inputs.images import ImageContract, array_from_bytes
 from slipway.system.files import sha256_bytes
-from slipway.system.malloc import keep_freed_memory
+from slipway.system.malloc import keep_freed_pages
 from slipway.training.batches.batches import (
     ImageChanges,
     TrainingBatches,
@@ -66,14 +66,14 @@ def plan_of(case: Case) -> AugmentPlan:
 
 def epochs(case: Case, folder: Path, num_workers: int) -> Callable[[], Iterator[int]]:
     """A function that begins one more epoch: the number of images of each batch."""
-    keep_freed_memory()  # as training does
+    keep_freed_pages()  # as training does
     batches = TrainingBatches(
         [pack(case, folder)],
         cut_step(case.batch_size, 1, case.batch_size),
         rank=0,
         seed=7,
         changes=ImageChanges(plan_of(case), case.size_px, on_device=False),
-        classes=True,
+        target_dtype="int64",
     )
     loader, number = training_loader(batches, num_workers), iter(range(10**9))
 

@@ -1,7 +1,8 @@
-"""How far is the plan's memory from what real steps take?
+"""Compares the plan's memory with that of real steps.
 
-`python -m bench.memory_plan` runs each network in a process of its own and writes one table: predicted tensors against what
-torch's allocator reported, and the predicted process against the growth of the resident set.
+`python -m bench.memory_plan` runs each network in a process of its own and writes one table: the
+predicted tensors against torch's allocator, and the predicted process against the growth of the
+resident set.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.conditions import conditions
-from slipway.planning.planning import CPU_SLACK
+from slipway.planning.resource_plan import CPU_SLACK
 from slipway.system import files
 
 RESULT = Path("bench/results/memory_plan.md")
@@ -56,7 +57,8 @@ def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> 
     )
     process = CPU_SLACK * predicted
     return (
-        f"| {network} | {precision} | {rows} | {predicted:.0f} | {allocated:.0f} | {predicted / allocated - 1:+.0%} "
+        f"| {network} | {precision} | {rows} | {predicted:.0f} | {allocated:.0f} | "
+        f"{predicted / allocated - 1:+.0%} "
         f"| {process:.0f} | {grown:.0f} | {process / grown - 1:+.0%} |"
     )
 
@@ -64,17 +66,26 @@ def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> 
 def main() -> None:
     """All setups, one after the other."""
     lines = [
-        "| Network | Precision | Rows | Tensors predicted, MB | allocated, MB | error | Process predicted, MB | grown by, MB | error |",
+        (
+            "| Network | Precision | Rows | Tensors predicted, MB | allocated, MB | error | "
+            "Process predicted, MB | grown by, MB | error |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for setup in SETUPS:
         lines.append(line(*setup))
         print(lines[-1], flush=True)
     text = "\n".join(lines)
-    note = f"Images of 32 px in colour, a table of five columns. The process's slack is {CPU_SLACK} times the tensors."
+    note = (
+        f"Images of 32 px in colour, a table of five columns. The process's slack is {CPU_SLACK} "
+        "times the tensors."
+    )
     files.write_text(
         RESULT,
-        f"# Predicted and real memory of a step, on the CPU\n\n{text}\n\n{note}\n{conditions('torch', 'timm')}\n",
+        (
+            "# Predicted and real memory of a step, on the "
+            f"CPU\n\n{text}\n\n{note}\n{conditions('torch', 'timm')}\n"
+        ),
     )
 
 

@@ -1,8 +1,9 @@
-"""What becomes of waiting and throughput when four times too much is asked for? The service with its admission, with a limit of the queue
-alone, and an ordinary BentoML API of the same model.
+"""Measures waiting and throughput at four times the capacity.
 
-`python -m bench.overload` measures each by itself, in rounds in turns, and prints and writes one table. Callers come at random times
-whatever the answers do; a latency counts from the time at which the request was due. One core for the service, one for the callers.
+`python -m bench.overload` compares the service with its admission, with only the queue's limit, and
+an ordinary BentoML API of the same model. It measures each alone, in turns, and prints and writes
+one table. Requests come at random times, independent of the answers. A latency counts from the
+moment at which the request was due. The service has one core and the callers the other.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import httpx
 
 from bench.conditions import conditions
 from bench.serving_overhead import started
-from serving.load_test.load import (
+from slipway.serving.load_test.load import (
     REFUSED,
     Answer,
     by_status,
@@ -38,7 +39,10 @@ PEAK_SECONDS, NORMAL_SECONDS, OVERLOAD_SECONDS, REST_SECONDS = 3.0, 8.0, 10.0, 4
 FACTOR = 4
 RESULT = Path("bench/results/overload.md")
 LIVEZ = http_request("/livez", method="GET")
-PART = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
+PART = (
+    b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\n'
+    b"Content-Type: image/png\r\n\r\n"
+)
 FORM = http_request(
     body=PART + picture() + b"\r\n--b--\r\n", content_type="multipart/form-data; boundary=b"
 )
@@ -141,14 +145,19 @@ def main() -> None:
                     httpx.get(url + "/livez")
                     measure(measured, url, seed=number)
     head = (
-        "| Served by | peak, answers/s | p99 ms at 80 % | p99 ms of the accepted at 400 % | the first second included | ratio "
-        "| goodput of the peak | lowest | `/livez` p99 ms | p99 ms at 80 % afterwards | other answers |"
+        "| Served by | peak, answers/s | p99 ms at 80 % | p99 ms of the accepted at 400 % | the "
+        "first second included | ratio "
+        "| goodput of the peak | lowest | `/livez` p99 ms | p99 ms at 80 % afterwards | other "
+        "answers |"
     )
     lines = [head, "|" + "---|" * 11, *(measured.row() for measured in all_measured)]
     notes = (
-        f"n = {num_rounds} rounds in turns, medians, each with a new process: peak over 32 connections in a closed loop, then random "
-        f"arrivals (Poisson) at 80 %, at {FACTOR} times the peak for {OVERLOAD_SECONDS:g} s, and after a rest at 80 %. A model of several "
-        f"milliseconds for an image that batches do not help, one thread. {conditions('bentoml', 'uvicorn', 'uvloop', 'onnxruntime-gpu')}"
+        f"n = {num_rounds} rounds in turns, medians, each with a new process: peak over 32 "
+        "connections in a closed loop, then random "
+        f"arrivals (Poisson) at 80 %, at {FACTOR} times the peak for {OVERLOAD_SECONDS:g} s, and "
+        "after a rest at 80 %. A model of several "
+        "milliseconds for an image that batches do not help, one thread. "
+        f"{conditions('bentoml', 'uvicorn', 'uvloop', 'onnxruntime-gpu')}"
     )
     text = "# Overload\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
     print(text)

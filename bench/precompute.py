@@ -1,7 +1,7 @@
-"""How fast is precompute beside pure decoding, what do JPEG and a kill halfway cost, and what does JPEG lose?
+"""Measures precompute against pure decoding, the cost of JPEG and of a kill, and the loss of JPEG.
 
-`python -m bench.precompute` makes photograph-like JPEGs of 400x300, packs them with 224 px in turns with decoding alone, on all
-cores, and prints and writes two tables.
+`python -m bench.precompute` makes 400x300 JPEGs like photographs, packs them at 224 px in turns
+with plain decoding, on all cores, and prints and writes two tables.
 """
 
 import io
@@ -32,8 +32,14 @@ RESULT = ROOT / "bench/results/precompute.md"
 NUM_IMAGES, NUM_DISTINCT, NUM_ROUNDS = 1500, 200, 5
 MAX_PIXELS = 10**6
 NETWORK = ImageContract(
-    kind="images", transform=None, size_px=224, channels=3, resize_mode="crop", interpolation="bilinear", max_pixels=MAX_PIXELS
-)  # fmt: skip
+    kind="images",
+    transform=None,
+    size_px=224,
+    channels=3,
+    resize_mode="crop",
+    interpolation="bilinear",
+    max_pixels=MAX_PIXELS,
+)
 RAW = StoreForm(network=NETWORK, train_size_px=224, encoding="raw", jpeg_quality=None)
 JPEG = StoreForm(network=NETWORK, train_size_px=224, encoding="jpeg", jpeg_quality=95)
 
@@ -57,7 +63,7 @@ def photograph(seed: int) -> bytes:
 
 
 def data_set() -> tuple[list[RawSample], pa.Table]:
-    """Every sample is a file of its own: a number after the end of the JPEG gives it its own digest."""
+    """Distinct files: a number after the end of the JPEG gives each its own digest."""
     distinct = [photograph(seed) for seed in range(NUM_DISTINCT)]
     payloads = [
         distinct[index % NUM_DISTINCT] + index.to_bytes(4, "big") for index in range(NUM_IMAGES)
@@ -98,7 +104,7 @@ def decode(sample: RawSample) -> int:
 
 
 def decode_and_resize(sample: RawSample) -> int:
-    """What precompute does at least."""
+    """The least work of precompute."""
     return len(array_from_bytes(sample.payload, NETWORK))
 
 
@@ -124,7 +130,7 @@ def pack_all(
 
 
 def look_through(rows: pa.Table) -> None:
-    """What a second run does first."""
+    """The first work of a second run."""
     num_rows = sum(
         len(shard.numbers)
         for _, shard in finished_shards(SCRATCH / "raw", places_of(rows.sort_by("id")), RAW)
@@ -133,7 +139,7 @@ def look_through(rows: pa.Table) -> None:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """How long `work` takes."""
+    """Seconds of `work`."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
@@ -159,7 +165,10 @@ def measure_once(samples: list[RawSample], rows: pa.Table) -> dict[str, float]:
 def speed_table(rounds: list[dict[str, float]]) -> str:
     """Medians of the speeds, and of their ratios within each round."""
     lines = [
-        "| | images/s, median | lowest | highest | beside decoding alone | beside decoding and resizing alone |",
+        (
+            "| | images/s, median | lowest | highest | beside decoding alone | beside decoding "
+            "and resizing alone |"
+        ),
         "|---|---|---|---|---|---|",
     ]
     for name in rounds[0]:
@@ -169,7 +178,8 @@ def speed_table(rounds: list[dict[str, float]]) -> str:
             for base in list(rounds[0])[:2]
         ]
         lines.append(
-            f"| {name} | {statistics.median(speeds):,.0f} | {min(speeds):,.0f} | {max(speeds):,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |"
+            f"| {name} | {statistics.median(speeds):,.0f} | {min(speeds):,.0f} | "
+            f"{max(speeds):,.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |"
         )
     return "\n".join(lines)
 
@@ -178,7 +188,10 @@ def loss_table(samples: list[RawSample]) -> str:
     """Bytes and errors of JPEG by quality."""
     images = [array_from_bytes(sample.payload, NETWORK) for sample in samples[:NUM_DISTINCT]]
     lines = [
-        "| jpeg_quality | bytes/pixel | share of raw | mean error, grey levels | largest error, mean over images |",
+        (
+            "| jpeg_quality | bytes/pixel | share of raw | mean error, grey levels | largest "
+            "error, mean over images |"
+        ),
         "|---|---|---|---|---|",
     ]
     for quality in (75, 90, 95, 100):
@@ -206,7 +219,10 @@ def main() -> None:
     shutil.rmtree(SCRATCH)
     text = f"{speed_table(rounds)}\n\n{loss_table(samples)}"
     print(text)
-    note = f"{NUM_IMAGES:,} JPEGs of 400x300 to 224 px, n = {NUM_ROUNDS} rounds in turns, starting the workers included. Synthetic pictures."
+    note = (
+        f"{NUM_IMAGES:,} JPEGs of 400x300 to 224 px, n = {NUM_ROUNDS} rounds in turns, starting "
+        "the workers included. Synthetic pictures."
+    )
     versions = conditions("pillow", "simplejpeg", "numpy")
     files.write_text(RESULT, f"# Precompute\n\n{text}\n\n{note}\n{versions}\n")
 

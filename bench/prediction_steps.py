@@ -1,9 +1,11 @@
-"""What is done in Python for one small prediction, and what the watching adds to it: steps of the interpreter, and processor time.
+"""The Python cost of one small prediction with and without monitoring: steps and processor time.
 
-`python -m bench.prediction_steps` has the connections, the application and the model of a worker in one process, without sockets: 32 connections
-are given a request each, again when all are answered. Steps are counted by `sys.settrace`, nearly the same number each time with one
-version of Python. Times are those of the event loop's thread, under full load, with the watching and without it in turns of some 20 ms,
-so that both see the same machine; the watching's own thread is told apart. It prints and writes one table.
+`python -m bench.prediction_steps` runs the connections, the application and the model of a worker
+in one process, without sockets. Each of 32 connections gets a request, and the next when all are
+answered. `sys.settrace` counts the interpreter's steps, whose number hardly varies with one version
+of Python. Times are those of the event loop's thread under full load, with and without monitoring
+in turns of some 20 ms, so that both see the same machine state. The monitoring's own thread is
+listed separately. The result is one table, printed and written to a file.
 """
 
 import asyncio
@@ -23,21 +25,19 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from bench.conditions import conditions
+from bench.monitoring_overhead import CASES
 from bench.serving_overhead import http_request
 from bench.serving_speed import NUM_CONNECTIONS, PACKAGES
-from bench.watching_overhead import CASES
-from serving.app import Application
-from serving.http.connections import tracked
-from serving.monitoring.watcher import Watcher
-from serving.process.interpreter import put_aside_what_stays, take_short_turns
-from serving.process.operator_port import connection_limits
-from serving.worker import ModelWorker
+from slipway.serving.app import Application, connection_limits
+from slipway.serving.monitoring.monitor import TrafficMonitor
+from slipway.serving.process.worker_process import freeze_gc, set_switch_interval
+from slipway.serving.worker import ModelWorker
 from slipway.system import files
 from tests.serving.in_process import full_worker, read_all_settings
 from tests.serving.server import environment
 
 RESULT = Path("bench/results/prediction_steps.md")
-SETTLE_S = 5.0  # in which the share of requests that the watching takes in whole finds its place
+SETTLE_S = 5.0  # until the monitoring's sampling rate is stable
 NUM_TURNS, ROUNDS_A_TURN = 1000, 10
 NUM_COUNTED = 8  # rounds whose steps are counted
 MOST_LISTED = 12
@@ -58,17 +58,17 @@ class Silent(asyncio.Transport):
             self.num_written += 1
 
     def is_closing(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     def pause_reading(self) -> None:
-        """There is nothing more to read."""
+        """Do nothing: there is nothing more to read."""
 
     def resume_reading(self) -> None:
-        """The same."""
+        """Do nothing: there is nothing more to read."""
 
     def get_write_buffer_size(self) -> int:
-        """Everything is taken."""
+        """Zero: every write is taken at once."""
         return 0
 
 
@@ -79,7 +79,7 @@ class Replayer:
         async def behind(scope: Scope, receive: Receive, send: Send) -> None:
             raise RuntimeError("nothing here is for BentoML")
 
-        app = tracked(Application(behind, worker))
+        app = Application(behind, worker)
         config = uvicorn.Config(app, log_level="critical", access_log=False, ws="none")
         limits, state = connection_limits(worker), ServerState()
         state.default_headers = [
@@ -108,38 +108,35 @@ class Replayer:
 
 
 class Times(NamedTuple):
-    """Of the turns."""
+    """Processor times of the turns."""
 
-    us: dict[
-        bool, list[float]
-    ]  # of the event loop's thread for a prediction, in each turn; by whether it was watched
-    thread_share: float  # processor time of the watching's thread, of the event loop's
+    us: dict[bool, list[float]]  # for a prediction, by turn, with (True) and without monitoring
+    thread_share: float  # the monitoring's thread as a fraction of the event loop's
 
 
-async def measure_times(replayer: Replayer, worker: ModelWorker, watcher: Watcher) -> Times:
-    """Turns with and without, in the order on, off, off, on."""
+async def measure_times(replayer: Replayer, worker: ModelWorker, monitor: TrafficMonitor) -> Times:
+    """Measure turns with and without monitoring, in the order on, off, off, on."""
     everyone, clock = (
         worker.observers.all,
-        time.pthread_getcpuclockid(cast(int, watcher._thread.ident)),
+        time.pthread_getcpuclockid(cast(int, monitor._thread.ident)),
     )
     us: dict[bool, list[float]] = {True: [], False: []}
-    watching_before, all_before = time.clock_gettime(clock), time.thread_time()
+    monitor_before, loop_before = time.clock_gettime(clock), time.thread_time()
     for turn in range(NUM_TURNS):
-        is_watched = turn % 4 in (0, 3)
-        worker.observers.all = everyone if is_watched else ()
+        is_monitored = turn % 4 in (0, 3)
+        worker.observers.all = everyone if is_monitored else ()
         began = time.thread_time()
         for _ in range(ROUNDS_A_TURN):
             await replayer.answer_all()
         seconds = time.thread_time() - began
-        us[is_watched].append(seconds / ROUNDS_A_TURN / NUM_CONNECTIONS * 1e6)
+        us[is_monitored].append(seconds / ROUNDS_A_TURN / NUM_CONNECTIONS * 1e6)
     worker.observers.all = everyone
-    return Times(
-        us, (time.clock_gettime(clock) - watching_before) / (time.thread_time() - all_before)
-    )
+    monitor_seconds = time.clock_gettime(clock) - monitor_before
+    return Times(us, monitor_seconds / (time.thread_time() - loop_before))
 
 
 async def count_steps(replayer: Replayer) -> Counter[str]:
-    """Of a prediction, by function."""
+    """Count the interpreter's steps of `NUM_COUNTED` rounds, by function."""
     steps: Counter[str] = Counter()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -149,9 +146,8 @@ async def count_steps(replayer: Replayer) -> Counter[str]:
             if event == "opcode":
                 name = frame.f_code.co_filename.removeprefix(os.getcwd() + "/")
                 if not name.startswith("bench"):
-                    steps[
-                        f"{frame.f_code.co_qualname} ({name.rpartition('site-packages/')[2].rpartition('/python3')[2]})"
-                    ] += 1
+                    module = name.rpartition("site-packages/")[2].rpartition("/python3")[2]
+                    steps[f"{frame.f_code.co_qualname} ({module})"] += 1
             return count
 
         return count
@@ -166,58 +162,69 @@ async def count_steps(replayer: Replayer) -> Counter[str]:
 def described(steps: dict[bool, Counter[str]], times: Times) -> str:
     """The tables."""
     num_predictions = NUM_COUNTED * NUM_CONNECTIONS
-    lines = ["| | without watching | with watching | ratio |", "|---|---|---|---|"]
-    totals = [steps[is_watched].total() / num_predictions for is_watched in (False, True)]
+    lines = ["| | without monitoring | with monitoring | ratio |", "|---|---|---|---|"]
+    totals = [steps[is_monitored].total() / num_predictions for is_monitored in (False, True)]
     lines.append(
-        f"| steps of the interpreter | {totals[0]:,.0f} | {totals[1]:,.0f} | {totals[1] / totals[0]:.3f} |"
+        f"| steps of the interpreter | {totals[0]:,.0f} | {totals[1]:,.0f} "
+        f"| {totals[1] / totals[0]:.3f} |"
     )
     for name, share in (("lowest tenth", 10), ("lowest quarter", 4), ("median", 2)):
         off, on = (
-            statistics.quantiles(times.us[is_watched], n=share)[0] for is_watched in (False, True)
+            statistics.quantiles(times.us[is_monitored], n=share)[0]
+            for is_monitored in (False, True)
         )
         lines.append(
-            f"| microseconds of the event loop's thread, {name} of the turns | {off:.1f} | {on:.1f} | {on / off:.3f} |"
+            f"| microseconds of the event loop's thread, {name} of the turns "
+            f"| {off:.1f} | {on:.1f} | {on / off:.3f} |"
         )
     ratios = [on / off for on, off in zip(times.us[True], times.us[False], strict=True)]
     lines += [
         "",
-        f"Neighbouring turns, with over without: median {statistics.median(ratios):.3f}, n = {len(ratios)} pairs. The watching's own "
-        f"thread takes {times.thread_share:.2%} of the time of the event loop's; half of the requests are watched.",
+        f"Neighbouring turns, with over without: median {statistics.median(ratios):.3f}, "
+        f"n = {len(ratios)} pairs. The monitoring's own thread takes {times.thread_share:.2%} of "
+        "the time of the event loop's; half of the requests are monitored.",
         "",
     ]
     most = [
         f"| {name} | {count / num_predictions:.0f} |"
         for name, count in steps[True].most_common(MOST_LISTED)
     ]
-    return "\n".join([*lines, "| most steps, watched | for each prediction |", "|---|---|", *most])
+    heading = "| most steps, with monitoring | for each prediction |"
+    return "\n".join([*lines, heading, "|---|---|", *most])
 
 
 async def run(folder: Path) -> str:
-    """Everything."""
+    """Measure times and steps, and return the report."""
     case = CASES["small"]
     case.write(folder)
     worker = full_worker(
-        read_all_settings(environment(folder, state=folder / "state")), settle=put_aside_what_stays
+        read_all_settings(environment(folder, state=folder / "state")), settle=freeze_gc
     )
     worker.start()
     await worker.loaded()
-    take_short_turns()
+    set_switch_interval()
     replayer = Replayer(worker, http_request("/predict", case.media_type, case.image()))
-    (watcher,) = (one for one in worker.observers.all if isinstance(one, Watcher))
+    (monitor,) = (one for one in worker.observers.all if isinstance(one, TrafficMonitor))
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         await replayer.answer_all()
-    times = await measure_times(replayer, worker, watcher)
-    watcher._thinning.adapt = lambda num_offered, num_used: None  # type: ignore[method-assign]  # traced, it is slow: nothing would be thinned out
+    times = await measure_times(replayer, worker, monitor)
+    # Tracing is slow: the sampler would skip most requests.
+    monitor.queue.sampler.adapt = lambda num_offered, num_used: None  # type: ignore[method-assign]
     everyone, steps = worker.observers.all, {}
-    for is_watched in (True, False):
-        worker.observers.all = everyone if is_watched else ()
+    for is_monitored in (True, False):
+        worker.observers.all = everyone if is_monitored else ()
         await replayer.answer_all()
-        steps[is_watched] = await count_steps(replayer)
+        steps[is_monitored] = await count_steps(replayer)
     worker.observers.all = everyone
     await worker.stop()
-    text = f"# A small prediction in Python\n\n{case.title}, {NUM_CONNECTIONS} connections without sockets\n\n{described(steps, times)}"
-    return f"{text}\n\n{NUM_TURNS} turns of {ROUNDS_A_TURN * NUM_CONNECTIONS} predictions. {conditions(*PACKAGES)}\n"
+    return (
+        "# A small prediction in Python\n\n"
+        f"{case.title}, {NUM_CONNECTIONS} connections without sockets\n\n"
+        f"{described(steps, times)}\n\n"
+        f"{NUM_TURNS} turns of {ROUNDS_A_TURN * NUM_CONNECTIONS} predictions. "
+        f"{conditions(*PACKAGES)}\n"
+    )
 
 
 def main() -> None:

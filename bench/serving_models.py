@@ -1,4 +1,7 @@
-"""The certified bundles that bench/serving_speed.py serves: resnet18 at 224 px, and a small network at 28 px. Weights are random."""
+"""Certified bundles for bench/serving_speed.py, with random weights.
+
+They are resnet18 at 224 px and a small network at 28 px.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ LARGEST_BATCH = 64
 
 
 class SmallCnn(nn.Module):
-    """Two strided convolutions and a linear layer on grey images of 28 px: 78 thousand multiplications."""
+    """Two strided convolutions and a linear layer on grey 28 px images: 78,000 multiplications."""
 
     def __init__(self) -> None:
         super().__init__()

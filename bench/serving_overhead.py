@@ -1,12 +1,10 @@
-"""What does our front save? Requests a second of the same graph behind the front and as an ordinary BentoML API.
+"""Compares requests per second of the service with an ordinary BentoML API of the same graph.
 
-`python -m bench.serving_overhead` starts both services, asks them in turns over 32 connections on this
+`python -m bench.serving_overhead` starts both, sends requests in turns over 32 connections on this
 machine, and prints and writes one table. The client shares the cores with the services.
 """
 
 import asyncio
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -15,12 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import cast
 
 import httpx
 
+from bench.conditions import conditions
 from slipway.system import files
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, environment, free_port
@@ -99,7 +97,10 @@ def measure(measured: Measured) -> None:
 
 
 def http_request(path: str, content_type: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        f"{content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -124,7 +125,7 @@ def started(target: str, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def started_service(folder: Path, home: str, **settings: object) -> Iterator[Server]:
-    """Our service of the bundle in `folder` with these settings, once it is ready; `home` is its own folder of BentoML's."""
+    """The ready service of the bundle in `folder`; `home` is the name of its BENTOML_HOME."""
     url = f"http://127.0.0.1:{free_port()}"
     variables = environment(folder, **settings) | {"BENTOML_HOME": str(folder / home)}
     command = [
@@ -132,7 +133,7 @@ def started_service(folder: Path, home: str, **settings: object) -> Iterator[Ser
         "-m",
         "bentoml",
         "serve",
-        "serving.service:Slipway",
+        "slipway.serving.service:Slipway",
         "--port",
         url.rpartition(":")[2],
     ]
@@ -166,41 +167,31 @@ def table(all_measured: list[Measured]) -> str:
         rates = one.requests_per_second
         figures = f"{statistics.median(rates):,.0f} | {min(rates):,.0f} | {max(rates):,.0f}"
         lines.append(
-            f"| {one.name} | {figures} | {statistics.median(one.p50_ms):.2f} | {statistics.median(one.p99_ms):.2f} |"
+            f"| {one.name} | {figures} | {statistics.median(one.p50_ms):.2f} | "
+            f"{statistics.median(one.p99_ms):.2f} |"
         )
     return "\n".join(lines)
 
 
-def machine() -> str:
-    """The day, the machine and the versions of what is measured."""
-    versions = ", ".join(f"{name} {installed(name)}" for name in PACKAGES)
-    cores = f"{os.cpu_count()} cores ({platform.machine()}, {platform.system()}), Python {platform.python_version()}"
-    return f"{time.strftime('%Y-%m-%d')}, {cores}, {versions}"
-
-
-def conditions(num_rounds: int = NUM_ROUNDS) -> str:
+def measured_under(num_rounds: int = NUM_ROUNDS) -> str:
     return (
-        f"{machine()}.\n"
-        f"{NUM_CONNECTIONS} connections, client on the same cores, n = {num_rounds} rounds of {ROUND_SECONDS:g} s in turns; "
-        f"load average at the end {os.getloadavg()[0]:.1f}. A tiny linear graph on 8x8 RGB PNGs, one worker."
+        f"{conditions(*PACKAGES)}\n"
+        f"{NUM_CONNECTIONS} connections, client on the same cores, n = {num_rounds} rounds of "
+        f"{ROUND_SECONDS:g} s in turns. A tiny linear graph on 8x8 RGB PNGs, one worker."
     )
-
-
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as services:
         folder = Path(temporary)
         certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-        front = services.enter_context(started("serving.service:Slipway", folder))
+        front = services.enter_context(started("slipway.serving.service:Slipway", folder))
         stock = services.enter_context(started("bench.stock_service:Stock", folder))
         raw = http_request("/predict", "image/png", picture())
-        part = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
+        part = (
+            b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\n'
+            b"Content-Type: image/png\r\n\r\n"
+        )
         form = http_request(
             "/predict", "multipart/form-data; boundary=b", part + picture() + b"\r\n--b--\r\n"
         )
@@ -214,7 +205,7 @@ def main() -> None:
         for _ in range(NUM_ROUNDS):
             for measured in all_measured:
                 measure(measured)
-        text = f"# Serving overhead\n\n{table(all_measured)}\n\n{conditions()}\n"
+        text = f"# Serving overhead\n\n{table(all_measured)}\n\n{measured_under()}\n"
     print(text)
     files.write_text(RESULT, text)
 

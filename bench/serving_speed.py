@@ -1,9 +1,10 @@
-"""How near is the service to the bare runtime, and how far ahead of other servers?
+"""Compares the service with the bare runtime and with other servers.
 
-`BENCH_PEERS=VENV/bin/python python -m bench.serving_speed [small|large]...` starts them all on loopback, asks them in turns over 32
-connections and over one, and prints and writes one table for each model (bench/results/serving_speed_small.md, and _large.md).
-BENCH_PEERS is a Python that has litserve and fastapi (bench/serving_peers.py); without it the table says that they were not there. The
-client shares the cores with the services.
+`BENCH_PEERS=VENV/bin/python python -m bench.serving_speed [small|large]...` starts them all on
+loopback, sends requests in turns over 32 connections and over one, and prints and writes one table
+for each model (bench/results/serving_speed_small.md and _large.md). BENCH_PEERS is a Python that
+has litserve and fastapi (bench/serving_peers.py). Without it the table says that they are missing.
+The client shares the cores with the services.
 """
 
 import io
@@ -39,7 +40,8 @@ NUM_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "0"))  # 0: as many as the case 
 WARM_UP_S = 1.0  # and a third of what is measured at most
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 LONGEST_START_S = 60.0
-LONGEST_WAIT_S = 10.0  # 32 callers of a large model wait for more than a second; by default that is a lasting overload
+# 32 callers of a large model wait longer than the default, which would count as overload.
+LONGEST_WAIT_S = 10.0
 PEERS = os.environ.get("BENCH_PEERS", "")
 PACKAGES = (
     "bentoml",
@@ -56,7 +58,7 @@ PEER_PACKAGES = ("litserve", "fastapi", "starlette", "uvicorn", "onnxruntime")
 
 @dataclass
 class Case:
-    """One model and what it is asked about."""
+    """One model and its requests."""
 
     title: str
     write: Callable[[Path], LoadedBundle]
@@ -79,7 +81,7 @@ class Served:
 
 @dataclass
 class Bare:
-    """The runtime alone, in this process."""
+    """The runtime without a service, in this process."""
 
     runner: OnnxRunner
     contract: ImageContract
@@ -140,7 +142,7 @@ CASES = {
 
 @contextmanager
 def started(command: list[str], variables: dict[str, str], url: str, log: Path) -> Iterator[None]:
-    """A server that answers, with all of its processes in a session of their own, which is ended."""
+    """A server that answers. Its processes form a session of their own, which is ended."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, env=variables, stdout=output, stderr=output, start_new_session=True
@@ -170,7 +172,10 @@ def _answers(url: str) -> bool:
 
 def form(field_name: str, image: bytes, media_type: str) -> bytes:
     """A request with the image as a file."""
-    head = f'--b\r\nContent-Disposition: form-data; name="{field_name}"; filename="x"\r\nContent-Type: {media_type}\r\n\r\n'
+    head = (
+        f'--b\r\nContent-Disposition: form-data; name="{field_name}"; filename="x"\r\n'
+        f"Content-Type: {media_type}\r\n\r\n"
+    )
     return http_request(
         "/predict", "multipart/form-data; boundary=b", head.encode() + image + b"\r\n--b--\r\n"
     )
@@ -202,7 +207,7 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
 
     bentoml = [sys.executable, "-m", "bentoml", "serve"]
     body = http_request("/predict", case.media_type, image)
-    ours = [*bentoml, "serving.service:Slipway", "--port", "PORT"]
+    ours = [*bentoml, "slipway.serving.service:Slipway", "--port", "PORT"]
     found = [
         start("Slipway, one worker", ours, body, max_wait_s=LONGEST_WAIT_S),
         start("Slipway, two workers", ours, body, workers=2, max_wait_s=LONGEST_WAIT_S),
@@ -246,7 +251,7 @@ def measure(measured: Measured, num_connections: int, seconds: float) -> None:
 
 
 def ratio(served: Served, other: list[float]) -> str:
-    """Of requests a second in the same round: median and quartiles."""
+    """Ratios of requests per second in the same round: median and quartiles."""
     low, middle, high = statistics.quantiles(
         [mine / its for mine, its in zip(served.many.requests_per_second, other, strict=True)]
     )
@@ -259,16 +264,23 @@ def table(all_served: list[Served], bare: Bare) -> str:
     best = bare.rows_per_second[size]
     empty = next(served for served in all_served if "empty" in served.name).many.requests_per_second
     lines = [
-        "| Served by | requests/s | of the bare runtime | of the empty application | p50 ms | p99 ms | one connection, p50 ms |",
+        (
+            "| Served by | requests/s | of the bare runtime | of the empty application | p50 ms | "
+            "p99 ms | one connection, p50 ms |"
+        ),
         "|---|---|---|---|---|---|---|",
-        f"| ONNX Runtime alone, batches of {size} | {_spread(best)} rows/s | 1 | | | | {statistics.median(bare.one_row_ms):.2f} |",
+        (
+            f"| ONNX Runtime alone, batches of {size} | {_spread(best)} rows/s | 1 | | | | "
+            f"{statistics.median(bare.one_row_ms):.2f} |"
+        ),
     ]
     for served in all_served:
         p50, p99 = statistics.median(served.many.p50_ms), statistics.median(served.many.p99_ms)
         one = statistics.median(served.one.p50_ms)
         shares = f"{ratio(served, best)} | {ratio(served, empty)}"
         lines.append(
-            f"| {served.name} | {_spread(served.many.requests_per_second)} | {shares} | {p50:.2f} | {p99:.2f} | {one:.2f} |"
+            f"| {served.name} | {_spread(served.many.requests_per_second)} | {shares} | {p50:.2f} "
+            f"| {p99:.2f} | {one:.2f} |"
         )
     return "\n".join(lines)
 
@@ -279,7 +291,7 @@ def _spread(rates: list[float]) -> str:
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
-def told(all_served: list[Served], bare: Bare) -> str:
+def notes(all_served: list[Served], bare: Bare) -> str:
     """The ratios that are aimed at."""
     by_name = {served.name: served for served in all_served}
     ours = by_name["Slipway, one worker"]
@@ -293,7 +305,8 @@ def told(all_served: list[Served], bare: Bare) -> str:
     )
     extra = statistics.median(ours.one.p50_ms) - bare_ms - empty_ms
     lines.append(
-        f"* one connection: {extra:.2f} ms above the bare call ({bare_ms:.2f} ms) and the empty request ({empty_ms:.2f} ms)"
+        f"* one connection: {extra:.2f} ms above the bare call ({bare_ms:.2f} ms) and the empty "
+        f"request ({empty_ms:.2f} ms)"
     )
     return "Slipway with one worker, each ratio of the same round:\n\n" + "\n".join(lines)
 
@@ -324,30 +337,39 @@ def run_case(case: Case) -> str:
             for served in all_served:
                 measure(served.one, 1, case.round_seconds / 2)
             print(f"{case.title}: round {number + 1} of {num_rounds}", flush=True)
-        part = f"## {case.title}\n\n{table(all_served, bare)}\n\n{told(all_served, bare)}\n"
+        part = f"## {case.title}\n\n{table(all_served, bare)}\n\n{notes(all_served, bare)}\n"
         print(part, flush=True)
         return part
 
 
 def peer_versions() -> str:
-    """What the peers' Python has."""
+    """The versions of the peers' packages."""
     if not PEERS:
         return "LitServe and FastAPI were not there (BENCH_PEERS names no Python that has them)."
-    code = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {PEER_PACKAGES!r}}}))"
+    code = (
+        f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) "
+        f"for n in {PEER_PACKAGES!r}}}))"
+    )
     found = json.loads(subprocess.run([PEERS, "-c", code], capture_output=True, check=True).stdout)
     return "Peers: " + ", ".join(f"{name} {number}" for name, number in found.items()) + "."
 
 
 def main() -> None:
     note = (
-        f"Medians of rounds in which all take turns, quartiles in brackets; {NUM_CONNECTIONS} connections on "
-        "loopback, the client (uvloop) on the same cores, metrics and every guard on. The empty application is uvicorn with httptools and "
-        "uvloop, asked with the same bytes. Bodies are the image itself; peers take it in a form, as they ask for it."
+        f"Medians of rounds in which all take turns, quartiles in brackets; {NUM_CONNECTIONS} "
+        "connections on "
+        "loopback, the client (uvloop) on the same cores, metrics and every guard on. The empty "
+        "application is uvicorn with httptools and "
+        "uvloop, asked with the same bytes. Bodies are the image itself; peers take it in a form, "
+        "as they ask for it."
     )
     for name in sys.argv[1:] or CASES:
         case = CASES[name]
         part = run_case(case)
-        length = f"{NUM_ROUNDS or case.num_rounds} rounds, {case.round_seconds:g} s for each way of serving."
+        length = (
+            f"{NUM_ROUNDS or case.num_rounds} rounds, {case.round_seconds:g} s for each way of "
+            "serving."
+        )
         text = "\n".join(
             [
                 f"# Speed of the service\n\n{part}",

@@ -1,10 +1,10 @@
-"""How long until the service answers, and what it holds then? The digits bundle of the last `dvc repro`, one worker on the CPU.
+"""Measures the start and the memory of the service, with the digits bundle and one CPU worker.
 
-`python -m bench.serving_start` starts the service again and again on this machine, and prints and writes one
-table. Start: from the command to the first 200 of /readyz. Memory: VmRSS of both processes after 100 predictions.
+`python -m bench.serving_start` starts the service repeatedly on this machine with the bundle of the
+last `dvc repro`, and prints and writes one table. Start: from the command to the first 200 of
+/readyz. Memory: VmRSS of both processes after 100 predictions.
 """
 
-import os
 import re
 import statistics
 import subprocess
@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import pyarrow.parquet as pq
 
-from bench.serving_overhead import machine
+from bench.conditions import conditions
+from bench.serving_overhead import PACKAGES
 from slipway.artifacts.bundle import load_bundle
 from slipway.system import files
 from tests.serving.server import ROOT, running
@@ -30,7 +31,10 @@ ARTIFACTS = ROOT / "artifacts"
 
 def seconds_to_import(module: str) -> float:
     """Seconds that a fresh interpreter takes for one import, its own start not counted."""
-    code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
+    code = (
+        f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - "
+        "start)"
+    )
     return float(
         subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -39,7 +43,7 @@ def seconds_to_import(module: str) -> float:
 
 
 def started(folder: Path, payload: bytes) -> dict[str, float]:
-    """One start: seconds until it is alive and until it is ready, and megabytes of the worker and of the server."""
+    """One start: seconds until alive and until ready, megabytes of the worker and of the server."""
     bundle, certificate = ARTIFACTS / "bundle", ARTIFACTS / "certificate.json"
     begin = time.perf_counter()
     with running(folder, provider="cpu", bundle=bundle, certificate=certificate) as server:
@@ -67,13 +71,17 @@ def resident_mb(process: int) -> float:
 
 
 def line(name: str, values: list[float], form: Callable[[float], str]) -> str:
-    return f"| {name} | {form(statistics.median(values))} | {form(min(values))} | {form(max(values))} |"
+    return (
+        f"| {name} | {form(statistics.median(values))} | {form(min(values))} | "
+        f"{form(max(values))} |"
+    )
 
 
 def main() -> None:
     if not (ARTIFACTS / "certificate.json").is_file():
         sys.exit(
-            f"error: {ARTIFACTS}/certificate.json is not there, expected the certified digits bundle. Run `dvc repro` first."
+            f"error: {ARTIFACTS}/certificate.json is not there, expected the certified digits "
+            "bundle. Run `dvc repro` first."
         )
     payload = pq.read_table("data/demo/digits.parquet", columns=["image"])["image"][0].as_py()[
         "bytes"
@@ -81,7 +89,7 @@ def main() -> None:
     imports, starts = [], []
     with tempfile.TemporaryDirectory() as temporary:
         for _ in range(NUM_ROUNDS):
-            imports.append(seconds_to_import("serving.service"))
+            imports.append(seconds_to_import("slipway.serving.service"))
             starts.append(started(Path(temporary), payload))
 
     def seconds(value: float) -> str:
@@ -92,7 +100,7 @@ def main() -> None:
 
     rows = [
         "| | median | lowest | highest |\n|---|---|---|---|",
-        line("`import serving.service`", imports, seconds),
+        line("`import slipway.serving.service`", imports, seconds),
         line("command to `/livez`", [start["alive"] for start in starts], seconds),
         line("command to `/readyz`", [start["ready"] for start in starts], seconds),
         line(
@@ -104,11 +112,12 @@ def main() -> None:
             "resident, BentoML's server process", [start["server"] for start in starts], megabytes
         ),
     ]
-    about = f"n = {NUM_ROUNDS}; load average at the end {os.getloadavg()[0]:.1f}. Digits bundle {load_bundle(ARTIFACTS / 'bundle').version}"
+    about = f"n = {NUM_ROUNDS}. Digits bundle {load_bundle(ARTIFACTS / 'bundle').version}"
     text = (
         "# Serving start\n\n"
         + "\n".join(rows)
-        + f"\n\n{machine()}.\n{about}, one worker, fp32 on the CPU; no torch in its process.\n"
+        + f"\n\n{conditions(*PACKAGES)}\n"
+        + f"{about}, one worker, fp32 on the CPU; no torch in its process.\n"
     )
     print(text)
     files.write_text(RESULT, text)

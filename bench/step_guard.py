@@ -1,6 +1,7 @@
-"""What does the guard of a step cost? Forward, backward and AdamW with it and without, in turns.
+"""Measures the cost of the non-finite guard: forward, backward and AdamW with and without it.
 
-`python -m bench.step_guard` prints and writes one table. Without it the gradient is clipped by torch's `clip_grad_norm_`.
+`python -m bench.step_guard` prints and writes one table. Without the guard, torch's
+`clip_grad_norm_` clips the gradient.
 """
 
 import statistics
@@ -69,10 +70,14 @@ def main() -> None:
         )
         times = f"{statistics.median(without):.2f} | {statistics.median(with_guard):.2f}"
         lines.append(
-            f"| {name} {arguments.get('width', '')} | {size_px} | {num_rows} | {times} | {ratio:.3f} |"
+            f"| {name} {arguments.get('width', '')} | {size_px} | {num_rows} | {times} | "
+            f"{ratio:.3f} |"
         )
         print(lines[-1], flush=True)
-    rounds = f"Medians of {NUM_ROUNDS} rounds of {STEPS_PER_ROUND} steps each way, in turns, on the {device.type}."
+    rounds = (
+        f"Medians of {NUM_ROUNDS} rounds of {STEPS_PER_ROUND} steps each way, in turns, on the "
+        f"{device.type}."
+    )
     files.write_text(
         RESULT,
         "\n".join(
@@ -94,12 +99,24 @@ def _step(
     name: str, arguments: dict[str, Any], size_px: int, num_rows: int, device: torch.device
 ) -> Step:
     contract = ImageContract(
-        kind="images", transform=None, size_px=size_px, channels=3, resize_mode="stretch", interpolation="bilinear", max_pixels=10**6
-    )  # fmt: skip
+        kind="images",
+        transform=None,
+        size_px=size_px,
+        channels=3,
+        resize_mode="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
+    )
     spec = NetworkSpec(
-        task="image_classification", name=name, arguments=arguments, classes=list("abcdefghij"), input=contract,
-        mean=[0.5] * 3, std=[0.25] * 3, target_scale=None,
-    )  # fmt: skip
+        task="image_classification",
+        name=name,
+        arguments=arguments,
+        classes=list("abcdefghij"),
+        input=contract,
+        mean=[0.5] * 3,
+        std=[0.25] * 3,
+        target_scale=None,
+    )
     images = torch.randint(0, 256, (num_rows, size_px, size_px, 3), dtype=torch.uint8)
     ones = torch.ones(num_rows, device=device)
     targets, rows = (

@@ -1,7 +1,8 @@
-"""Does DeepSpeed on two processes, in bf16 and in fp16, with offload and without, reach what DDP and one process reach?
+"""Compares the accuracy of DeepSpeed on two processes with that of DDP and of one process.
 
-`python -m bench.strategies`, after `dvc repro`, trains and evaluates the packed data of this checkout once for each
-strategy and seed, in folders of its own under tmp/, and prints and writes one table.
+`python -m bench.strategies`, after `dvc repro`, trains and evaluates the packed data of this
+checkout once for each strategy and seed: bf16 and fp16, with and without offload. It works in
+folders of its own under tmp/, and prints and writes one table.
 """
 
 import json
@@ -52,7 +53,8 @@ class Runs:
         accuracies = ", ".join(f"{accuracy:.4f}" for accuracy in self.accuracies)
         median = f"{statistics.median(self.accuracies):.4f}"
         return (
-            f"| {self.strategy} | {self.precision} | {self.offload or 'none'} | {self.processes} | {median} | {accuracies} "
+            f"| {self.strategy} | {self.precision} | {self.offload or 'none'} | {self.processes} "
+            f"| {median} | {accuracies} "
             f"| {statistics.median(self.seconds):.0f} |"
         )
 
@@ -85,7 +87,7 @@ def run(runs: Runs, seed: int) -> None:
     for stage in ("train", "evaluate"):
         begin = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", f"stages.{stage}"],
+            [sys.executable, "-m", f"slipway.stages.{stage}"],
             cwd=folder,
             env=variables,
             capture_output=True,
@@ -108,12 +110,18 @@ def main() -> None:
             run(runs, seed)
             print(f"seed {seed}: {runs.line()}", flush=True)
     lines = [
-        "| Strategy | Precision | Offload | Processes | Test accuracy, median | of each seed | Training, s |",
+        (
+            "| Strategy | Precision | Offload | Processes | Test accuracy, median | of each seed "
+            "| Training, s |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     lines += [runs.line() for runs in everything]
     seeds = ", ".join(map(str, SEEDS))
-    note = f"The params and the split of this checkout, training seeds {seeds}, {everything[0].num_rows} test rows, on the CPU over gloo."
+    note = (
+        f"The params and the split of this checkout, training seeds {seeds}, "
+        f"{everything[0].num_rows} test rows, on the CPU over gloo."
+    )
     text = "\n".join(lines)
     print(text)
     versions = conditions("torch", "pytorch-lightning", "deepspeed")

@@ -1,9 +1,9 @@
-"""What does a swap of models cost the callers? Latencies while models are swapped all the time, and while none is, in turns (S8).
+"""Compares latencies while models are swapped all the time with those without swaps (S8).
 
-`python -m bench.swapping` starts the service with a network of 35 MB, swaps between two such at least 60 times, asks over 8 connections
-all the while, checks every answer against the model that it names, and prints and writes one table. `--quick` is a try of a few swaps
-that writes nothing.
-The client and the swapping command share the cores with the service.
+`python -m bench.swapping` starts the service with a network of 35 MB and swaps between two of them
+at least 60 times. It sends requests over 8 connections, checks every answer against the model that
+it names, and prints and writes one table. `--quick` tries a few swaps and writes nothing. The
+client and the swapping command share the cores with the service.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from onnx import helper, numpy_helper
 
 from bench.conditions import conditions
 from bench.serving_overhead import Caller, http_request
-from serving.rollout import commands
-from serving.settings import Settings, read_settings
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.uncertainty import Answers
 from slipway.inputs.images import array_from_bytes
 from slipway.runtimes.runtime import open_onnx
+from slipway.serving.rollout import commands
+from slipway.serving.settings import Settings, read_settings
 from slipway.system import files
 from tests.serving.bundles import CONTRACT, WEIGHTS, classifier, picture
 from tests.serving.rolling import write_candidate
+from tests.serving.rollout.test_processes import resident_mib
 from tests.serving.server import Server, environment, running
-from tests.serving.test_rollout_processes import resident_mib
 
 NUM_CONNECTIONS = 8
 PAUSE_S = (
@@ -52,7 +52,7 @@ ROW = picture(1)
 
 @dataclass
 class Round:
-    """What the callers saw."""
+    """The answers and latencies of the callers."""
 
     latencies: list[float] = field(default_factory=list)  # seconds
     wrong: int = 0  # answers that are not the named model's
@@ -98,7 +98,7 @@ class CheckingCaller(Caller):
 
 
 def large_classifier(seed: int) -> onnx.ModelProto:
-    """`classifier` with two hidden layers of HIDDEN units: about as many bytes as a ResNet-18 has, and 2 ms a row."""
+    """`classifier` with two hidden layers of HIDDEN units: the bytes of a ResNet-18, 2 ms a row."""
     graph = classifier()
     draws = np.random.default_rng(seed)
     shapes = [
@@ -160,7 +160,7 @@ async def _asked(
 
 
 def swap_to(work: list[Path], settings: Settings, worker: int) -> tuple[list[float], list[float]]:
-    """Swap to each, one after the other, as the command line does; how many seconds each took, and the worker's MiB after it."""
+    """Swap to each by the command. Returns the seconds and the worker's MiB after each."""
     seconds, memory = [], []
     for bundle in work:
         started = time.perf_counter()
@@ -201,7 +201,7 @@ def main(num_rounds: int, num_swaps: int) -> str:
                 if name.startswith("SLIPWAY_")
             }
         )
-        # The commands have a process of their own, as they do in earnest: in this one they would hold up the callers.
+        # The commands run in a process of their own, as in reality: here they would block callers.
         with running(folder) as server, ProcessPoolExecutor(1, get_context("spawn")) as commanding:
             server.wait()
             quiet: list[Round] = []
@@ -229,7 +229,10 @@ def report(
     quiet: list[Round], swapping: list[Round], durations: list[float], memory: list[float]
 ) -> str:
     lines = [
-        "| | requests | wrong or failed | p50 ms | p99 ms, median of the rounds | lowest | highest | longest ms |",
+        (
+            "| | requests | wrong or failed | p50 ms | p99 ms, median of the rounds | lowest | "
+            "highest | longest ms |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     p99s = {}
@@ -244,20 +247,31 @@ def report(
             sum(one.wrong for one in rounds),
         )
         longest = max(max(one.latencies) for one in rounds) * 1e3
-        figures = f"{statistics.median(p50):.1f} | {statistics.median(p99):.1f} | {min(p99):.1f} | {max(p99):.1f} | {longest:.0f}"
+        figures = (
+            f"{statistics.median(p50):.1f} | {statistics.median(p99):.1f} | {min(p99):.1f} | "
+            f"{max(p99):.1f} | {longest:.0f}"
+        )
         lines.append(f"| {name} | {num_requests:,} | {wrong} | {figures} |")
     quiet_p99, swapping_p99 = p99s.values()
     ratios = [after / before for after, before in zip(swapping_p99, quiet_p99, strict=True)]
-    told = (
-        f"p99 while swapping is {statistics.median(ratios):.2f} times the one without (median of {len(ratios)} rounds, "
-        f"{min(ratios):.2f} to {max(ratios):.2f}). {len(durations)} swaps, each {statistics.median(durations):.2f} s from the command "
-        f"until the worker serves it (longest {max(durations):.2f} s). Memory of the worker after the first swaps "
+    notes = (
+        f"p99 while swapping is {statistics.median(ratios):.2f} times the one without (median of "
+        f"{len(ratios)} rounds, "
+        f"{min(ratios):.2f} to {max(ratios):.2f}). {len(durations)} swaps, each "
+        f"{statistics.median(durations):.2f} s from the command "
+        f"until the worker serves it (longest {max(durations):.2f} s). Memory of the worker after "
+        "the first swaps "
         f"{listed(memory[:5])} MiB, after the last {listed(memory[-5:])} MiB."
     )
     where = conditions("onnxruntime-gpu", "bentoml", "uvicorn")
     megabytes = 4 * (WEIGHTS.shape[0] * HIDDEN + 2 * HIDDEN**2 + HIDDEN * 3) / 1e6
-    size = f"A network of {megabytes:.0f} MB, {NUM_CONNECTIONS} callers with pauses of {PAUSE_S * 1e3:.0f} ms."
-    return "# Swaps of models under load\n\n" + "\n".join(lines) + f"\n\n{told}\n\n{size} {where}\n"
+    size = (
+        f"A network of {megabytes:.0f} MB, {NUM_CONNECTIONS} callers with pauses of "
+        f"{PAUSE_S * 1e3:.0f} ms."
+    )
+    return (
+        "# Swaps of models under load\n\n" + "\n".join(lines) + f"\n\n{notes}\n\n{size} {where}\n"
+    )
 
 
 if __name__ == "__main__":

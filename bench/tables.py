@@ -1,8 +1,9 @@
-"""How long does `clean` take for a table, and does its time grow with the number of rows alone?
+"""Measures the time of `clean` on tables of several sizes.
 
-`python -m bench.tables` writes CSV and Parquet files of 10 columns with planted faults, runs the stage's own work on them (reading,
-cleaning, report and files), the sizes interleaved, and prints and writes one table. Beside it stands what pyarrow takes to read the
-same file into typed columns, which is the least any tool would do.
+`python -m bench.tables` writes CSV and Parquet files of 10 columns with planted faults. It runs the
+stage's work on them (reading, cleaning, report and files), the sizes interleaved, and prints and
+writes one table. For comparison it gives the time in which pyarrow reads the same file into typed
+columns, the least that any tool needs.
 """
 
 import shutil
@@ -20,9 +21,9 @@ from slipway.config.params import load_params
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
 from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.clean_step import table_report
 from slipway.data.tables.cleaning import clean_table
 from slipway.data.tables.files import TableColumns, write_cells
-from slipway.data.tables.report import table_report
 from slipway.system import files
 
 ROOT = Path.cwd()
@@ -44,7 +45,7 @@ COLUMNS = (
 
 
 def make_table(num_rows: int, seed: int = 3) -> pa.Table:
-    """Nine inputs (five numbers, a count, a category, a boolean, a date) and a numeric target, all as text, with planted faults."""
+    """Five numbers, a count, a category, a boolean, a date and a numeric target, as faulty text."""
     generator = np.random.default_rng(seed)
     numbers = {
         f"number_{index}": generator.normal(50, 10, num_rows).round(4).astype(str).astype(object)
@@ -66,7 +67,7 @@ def make_table(num_rows: int, seed: int = 3) -> pa.Table:
 
 
 def clean(path: Path, data: DataParams, params: CleanParams) -> int:
-    """Everything that the stage does after its imports; the number of cells that it named as bad."""
+    """Run the stage's work after its imports. Returns the number of bad cells."""
     table = clean_table(read_raw_table(path), data, params)
     with files.new_directory(SCRATCH / "clean") as folder:
         write_table(folder / "rows.parquet", table.cleaned.rows, ROWS)
@@ -118,7 +119,10 @@ def main() -> None:
     ]
     text = "\n".join(lines)
     print(text)
-    note = f"n = {ROUNDS} interleaved rounds in one process, which writes everything that `clean` writes. {conditions('pyarrow', 'numpy')}"
+    note = (
+        f"n = {ROUNDS} interleaved rounds in one process, which writes everything that `clean` "
+        f"writes. {conditions('pyarrow', 'numpy')}"
+    )
     files.write_text(RESULT, f"# Cleaning tables\n\n{text}\n\n{note}\n")
     shutil.rmtree(SCRATCH)
 

@@ -1,8 +1,9 @@
-"""What does the default telemetry cost a training step?
+"""Measures the cost of the default telemetry per training step.
 
-`python -m bench.telemetry_overhead` trains the demo's network for real, in one process, and takes the time inside every hook of the
-telemetry and of the step clock, writing to the disk included, as a share of the epoch that they run in. So both sides of the
-ratio see the same load. What is done once, before the first step and at its pictures, is told apart.
+`python -m bench.telemetry_overhead` trains the demo's network in one process. It measures the time
+in every hook of the telemetry and of the step clock, disk writes included, as a fraction of the
+epoch around it. Both parts of the ratio see the same load. Work that happens once, before the first
+step and at its pictures, is reported separately.
 """
 
 import shutil
@@ -123,7 +124,7 @@ def measure(
     shape = cut_step(params.batch_size, 1, params.max_batch_per_device)
     plan = plan_from_params(load_params().augment, 7)
     batches = TrainingBatches(
-        [split], shape, 0, 7, ImageChanges(plan, SIZE_PX, on_device=False), classes=True
+        [split], shape, 0, 7, ImageChanges(plan, SIZE_PX, on_device=False), target_dtype="int64"
     )
     shutil.rmtree(SCRATCH, ignore_errors=True)
     log, clock, watch = RunLog(SCRATCH / "log", 0), DataWaitProfiler(), _Stopwatch()
@@ -164,23 +165,29 @@ def main() -> None:
     params = load_params().train
     manifest, split = _split(params)
     lines = [
-        "| log_every_steps | ms per step | telemetry, ms per step | share, median | of each epoch |",
+        (
+            "| log_every_steps | ms per step | telemetry, ms per step | share, median | of each "
+            "epoch |"
+        ),
         "|---|---|---|---|---|",
     ]
     for every in (params.log_every_steps, 1):
         rounds = measure(params.model_copy(update={"log_every_steps": every}), manifest, split)[1:]
-        whole, told = (
+        whole, hooks = (
             statistics.median(values) / STEPS * 1000 for values in zip(*rounds, strict=True)
         )
         shares = [inside / seconds for seconds, inside in rounds]
         spread = f"{min(shares):.2%} to {max(shares):.2%}"
         lines.append(
-            f"| {every} | {whole:.2f} | {told:.3f} | {statistics.median(shares):.2%} | {spread} |"
+            f"| {every} | {whole:.2f} | {hooks:.3f} | {statistics.median(shares):.2%} | {spread} |"
         )
         print(lines[-1], flush=True)
     text = "\n".join(lines)
     print(text)
-    note = f"The demo's network, {params.batch_size} images of {SIZE_PX} px a step, {ROUNDS} epochs of {STEPS} steps after one that warms up."
+    note = (
+        f"The demo's network, {params.batch_size} images of {SIZE_PX} px a step, {ROUNDS} epochs "
+        f"of {STEPS} steps after one that warms up."
+    )
     versions = conditions("torch", "pytorch-lightning", "tensorboard")
     files.write_text(RESULT, f"# What telemetry costs\n\n{text}\n\n{note}\n{versions}\n")
 

@@ -1,7 +1,8 @@
-"""How much of a hand-written loop's speed does a training step through Lightning and our module reach?
+"""Compares a training step through Lightning and our module with a hand-written loop.
 
-`python -m bench.training_overhead` runs both in one process, in turns of some steps: the same network, optimizer, schedule,
-clipping, loader and batches, on images as large as the demo's and CIFAR-10's. It prints and writes one table.
+`python -m bench.training_overhead` runs both in one process, in turns of some steps, with the same
+network, optimizer, schedule, clipping, loader and batches. The images have the demo's and
+CIFAR-10's size. It prints and writes one table.
 """
 
 import math
@@ -47,7 +48,7 @@ ROUND_SECONDS = 0.7
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained on."""
+    """The training data."""
 
     name: str
     size_px: int
@@ -259,17 +260,24 @@ def main() -> None:
         lines.append(line(case, measure(case)))
         print(lines[-1], flush=True)
     text, versions = "\n".join(lines), conditions("torch", "pytorch-lightning")
-    note = f"n = {NUM_ROUNDS} rounds of {ROUND_SECONDS:g} s each, in turns, in one process with {torch.get_num_threads()} threads."
+    note = (
+        f"n = {NUM_ROUNDS} rounds of {ROUND_SECONDS:g} s each, in turns, in one process with "
+        f"{torch.get_num_threads()} threads."
+    )
     notes = " ".join(sys.argv[1:])
     files.write_text(
         RESULT,
-        f"# A training step beside a hand-written loop\n\n{text}\n\n{NOTE}\n{note} {notes}\n{versions}\n",
+        (
+            f"# A training step beside a hand-written loop\n\n{text}\n\n{NOTE}\n{note} "
+            f"{notes}\n{versions}\n"
+        ),
     )
     print(RESULT.read_text())
 
 
-NOTE = """`small_resnet` of params.yaml, AdamW, warm-up and cosine, clipped gradients, label smoothing. The hand-written loop has no guard
-against losses that are not finite, no sample weights, no sums of the epoch, and no dropout that resumes exactly; ours has.
+NOTE = """`small_resnet` of params.yaml, AdamW, warm-up and cosine, clipped gradients, label
+smoothing. The hand-written loop has no non-finite guard, no sample weights, no sums of the epoch,
+and no dropout that resumes exactly; ours has.
 Processor time is that of all threads: other work on the machine changes it little."""
 
 

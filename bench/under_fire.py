@@ -1,7 +1,8 @@
-"""How do we and an ordinary BentoML API take requests as nobody should send them? The same ones to both.
+"""Sends the same malformed requests to the service and to an ordinary BentoML API.
 
-`python -m bench.under_fire` sends generated requests (tests/serving/generated.py) and unknown paths to each, and prints and writes one
-table: what was answered, broken connections, invalid JSON, memory. Counts, not times: a busy machine changes nothing but the memory.
+`python -m bench.under_fire` sends generated requests (tests/serving/generated.py) and unknown paths
+to each. It prints and writes one table: answers, broken connections, invalid JSON, memory. These
+are counts: a busy machine changes only the memory.
 """
 
 import sys
@@ -14,7 +15,7 @@ import psutil
 
 from bench.conditions import conditions
 from bench.serving_overhead import started
-from serving.load_test.load import REFUSED, Answer, ask_each, by_status, http_request
+from slipway.serving.load_test.load import REFUSED, Answer, ask_each, by_status, http_request
 from slipway.system import files
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.generated import image_case, is_right
@@ -22,7 +23,10 @@ from tests.serving.generated import image_case, is_right
 NUM_REQUESTS = 10_000
 NUM_UNKNOWN = 10_000
 RESULT = Path("bench/results/under_fire.md")
-PART = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
+PART = (
+    b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\n'
+    b"Content-Type: image/png\r\n\r\n"
+)
 GOOD = http_request(
     body=PART + picture() + b"\r\n--b--\r\n", content_type="multipart/form-data; boundary=b"
 )
@@ -30,7 +34,7 @@ GOOD = http_request(
 
 @dataclass
 class Outcome:
-    """What one service made of them."""
+    """The counts of one service."""
 
     name: str
     generated: Counter[int]
@@ -52,7 +56,10 @@ class Outcome:
             self.invalid_json,
         ]
         cells += [sum(count for status, count in self.unknown.items() if status != 404)]
-        return f"| {self.name} | {' | '.join(map(str, cells))} | {self.growth_mb:.0f} | {self.good_afterwards} | {1000 * self.scrape_s:,.0f} |"
+        return (
+            f"| {self.name} | {' | '.join(map(str, cells))} | {self.growth_mb:.0f} | "
+            f"{self.good_afterwards} | {1000 * self.scrape_s:,.0f} |"
+        )
 
 
 def has_one_shape(answer: Answer) -> bool:
@@ -68,7 +75,7 @@ def has_one_shape(answer: Answer) -> bool:
 
 
 def is_invalid(answer: Answer) -> bool:
-    """Whether it says that it is JSON, and is not."""
+    """Return True if it claims to be JSON and is not."""
     if (
         not answer.headers.get(b"content-type", b"").startswith(b"application/json")
         or not answer.body
@@ -81,7 +88,7 @@ def is_invalid(answer: Answer) -> bool:
 
 
 def memory_mb(port: int) -> float:
-    """Of the server that listens there, with its workers."""
+    """Memory of the server at that address, with its workers."""
     listening = next(
         one.pid
         for one in psutil.net_connections("tcp")
@@ -99,7 +106,7 @@ def memory_mb(port: int) -> float:
 
 def measure(name: str, target: str, folder: Path, num_requests: int, num_unknown: int) -> Outcome:
     cases = [image_case(seed) for seed in range(num_requests)]
-    # HEAD has no body, and BentoML's own pages are none of its API: both would be compared with nothing.
+    # Not compared: HEAD, which has no body, and BentoML's own pages, which are not its API.
     cases = [case for case in cases if not case.request.startswith(b"HEAD ")]
     with started(target, folder) as url:
         port = int(url.rpartition(":")[2])
@@ -141,15 +148,17 @@ def main() -> None:
         folder = Path(temporary)
         certify(folder / "certificate.json", write_bundle(folder / "bundle"))
         services = [
-            ("the service", "serving.service:Slipway"),
+            ("the service", "slipway.serving.service:Slipway"),
             ("an ordinary BentoML API", "bench.stock_service:Stock"),
         ]
         outcomes = [
             measure(name, target, folder, num_requests, num_unknown) for name, target in services
         ]
     head = (
-        "| Served by | 5xx | broken connections | right forms answered | 4xx in another shape | invalid JSON | unknown paths not 404 "
-        "| memory grown, MB | right requests answered afterwards, of 100 | `/metrics` afterwards, ms |"
+        "| Served by | 5xx | broken connections | right forms answered | 4xx in another shape | "
+        "invalid JSON | unknown paths not 404 "
+        "| memory grown, MB | right requests answered afterwards, of 100 | `/metrics` afterwards, "
+        "ms |"
     )
     statuses = "\n".join(
         f"* {one.name}: "
@@ -157,9 +166,12 @@ def main() -> None:
         for one in outcomes
     )
     notes = (
-        f"{num_requests:,} generated requests (images, forms, other bodies, methods, headers, paths; the same to both), "
-        f"then {num_unknown:,} unknown paths, over 16 connections, after 500 for warming up. The ordinary API takes forms with one image "
-        f"only, so a refusal of an image as the body is right of it. {conditions('bentoml', 'uvicorn', 'starlette')}"
+        f"{num_requests:,} generated requests (images, forms, other bodies, methods, headers, "
+        "paths; the same to both), "
+        f"then {num_unknown:,} unknown paths, over 16 connections, after 500 for warming up. The "
+        "ordinary API takes forms with one image "
+        "only, so a refusal of an image as the body is right of it. "
+        f"{conditions('bentoml', 'uvicorn', 'starlette')}"
     )
     lines = [head, "|" + "---|" * 10, *(one.row() for one in outcomes)]
     text = (

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs a command in the project's environment, which ssh does not carry to another host. The place for what a host
-# needs besides: a module to load, NCCL_SOCKET_IFNAME=eth1.
+# Runs a command in the project's environment, which ssh does not pass to another host. Add other
+# settings of the hosts here: a module to load, NCCL_SOCKET_IFNAME=eth1.
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 exec "$@"

@@ -7,27 +7,34 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from slipway.artifacts.uncertainty import Calibration, Conformal, Outlier
+from slipway.artifacts.uncertainty import Calibration, Conformal, OODThreshold
 from slipway.training.networks.features import answer_and_features, feature_layer
+from slipway.training.targets.classes import ClassHead
+from slipway.training.targets.numbers import NumberHead
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from slipway.training.uncertainty.ood_score import fit_ood_score
 
 CALIBRATION = Calibration(
     temperature=1.0,
     conformal=Conformal(coverage=0.9, threshold=0.25, rows=50),
-    outlier=Outlier(share=0.05, threshold=0.75, rows=50, layer="head", statistics_sha256="0" * 64),
+    ood=OODThreshold(
+        fraction=0.05, threshold=0.75, rows=50, layer="head", statistics_sha256="0" * 64
+    ),
 )
 
 
 def calibrated(
     network: nn.Module, rows: NDArray[Any], temperature: float | None = 1.0
 ) -> CalibratedNetwork:
-    """The network with an outlier score that was fitted on (N, ...) `rows`."""
+    """The network with an OOD score that was fitted on (N, ...) `rows`."""
     taken = torch.from_numpy(np.array(rows))
     layer = feature_layer(network.eval(), taken[:1])
     with torch.inference_mode():
         features = answer_and_features(network, layer, taken)[1].numpy()
-    return CalibratedNetwork(network, temperature, fit_ood_score(layer, features)).eval()
+    head = NumberHead if temperature is None else ClassHead
+    return CalibratedNetwork(
+        network, head, temperature or 1.0, fit_ood_score(layer, features)
+    ).eval()
 
 
 def described(
@@ -35,8 +42,8 @@ def described(
 ) -> dict[str, Any]:
     """An answer with label and probabilities, or a value, as the service completes it."""
     strangeness = {
-        "outlier_score": score,
-        "is_outlier": bool(calibration.is_outlier(np.float32(score))),
+        "ood_score": score,
+        "is_ood": bool(calibration.is_ood(np.float32(score))),
     }
     if "value" in answer:
         interval = calibration.interval(answer["value"])

@@ -1,10 +1,12 @@
-"""What all tests share: temporary files inside the checkout, the real params to change, the project's root."""
+"""Shared by all tests: temporary folders inside the checkout, test tiers and common fixtures."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.tiers import settle_tiers
 
@@ -13,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep temporary folders inside the checkout, and not in a hidden folder, where `bentoml build` refuses to read."""
+    """Put temporary folders into the checkout's tmp/. `bentoml build` refuses hidden folders."""
     if config.option.basetemp is None:
         (ROOT / "tmp").mkdir(exist_ok=True)
         config.option.basetemp = str(ROOT / "tmp" / "pytest")
@@ -23,6 +25,29 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its tier before `-m` selects by it."""
     settle_tiers(items)
+
+
+class SharedFixtureScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """`--dist loadfile`, with the files that share a finished pipeline in one process.
+
+    Otherwise each process would run the whole pipeline for itself.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = super()._split_scope(nodeid)
+        is_shared = path.startswith("tests/end_to_end/") and "finished" in _source(path)
+        return "tests/end_to_end" if is_shared else path
+
+
+@functools.cache
+def _source(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    is_by_file = config.getvalue("dist") == "loadfile"
+    return SharedFixtureScheduling(config, log) if is_by_file else None
 
 
 @pytest.fixture

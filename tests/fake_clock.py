@@ -1,4 +1,4 @@
-"""A clock that moves only when someone sleeps or looks at it, in place of the module `time` in code that measures."""
+"""A clock that moves only when code sleeps or reads it; it replaces the module `time`."""
 
 
 class FakeClock:

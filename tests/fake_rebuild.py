@@ -1,4 +1,7 @@
-"""`python -m tests.fake_rebuild BUNDLE ENGINE REBUILT`: the process `slipway.runtimes.rebuild`, where there is a GPU only in pretence."""
+"""The process `slipway.runtimes.rebuild` with a simulated GPU.
+
+Usage: python -m tests.fake_rebuild BUNDLE ENGINE REBUILT
+"""
 
 import sys
 

@@ -1,7 +1,8 @@
 """A `tensorrt` without a GPU: its engine is the ONNX graph itself, run by ONNX Runtime on the CPU.
 
-Of TensorRT's interface it has what Slipway calls. The variable FAKE_TENSORRT makes it misbehave, in whatever process: `crash` and
-`kill` while it builds, `slow`, or engines whose answers are `wrong` or `nan`.
+It has the part of TensorRT's interface that Slipway calls. The variable FAKE_TENSORRT makes it
+misbehave in any process: `crash` or `kill` while it builds, `slow`, or engines whose answers are
+`wrong` or `nan`.
 """
 
 import enum
@@ -28,12 +29,15 @@ GPU = {
     "driver_version": "580.95.05",
     "driver_cuda_version": "13.0",
 }
-MEMORY: dict[int, NDArray[np.uint8]] = {}  # of the pretended GPU, by address
+MEMORY: dict[int, NDArray[np.uint8]] = {}  # of the simulated GPU, by address
 STREAM = 77
 
 
 def pretend(change: Callable[[Any, str, Any], None]) -> None:
-    """Make this process believe in a GPU with TensorRT, by `change(object, name, value)`: `setattr`, or pytest's."""
+    """Simulate a GPU with TensorRT in this process.
+
+    `change(object, name, value)` is `setattr`, or pytest's `monkeypatch.setattr`.
+    """
 
     def why_unavailable(provider: str) -> str | None:
         return (
@@ -50,7 +54,7 @@ def pretend(change: Callable[[Any, str, Any], None]) -> None:
 
 
 class Device:
-    """What `slipway.runtimes.cuda.CudaDevice` is on a GPU; the stream's work is done at once."""
+    """Replaces `slipway.runtimes.cuda.CudaDevice`; the stream's work is done at once."""
 
     stream = STREAM
 

@@ -1,4 +1,4 @@
-"""Kill a process at its n-th file operation, by watching its system calls as a debugger does. Linux on x86-64 alone."""
+"""Kills a process at its n-th file operation by tracing its system calls. Linux on x86-64 only."""
 
 import ctypes
 import os
@@ -12,8 +12,9 @@ _TRACESYSGOOD, _EXITKILL = 0x1, 0x100000
 _ENTERING = 1
 # Of x86-64: everything that makes, fills, syncs, renames or removes a file.
 _CALLS = {
-    1: "write", 2: "open", 18: "pwrite64", 20: "writev", 40: "sendfile", 74: "fsync", 75: "fdatasync", 76: "truncate", 77: "ftruncate",
-    82: "rename", 83: "mkdir", 84: "rmdir", 85: "creat", 87: "unlink", 257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat",
+    1: "write", 2: "open", 18: "pwrite64", 20: "writev", 40: "sendfile", 74: "fsync",
+    75: "fdatasync", 76: "truncate", 77: "ftruncate", 82: "rename", 83: "mkdir", 84: "rmdir",
+    85: "creat", 87: "unlink", 257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat",
     285: "fallocate", 296: "pwritev", 316: "renameat2", 326: "copy_file_range",
 }  # fmt: skip
 
@@ -32,14 +33,14 @@ class _SyscallInfo(ctypes.Structure):
 
 
 def killed_at(count: int, action: Callable[[], None]) -> str | None:
-    """Run `action` in a fork of this process and kill it just before its file operation `count`, counted from 1.
+    """Run `action` in a fork of this process and kill it just before its `count`-th file operation.
 
-    The name of that operation; None if `action` came to its end before.
+    Returns the name of that operation, or None if `action` ended before it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     child = os.fork()
     if child == 0:
-        _be_watched(libc, action)
+        _run_traced(libc, action)
     os.waitpid(child, 0)
     _ptrace(libc, _SETOPTIONS, child, 0, _TRACESYSGOOD | _EXITKILL)
     seen, passed_on = 0, 0
@@ -63,7 +64,7 @@ def killed_at(count: int, action: Callable[[], None]) -> str | None:
                 return _CALLS[info.number]
 
 
-def _be_watched(libc: ctypes.CDLL, action: Callable[[], None]) -> None:
+def _run_traced(libc: ctypes.CDLL, action: Callable[[], None]) -> None:
     code = 1
     try:
         _ptrace(libc, _TRACEME, 0, 0, 0)

@@ -16,7 +16,7 @@ SETUP = TrainingSetup(
 def model_manifest(network: NetworkSpec) -> ModelManifest:
     """A card for `network`; `save_checkpoint` puts the digest of the weights in."""
     return ModelManifest(
-        format_version=4,
+        format_version=5,
         network=network,
         num_parameters=1,
         weights_sha256="",
@@ -30,6 +30,7 @@ def model_manifest(network: NetworkSpec) -> ModelManifest:
         seed=0,
         params={},
         digests={},
+        user_code=[],
         versions={},
         git_revision=None,
     )

@@ -1,8 +1,8 @@
-"""Pytest plugin that runs one slice of the nightly tier: `pytest -p tests.nightly_slice -m nightly`.
+"""Runs one slice of the nightly tier, as a plugin: `pytest -p tests.nightly_slice -m nightly`.
 
 The commit's hash orders the test files, and the tests within each. Tests are taken in this order
 while their declared seconds fit into `PLANNED_S`, so the same commit always chooses the same tests
-and other commits choose others. On a slow machine, tests that no longer fit into `LIMIT_S` skip.
+and other commits choose others. On a slow machine, tests beyond `LIMIT_S` are skipped.
 """
 
 import hashlib

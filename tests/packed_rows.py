@@ -1,4 +1,4 @@
-"""Rows of a packed store for tests: weight 1 and not leaked; and the split rows that they come from."""
+"""Rows of a packed store for tests (weight 1, not leaked) and the split rows they come from."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ def packed_split(
 
 
 def write_split_rows(data: Path) -> None:
-    """`data/split/rows.parquet` for the store in `data/packed`: neither images nor groups nor flags."""
+    """`data/split/rows.parquet` for the store in `data/packed`, without images, groups or flags."""
     rows = []
     for split in ("train", "val", "test"):
         packed = read_table(data / "packed" / split / "rows.parquet", PACKED_ROWS).to_pylist()

@@ -1,4 +1,7 @@
-"""Small tables on disk as the precompute stage packs them: columns fitted on the training rows and encoded by `slipway.inputs.columns`."""
+"""Small tables on disk as the precompute stage packs them.
+
+The columns are fitted on the training rows and encoded by `slipway.inputs.columns`.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +15,7 @@ from slipway.data.engine.rows import PACKED_ROWS
 from slipway.data.store import packed
 from slipway.data.store.packed import PackedManifest, TargetScale
 from slipway.inputs.columns import Cell, Column, ColumnContract, encode
-from slipway.kinds.registry import Task, is_classification
+from slipway.kinds.registry import Task, kind_of
 from slipway.system import files
 from tests.packed_rows import packed_rows
 
@@ -68,7 +71,10 @@ def fit_contract(columns: Cells, num_quantiles: int = 48) -> ColumnContract:
 
 
 def table(num_rows: int, seed: int = 0) -> tuple[dict[str, list[Cell]], NDArray[np.float64]]:
-    """Numbers (one with gaps, one with a long tail), a category with gaps, a boolean; and a target around 100,000."""
+    """Numbers (one with missing values, one long-tailed), a category, a boolean, and a target.
+
+    The category has missing values; the target is around 100,000.
+    """
     generator = np.random.default_rng(seed)
     size, age, tail = (
         generator.normal(3, 1, num_rows),
@@ -101,13 +107,13 @@ def table(num_rows: int, seed: int = 0) -> tuple[dict[str, list[Cell]], NDArray[
 def write_packed_table(
     root: Path, task: Task, num_rows: Mapping[str, int], weight: float = 1.0
 ) -> PackedManifest:
-    """A packed store of `table`; a class is whether the value is above the training rows' median."""
+    """A packed store of `table`; the two classes are split at the median of the training rows."""
     columns, values = table(sum(num_rows.values()))
     num_train = num_rows["train"]
     contract = fit_contract({name: cells[:num_train] for name, cells in columns.items()})
     targets = (
         (values < np.median(values[:num_train])).astype(np.float64)
-        if is_classification(task)
+        if kind_of(task).target.has_classes
         else values
     )
     return write_packed(root, task, contract, encode(columns, contract), targets, num_rows, weight)
@@ -140,11 +146,11 @@ def write_packed(
         format_version=3,
         task=task,
         input=contract,
-        classes=CLASSES if is_classification(task) else [],
+        classes=CLASSES if kind_of(task).target.has_classes else [],
         mean=[],
         std=[],
         target_scale=None
-        if is_classification(task)
+        if kind_of(task).target.has_classes
         else TargetScale(mean=float(train.mean()), std=float(train.std())),
         splits=splits,
     )

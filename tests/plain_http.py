@@ -1,6 +1,7 @@
 """Requests to a service of this machine, each on a connection of its own.
 
-httpx's functions of these names read the certificates of all authorities first, which takes longer than most services take to answer.
+httpx's functions of these names first read the certificates of all authorities, which takes longer
+than most services take to answer.
 """
 
 import httpx

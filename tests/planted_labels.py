@@ -1,4 +1,7 @@
-"""Data sets with planted wrong labels, run through the stages from `clean` to `audit` in processes of their own, and how many are found."""
+"""Data sets with planted wrong labels, and the number of them that `audit` finds.
+
+Each stage from `clean` to `audit` runs in its own process.
+"""
 
 import os
 from collections.abc import Sequence
@@ -18,6 +21,7 @@ from slipway.data.engine.rows import read_table
 from slipway.reports.evaluation.label_issues import LABEL_ISSUES
 from tests import warm_starts
 from tests.conftest import ROOT
+from tests.project_params import of_kind
 
 STAGES = ("clean", "split", "precompute", "augment", "audit")
 SHARE = 0.05  # of the labels that are planted wrong
@@ -44,7 +48,7 @@ TABM: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Found:
-    """What an audit found of the planted labels among the rows that it looked at."""
+    """The planted labels that an audit found among the rows it checked."""
 
     rows: int
     planted: int
@@ -67,7 +71,7 @@ def digits() -> pa.Table:
 
 
 def cancer() -> pa.Table:
-    """569 rows of 30 numbers and two classes (Wolberg, Street and Mangasarian 1995), as scikit-learn brings them."""
+    """scikit-learn's copy of Wolberg, Street and Mangasarian (1995): 569 rows, two classes."""
     data = load_breast_cancer()
     names = [name.replace(" ", "_") for name in data.feature_names]
     labels = [str(data.target_names[target]) for target in data.target]
@@ -77,7 +81,7 @@ def cancer() -> pa.Table:
 
 
 def plant(table: pa.Table, seed: int) -> tuple[pa.Table, dict[int, str]]:
-    """The table with 5 % of the column `label` replaced by another of its classes, and the true label of each such row by its number."""
+    """The table with 5 % wrong values in `label`, and the true label of each such row by number."""
     labels = table["label"].to_pylist()
     classes, generator = sorted(set(labels)), np.random.default_rng(seed)
     rows = generator.choice(len(labels), round(SHARE * len(labels)), replace=False)
@@ -93,7 +97,7 @@ def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any
     """A folder in which the stages run on `table`."""
     folder.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
-    content = yaml.load(ROOT / "params.yaml")
+    content = of_kind(yaml.load(ROOT / "params.yaml"), params["data"]["task"])
     is_table = params["data"]["task"].startswith("table")
     name = "rows.csv" if is_table else "rows.parquet"
     if is_table:
@@ -107,9 +111,9 @@ def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any
 
 
 def run_stage(folder: Path, stage: str) -> str:
-    """What the stage printed; its error if it fails."""
+    """Run a stage and return its output. Raises RuntimeError if it fails."""
     done = warm_starts.run(
-        [f"stages.{stage}"], folder, {**os.environ, "PYTHONPATH": str(ROOT)}, timeout=600
+        [f"slipway.stages.{stage}"], folder, {**os.environ, "PYTHONPATH": str(ROOT)}, timeout=600
     )
     if done.returncode:
         raise RuntimeError(f"{stage} in {folder} failed:\n{done.stdout}\n{done.stderr}")
@@ -117,12 +121,12 @@ def run_stage(folder: Path, stage: str) -> str:
 
 
 def row_number(source: str) -> int:
-    """Of a row of the file: "17", or "17:name" where an image has a name."""
+    """The row number in a source: "17", or "17:name" if the image has a name."""
     return int(source.partition(":")[0])
 
 
 def count_found(folder: Path, truth: dict[int, str]) -> Found:
-    """From `reports/label_issues.parquet`, for the true labels by row number of what was planted."""
+    """Count in `reports/label_issues.parquet` the rows of `truth`: true labels by row number."""
     issues = read_table(folder / "reports/label_issues.parquet", LABEL_ISSUES).to_pylist()
     candidates = [issue for issue in issues if issue["is_candidate"]]
     right = [issue for issue in candidates if row_number(issue["source"]) in truth]

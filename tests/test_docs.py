@@ -1,4 +1,4 @@
-"""The pages say what the code does: every key and its readers, every output of a stage; and every link leads somewhere."""
+"""The pages match the code: every params key and its readers, every stage output, every link."""
 
 import re
 from collections.abc import Iterable
@@ -11,10 +11,11 @@ from pydantic import BaseModel
 from slipway.config.params import Params, parse_params
 from slipway.config.sections import Gate
 from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES
+from slipway.kinds.inputs import COLUMNS, IMAGES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs/params.md").read_text()
-PIPELINE = (ROOT / "docs/pipeline.md").read_text()
+PAGE = (ROOT / "docs/reference/params.md").read_text()
+PIPELINE = (ROOT / "docs/reference/pipeline.md").read_text()
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -38,7 +39,7 @@ def documented_sections(page: str) -> dict[str, str]:
 
 
 def documented_keys(page: str) -> set[str]:
-    """The first column of every table, as "section.key"; the top-level `seed` is a section of its own."""
+    """The first column of every table, as "section.key"; the top-level `seed` has no section."""
     keys = set()
     for section, text in documented_sections(page).items():
         for key in re.findall(r"^\| `([\w.]+)` \|", text, flags=re.MULTILINE):
@@ -81,6 +82,25 @@ def test_a_missing_and_an_invented_key_would_be_seen() -> None:
     assert "train.epoch_size" in documented_keys(invented) - declared_keys()
 
 
+def keys_of_one_kind(page: str, column: int) -> set[str]:
+    """The keys of one kind of input, in a column of the table of docs/reference/params.md."""
+    found = set()
+    rows = page.partition("## Keys of one kind of input")[2].partition("\n## ")[0]
+    for section, *cells in re.findall(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\|$", rows, flags=re.M):
+        found |= {f"{section}.{key}" for key in re.findall(r"`(\w+)`", cells[column])}
+    return found
+
+
+def test_the_table_of_keys_of_one_kind_names_those_of_its_record() -> None:
+    assert keys_of_one_kind(PAGE, 1) == set(COLUMNS.settings)
+    summarised = {key for key in IMAGES.settings if key.split(".")[0] in ("precompute", "augment")}
+    assert keys_of_one_kind(PAGE, 0) == set(IMAGES.settings) - summarised
+    # What "all other keys" and "all keys" stand for.
+    of_tables = {"precompute.max_categories", "precompute.num_quantiles"}
+    sections = {key for key in declared_keys() if key.split(".")[0] in ("precompute", "augment")}
+    assert summarised == sections - of_tables
+
+
 def test_the_stages_that_read_a_section_are_those_of_dvc_yaml() -> None:
     assert documented_readers(PAGE) == actual_readers()
 
@@ -93,7 +113,7 @@ def test_a_wrong_reader_would_be_seen() -> None:
 
 
 def missing_outputs(page: str) -> set[str]:
-    """Outputs in dvc.yaml that the table of docs/pipeline.md does not name in the row of their stage."""
+    """Outputs in dvc.yaml that docs/reference/pipeline.md lacks in the row of their stage."""
     rows = dict(re.findall(r"^\| `(\w+)`(.+)$", page, flags=re.MULTILINE))
     found = set()
     for stage, content in STAGES.items():
@@ -140,11 +160,32 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_a_broken_link_would_be_seen() -> None:
-    text = "[a](pipeline.md) [b](gone.md) [c](training.md#tables) [d](training.md#chairs) [e](https://example.org)"
-    assert broken_links(ROOT / "docs/params.md", text) == [
+    text = (
+        "[a](pipeline.md) [b](gone.md) [c](bundle.md#engine) [d](bundle.md#chairs) "
+        "[e](https://example.org)"
+    )
+    assert broken_links(ROOT / "docs/reference/params.md", text) == [
         "params.md: gone.md#",
-        "params.md: training.md#chairs",
+        "params.md: bundle.md#chairs",
     ]
+
+
+def missing_paths(text: str) -> list[str]:
+    """Files of ours that a text names in backticks and that are not there."""
+    named = re.findall(r"`((?:slipway|serving|stages|tests|launch|bench)/[\w./]+)`", text)
+    placeholders = re.compile(r"/(?:X/|NAME)")
+    return [path for path in named if not (ROOT / path).exists() and not placeholders.search(path)]
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    """Decisions may name files of their time."""
+    pages = [page for page in PAGES if page.parent.name != "decisions"]
+    assert [path for page in pages for path in missing_paths(page.read_text())] == []
+
+
+def test_a_page_that_names_a_missing_file_is_reported() -> None:
+    text = "`slipway/gone.py`, `stages/NAME.py`, `tests/X/test_y.py` and `slipway/config/params.py`"
+    assert missing_paths(text) == ["slipway/gone.py"]
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -179,8 +220,8 @@ def unnamed_rules(page: str, rules: Iterable[str]) -> set[str]:
 
 
 def test_the_pages_name_every_rule() -> None:
-    assert unnamed_rules((ROOT / "docs/data.md").read_text(), IMAGE_RULES) == set()
-    assert unnamed_rules((ROOT / "docs/tables.md").read_text(), TABLE_RULES) == set()
+    assert unnamed_rules((ROOT / "docs/reference/data.md").read_text(), IMAGE_RULES) == set()
+    assert unnamed_rules((ROOT / "docs/reference/tables.md").read_text(), TABLE_RULES) == set()
 
 
 def test_an_unnamed_rule_would_be_seen() -> None:
@@ -193,12 +234,12 @@ def unnamed_scripts(page: str) -> set[str]:
 
 
 def test_the_page_about_scaling_names_every_file_of_launch() -> None:
-    assert unnamed_scripts((ROOT / "docs/scaling.md").read_text()) == set()
+    assert unnamed_scripts((ROOT / "docs/how-to/scaling.md").read_text()) == set()
 
 
 def test_an_unnamed_script_would_be_seen() -> None:
     assert unnamed_scripts(
-        (ROOT / "docs/scaling.md").read_text().replace("launch/mpirun.sh", "a script")
+        (ROOT / "docs/how-to/scaling.md").read_text().replace("launch/mpirun.sh", "a script")
     ) == {"mpirun.sh"}
 
 
@@ -215,7 +256,7 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
 def test_the_block_for_tables_is_all_that_has_to_change() -> None:
     content, block = (
         yaml.safe_load(text)
-        for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/tables.md"))
+        for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/reference/tables.md"))
     )
     for section, changes in block.items():
         content[section] |= changes

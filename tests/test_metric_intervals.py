@@ -1,19 +1,24 @@
-"""Intervals of metrics: against brute force, against their own promise of coverage, and what they may not depend on."""
+"""Confidence intervals of metrics: against brute force, their coverage, and their invariances."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.metrics import scores
+from slipway.metrics import class_scores, scores
+from slipway.metrics.class_scores import confusion_matrix
 from slipway.metrics.scores import (
     Resampling,
-    classification_metrics,
-    confusion_matrix,
-    regression_metrics,
     wilson_interval,
 )
 from slipway.system.errors import MetricError
-from tests.metric_cases import FEW, THOUSAND, one_hot, random_case
+from tests.metric_cases import (
+    FEW,
+    THOUSAND,
+    classification_metrics,
+    one_hot,
+    random_case,
+    regression_metrics,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning"),
@@ -33,10 +38,10 @@ def test_intervals_of_counts_are_those_of_resampling_rows_one_by_one() -> None:
     matrices = np.stack(
         [confusion_matrix(targets[chosen], predicted[chosen], 4) for chosen in rows]
     )
-    counts = scores.ClassCounts(
+    counts = class_scores.ClassCounts(
         np.diagonal(matrices, axis1=1, axis2=2), matrices.sum(axis=2), matrices.sum(axis=1)
     )
-    for name, samples in scores.scores_from_counts(counts).items():
+    for name, samples in class_scores.scores_from_counts(counts).items():
         if name in WILSON:
             continue
         low, high = np.quantile(samples, [0.05, 0.95])
@@ -127,9 +132,7 @@ def calibrated(
     ), probabilities
 
 
-def test_the_interval_of_a_calibration_error_holds_that_of_a_calibrated_network_where_percentiles_do_not() -> (
-    None
-):
+def test_calibration_error_interval_covers_a_calibrated_network_but_percentiles_do_not() -> None:
     generator, held, by_percentiles, name = np.random.default_rng(18), 0, 0, "calibration_error"
     for trial in range(60):
         targets, probabilities = calibrated(generator, 200)
@@ -137,8 +140,8 @@ def test_the_interval_of_a_calibration_error_holds_that_of_a_calibrated_network_
         found = classification_metrics(targets, probabilities, resampling, names=[name])[name]
         assert 0 <= found.low <= found.value <= found.high
         held += found.low == 0
-        samples = scores._samples(
-            scores.ClassAnswers(targets, probabilities, None), [name], resampling
+        samples = scores.samples(
+            class_scores.ClassAnswers(targets, probabilities, None), [name], resampling
         )[name]
         by_percentiles += scores.percentiles(samples, 0.95)[0] < 0.005
     assert held >= 54
@@ -151,9 +154,9 @@ def test_the_interval_of_a_calibration_error_mirrors_the_percentiles_at_the_valu
     found = classification_metrics(targets, sharper, THOUSAND, names=["calibration_error"])[
         "calibration_error"
     ]
-    answers = scores.ClassAnswers(targets, sharper, None)
+    answers = class_scores.ClassAnswers(targets, sharper, None)
     low, high = scores.percentiles(
-        scores._samples(answers, ["calibration_error"], THOUSAND)["calibration_error"],
+        scores.samples(answers, ["calibration_error"], THOUSAND)["calibration_error"],
         THOUSAND.confidence,
     )
     basic = (min(found.value, 2 * found.value - high), max(found.value, 2 * found.value - low))

@@ -14,7 +14,7 @@ TIERS = ("unit", "process", "nightly")
 
 
 def settle_tiers(items: Iterable[pytest.Item]) -> None:
-    """Leave each test its own tier as the only one, so that `-m process` selects no nightly case."""
+    """Leave each test only its own tier, so that `-m process` selects no nightly case."""
     tiers = {item: tier_of(item) for item in items}
     for item, tier in tiers.items():
         if tier.name == "unit" and item.get_closest_marker("gpu"):

@@ -1,10 +1,12 @@
-"""`python -m MODULE` in a process that is forked from one that has imported what trainings need: a start takes no 8 seconds of importing.
+"""Runs `python -m MODULE` in a fork of a process that has already imported the training libraries.
 
-In all else these processes are real: their own working folder, variables, output, session, signals and exit code, and a second
-rank that Lightning starts is a process of its own, too, whose parent is the first one. What an import or a command line does is
-not seen here; for that, start them with `subprocess`, as launchers and users do.
+Each start saves 8 seconds of imports. Otherwise these processes are real: they have their own
+working folder, variables, output, session, signals and exit code. A second rank that Lightning
+starts is also a process of its own, a child of the first one. To test imports or the command line,
+start processes with `subprocess`, as launchers and users do.
 
-`python -m tests.warm_starts SOCKET` is the process that is forked. It has one thread of Python, and ends when its socket is closed.
+`python -m tests.warm_starts SOCKET` is the server that forks. It has one Python thread and ends
+when its socket is closed.
 """
 
 import atexit
@@ -56,14 +58,12 @@ _PRELOADED = (
     "torch.utils.serialization",
     "torch.utils.tensorboard",
 )
-_MAX_BYTES = (
-    1 << 20
-)  # of a job; the socket has room for less than that only where the variables are absurdly many
+_MAX_BYTES = 1 << 20  # of a job, mostly environment variables
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a forked process runs, and in what surroundings."""
+    """A command for a forked process, with its folder and variables."""
 
     command: list[str]  # a module and its arguments
     folder: str
@@ -72,7 +72,7 @@ class Job:
 
 
 class Process:
-    """A process that was forked by another one than this, with the members of `subprocess.Popen` that the tests use."""
+    """A process forked by the server, with the members of `subprocess.Popen` that tests use."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Process:
         self.args = command
         self.stdout: IO[str] | None = None
         self.returncode: int | None = None
-        status, told = os.pipe()
+        status, report = os.pipe()
         reading, writing = os.pipe() if stdout == subprocess.PIPE else (None, stdout)
         job = Job(command, str(folder.resolve()), variables, new_session)
-        _server().send(job, [writing, writing if stderr == subprocess.STDOUT else stderr, told])
-        os.close(told)
+        _server().send(job, [writing, writing if stderr == subprocess.STDOUT else stderr, report])
+        os.close(report)
         if reading is not None:
             os.close(writing)
             self.stdout = os.fdopen(reading, encoding="utf-8")
@@ -115,14 +115,14 @@ class Process:
         return self.returncode
 
     def poll(self) -> int | None:
-        """The same where it has ended."""
+        """The exit code, or None while the process runs."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> None:
-        """End it, where it has not."""
+        """Kill the process if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -185,7 +185,7 @@ class _Server:
             for end in (self._ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
             command = [sys.executable, "-m", "tests.warm_starts", str(theirs.fileno())]
-            # DeepSpeed asks for GPUs when it is imported; asked through NVML, CUDA stays usable in what is forked.
+            # DeepSpeed's import looks for GPUs. Through NVML, CUDA stays usable in forks.
             variables = {
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
@@ -238,7 +238,7 @@ def _serve(control: socket.socket) -> Job:
         if not os.fork():
             control.close()
             job = Job(**json.loads(text))
-            _fork_and_tell(descriptors.pop())
+            _fork_and_report(descriptors.pop())
             _become(job, descriptors)
             return job
         for descriptor in descriptors:
@@ -252,18 +252,18 @@ def _forget_ended() -> None:
             continue
 
 
-def _fork_and_tell(told: int) -> None:
-    """Return in a child; its parent tells the child's number and how it ended, and ends."""
+def _fork_and_report(report: int) -> None:
+    """Return in a child; its parent writes the child's id and exit code to `report`, and exits."""
     child = os.fork()
     if child:
-        # Nothing but `told` stays open, so that a reader of the child's output sees its end.
-        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {told}:
+        # Only `report` stays open, so that a reader of the child's output sees its end.
+        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {report}:
             with suppress(OSError):  # of the list itself
                 os.close(descriptor)
-        os.write(told, b"%d\n" % child)
-        os.write(told, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os.write(report, b"%d\n" % child)
+        os.write(report, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         os._exit(0)
-    os.close(told)
+    os.close(report)
 
 
 def _become(job: Job, descriptors: list[int]) -> None:
@@ -282,11 +282,12 @@ def _take_variables(variables: dict[str, str]) -> None:
     os.environ.update(variables)
     from lightning_fabric.utilities import rank_zero
 
-    setattr(rank_zero.rank_zero_only, "rank", rank_zero._get_rank() or 0)  # noqa: B010 - as when it is imported
+    rank = rank_zero._get_rank() or 0
+    setattr(rank_zero.rank_zero_only, "rank", rank)  # noqa: B010 - as its import does
 
 
 def _run(job: Job) -> None:
-    """What the interpreter does for `python -u -m`."""
+    """Run the job's module as `python -u -m` does."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.argv, sys.path[0] = job.command, job.folder
@@ -302,7 +303,7 @@ def _run(job: Job) -> None:
 
 
 def _leave() -> None:
-    """The last thing at exit: end without taking all modules apart, for which a forked process would copy what it shares."""
+    """End at exit without tearing down modules, which would copy the shared memory of a fork."""
     if _exit_codes:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -310,7 +311,7 @@ def _leave() -> None:
 
 
 class _Rank:
-    """The second process of a training, which waits for its part."""
+    """The second process of a training, which waits until Lightning starts it."""
 
     def __init__(self, pid: int, begin: int) -> None:
         self.pid = pid
@@ -342,7 +343,7 @@ class _Rank:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Where it runs."""
+        """Send a signal to the process if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -352,7 +353,10 @@ class _Rank:
 
 
 def _fork_second_rank() -> Job | None:
-    """Fork a child, while this process is as fresh as any, that Lightning starts as rank 1 where it wants one; there its job, here None."""
+    """Fork a child early, which Lightning later starts as rank 1.
+
+    Returns the child's job in the child, and None in this process.
+    """
     from pytorch_lightning.strategies.launchers import subprocess_script
 
     waiting, begin = os.pipe()

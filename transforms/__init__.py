@@ -1,4 +1,4 @@
-"""Your own functions on images, for `precompute.transform`: this folder is theirs, and empty until you write one.
+"""Your own functions on images, for `precompute.transform`. Empty until you write one.
 
     # transforms/faces.py
     from PIL import Image
@@ -7,6 +7,7 @@
         left, top, right, bottom = find_face(image)
         return image.crop((left, top, right, bottom)), {"width": right - left}
 
-With `precompute.transform: transforms.faces:crop` it runs once on each decoded, upright image, before that is resized, and
-again on every image that the service is asked about. It must be a function of the image alone. See docs/precompute.md.
+With `precompute.transform: transforms.faces:crop`, `precompute` calls it once on each decoded,
+upright image before it is resized, and the service calls it on each image of a request. The result
+must depend only on the image. See docs/explanation/precompute.md.
 """

@@ -1,4 +1,6 @@
-"""Writes digits.parquet, the embedded data set, from scikit-learn's digits: python -m data.demo.make_digits
+"""Writes digits.parquet, the embedded data set, from scikit-learn's digits.
+
+Usage: python -m data.demo.make_digits
 
 Running it again gives the same file, byte for byte, with the versions in requirements.lock.
 """

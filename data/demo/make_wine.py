@@ -1,4 +1,6 @@
-"""Writes wine.csv, the embedded table, from scikit-learn's wines, and its first row as a request: python -m data.demo.make_wine
+"""Writes wine.csv, the embedded table, from scikit-learn's wines, and its first row as a request.
+
+Usage: python -m data.demo.make_wine
 
 Running it again gives the same files, byte for byte, with the versions in requirements.lock.
 """
@@ -13,7 +15,7 @@ REQUEST = Path(__file__).with_name("wine_row.json")
 
 
 def main() -> None:
-    """Write all 178 wines in scikit-learn's order, numbers as they are, the cultivar from 1 as in the source."""
+    """Write all 178 wines in scikit-learn's order, cultivars numbered from 1 as in the source."""
     wine = load_wine()
     lines = [",".join(["cultivar", *wine.feature_names])]
     lines += [

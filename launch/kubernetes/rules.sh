@@ -1,8 +1,15 @@
 #!/bin/sh
-# Prints monitoring/rules/ as PrometheusRule objects, which the Prometheus operator loads.
+# Prints monitoring/rules/ as PrometheusRule objects for the Prometheus operator.
 set -eu
 cd "$(dirname "$0")/../../monitoring/rules"
 for file in *.yml; do
-  printf -- '---\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: slipway-%s\nspec:\n' "${file%.yml}"
+  cat << END
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: slipway-${file%.yml}
+spec:
+END
   sed 's/^/  /' "$file"
 done

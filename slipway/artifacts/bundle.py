@@ -23,11 +23,11 @@ from slipway.system import files
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 MANIFEST = "bundle.json"
 CARD = "MODEL_CARD.md"
 DRIFT = "drift.json"
-SCORE_NAME = "outlier_score"  # the graph's second output
+SCORE_NAME = "ood_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
 Provider = Literal["cpu", "cuda"]  # of ONNX Runtime
@@ -132,7 +132,7 @@ class Lineage(Contract):
 class Bundle(Contract):
     """The content of `bundle.json`."""
 
-    format_version: Literal[6]
+    format_version: Literal[7]
     task: Task
     input: AnyInputContract
     input_name: str  # "image" or "row"

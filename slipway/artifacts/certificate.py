@@ -1,7 +1,7 @@
 """Certificate: agreement of each hop, from the trained network to live HTTP, with the one before.
 
-`stages/verify.py` writes it; the service is not ready without one that fits its bundle. It names
-files by digest, so it does not apply to other weights, and ends with a digest of itself. That
+`slipway/stages/verify.py` writes it; the service is not ready without one that fits its bundle. It
+names files by digest, so it does not apply to other weights, and ends with a digest of itself. That
 detects damage and edits, not an author who seals it again.
 """
 
@@ -15,9 +15,10 @@ from slipway.artifacts.bundle import LoadedBundle, Metric
 from slipway.artifacts.gates import GateResult, Verdict, not_passed, require_verdict
 from slipway.system import files
 from slipway.system.contract import Contract, check_format, validate_record
-from slipway.system.errors import CertificateError, GateMissedError
+from slipway.system.errors import CertificateError, GateMissedError, UnavailableError
+from slipway.system.user_code import UserCode
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")  # hops without which nothing is certified
 _MAX_GATES_SHOWN = 3  # in one message; the certificate has all
 
@@ -32,7 +33,7 @@ class Execution(Contract):
 
 
 class HopBounds(Contract):
-    """What a hop was judged by; a bound that is null was not asked for."""
+    """The bounds that a hop was judged by; a bound that is null was not checked."""
 
     max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
     max_score_difference: float | None  # of an OOD score, absolute
@@ -82,16 +83,15 @@ class Hop(Contract):
 class Certificate(Contract):
     """All hops, the digests of their files, and the machine they ran on."""
 
-    format_version: Literal[3]
+    format_version: Literal[4]
     status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
     gates: Verdict  # only "passed" and "none" allow a release
     gate_results: list[GateResult]
     metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
     bundle_digest: str  # hex SHA-256 of bundle.json
-    engine_digest: (
-        str | None
-    )  # hex SHA-256 of the engine's engine_manifest.json; null where there was no engine
+    engine_digest: str | None  # hex SHA-256 of engine_manifest.json; null without an engine
     digests: dict[str, str]  # hex SHA-256 by path of all files that the hops read
+    user_code: list[UserCode]  # network, loss, metrics and transform of the user's own
     hops: list[Hop]
     hardware: dict[str, str]
     versions: dict[str, str]
@@ -128,6 +128,21 @@ def why_uncertified(certificate: Certificate, execution: Execution) -> str | Non
                 "Run `dvc repro --force verify` on such a machine."
             )
     return None
+
+
+def require_agreement(certificate: Certificate, execution: Execution) -> None:
+    """Raise UnavailableError unless the certificate has this execution, and it agrees."""
+    for hop in certificate.hops:
+        if hop.actual == execution:
+            if hop.status == "agrees":
+                return
+            raise UnavailableError(
+                f"the certificate says that {hop.name} {hop.status}: {hop.reason}"
+            )
+    name = f"{execution.backend}/{execution.provider}/{execution.variant}"
+    raise UnavailableError(
+        f"the certificate has no run of {name}; run `dvc repro verify` on such a machine."
+    )
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:

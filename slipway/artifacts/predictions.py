@@ -12,15 +12,15 @@ from slipway.artifacts.uncertainty import Calibration
 def prediction_columns(
     prediction: Mapping[str, Any], labels: Sequence[str], calibration: Calibration
 ) -> NDArray[np.float32]:
-    """Return (columns + 1,): probabilities in the order of `labels` or the value, then the OOD score.
+    """Return (columns + 1,): probabilities in the order of `labels` or the value, then OOD score.
 
     Raises:
         KeyError, TypeError: the prediction has another form.
         ValueError: parts of it contradict each other.
     """
-    score = np.float32(prediction["outlier_score"])
-    if prediction["is_outlier"] is not bool(calibration.is_outlier(score)):
-        raise ValueError("outlier_score and is_outlier do not go together")
+    score = np.float32(prediction["ood_score"])
+    if prediction["is_ood"] is not bool(calibration.is_ood(score)):
+        raise ValueError("ood_score and is_ood do not go together")
     if not labels:
         interval = calibration.interval(prediction["value"])
         if prediction["interval"] != (interval and list(interval)):

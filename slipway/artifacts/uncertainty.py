@@ -1,7 +1,7 @@
 """Uncertainty parameters: fitted by `evaluate`, stored in the bundle, applied by the service.
 
 artifacts/calibration.json             temperature and thresholds: `calibration` in bundle.json
-artifacts/outlier_score.safetensors    statistics behind the OOD score in the graph
+artifacts/ood_score.safetensors    statistics behind the OOD score in the graph
 
 Prediction sets and intervals contain the label of a fraction `coverage` of rows like the validation
 rows (Vovk, Gammerman and Shafer 2005, "Algorithmic Learning in a Random World", chapter 2). That is
@@ -68,14 +68,14 @@ class Conformal(Contract):
         return "above" if low > self.coverage else "within"
 
 
-class Outlier(Contract):
+class OODThreshold(Contract):
     """Threshold of the OOD score."""
 
-    share: float = Field(gt=0, lt=1)  # maximum fraction of ordinary rows flagged
+    fraction: float = Field(gt=0, lt=1)  # maximum fraction of ordinary rows flagged
     threshold: float | None  # scores above are flagged; null with too few rows: none are
     rows: int  # validation rows behind the threshold
     layer: str  # dotted name; the score is computed from its input
-    statistics_sha256: str  # hex, of outlier_score.safetensors
+    statistics_sha256: str  # hex, of ood_score.safetensors
 
 
 class Calibration(Contract):
@@ -83,11 +83,11 @@ class Calibration(Contract):
 
     temperature: float = Field(gt=0)  # divides the logits in the graph; 1 for numeric targets
     conformal: Conformal
-    outlier: Outlier
+    ood: OODThreshold
 
-    def is_outlier(self, scores: NDArray[np.float32] | np.float32) -> NDArray[np.bool_]:
+    def is_ood(self, scores: NDArray[np.float32] | np.float32) -> NDArray[np.bool_]:
         """Compare scores with the threshold; same shape."""
-        most = np.inf if self.outlier.threshold is None else self.outlier.threshold
+        most = np.inf if self.ood.threshold is None else self.ood.threshold
         return np.asarray(scores > most)
 
     def prediction_sets(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -96,18 +96,6 @@ class Calibration(Contract):
             np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True)
         )
         return np.asarray(probabilities >= least)
-
-    def holds_truth(
-        self, outputs: NDArray[np.float32], targets: NDArray[np.float64], *, of_classes: bool
-    ) -> NDArray[np.bool_] | None:
-        """(rows,) True if the set or interval contains the target; None without an interval."""
-        if of_classes:
-            sets = self.prediction_sets(outputs)
-            return np.asarray(sets[np.arange(len(sets)), targets.astype(np.int64)])
-        half = self.conformal.threshold
-        if half is None:
-            return None
-        return np.asarray(np.abs(outputs[:, 0].astype(np.float64) - targets) <= half)
 
     def interval(self, value: float) -> tuple[float, float] | None:
         """Return the bounds around a predicted number; None with too few rows for the coverage."""

@@ -1,5 +1,6 @@
 """Runs a stage as a command: params in, exit code out, errors as one readable message."""
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,12 @@ WRITTEN = tuple(Path(name) for name in ("data", "artifacts", "metrics", "reports
 
 
 def run_stage(run: "Callable[[Params], None]") -> None:
-    """`run_command` with what is in `params.yaml`, where the stages' folders can be written; the inputs of a stage are sealed."""
+    """Run a stage with `params.yaml`, after checks that folders are writable; seals its inputs."""
 
     def with_params() -> None:
-        # What runs without params.yaml lacks the package that reads it, too.
+        # Commands without params.yaml also run where ruamel.yaml is not installed.
         from slipway.config.params import parse_params, read_content
-        from slipway.config.sealing import sealed
+        from slipway.config.seals import sealed
 
         content = read_content()
         params = parse_params(content)
@@ -34,27 +35,28 @@ def run_stage(run: "Callable[[Params], None]") -> None:
 
 
 def _stage_name() -> str | None:
-    """NAME if this process was started as `python -m stages.NAME`."""
-    package, _, name = getattr(
-        getattr(sys.modules["__main__"], "__spec__", None), "name", ""
-    ).partition(".")
-    return name if package == "stages" else None
+    """Return NAME if this process was started as `python -m slipway.stages.NAME`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    package, _, name = getattr(spec, "name", "").rpartition(".")
+    return name if package == "slipway.stages" else None
 
 
 @quiet_when_unread()
 def run_command(run: Callable[[], None]) -> None:
-    """Call `run()`; what the user can mend becomes a message on stderr and exit code 1, Ctrl-C exit code 130."""
+    """Call `run()`; errors that the user can fix exit with 1 and a message, Ctrl-C with 130."""
     switch_off_telemetry()
+    # Without Triton, which only a GPU uses, torch warns at each start that it counts no FLOPs.
+    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
     try:
         run()
-        print(end="", flush=True)  # a full disk is told here, too
+        print(end="", flush=True)  # a full disk raises here, too
     except SlipwayError as error:
         _end(_with_notes(str(error), error), 1)
     except KeyboardInterrupt:
         _end("interrupted.", 130)
     except Exception as error:
         fault = disk_fault(error)
-        if fault is None:  # a fault of ours keeps its traceback
+        if fault is None:  # our own fault: keep the traceback
             raise
         _end(_with_notes(fault, error), 1)
 

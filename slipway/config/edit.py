@@ -1,6 +1,7 @@
-"""Changes single values of `params.yaml` and leaves every other byte of it, comments and spacing, as it is.
+"""Changes single values of `params.yaml` and keeps every other byte, such as comments and spacing.
 
-A YAML library's round trip keeps comments, but spaces lists and mappings its own way: it only says where a value stands.
+A YAML library's round trip keeps comments but reformats lists and mappings, so it is only used to
+find the position of a value.
 """
 
 import difflib
@@ -19,7 +20,10 @@ _SCALAR = re.compile(r"""("[^"]*"|'[^']*'|[^\s#,}][^#,}\n]*?)(?=\s*(?:[,}]|#|$))
 
 
 def changed_text(text: str, changes: Mapping[str, Any]) -> str:
-    """`text` with other values, each named "section.key"; ParamsError if a key is not there or the values do not fit together."""
+    """Return `text` with other values, each named "section.key".
+
+    ParamsError if a key is missing or the values contradict each other.
+    """
     expected = _content(text)
     for place, value in changes.items():
         text = _with(text, place, value)
@@ -27,14 +31,15 @@ def changed_text(text: str, changes: Mapping[str, Any]) -> str:
         expected[section][key] = value
     if _content(text) != expected:
         raise ParamsError(
-            f"params.yaml is written in a way in which {', '.join(changes)} cannot be changed. Change it by hand."
+            f"{', '.join(changes)} cannot be changed automatically in this layout of params.yaml. "
+            "Change it by hand."
         )
     parse_params(expected)
     return text
 
 
 def difference(before: str, after: str, name: str = "params.yaml") -> str:
-    """A patch that `patch -p1` takes; "" for none."""
+    """Return a patch for `patch -p1`; "" if nothing differs."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True),
         after.splitlines(keepends=True),
@@ -46,7 +51,7 @@ def difference(before: str, after: str, name: str = "params.yaml") -> str:
 
 
 def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
-    """The patch as text; with `apply` the file is replaced, in one go."""
+    """Return the patch as text; with `apply` replace the file atomically."""
     before = path.read_text()
     after = changed_text(before, changes)
     if apply and after != before:
@@ -68,11 +73,9 @@ def _with(text: str, place: str, value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    return (
-        {True: "true", False: "false", None: "null"}[value]
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _content(text: str) -> dict[str, Any]:

@@ -1,87 +1,118 @@
-"""What `train.network_arguments` may hold for Slipway's own networks.
+"""The arguments of Slipway's own networks, `train.network_arguments` in params.yaml.
 
-Apart from the networks, which need torch: a mistake is found when `params.yaml` is read, before any stage has worked for it.
+They are apart from the networks, which need torch: a mistake is found when params.yaml is read.
 """
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from slipway.config.mistakes import describe_mistakes
+from slipway.kinds.inputs import TIMM, network_family
+from slipway.kinds.parts import import_part
+from slipway.kinds.registry import input_kinds
+from slipway.system.user_code import is_user_code, is_well_formed
 
 Normalisation = Literal["batch", "group"]
 
 
-class SmallResnetArguments(BaseModel):
-    """`train.network_arguments` of `small_resnet`; every one is required."""
+class NetworkArguments(BaseModel):
+    """The arguments of one network; every one is required."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    EXAMPLE: ClassVar[str]  # a set to begin with, as YAML
+
+
+class SmallResnetArguments(NetworkArguments):
+    """`train.network_arguments` of `small_resnet`."""
+
+    EXAMPLE: ClassVar[str] = (
+        "{ width: 32, blocks: [1, 1, 1], dropout: 0.0, stochastic_depth: 0.0, "
+        "normalisation: batch }"
+    )
 
     width: Annotated[int, Field(ge=16, le=1024, multiple_of=16)]  # channels of the first stage
-    blocks: Annotated[
-        list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)
-    ]  # residual blocks per stage
+    # Residual blocks per stage.
+    blocks: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)]
     dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
-    stochastic_depth: Annotated[
-        float, Field(ge=0, lt=1)
-    ]  # probability that the last block is skipped; the first ones' are less, in a line
-    normalisation: Normalisation  # batch learns faster; group does not depend on how a batch is cut over devices
+    # Probability that the last block is skipped; it falls linearly to the first block.
+    stochastic_depth: Annotated[float, Field(ge=0, lt=1)]
+    # batch learns faster; group does not depend on how a batch is divided over devices.
+    normalisation: Normalisation
 
 
-class TabmArguments(BaseModel):
-    """`train.network_arguments` of `tabm`; every one is required."""
+class TabmArguments(NetworkArguments):
+    """`train.network_arguments` of `tabm`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    EXAMPLE: ClassVar[str] = (
+        "{ num_submodels: 16, num_blocks: 2, width: 128, dropout: 0.1, embedding_size: 32, "
+        "num_bins: 48 }"
+    )
 
     num_submodels: Annotated[int, Field(ge=1, le=256)]  # k in the paper
     num_blocks: Annotated[int, Field(ge=1, le=16)]  # layers of each
     width: Annotated[int, Field(ge=8, le=4096)]  # of a layer
     dropout: Annotated[float, Field(ge=0, lt=1)]  # after each layer
-    embedding_size: Annotated[int, Field(ge=1, le=256)]  # what one number becomes
-    num_bins: Annotated[
-        int, Field(ge=1, le=1024)
-    ]  # pieces of its range, at most; precompute.num_quantiles is the other bound
+    embedding_size: Annotated[int, Field(ge=1, le=256)]  # of one number
+    # Pieces of the range of a number, at most; precompute.num_quantiles is the other bound.
+    num_bins: Annotated[int, Field(ge=1, le=1024)]
 
 
-_KINDS: dict[str, type[BaseModel]] = {"small_resnet": SmallResnetArguments, "tabm": TabmArguments}
-STARTS = {  # a whole line to begin with
-    "small_resnet": "{ width: 32, blocks: [1, 1, 1], dropout: 0.0, stochastic_depth: 0.0, normalisation: batch }",
-    "tabm": "{ num_submodels: 16, num_blocks: 2, width: 128, dropout: 0.1, embedding_size: 32, num_bins: 48 }",
-}
+def arguments_class(network: str) -> type[NetworkArguments] | None:
+    """The class of a network's arguments; None if it is unknown or checks them itself."""
+    path = _known_networks().get(network_family(network))
+    return import_part(path) if path else None
 
 
 def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:
-    """Everything that is wrong with the arguments, a line each, and a set that is right.
+    """Describe every mistake in the arguments, one per line, and show a correct set; "" if none.
 
-    "" if nothing is, or if the network is timm's, which checks them itself. A network of another name is a mistake.
+    Networks of timm and the user's own check their arguments themselves. An unknown network is a
+    mistake.
     """
-    kind = _KINDS.get(network)
+    if is_user_code(network):
+        return _mistakes_of_user_network(network, arguments)
+    if network_family(network) not in _known_networks():
+        return _unknown_network(network)
+    kind = arguments_class(network)
     if kind is None:
-        return "" if network.startswith("timm/") else _unknown_network(network)
+        return ""
     try:
         kind.model_validate(dict(arguments))
     except ValidationError as error:
-        known = list(kind.model_fields)
         lines = [
             f"network_arguments of {network}:",
-            *(f"    {_describe(detail, known)}" for detail in error.errors(include_url=False)),
+            *describe_mistakes(error, kind, arguments),
+            f"To begin with: network_arguments: {kind.EXAMPLE}",
         ]
-        return "\n".join([*lines, f"    To begin with: network_arguments: {STARTS[network]}"])
+        return "\n    ".join(lines)
     return ""
 
 
+def _mistakes_of_user_network(network: str, arguments: Mapping[str, Any]) -> str:
+    if not is_well_formed(network):
+        return f"network is {network!r}, expected 'package.module:Class', such as 'nets:Net'"
+    if given := sorted({"input_shape", "num_outputs"} & set(arguments)):
+        return (
+            f"network_arguments names {', '.join(given)}, which Slipway sets itself from the data: "
+            "remove it"
+        )
+    return ""
+
+
+def _known_networks() -> dict[str, str | None]:
+    return {name: path for kind in input_kinds().values() for name, path in kind.networks.items()}
+
+
 def _unknown_network(network: str) -> str:
-    close = difflib.get_close_matches(network, _KINDS, n=1, cutoff=0.5)
+    known = [name for name in _known_networks() if name != TIMM]
+    close = difflib.get_close_matches(network, known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ", for example 'timm/resnet18'."
-    expected = ", ".join(map(repr, _KINDS))
-    return f"network is {network!r}, expected {expected} or 'timm/NAME'{hint}"
-
-
-def _describe(detail: Any, known: list[str]) -> str:
-    key = ".".join(map(str, detail["loc"]))
-    if detail["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        return f"{key}: unknown argument{f'; did you mean {close[0]!r}?' if close else '.'}"
-    if detail["type"] == "missing":
-        return f"{key}: missing."
-    return f"{key}: found {detail['input']!r}. {detail['msg']}"
+    expected = ", ".join(map(repr, known))
+    return (
+        f"network is {network!r}, expected {expected}, 'timm/NAME' or your own "
+        f"'package.module:Class'{hint}"
+    )

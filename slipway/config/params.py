@@ -1,22 +1,26 @@
-"""`params.yaml`, typed: the whole truth about producing a model.
+"""Reads `params.yaml`, which fully determines how a model is made, and checks it.
 
-Strict and without defaults: a value that is not in the file would be a value that DVC cannot see. The file is read as DVC reads
-and writes it, as YAML 1.2: `off` and `yes` are text, 1e-3 is a number.
-Every mistake is named at once, an unknown key with the key it was probably meant to be.
+It is strict and has no defaults, because DVC cannot see a value that is not in the file. Keys that
+only another kind of input reads may be left out. Like DVC it is YAML 1.2: `off` and `yes` are text,
+1e-3 is a number. All mistakes are reported at once, and an unknown key with the key that was
+probably meant.
 """
 
 import contextlib
+import copy
 import datetime
-import difflib
 import re
+from collections.abc import Iterator
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from slipway.config.network_arguments import STARTS
+from slipway.config.mistakes import as_yaml, describe_mistakes, hint
+from slipway.config.network_arguments import arguments_class
 from slipway.config.sections import (
     PRUNED_VARIANTS,
     AuditParams,
@@ -34,15 +38,17 @@ from slipway.config.sections import (
     TrainParams,
     VerifyParams,
 )
-from slipway.kinds.registry import Task, is_classification, is_table, metric_names
+from slipway.kinds.inputs import network_family
+from slipway.kinds.registry import KINDS, Task, input_kinds, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.system.errors import ParamsError
+from slipway.system.user_code import is_user_code
 
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 
 
 class Params(ParamsSection):
-    """The whole file."""
+    """The content of `params.yaml`."""
 
     version: Literal[1]  # of the format of this file
     seed: Annotated[int, Field(ge=0, lt=2**32)]
@@ -59,177 +65,214 @@ class Params(ParamsSection):
     compile: CompileParams
     verify: VerifyParams
 
-    @model_validator(mode="after")
-    def _sections_fit_together(self) -> Self:
-        if problems := misfits(self):
-            raise ValueError("; ".join(problems))
-        return self
+    def problems(self) -> list[str]:
+        """List the mistakes that sections only make together."""
+        return misfits(self)
 
 
 def misfits(params: Params) -> list[str]:
-    """Every mistake that only two sections together show.
+    """List the mistakes that sections only make together.
 
-    `params` may lack sections (`sound_part`): rules that need one of those are left out.
+    `params` may lack sections (`sound_part`); rules that need one of them are skipped.
     """
     problems: list[str] = []
     for rule in _RULES:
         try:
-            problems += rule(params)
+            problems += list(rule(params))
         except AttributeError:
             if params.model_fields_set >= set(Params.model_fields):
                 raise
     return problems
 
 
-def _graphs_that_nothing_makes(params: Params) -> list[str]:
+def _graphs_that_nothing_makes(params: Params) -> Iterator[str]:
     compiled, export = params.compile, params.export
-    problems = []
     if compiled.variant not in export.variants:
-        problems.append(
-            f"compile.variant is {compiled.variant!r}, but export.variants is {export.variants}"
-        )
+        yield f"compile.variant is {compiled.variant!r}, but export.variants is {export.variants}"
     if compiled.optimal_batch_size > export.max_batch_size:
-        problems.append(
-            f"compile.optimal_batch_size is {compiled.optimal_batch_size}, above export.max_batch_size {export.max_batch_size}"
+        yield (
+            f"compile.optimal_batch_size is {compiled.optimal_batch_size}, "
+            f"above export.max_batch_size {export.max_batch_size}"
         )
-    return problems
 
 
-def _variants_without_budget(params: Params) -> list[str]:
+def _variants_without_budget(params: Params) -> Iterator[str]:
     wanted = [variant for variant in params.export.variants if variant != "fp32"]
     missing = [variant for variant in wanted if variant not in params.verify.max_metric_loss]
-    if not missing:
-        return []
-    return [f"verify.max_metric_loss has no budget for {missing}, which export.variants asks for"]
+    if missing:
+        yield f"verify.max_metric_loss has no budget for {missing}, which export.variants contains"
 
 
-def _padding_beyond_the_image(params: Params) -> list[str]:
+def _padding_beyond_the_image(params: Params) -> Iterator[str]:
     padding, size = params.augment.crop_padding_px, params.precompute.image_size_px
-    if padding < size:
-        return []
-    return [
-        f"augment.crop_padding_px is {padding}, expected less than precompute.image_size_px {size}"
-    ]
+    if kind_of(params.data.task).input.has_pixels and padding >= size:
+        yield (
+            f"augment.crop_padding_px is {padding}, "
+            f"expected less than precompute.image_size_px {size}"
+        )
 
 
-def _network_of_another_task(params: Params) -> list[str]:
+def _network_of_another_task(params: Params) -> Iterator[str]:
     task, network = params.data.task, params.train.network
-    if is_table(task) == (network == "tabm"):
-        return []
-    table = f"'tabm', with network_arguments: {STARTS['tabm']}"
-    expected = table if is_table(task) else "'small_resnet' or 'timm/NAME'"
-    return [f"train.network is {network!r}, but data.task is {task!r}, which takes {expected}"]
+    inputs = kind_of(task).input
+    if network_family(network) in inputs.networks or is_user_code(network):
+        return
+    expected = " or ".join(map(repr, inputs.networks))
+    default = next(iter(inputs.networks))
+    arguments = arguments_class(default)
+    if arguments:
+        expected += f"; {default!r} takes network_arguments: {arguments.EXAMPLE}"
+    yield f"train.network is {network!r}, but data.task is {task!r}, which takes {expected}"
 
 
-def _splits_of_two_kinds(params: Params) -> list[str]:
+def _splits_of_two_kinds(params: Params) -> Iterator[str]:
     data, split = params.data, params.split
-    problems = []
+    given = "data.split_column" if data.split_file is None else "data.split_file"
+    is_given = data.split_column is not None or data.split_file is not None
     if split.time_cuts is not None and data.time_column is None:
-        problems.append("split.time_cuts is set, but data.time_column is null")
-    if split.time_cuts is not None and data.split_column is not None:
-        problems.append(
-            "split.time_cuts is set, but data.split_column already says where val and test begin"
+        yield "split.time_cuts is set, but data.time_column is null"
+    if split.time_cuts is not None and is_given:
+        yield f"split.time_cuts is set, but {given} already says where val and test begin"
+    if split.folds and (data.time_column or is_given):
+        yield (
+            f"split.folds is {split.folds}, but data.time_column or {given} "
+            "already says which rows are val"
         )
-    if split.folds and (data.time_column or data.split_column):
-        problems.append(
-            f"split.folds is {split.folds}, but data.time_column or data.split_column already says which rows are val"
-        )
-    return problems
 
 
-def _audit_that_never_warms_up(params: Params) -> list[str]:
-    warmup, audit = params.train.warmup_epochs, params.audit
-    if not audit.folds or warmup < audit.epochs:
-        return []
-    return [f"train.warmup_epochs is {warmup}, expected less than audit.epochs {audit.epochs}"]
+def _too_few_epochs(params: Params) -> Iterator[str]:
+    """Name every key that is too large for the epochs, with a value to paste."""
+    train, audit = params.train, params.audit
+    limits = {"epochs": train.epochs} | ({"audit.epochs": audit.epochs} if audit.folds else {})
+    name, least = min(limits.items(), key=itemgetter(1))
+    paste: list[str] = []
+    if train.warmup_epochs >= least:
+        found = f"is {train.warmup_epochs}, expected less than {name} {least}"
+        paste.append(f"warmup_epochs: {least / 10} # {found}")
+    if train.freeze_epochs > least:
+        found = f"is {train.freeze_epochs}, expected at most {name} {least}"
+        paste.append(f"freeze_epochs: {max(1, least // 3)} # {found}")
+        if train.unfreeze_epochs > least // 3:
+            found = f"is {train.unfreeze_epochs}, so the first parts would stay frozen"
+            paste.append(f"unfreeze_epochs: {least // 3} # {found}")
+    patience = train.early_stopping_patience
+    if patience is not None and patience >= train.epochs:
+        found = f"is {patience}, which epochs {train.epochs} cannot exhaust"
+        paste.append(f"early_stopping_patience: {train.epochs // 3 or 'null'} # {found}")
+    if paste:
+        key = name if "." in name else f"train.{name}"
+        first = f"{key} is {least}, too few for other keys. Raise it, or set in `train`:"
+        yield "\n      ".join([first, *paste])
 
 
-def _gates_of_no_metric(params: Params) -> list[str]:
+def _gates_of_no_metric(params: Params) -> Iterator[str]:
     task, wanted = params.data.task, params.evaluate
-    problems = []
+    known, own = kind_of(task).target.metrics, wanted.metric_names
+    yield from (
+        f"evaluate.metrics has a function {name!r}, which is the name of a built-in metric: "
+        "rename yours"
+        for name in own
+        if name in known
+    )
     for key, gates in (("gates", wanted.gates), ("slice_gates", wanted.slice_gates)):
-        unknown = [name for name in gates if name not in metric_names(task)]
-        problems += [_describe_gate(key, name, task) for name in unknown]
-        problems += [
+        unknown = [name for name in gates if name not in (*known, *own)]
+        yield from (_describe_gate(key, name, task, [*known, *own]) for name in unknown)
+        yield from (
             _out_of_reach(key, name, gate)
             for name, gate in gates.items()
-            if _is_out_of_reach(name, gate)
-        ]
-    return problems
+            if name not in own and _is_out_of_reach(name, gate)
+        )
 
 
-def _asked_for_in_vain(params: Params) -> list[str]:
-    """What is asked for by name and can have no effect for the task."""
-    data, task = params.data, params.data.task
-    found: dict[str, object] = {}
-    if is_table(task):
-        found |= {
-            "precompute.transform": params.precompute.transform,
-            "data.engine": data.engine if data.engine != "local" else None,
+def _settings_without_effect(params: Params) -> Iterator[str]:
+    """List settings that cannot have an effect for the task."""
+    task = params.data.task
+    kind = kind_of(task)
+    yield from (
+        f"{key} is {list(value) if isinstance(value, dict) else value!r}, "
+        f"but data.task is {task!r}: {key} is for {other.name}; set it to {as_yaml(nothing)}"
+        for other in input_kinds().values()
+        if other.name != kind.input.name
+        for key, nothing in other.requests.items()
+        if (value := _value(params, key)) != nothing
+    )
+    if not kind.target.has_classes:
+        reasons = {
+            "data.label_map": "is for classes; set it to {}",
+            "data.classes": "is for classes; set it to null",
+            "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to null",
         }
-    else:
-        found["data.columns"] = ", ".join(data.columns) or None
-    if not is_classification(task):
-        found |= {
-            "data.label_map": data.label_map or None,
-            "data.classes": data.classes,
-            "audit.folds": params.audit.folds,
-        }
-    reasons = {
-        "precompute.transform": "works on images; set it to null",
-        "data.engine": "works on images; set it to local",
-        "data.columns": "is for tables; set it to {}",
-        "data.label_map": "is for classes; set it to {}",
-        "data.classes": "is for classes; set it to null",
-        "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to null",
-    }
-    return [
-        f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}"
-        for key, value in found.items()
-        if value is not None
-    ]
+        yield from (
+            f"{key} is {_value(params, key)!r}, but data.task is {task!r}: {key} {reason}"
+            for key, reason in reasons.items()
+            if _value(params, key) not in (None, {})
+        )
 
 
-def _pruned_in_vain(params: Params) -> list[str]:
-    """Variants of a network that is not pruned, a pruned network without a variant, and one that cannot be pruned as asked."""
+def _value(params: Params, key: str) -> Any:
+    return attrgetter(key)(params)
+
+
+def _pruning_without_effect(params: Params) -> Iterator[str]:
+    """List pruned variants without pruning, pruning without a variant, and impossible pruning."""
     kind, train = params.prune.kind, params.train
     wanted = [variant for variant in params.export.variants if variant in PRUNED_VARIANTS]
-    problems = []
     if wanted and kind is None:
-        problems.append(
+        yield (
             f"export.variants contains {wanted}, but prune.kind is null: "
             "set it to structured or magnitude"
         )
     if not wanted and kind is not None:
-        problems.append(
-            f"prune.kind is {kind!r}, but export.variants {params.export.variants} has neither 'pruned' nor 'pruned_int8'"
+        yield (
+            f"prune.kind is {kind!r}, but export.variants {params.export.variants} "
+            "has neither 'pruned' nor 'pruned_int8'"
+        )
+    is_table = not kind_of(params.data.task).input.has_pixels
+    if kind == "structured" and is_user_code(train.network) and is_table:
+        yield (
+            f"prune.kind is 'structured', but train.network is {train.network!r} for a table, "
+            "whose inputs cannot lose channels: use magnitude"
         )
     if kind == "structured" and train.network == "tabm":
-        problems.append(
-            "prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude"
+        yield (
+            "prune.kind is 'structured', but train.network is 'tabm', "
+            "whose submodels share their layers: use magnitude"
         )
     if kind == "structured" and train.network_arguments.get("normalisation") == "group":
-        problems.append(
-            "prune.kind is 'structured', but train.network_arguments.normalisation is 'group', whose groups would change: "
-            "use magnitude, or normalisation batch"
+        yield (
+            "prune.kind is 'structured', but train.network_arguments.normalisation is 'group', "
+            "whose groups would change: use magnitude, or normalisation batch"
         )
-    return problems
 
 
-def _loss_of_another_task(params: Params) -> list[str]:
+def _loss_of_another_task(params: Params) -> Iterator[str]:
     train, task = params.train, params.data.task
-    classes = is_classification(task)
-    fitting = ("auto", "cross_entropy") if classes else ("auto", "mse", "huber")
-    problems = []
-    if train.loss not in fitting:
-        problems.append(
-            f"train.loss is {train.loss!r}, but data.task is {task!r}, which takes {' or '.join(map(repr, fitting))}"
+    target = kind_of(task).target
+    if is_user_code(train.loss):
+        yield from _settings_without_effect_on(train, target.has_classes)
+    elif train.loss not in target.losses:
+        yield (
+            f"train.loss is {train.loss!r}, but data.task is {task!r}, "
+            f"which takes {' or '.join(map(repr, target.losses))}"
         )
-    if train.class_weights is not None and not classes:
-        problems.append(
-            f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: set it to null"
+    if train.class_weights is not None and not target.has_classes:
+        yield (
+            f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: "
+            "set it to null"
         )
-    return problems
+
+
+def _settings_without_effect_on(train: TrainParams, has_classes: bool) -> Iterator[str]:
+    """Name the settings of the built-in losses, which the user's own loss does not have."""
+    built_in: dict[str, tuple[object, str]] = {"class_weights": (train.class_weights, "null")}
+    if has_classes:
+        built_in["label_smoothing"] = (train.label_smoothing, "0.0")
+    yield from (
+        f"train.{name} is {as_yaml(value)}, but train.loss is {train.loss!r}, which gets logits "
+        f"and class indices only: set train.{name} to {nothing}, and do it in your function"
+        for name, (value, nothing) in built_in.items()
+        if value
+    )
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
@@ -238,7 +281,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 
 
 def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
-    """Read `params.yaml` as a mapping of sections, not yet checked; ParamsError if it is none."""
+    """Read `params.yaml` as an unchecked mapping of sections; ParamsError if it is no mapping."""
     try:
         content = read_yaml(path)
     except FileNotFoundError:
@@ -251,16 +294,16 @@ def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file. ValueError with the mistake and how to correct it."""
+    """Read a YAML file; ValueError with the mistake and its correction."""
     payload = path.read_bytes()
     try:
         return YAML(typ="safe", pure=True).load(payload)
     except (YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     except RecursionError:
-        text = f"{path} is nested too deeply to be read. Remove the brackets or indents too many."
+        text = f"{path} is nested too deeply to be read. Remove superfluous brackets or indents."
         raise ValueError(text) from None
-    except (ValueError, LookupError) as error:  # a date, or what a tag such as !!int promises
+    except (ValueError, LookupError) as error:  # a date, or the value of a tag such as !!int
         text = payload.decode(errors="replace")
         dates = [date for date in _DATE.findall(text) if not _exists(date)]
         wrong = f"dates that do not exist: {', '.join(dates)}"
@@ -278,8 +321,16 @@ def _exists(date: str) -> bool:
     return True
 
 
+def value_at(content: Any, key: str) -> Any:
+    """Return the value of a key such as "clean.rules.blurred"; None if it is missing."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
     """Check the content of `params.yaml`; ParamsError with every mistake in it."""
+    content = _with_keys_of_other_kinds(content)
     try:
         return Params.model_validate(content)
     except ValidationError as error:
@@ -290,7 +341,8 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
 
 
 def mistakes_in(content: dict[str, Any]) -> list[str]:
-    """Every mistake in the content of `params.yaml`, each named by its key; [] if it is sound."""
+    """List every mistake in the content of `params.yaml`, each named by its key."""
+    content = _with_keys_of_other_kinds(content)
     try:
         Params.model_validate(content)
     except ValidationError as error:
@@ -299,82 +351,43 @@ def mistakes_in(content: dict[str, Any]) -> list[str]:
 
 
 def sound_part(content: dict[str, Any]) -> Params:
-    """The sections without a mistake; to read another one is an AttributeError."""
+    """Return the sections without a mistake; reading another one raises AttributeError."""
     sound: dict[str, Any] = {}
+    content = _with_keys_of_other_kinds(content)
     for name, kind in Params.__annotations__.items():
         with contextlib.suppress(ValidationError, KeyError):
             sound[name] = TypeAdapter(kind).validate_python(content[name], strict=True)
     return Params.model_construct(_fields_set=set(sound), **sound)
 
 
+def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
+    """Return `content` with the keys that its kind of input may leave out.
+
+    An unknown task may leave out the keys of every kind: only the task is reported as a mistake.
+    """
+    filled = copy.deepcopy(content)
+    task = value_at(content, "data.task")
+    own = kind_of(task).input.settings if isinstance(task, str) and task in KINDS else {}
+    for kind in input_kinds().values():
+        for key, value in kind.settings.items():
+            place, _, name = key.rpartition(".")
+            section = value_at(filled, place)
+            if isinstance(section, dict) and key not in own:
+                section.setdefault(name, copy.deepcopy(value))
+    return filled
+
+
 def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
-    """A line for each mistake of a section, then for each that sound sections make together."""
-    details = _mistakes(error.errors(include_url=False), content)
-    lines = [_describe(detail) for detail in details if detail["loc"]]
-    return lines + [
+    """Describe each mistake within a section, then those that valid sections make together."""
+    return describe_mistakes(error, Params, content) + [
         f"sections that do not fit together: {text}" for text in misfits(sound_part(content))
     ]
 
 
-def _mistakes(details: list[Any], content: Any) -> list[Any]:
-    """One for each mistake, placed by the keys of the file: where a value may be of several kinds, pydantic reports it for each of them."""
-    found: dict[tuple[Any, ...], Any] = {}
-    for detail in details:
-        place = _place(detail, content)
-        if len(place) == len(detail["loc"]):
-            found[(*place, len(found))] = detail
-        elif place in found:
-            found[place]["msg"] += ", or " + detail["msg"].removeprefix("Input should be ")
-        else:
-            for outer in [outer for outer in found if outer == place[: len(outer)]]:
-                del found[outer]  # this kind fits better: what is wrong lies within the value
-            found[place] = detail | {"loc": place}
-    return list(found.values())
-
-
-def _place(detail: Any, content: Any) -> tuple[Any, ...]:
-    """The keys of a mistake, without the kinds that a value may be of, which pydantic puts between them."""
-    place: list[Any] = []
-    for part in detail["loc"]:
-        if part == "[key]":
-            place.append(part)
-        elif (isinstance(content, dict) and part in content) or (
-            isinstance(content, list) and isinstance(part, int)
-        ):
-            place.append(part)
-            content = content[part]
-    return (*place, detail["loc"][-1]) if detail["type"] == "missing" else tuple(place)
-
-
-def _describe(detail: Any) -> str:
-    place = [
-        str(part) for part in detail["loc"] if part != "[key]"
-    ]  # of a mapping, whose wrong key is named before it
-    key = ".".join(place)
-    if detail["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else f"known here: {', '.join(_known_keys(place[:-1]))}"
-        )
-        return f"{key}: unknown key; {hint}"
-    if detail["type"] == "missing":
-        return f"{key}: missing; it has no default, see docs/params.md"
-    if detail["type"] == "model_type":
-        return f"{key}: found {detail['input']!r}, expected a mapping of {', '.join(_known_keys(place))}"
-    message = detail["msg"].removeprefix("Value error, ")
-    return (
-        f"{key}: {message}"
-        if detail["type"] == "value_error"
-        else f"{key}: found {detail['input']!r}. {message}"
-    )
-
-
-def _budgets_without_end(params: Params) -> list[str]:
-    """Of classes: accuracy that may be lost is a share of the rows, so that 5 for 0.05 would allow everything."""
-    if not is_classification(params.data.task):
-        return []
+def _budgets_above_one(params: Params) -> Iterator[str]:
+    """List losses of accuracy above 1, such as 5 for 0.05, which would allow everything."""
+    if not kind_of(params.data.task).target.headline_is_fraction:
+        return
     budgets = {
         "export.goal.max_metric_loss": params.export.goal.max_metric_loss,
         "evaluate.max_regression": params.evaluate.max_regression,
@@ -383,23 +396,21 @@ def _budgets_without_end(params: Params) -> list[str]:
             for variant, budget in params.verify.max_metric_loss.items()
         },
     }
-    return [
-        f"{key} is {budget:g}, but a share of the rows is never above 1: half an accuracy point is 0.005"
+    yield from (
+        f"{key} is {budget:g}, but a fraction of the rows is never above 1: "
+        "half an accuracy point is 0.005"
         for key, budget in budgets.items()
         if budget > 1
-    ]
-
-
-def _describe_gate(key: str, name: str, task: Task) -> str:
-    close = difflib.get_close_matches(name, metric_names(task), n=1, cutoff=0.5)
-    hint = (
-        f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(metric_names(task))}"
     )
-    return f"evaluate.{key} names {name!r}, which is no metric of data.task {task!r}; {hint}"
+
+
+def _describe_gate(key: str, name: str, task: Task, metrics: list[str]) -> str:
+    known = hint(name, metrics, "known for it")
+    return f"evaluate.{key} names {name!r}, which is no metric of data.task {task!r}; {known}"
 
 
 def _is_out_of_reach(name: str, gate: Gate) -> bool:
-    """Whether no answers at all can pass; 95 for 0.95, say."""
+    """Return True if no model can pass, for example 95 for 0.95."""
     return (name not in UNBOUNDED_METRICS and gate.min is not None and gate.min > 1) or (
         name != "r2" and gate.max is not None and gate.max < 0
     )
@@ -411,7 +422,7 @@ def _out_of_reach(key: str, name: str, gate: Gate) -> str:
         if gate.min is not None and gate.min > 1
         else f"max {gate.max:g}, but it is never below 0"
     )
-    return f"evaluate.{key}.{name} asks for {bound}, so that the gate is always missed"
+    return f"evaluate.{key}.{name} requires {bound}, so the gate is always missed"
 
 
 _RULES = (
@@ -420,24 +431,10 @@ _RULES = (
     _padding_beyond_the_image,
     _network_of_another_task,
     _splits_of_two_kinds,
-    _audit_that_never_warms_up,
-    _pruned_in_vain,
-    _asked_for_in_vain,
+    _too_few_epochs,
+    _pruning_without_effect,
+    _settings_without_effect,
     _loss_of_another_task,
-    _budgets_without_end,
+    _budgets_above_one,
     _gates_of_no_metric,
 )
-
-
-def _known_keys(place: list[str]) -> list[str]:
-    kind: Any = Params
-    for part in place:
-        field = kind.model_fields.get(part) if _is_section(kind) else None
-        kind = (
-            field.annotation if field else (get_args(kind) or (None,))[-1]
-        )  # an entry of a mapping: dict[str, Gate]
-    return list(kind.model_fields) if _is_section(kind) else []
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)

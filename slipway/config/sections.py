@@ -3,13 +3,20 @@
 slipway/config/params.py reads the file and checks the rules between sections.
 """
 
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from encodings.aliases import aliases
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
 from slipway.kinds.registry import Task
+from slipway.system.user_code import NAME
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
@@ -17,6 +24,8 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+# Your own code.
+UserName = Annotated[str, Field(pattern=f"^{NAME}$", examples=["package.module:function"])]
 # refuse: quarantine the row; flag: keep it and name the rule in rows.parquet; null: do not check.
 Action = Literal["refuse", "flag"] | None
 Operation = Literal[
@@ -45,6 +54,16 @@ class ParamsSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="after")
+    def _has_no_problems(self) -> Self:
+        if problems := list(self.problems()):
+            raise ValueError(*problems)
+        return self
+
+    def problems(self) -> Iterable[str]:
+        """Return the mistakes that valid keys make together."""
+        return ()
+
 
 class ColumnParams(ParamsSection):
     """Corrections for one table column. reports/columns.yaml lists the inferred types."""
@@ -54,13 +73,15 @@ class ColumnParams(ParamsSection):
     max: float | None
     required: bool  # true: a missing value is refused
 
-    @model_validator(mode="after")
-    def _bounds_are_a_range(self) -> Self:
+    def problems(self) -> Iterator[str]:
         if (self.min is not None or self.max is not None) and self.kind != "number":
-            raise ValueError(f"min and max are for numbers, the kind is {self.kind!r}")
+            yield f"min and max are for numbers, the kind is {self.kind!r}"
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}")
-        return self
+            yield f"min {self.min} is above max {self.max}"
+
+
+_COLUMN = {"kind": "number", "min": 0, "max": None, "required": False}
+Columns = Annotated[dict[str, ColumnParams], Field(examples=[{"age": _COLUMN}])]
 
 
 class DataParams(ParamsSection):
@@ -69,6 +90,10 @@ class DataParams(ParamsSection):
     # A folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz
     # of these.
     path: str
+    # Paths and globs inside the folder `path`, which are joined; null: all of `path` is one source.
+    sources: Annotated[list[str], Field(min_length=1, examples=[["2024/*.csv"]])] | None
+    # Of a .csv, a name that Python knows.
+    encoding: Annotated[str, Field(examples=["utf-8"])]
     task: Task
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
     # tasks that read a table.
@@ -79,13 +104,19 @@ class DataParams(ParamsSection):
     weight_column: str | None  # weight of a row in the training loss; null: equal weights
     # The user's own split (train, val, test). null: split_folders decides, or Slipway splits.
     split_column: str | None
+    # Or a file that names the split of each row: .csv, .jsonl or .parquet.
+    split_file: str | None
     # Folders and Parquet shards named after splits. auto: they are the given split; pool: Slipway
     # splits all rows; classes: the folders are classes.
     split_folders: Literal["auto", "pool", "classes"]
     label_map: dict[str, str]  # spelling variants of a class: {found: meant}
     # The allowed classes. The rule `unknown_label` handles any other label. null: all found.
     classes: list[str] | None
-    columns: dict[str, ColumnParams]  # table tasks: corrections of the inferred column types
+    columns: Columns  # table tasks: corrections of the inferred column types
+    # Table tasks: cells that count as missing, besides the usual words.
+    missing_values: list[str]
+    # Table tasks: how dates are written other than in ISO 8601, such as "%d/%m/%Y".
+    date_format: str | None
     checksums: str | None  # file of lines "SHA-256  path", as sha256sum writes them
     engine: Literal["local", "ray"]  # runs clean and precompute
 
@@ -96,9 +127,52 @@ class DataParams(ParamsSection):
             raise ValueError(f"found {path!r}, expected a folder, a table or an archive")
         return path
 
+    @field_validator("sources")
+    @classmethod
+    def _sources_are_inside(cls, sources: list[str] | None) -> list[str] | None:
+        for entry in sources or ():
+            path = PurePosixPath(entry)
+            if not entry.strip() or path.is_absolute() or ".." in path.parts:
+                raise ValueError(f"found {entry!r}, expected a path or a glob inside data.path")
+        return sources
+
+    def problems(self) -> Iterator[str]:
+        if self.split_column is not None and self.split_file is not None:
+            yield "split_column and split_file both give the split; set one of them to null"
+
+    @field_validator("encoding")
+    @classmethod
+    def _encoding_is_known(cls, encoding: str) -> str:
+        try:
+            "a".encode(encoding)
+        except (LookupError, ValueError):
+            name = encoding.lower().replace("_", "-")
+            known = {known.replace("_", "-") for known in {*aliases, *aliases.values()}}
+            close = difflib.get_close_matches(name, sorted(known - {name}), n=1)
+            raise ValueError(
+                f"found {encoding!r}, which is no encoding of text; "
+                f"did you mean {(close or ['utf-8'])[0]!r}?"
+            ) from None
+        return encoding
+
+    @field_validator("date_format")
+    @classmethod
+    def _date_format_holds_a_date(cls, date_format: str | None) -> str | None:
+        if date_format is not None:
+            try:
+                moment = datetime(2019, 12, 31)
+                read = datetime.strptime(moment.strftime(date_format), date_format)
+            except ValueError:
+                read = None
+            if read is None or read.replace(tzinfo=None) != moment:
+                raise ValueError(
+                    f"found {date_format!r}, expected a day, a month and a year, such as %d/%m/%Y"
+                )
+        return date_format
+
 
 class RuleParams(ParamsSection):
-    """Action for a row that breaks a rule. docs/data.md lists the rules without a choice, too."""
+    """Action for a row that breaks a rule. docs/reference/data.md has the fixed rules, too."""
 
     near_duplicate: Action  # flag: its cluster stays in one split; refuse: one row per cluster
     conflicting_label: Action  # equal images or rows with different classes or targets
@@ -142,6 +216,11 @@ class CleanParams(ParamsSection):
     rules: RuleParams
 
 
+_TimeCuts = Annotated[
+    list[str], Field(min_length=2, max_length=2, examples=[["2024-01-01", "2024-07-01"]])
+]
+
+
 class SplitParams(ParamsSection):
     """Fractions of the three splits. Each class is split in these fractions."""
 
@@ -155,27 +234,17 @@ class SplitParams(ParamsSection):
     # given split, else fail.
     on_leak: Literal["auto", "fail", "report"]
     # Times at which val and test begin. null: the fractions decide.
-    time_cuts: Annotated[list[str], Field(min_length=2, max_length=2)] | None
+    time_cuts: _TimeCuts | None
     folds: Annotated[int, Field(ge=2)] | None  # folds of the rows outside test
     fold: NotNegativeInt  # the fold that is val, counted from 0
 
-    @model_validator(mode="after")
-    def _fractions_sum_to_one(self) -> Self:
+    def problems(self) -> Iterator[str]:
         total = self.train + self.val + self.test
         if abs(total - 1) > 1e-9:
-            raise ValueError(
-                f"train {self.train} + val {self.val} + test {self.test} is {total:g}, expected 1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _fold_is_one_of_the_folds(self) -> Self:
+            yield f"train {self.train} + val {self.val} + test {self.test} is {total:g}, expected 1"
         if self.fold >= (self.folds or 1):
-            raise ValueError(
-                f"fold is {self.fold}, expected less than folds {_yaml(self.folds)} "
-                "(0 without folds)"
-            )
-        return self
+            folds = as_yaml(self.folds)
+            yield f"fold is {self.fold}, expected less than folds {folds} (0 without folds)"
 
 
 class PrecomputeParams(ParamsSection):
@@ -196,21 +265,17 @@ class PrecomputeParams(ParamsSection):
     max_categories: Annotated[int, Field(ge=1, le=2000)]
     num_quantiles: Annotated[int, Field(ge=2, le=256)]  # bins of a numeric column's embedding
 
-    @model_validator(mode="after")
-    def _training_images_are_not_smaller(self) -> Self:
+    def problems(self) -> Iterator[str]:
         if self.train_size_px is not None and self.train_size_px < self.image_size_px:
-            raise ValueError(
-                f"train_size_px is {self.train_size_px}, below image_size_px {self.image_size_px}"
-            )
-        return self
+            yield f"train_size_px is {self.train_size_px}, below image_size_px {self.image_size_px}"
 
 
 # [smallest, largest]
-Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
+Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2, examples=[[0.9, 1.0]])]
 
 
 class AugmentParams(ParamsSection):
-    """Random changes of training images, drawn anew for each sample and epoch."""
+    """Random changes of training images, drawn for each sample and epoch."""
 
     random_resized_crop: Range  # cropped area as a fraction of the image; [1, 1]: no crop
     crop_aspect: Range  # width over height of that area; without effect if nothing is cropped
@@ -232,20 +297,14 @@ class AugmentParams(ParamsSection):
     forbid: list[Operation]  # operations that would change the label; using one fails the stage
     offline_copies: NotNegativeInt  # augmented copies of each training row, written to disk
 
-    @model_validator(mode="after")
-    def _ranges_go_up(self) -> Self:
+    def problems(self) -> Iterator[str]:
         for name in ("random_resized_crop", "crop_aspect", "scale", "erasing_area"):
             low, high = getattr(self, name)
             if low > high:
-                raise ValueError(
-                    f"{name} {[low, high]} goes from large to small, expected [smallest, largest]"
-                )
+                yield f"{name} {[low, high]} goes from large to small, expected {[high, low]}"
         for name in ("random_resized_crop", "erasing_area"):
-            if getattr(self, name)[1] > 1:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, a fraction of the image, expected at most 1"
-                )
-        return self
+            if (found := getattr(self, name))[1] > 1:
+                yield f"{name} is {found}, a fraction of the image, expected at most 1"
 
 
 _WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2"
@@ -266,15 +325,19 @@ def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[st
     ]
 
 
-def _yaml(value: object) -> str:
-    return "null" if value is None else str(value)
+def _named_twice(key: str, names: Sequence[str]) -> Iterator[str]:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"{key} names {', '.join(map(repr, twice))} more than once"
 
 
 class TrainParams(ParamsSection):
     """The network and its training recipe."""
 
-    network: str  # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables
-    network_arguments: dict[str, Any]  # passed to the network's constructor
+    # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables, or your own
+    # "package.module:Class".
+    network: str
+    # Passed to the network's constructor.
+    network_arguments: Annotated[dict[str, Any], Field(examples=[{"width": 32}])]
     # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights.
     pretrained: str | None
     freeze_epochs: NotNegativeInt  # epochs that train only the head of a pretrained network
@@ -285,7 +348,8 @@ class TrainParams(ParamsSection):
     early_stopping_patience: Positive | None
     batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
     max_batch_per_device: Positive  # above it gradients are accumulated over smaller batches
-    loss: Literal["auto", "cross_entropy", "mse", "huber"]  # auto: cross_entropy or mse
+    # auto: cross_entropy or mse.
+    loss: Literal["auto", "cross_entropy", "mse", "huber"] | UserName
     # Error, in standard deviations of the target, above which the Huber loss is linear.
     huber_delta: PositiveFloat | None
     class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None  # in the loss
@@ -316,6 +380,8 @@ class TrainParams(ParamsSection):
     # weight.
     on_nonfinite: Literal["fail", "skip"]
     max_skipped_steps: NotNegativeInt  # of the whole run; one more fails it
+    # true: an operation without a deterministic kernel fails; warn: it runs, with a warning.
+    deterministic: Literal["warn"] | bool
     compile: bool  # torch.compile; needs a C++ compiler, or triton on a GPU
     channels_last: Literal["auto"] | bool  # memory layout of the weights of image networks
     keep: Literal["best", "last"]  # epoch that the model comes from; best by validation loss
@@ -325,97 +391,58 @@ class TrainParams(ParamsSection):
     log_every_steps: Positive  # scalars in TensorBoard and the run log
     log_histograms_every_epochs: Positive | None  # weights and gradients in TensorBoard
 
-    @model_validator(mode="after")
-    def _warms_up_before_its_end(self) -> Self:
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f"warmup_epochs is {self.warmup_epochs}, expected less than epochs {self.epochs}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _choices_have_what_they_need_and_no_more(self) -> Self:
-        problems = [
-            *_belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta),
-            *_belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum),
-            *_belongs_to(
-                "schedule",
-                self.schedule,
-                "step",
-                step_epochs=self.step_epochs,
-                step_factor=self.step_factor,
-            ),
-        ]
-        if self.nesterov and not self.momentum:
-            problems.append(
-                f"nesterov is true, but momentum is {_yaml(self.momentum)}: "
-                "set nesterov to false, or use optimizer 'sgd' with a momentum"
-            )
-        if self.schedule == "one_cycle" and not self.warmup_epochs:
-            problems.append(
-                "schedule is 'one_cycle', but warmup_epochs is 0: "
-                "one_cycle begins with a rise of the learning rate"
-            )
-        if self.early_stopping_patience is not None and self.early_stopping_patience >= self.epochs:
-            problems.append(
-                f"early_stopping_patience is {self.early_stopping_patience}, "
-                f"which epochs {self.epochs} cannot exhaust; set it to null"
-            )
-        if self.strategy == "deepspeed_stage_3":
-            wanted = {
-                "ema_decay": self.ema_decay,
-                "l1": self.l1,
-                "freeze_epochs": self.freeze_epochs,
-            }
-            problems += [
-                f"{key} is {value:g}, but strategy is {self.strategy!r}: {_WHY_NOT_ZERO_3}"
-                for key, value in wanted.items()
-                if value
-            ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    @model_validator(mode="after")
-    def _pretrained_weights_are_there_to_be_frozen(self) -> Self:
-        if self.pretrained is not None and not self.network.startswith("timm/"):
-            raise ValueError(
-                f"pretrained is {self.pretrained!r}, but network is {self.network!r}: "
-                "only 'timm/NAME' has pretrained weights"
-            )
-        if self.freeze_epochs and self.pretrained is None:
-            raise ValueError(
-                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: "
-                "untrained weights would be frozen"
-            )
-        if self.freeze_epochs > self.epochs:
-            raise ValueError(
-                f"freeze_epochs is {self.freeze_epochs}, expected at most epochs {self.epochs}"
-            )
-        if self.unfreeze_epochs and not self.freeze_epochs:
-            raise ValueError(
-                f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: "
-                "nothing is frozen"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _strategy_can_offload(self) -> Self:
+    def problems(self) -> Iterator[str]:
+        yield from self._problems_of_choices()
+        yield from self._problems_of_networks()
         needs_zero_3 = self.offload == "optimizer_and_parameters"
         needed = "deepspeed_stage_3" if needs_zero_3 else "deepspeed_stage_"
         if self.offload and not self.strategy.startswith(needed):
             expected = "'deepspeed_stage_3'" if needs_zero_3 else "a deepspeed strategy"
-            raise ValueError(
+            yield (
                 f"offload is {self.offload!r}, which needs strategy {expected}, "
                 f"but strategy is {self.strategy!r}"
             )
-        return self
+        if self.strategy == "deepspeed_stage_3":
+            for key in ("ema_decay", "l1", "freeze_epochs"):
+                if value := getattr(self, key):
+                    chosen = f"strategy is {self.strategy!r}"
+                    yield f"{key} is {value:g}, but {chosen}: {_WHY_NOT_ZERO_3}"
 
-    @model_validator(mode="after")
-    def _arguments_fit_the_network(self) -> Self:
+    def _problems_of_choices(self) -> Iterator[str]:
+        """Describe values that another choice needs, and values that a choice lacks."""
+        yield from _belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta)
+        yield from _belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum)
+        steps = {"step_epochs": self.step_epochs, "step_factor": self.step_factor}
+        yield from _belongs_to("schedule", self.schedule, "step", **steps)
+        if self.nesterov and not self.momentum:
+            yield (
+                f"nesterov is true, but momentum is {as_yaml(self.momentum)}: "
+                "set nesterov to false, or use optimizer 'sgd' with a momentum"
+            )
+        if self.schedule == "one_cycle" and not self.warmup_epochs:
+            yield (
+                "schedule is 'one_cycle', but warmup_epochs is 0: "
+                "one_cycle begins with a rise of the learning rate"
+            )
+
+    def _problems_of_networks(self) -> Iterator[str]:
+        if self.pretrained is not None and not self.network.startswith("timm/"):
+            yield (
+                f"pretrained is {self.pretrained!r}, but network is {self.network!r}: "
+                "only 'timm/NAME' has pretrained weights"
+            )
+        if self.freeze_epochs and self.pretrained is None:
+            yield (
+                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: "
+                "untrained weights would be frozen"
+            )
+        if self.unfreeze_epochs and not self.freeze_epochs:
+            yield (
+                f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: "
+                "nothing is frozen"
+            )
         if mistakes := argument_mistakes(self.network, self.network_arguments):
-            raise ValueError(mistakes)
-        return self
+            yield mistakes
 
 
 class AuditParams(ParamsSection):
@@ -433,13 +460,15 @@ class Gate(ParamsSection):
     min: float | None
     max: float | None
 
-    @model_validator(mode="after")
-    def _has_a_bound(self) -> Self:
+    def problems(self) -> Iterator[str]:
         if self.min is None and self.max is None:
-            raise ValueError("a gate needs a min or a max")
+            yield "a gate needs a min or a max"
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"min {self.min:g} is above max {self.max:g}")
-        return self
+            yield f"min {self.min:g} is above max {self.max:g}"
+
+
+# By metric.
+Gates = Annotated[dict[str, Gate], Field(examples=[{"accuracy": {"min": 0.9, "max": None}}])]
 
 
 class MeasuringParams(ParamsSection):
@@ -456,23 +485,26 @@ class MeasuringParams(ParamsSection):
 class EvaluateParams(MeasuringParams):
     """Measurements on the test split, and the requirements for a release."""
 
+    metrics: list[UserName]  # your own functions, besides the built-in metrics
     top_k: Positive  # of top_k_accuracy; without effect for a numeric target or fewer classes
-    gates: dict[str, Gate]  # by metric; a model that misses one is neither served nor released
+    gates: Gates  # a model that misses one is neither served nor released
     # Columns of the user's table that also cut the test rows into slices. Class, size, brightness
     # and group are always slices.
     slices: list[str]
     slice_min_rows: Annotated[int, Field(ge=2)]  # smaller slices are listed, but not judged
-    slice_gates: dict[str, Gate]  # by metric, required of every judged slice
+    slice_gates: Gates  # required of every judged slice
     reference_model: str | None  # folder of an earlier bundle to compare with on the same rows
     # Largest loss against it: accuracy points, or relative growth of the RMSE.
     max_regression: NotNegative
 
-    @model_validator(mode="after")
-    def _slices_are_named_once(self) -> Self:
-        twice = sorted({name for name in self.slices if self.slices.count(name) > 1})
-        if twice:
-            raise ValueError(f"slices names {', '.join(map(repr, twice))} more than once")
-        return self
+    def problems(self) -> Iterator[str]:
+        yield from _named_twice("slices", self.slices)
+        yield from _named_twice("metrics", self.metric_names)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of your own metrics: those of their functions."""
+        return [name.partition(":")[2] for name in self.metrics]
 
 
 class PruneParams(ParamsSection):
@@ -504,17 +536,13 @@ class ExportParams(ParamsSection):
     golden_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows stored in the bundle
     goal: GoalParams
 
-    @model_validator(mode="after")
-    def _fp32_is_there_and_none_twice(self) -> Self:
+    def problems(self) -> Iterator[str]:
         if "fp32" not in self.variants:
-            raise ValueError(
+            yield (
                 f"variants {self.variants} lacks 'fp32', "
                 "which the others are made from and compared with"
             )
-        twice = sorted({name for name in self.variants if self.variants.count(name) > 1})
-        if twice:
-            raise ValueError(f"variants names {', '.join(map(repr, twice))} more than once")
-        return self
+        yield from _named_twice("variants", self.variants)
 
 
 class CompileParams(ParamsSection):
@@ -528,7 +556,7 @@ class CompileParams(ParamsSection):
 
 
 class VerifyParams(ParamsSection):
-    """Allowed differences between the hops of the certificate."""
+    """Allowed differences between the backends of the certificate."""
 
     max_difference: PositiveFloat  # torch to ONNX fp32 and ONNX to HTTP: absolute, on the outputs
     max_metric_loss: dict[Variant, NotNegative]  # accuracy points, or relative growth of the RMSE

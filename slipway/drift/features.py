@@ -20,7 +20,7 @@ Float = NDArray[np.float32]
 
 PREDICTED_CLASS = "predicted_class"
 CONFIDENCE = "confidence"
-OUTLIER_SCORE = "outlier_score"
+OUTLIER_SCORE = "ood_score"
 
 
 class Feature(Contract):

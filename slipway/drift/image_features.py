@@ -1,4 +1,4 @@
-"""Drift features of images: brightness, contrast, sharpness, noise and similar, on a grid of pixels."""
+"""Drift features of images: brightness, contrast, sharpness, noise and similar, on a pixel grid."""
 
 import math
 from typing import Any

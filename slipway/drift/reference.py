@@ -37,7 +37,7 @@ from slipway.system.errors import BundleError
 
 Float32 = NDArray[np.float32]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Over all features: training rows that differ more are left out of the reference.
 _SIMILARITY_LEVEL = 1e-3
 
@@ -92,7 +92,7 @@ class Reference:
 class References(Contract):
     """The content of `drift.json`."""
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     inputs: InputReference
     answers: dict[str, AnswerReference]  # by variant
 
@@ -155,8 +155,8 @@ def describe_answers(
     return AnswerReference(
         features=described,
         quality=fit_quality(output, answers.outputs, answers.scores, targets, features, bins),
-        outlier_threshold=calibration.outlier.threshold,
-        outliers=int(calibration.is_outlier(answers.scores).sum()),
+        outlier_threshold=calibration.ood.threshold,
+        outliers=int(calibration.is_ood(answers.scores).sum()),
         rows=len(values),
     )
 

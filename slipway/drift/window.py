@@ -1,6 +1,5 @@
 """Window of traffic: bin counts as integers, so windows of several workers add up exactly."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -70,14 +69,6 @@ class Window:
         if other.reference.fingerprint != self.reference.fingerprint:
             raise ValueError("cannot merge two windows of different references")
         self._numbers += other._numbers
-
-    @classmethod
-    def union(cls, windows: Sequence["Window"]) -> "Window":
-        """Merge one or more windows of one reference into a new one."""
-        total = cls(windows[0].reference)
-        for window in windows:
-            total.merge(window)
-        return total
 
     @property
     def num_rows(self) -> int:

@@ -29,12 +29,19 @@ from slipway.artifacts.bundle import (
     describe_model,
     write_manifest,
 )
+from slipway.artifacts.golden_rows import FILE as GOLDEN_ROWS
+from slipway.artifacts.golden_rows import (
+    GoldenFile,
+    GoldenRows,
+    golden_budget,
+    golden_rows_bytes,
+)
 from slipway.artifacts.uncertainty import Calibration
 from slipway.config.sections import ExportParams
+from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import PackedSplit
 from slipway.export.certification.lineage import package_versions
 from slipway.export.drift_reference import DriftRows, write_drift
-from slipway.export.golden_rows import write_golden_rows
 from slipway.export.graphs.graph import (
     check_graph,
     describe_graph,
@@ -58,7 +65,7 @@ from slipway.export.precision.leaderboard import (
 )
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
 from slipway.inputs.contract import InputContract, input_name
-from slipway.kinds.registry import Task, is_classification
+from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import Resampling
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard
 from slipway.system import files
@@ -102,8 +109,7 @@ class Trained:
     @property
     def output(self) -> OutputContract:
         """Probabilities for classes, one value for a numeric target."""
-        kind = "probabilities" if is_classification(self.task) else "value"
-        return OutputContract.model_validate({"kind": kind, "labels": self.labels})
+        return OutputContract(kind=kind_of(self.task).target.output, labels=self.labels)
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def write_bundle(
         calibrations,
     )
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    golden_rows = write_golden_rows(
+    golden_rows = _write_golden_rows(
         root, rows.validation, resampling.seed, params.golden_rows, models, params.max_batch_size
     )
     drift_batch_size = min(params.max_batch_size, _DRIFT_BATCH_SIZE)
@@ -185,6 +191,45 @@ def write_bundle(
     )
     write_manifest(root, manifest)
     return board
+
+
+def _write_golden_rows(
+    root: Path,
+    split: PackedSplit,
+    seed: int,
+    num_rows: int,
+    models: Mapping[str, ModelFile],
+    batch_size: int,
+) -> GoldenFile | None:
+    """Draw rows of the split, answer them with every graph in `root` and write the file.
+
+    The choice of `num_rows` rows, or all there are, depends only on the seed and the ids.
+
+    Returns:
+        The record for `bundle.json`; None for 0 rows.
+    """
+    if num_rows == 0:
+        return None
+    draw = uniform(seed, 0, split.keys, "canary")
+    rows = np.sort(np.lexsort((split.keys, draw))[:num_rows])
+    ids, inputs = [split.ids[row] for row in rows], split.inputs[rows]
+    answers = {
+        variant: onnx_answers((root / model.file).read_bytes(), inputs, batch_size, variant)
+        for variant, model in models.items()
+    }
+    payload = golden_rows_bytes(GoldenRows(ids, inputs, answers["fp32"]))
+    files.write_bytes(root / GOLDEN_ROWS, payload)
+    budgets = {
+        variant: golden_budget(answers[variant], answers["fp32"], model.precision)
+        for variant, model in models.items()
+    }
+    return GoldenFile(
+        file=GOLDEN_ROWS,
+        sha256=files.sha256_bytes(payload),
+        bytes=len(payload),
+        rows=len(rows),
+        budgets=budgets,
+    )
 
 
 @dataclass(frozen=True)
@@ -270,8 +315,8 @@ def _pruned_source(
     pruned = trained.pruned
     if pruned is None:
         raise BundleError(
-            f"export.variants {params.variants} asks for a pruned network, but there is none. "
-            "Run `dvc repro prune`."
+            f"export.variants {params.variants} has variants of a pruned network, "
+            "but there is none. Run `dvc repro prune`."
         )
     smaller = replace(
         trained,

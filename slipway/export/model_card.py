@@ -1,11 +1,12 @@
-"""`MODEL_CARD.md` of a bundle: what the model is for, what it learnt from, how good it is, and where it is weak.
+"""Writes `MODEL_CARD.md` of a bundle: purpose, data, training, quality and weaknesses.
 
-The sections follow Mitchell et al., Model Cards for Model Reporting (2019). Every figure comes from a file that a stage wrote; only the
-purpose is the user's own words (`export.purpose`). Where something was not measured the card says so.
+The sections follow Mitchell et al., Model Cards for Model Reporting (2019). Every figure comes from
+a file that a stage wrote; only the purpose is in the user's own words (`export.purpose`). The card
+says if something was not measured.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,26 @@ from typing import Any
 from slipway.artifacts.bundle import Choice, Lineage, Metric, ModelFile, Provider
 from slipway.artifacts.uncertainty import Calibration
 from slipway.inputs.columns import ColumnContract
+from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
+from slipway.kinds.targets import TargetKind
 from slipway.reports.console import baseline_cells, interval, number, size
-from slipway.reports.evaluation.record import baseline_words, headlines
 from slipway.system.errors import SchemaError
+from slipway.system.user_code import UserCode
 from slipway.training.networks.networks import ModelManifest
 
 _FEW_ROWS = 30  # of a class in the test split, below which its figures say little
 _MOST_CLASSES = 20
-_NOT_WRITTEN = "Nobody has written down yet what this model is for and what it must not be used for: `export.purpose` in params.yaml."
+_NO_PURPOSE = (
+    "Nobody has written down yet what this model is for and what it must not be used for: "
+    "`export.purpose` in params.yaml."
+)
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is made from."""
+    """The facts that a card is made from."""
 
     training: ModelManifest
     calibration: Calibration
@@ -38,9 +44,19 @@ class CardFacts:
     split: Mapping[str, Any]  # reports/split.json
     evaluation: Mapping[str, Any]  # metrics/evaluate.json
 
+    @property
+    def target(self) -> TargetKind:
+        """The kind of the network's target."""
+        return kind_of(self.training.network.task).target
+
+    @property
+    def target_column(self) -> str:
+        """The name of the target column."""
+        return str(self.lineage.params["data"]["target_column"])
+
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A stage's JSON report; SchemaError if it is missing or none."""
+    """Read a stage's JSON report; SchemaError if it is missing or has another form."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -57,118 +73,106 @@ def read_report(path: Path) -> dict[str, Any]:
 def model_card(
     facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]
 ) -> str:
-    """The whole card as Markdown, of a bundle with these `models` by variant and this `choice` by provider."""
+    """Write the card as Markdown; `models` are by variant, `choice` is by provider."""
+    network = facts.training.network
+    what = f"one of {len(network.classes)} classes" if network.classes else facts.target_column
+    purpose = facts.lineage.params["export"]["purpose"] or _NO_PURPOSE
     sections = (
-        ("Meant for", _purpose(facts)),
+        ("Meant for", str(purpose).strip()),
         ("What goes in and what comes out", _contract(facts)),
-        ("Data", _data(facts)),
-        ("Training", _training(facts)),
-        ("How good it is", _quality(facts)),
-        ("How sure it is", _certainty(facts)),
-        ("Where it is weak", _weak(facts)),
+        ("Data", _bullets(_data(facts))),
+        ("Training", _bullets(_training(facts))),
+        ("Quality", _quality(facts)),
+        ("Uncertainty", _bullets(_uncertainty(facts))),
+        ("Weaknesses", _bullets(_weaknesses(facts))),
         ("Files", _files(models, choice)),
-        ("Where it comes from", _origin(facts)),
+        ("Origin", _bullets(_origin(facts))),
     )
-    title = f"# {_task(facts).capitalize()}: {_what(facts)}"
-    return (
-        "\n\n".join([title, _in_short(facts), *(f"## {name}\n\n{text}" for name, text in sections)])
-        + "\n"
-    )
+    parts = [f"# {_words(network.task).capitalize()}: {what}", _in_short(facts)]
+    parts += [f"## {name}\n\n{text}" for name, text in sections]
+    return "\n\n".join(parts) + "\n"
 
 
-def _task(facts: CardFacts) -> str:
-    return facts.training.network.task.replace("_", " ")
-
-
-def _what(facts: CardFacts) -> str:
-    classes = facts.training.network.classes
-    return (
-        f"one of {len(classes)} classes"
-        if classes
-        else str(facts.lineage.params["data"]["target_column"])
-    )
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"* {line}" for line in lines)
 
 
 def _in_short(facts: CardFacts) -> str:
-    name = headlines(facts.training.network.task)[0]
-    metric = facts.metrics[name]
+    name, training = facts.target.headline, facts.training
+    metric, train_rows = facts.metrics[name], facts.split["splits"]["train"]["rows"]
     return (
-        f"On {metric.rows:,} rows that it never saw, {_words(name)} is **{number(metric.value)}** "
-        f"({metric.confidence * 100:g} % interval {interval(metric)}). `{facts.training.network.name}`, "
-        f"{facts.training.num_parameters:,} parameters, trained on {facts.split['splits']['train']['rows']:,} rows."
+        f"On {metric.rows:,} rows that it never saw, {_words(name)} is "
+        f"**{number(metric.value)}** ({metric.confidence * 100:g} % interval {interval(metric)}). "
+        f"`{training.network.name}`, {training.num_parameters:,} parameters, "
+        f"trained on {train_rows:,} rows."
     )
-
-
-def _purpose(facts: CardFacts) -> str:
-    return str(facts.lineage.params["export"]["purpose"] or _NOT_WRITTEN).strip()
 
 
 def _contract(facts: CardFacts) -> str:
-    network = facts.training.network
-    if isinstance(network.input, ColumnContract):
-        kinds = [
+    classes = facts.training.network.classes
+    takes = _input(facts.training.network.input)
+    if not classes:
+        return f"{takes}\n\nThe answer is a number, in the unit of `{facts.target_column}`."
+    shown = ", ".join(f"`{name}`" for name in classes[:_MOST_CLASSES])
+    if len(classes) > _MOST_CLASSES:
+        shown += f" and {len(classes) - _MOST_CLASSES} more"
+    return f"{takes}\n\nThe answer is a probability for each of: {shown}."
+
+
+def _input(contract: InputContract) -> str:
+    if isinstance(contract, ColumnContract):
+        columns = [
             f"`{column.name}` ({column.kind}{', required' if column.required else ''})"
-            for column in network.input.columns
+            for column in contract.columns
         ]
-        takes = f"One row with the columns {', '.join(kinds)}."
-    elif isinstance(network.input, ImageContract):
-        contract = network.input
-        colour = "grey" if contract.channels == 1 else "RGB"
+        return f"One row with the columns {', '.join(columns)}."
+    if isinstance(contract, ImageContract):
         height, width, _ = contract.shape
-        takes = f"One picture in any common format; it is turned upright, brought to {width} x {height} px ({contract.resize_mode}) and to {colour}."
-    else:
-        takes = f"One row of {network.input.kind}."
-    if network.classes:
-        shown = ", ".join(f"`{name}`" for name in network.classes[:_MOST_CLASSES])
-        more = (
-            f" and {len(network.classes) - _MOST_CLASSES} more"
-            if len(network.classes) > _MOST_CLASSES
-            else ""
+        return (
+            "One picture in any common format. It is turned upright, brought to "
+            f"{width} x {height} px ({contract.resize_mode}) and to "
+            f"{'grey' if contract.channels == 1 else 'RGB'}."
         )
-        return f"{takes}\n\nThe answer is a probability for each of: {shown}{more}."
-    return f"{takes}\n\nThe answer is a number, in the unit of `{facts.lineage.params['data']['target_column']}`."
+    return f"One row of {contract.kind}."
 
 
-def _data(facts: CardFacts) -> str:
+def _data(facts: CardFacts) -> Iterator[str]:
     clean, splits = facts.clean, facts.split["splits"]
     refused, flagged = _counts(clean["refused"]), _counts(clean["flagged"])
-    lost = f"{clean['read'] - clean['kept']:,} refused" + (f" ({refused})" if refused else "")
+    yield (
+        f"`{facts.lineage.params['data']['path']}`: {clean['read']:,} rows read, "
+        f"{clean['kept']:,} kept, {clean['read'] - clean['kept']:,} refused"
+        f"{f' ({refused})' if refused else ''}."
+    )
+    if flagged:
+        yield f"Kept but flagged: {flagged}."
     rows = ", ".join(f"{name} {splits[name]['rows']:,}" for name in ("train", "val", "test"))
-    lines = [
-        f"`{facts.lineage.params['data']['path']}`: {clean['read']:,} rows read, {clean['kept']:,} kept, {lost}.",
-        f"Kept but flagged: {flagged}." if flagged else "",
-        f"Split: {rows}.",
-        f"Rows of the test split that have a twin, or their group, in another split: {facts.split['leaks']['rows']:,}.",
-    ]
-    return "\n".join(f"* {line}" for line in lines if line)
+    yield f"Split: {rows}."
+    yield (
+        "Rows of the test split that have a duplicate, or their group, in another split: "
+        f"{facts.split['leaks']['rows']:,}."
+    )
 
 
 def _counts(found: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{entry['count']:,} {_words(rule)}"
-        for rule, entry in sorted(found.items())
-        if entry["count"]
-    )
+    counts = [(rule, entry["count"]) for rule, entry in sorted(found.items())]
+    return ", ".join(f"{count:,} {_words(rule)}" for rule, count in counts if count)
 
 
-def _training(facts: CardFacts) -> str:
-    card, train = facts.training, facts.lineage.params["train"]
-    ended = "stopped early" if card.stopped_early else "to the end"
-    actual = card.actual
-    return "\n".join(
-        [
-            f"* {card.epochs} epochs, {ended}; the weights are those of epoch {card.kept_epoch}. Seed {card.seed}.",
-            f"* {train['optimizer']}, learning rate {train['learning_rate']:g} ({train['schedule']}), batches of {train['batch_size']}.",
-            f"* Ran as {actual.strategy}, {actual.precision}, {actual.world_size} {_plural(actual.world_size, 'process', 'processes')} "
-            f"on {actual.accelerator}"
-            + (
-                ""
-                if len(card.segments) == 1
-                else f"; resumed with other processes or threads, {len(card.segments)} segments in all"
-            )
-            + ".",
-        ]
-    )
+def _training(facts: CardFacts) -> list[str]:
+    training, train = facts.training, facts.lineage.params["train"]
+    ended = "stopped early" if training.stopped_early else "to the end"
+    actual, num_segments = training.actual, len(training.segments)
+    processes = "process" if actual.world_size == 1 else "processes"
+    resumed = f"; resumed with other processes or threads, {num_segments} segments in all"
+    return [
+        f"{training.epochs} epochs, {ended}; the weights are those of epoch {training.kept_epoch}. "
+        f"Seed {training.seed}.",
+        f"{train['optimizer']}, learning rate {train['learning_rate']:g} ({train['schedule']}), "
+        f"batches of {train['batch_size']}.",
+        f"Ran as {actual.strategy}, {actual.precision}, {actual.world_size} {processes} "
+        f"on {actual.accelerator}{resumed if num_segments > 1 else ''}.",
+    ]
 
 
 def _quality(facts: CardFacts) -> str:
@@ -179,8 +183,10 @@ def _quality(facts: CardFacts) -> str:
     for name, metric in facts.metrics.items():
         cells = [_words(name), number(metric.value), interval(metric), f"{metric.rows:,}"]
         lines.append(f"| {' | '.join(cells + baseline_cells(metric, facts.baseline.get(name)))} |")
-    note = "The intervals tell how much a number would move with other test rows, not with another training. "
-    note += f"Baseline: {baseline_words(facts.training.network.task)}."
+    note = (
+        "The intervals say how much a number would change with other test rows, not with another "
+        f"training. Baseline: {facts.target.baseline_rule}."
+    )
     return "\n\n".join(["\n".join(lines), note, *_by_class(facts)])
 
 
@@ -190,81 +196,73 @@ def _by_class(facts: CardFacts) -> Iterator[str]:
         return
     worst = sorted(classes, key=lambda entry: entry["f1"])[:_MOST_CLASSES]
     lines = ["| Class | Rows | Precision | Recall | F1 |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {entry['class']} | {entry['rows']:,} | {number(entry['precision'])} | {number(entry['recall'])} | {number(entry['f1'])} |"
-        for entry in worst
-    ]
-    shown = (
-        f"The {len(worst)} weakest of {len(classes)} classes"
-        if len(worst) < len(classes)
-        else "Every class, the weakest first"
-    )
+    for entry in worst:
+        scores = [number(entry[name]) for name in ("precision", "recall", "f1")]
+        cells = [entry["class"], f"{entry['rows']:,}", *scores]
+        lines.append(f"| {' | '.join(cells)} |")
+    weakest = f"The {len(worst)} weakest of {len(classes)} classes"
+    shown = weakest if len(worst) < len(classes) else "Every class, the weakest first"
     yield f"{shown}:\n\n" + "\n".join(lines)
 
 
-def _certainty(facts: CardFacts) -> str:
-    return "\n".join(f"* {line}" for line in _certainties(facts))
-
-
-def _certainties(facts: CardFacts) -> Iterator[str]:
-    conformal, outlier = facts.calibration.conformal, facts.calibration.outlier
+def _uncertainty(facts: CardFacts) -> Iterator[str]:
+    conformal, ood = facts.calibration.conformal, facts.calibration.ood
     measured = {
-        entry["name"]: Metric(**_without_name(entry))
+        entry["name"]: Metric(**{key: value for key, value in entry.items() if key != "name"})
         for entry in facts.evaluation.get("calibration", [])
     }
-    if "calibration_error_before" in measured:
-        before, after = (
-            number(measured[name].value)
-            for name in ("calibration_error_before", "calibration_error")
-        )
+    if before := measured.get("calibration_error_before"):
         yield (
-            f"Probabilities are calibrated inside the graph (temperature {number(facts.calibration.temperature)}): "
-            f"their expected error on the test split is {after}, without it {before}."
+            "Probabilities are calibrated inside the graph "
+            f"(temperature {number(facts.calibration.temperature)}): the expected calibration "
+            f"error on the test split is {number(measured['calibration_error'].value)}, "
+            f"without it {number(before.value)}."
         )
     if conformal.is_vacuous:
-        yield f"Its sets and intervals exclude nothing: {conformal.rows:,} validation rows are too few for {conformal.coverage:.0%}."
-    else:
-        kind = (
-            "a set of labels" if is_classification(facts.training.network.task) else "an interval"
-        )
         yield (
-            f"Beside each answer stands {kind} that is made to hold the truth for {conformal.coverage:.0%} of rows like the validation "
-            f"rows (conformal prediction, {conformal.rows:,} rows). {_on_test('It does', measured.get('coverage'))}"
+            f"Its sets and intervals exclude nothing: {conformal.rows:,} validation rows are too "
+            f"few for {conformal.coverage:.0%}."
         )
-    if outlier.threshold is None:
-        yield f"The outlier score has no threshold: {outlier.rows:,} validation rows are too few for one."
+    else:
+        kind = "a set of labels" if facts.target.has_classes else "an interval"
+        yield (
+            f"Each answer has {kind} made to contain the truth for {conformal.coverage:.0%} of "
+            f"rows like the validation rows (conformal prediction, {conformal.rows:,} rows). "
+            f"{_on_test('It does', measured.get('coverage'))}"
+        )
+    if ood.threshold is None:
+        yield f"The OOD score has no threshold: {ood.rows:,} validation rows are too few for one."
     else:
         yield (
-            f"Each answer has an outlier score. At most {outlier.share:.1%} of ordinary rows are meant to be above its threshold. "
-            f"{_on_test('They are', measured.get('outliers'))}"
+            f"Each answer has an OOD score. At most {ood.fraction:.1%} of ordinary rows should be "
+            f"above its threshold. {_on_test('They are', measured.get('outliers'))}"
         )
 
 
-def _on_test(what: str, share: Metric | None) -> str:
-    if share is None:
+def _on_test(what: str, fraction: Metric | None) -> str:
+    if fraction is None:
         return "On the test split this was not measured."
-    return f"{what} for {share.value:.1%} of the test split ({share.low:.1%} to {share.high:.1%}, n = {share.rows:,})."
-
-
-def _without_name(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key != "name"}
-
-
-def _weak(facts: CardFacts) -> str:
-    return "\n".join(f"* {line}" for line in _weaknesses(facts)) or "Nothing was found."
+    return (
+        f"{what} for {fraction.value:.1%} of the test split "
+        f"({fraction.low:.1%} to {fraction.high:.1%}, n = {fraction.rows:,})."
+    )
 
 
 def _weaknesses(facts: CardFacts) -> Iterator[str]:
+    for entry in facts.evaluation.get("slices", []):
+        if entry["is_worse"]:
+            bounds = f"{number(entry['low'])} to {number(entry['high'])}, n = {entry['rows']:,}"
+            found = f"{_words(entry['metric'])} {number(entry['measured'])} ({bounds})"
+            yield f"Worse than the rest if {entry['by']} is {entry['value']}: {found}."
     classes: Sequence[Mapping[str, Any]] = facts.evaluation.get("per_class", [])
-    for entry in (entry for entry in facts.evaluation.get("slices", []) if entry["is_worse"]):
-        bounds = f"{number(entry['low'])} to {number(entry['high'])}, n = {entry['rows']:,}"
-        found = f"{_words(entry['metric'])} {number(entry['measured'])} ({bounds})"
-        yield f"Worse than the rest where {entry['by']} is {entry['value']}: {found}."
     few = [f"{entry['class']} ({entry['rows']})" for entry in classes if entry["rows"] < _FEW_ROWS]
     if few:
         yield f"Fewer than {_FEW_ROWS} test rows, too few to say much: {', '.join(few)}."
-    if facts.evaluation.get("leaked_rows"):
-        yield f"{facts.evaluation['leaked_rows']} test rows leak from another split; the figures without them are in metrics/evaluate.json."
+    if leaked := facts.evaluation.get("leaked_rows"):
+        yield (
+            f"{leaked} test rows leak from another split; "
+            "the figures without them are in metrics/evaluate.json."
+        )
     for copy in facts.split.get("target_copies", []):
         yield f"Suspected leak, {copy['finding']}."
     unchecked = [
@@ -274,46 +272,50 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
     ]
     if unchecked:
         yield f"Rules of cleaning that were switched off: {', '.join(unchecked)}."
-    if is_classification(facts.training.network.task):
-        yield "It always names one of its classes, whatever it is shown: see the outlier score."
-    yield "Its figures hold for data like the test split. Other sources, devices, places and times were not measured."
+    if facts.target.has_classes:
+        yield "It always names one of its classes, for any input: see the OOD score."
+    yield (
+        "Its figures hold for data like the test split. Other sources, devices, places and times "
+        "were not measured."
+    )
 
 
 def _files(models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -> str:
     lines = ["| Variant | File | Size | Precision | Meant for |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {variant} | `{model.file}` | {size(model.bytes)} | {model.precision} | {', '.join(model.meant_for) or 'nothing'} |"
-        for variant, model in models.items()
-    ]
+    for variant, model in models.items():
+        meant_for = ", ".join(model.meant_for) or "nothing"
+        cells = [variant, f"`{model.file}`", size(model.bytes), model.precision, meant_for]
+        lines.append(f"| {' | '.join(cells)} |")
     chosen = [
         f"On {provider} the service's `auto` takes `{found.variant}`. {found.reason}"
         for provider, found in choice.items()
     ]
     certificate = (
-        "How far each of them is from the trained network, on which provider, is in `certificate.json`, which names this bundle by digest. "
-        "The service is not ready without it, and shows it at `GET /model`."
+        "`certificate.json` has the difference of each variant from the trained network on each "
+        "provider, and names this bundle by digest. The service is not ready without it, and shows "
+        "it at `GET /model`."
     )
     return "\n\n".join(["\n".join(lines), *chosen, certificate])
 
 
-def _origin(facts: CardFacts) -> str:
+def _origin(facts: CardFacts) -> list[str]:
     revision = facts.lineage.git_revision or "none (outside a git work tree)"
     dirty = " with changes that were not committed" if facts.lineage.git_dirty else ""
-    versions = ", ".join(
-        f"{name} {version}" for name, version in sorted(facts.training.versions.items())
-    )
-    return "\n".join(
-        [
-            f"* Git revision `{revision}`{dirty}.",
-            f"* Weights SHA-256 `{facts.training.weights_sha256}`.",
-            f"* Trained with {versions}.",
-            "* `bundle.json` has every parameter and the digest of every input.",
-        ]
-    )
+    versions = [f"{name} {version}" for name, version in sorted(facts.training.versions.items())]
+    return [
+        f"Git revision `{revision}`{dirty}.",
+        f"Weights SHA-256 `{facts.training.weights_sha256}`.",
+        f"Trained with {', '.join(versions)}.",
+        *_user_code(facts),
+        "`bundle.json` has every parameter and the digest of every input.",
+    ]
 
 
-def _plural(count: object, one: str, many: str) -> str:
-    return one if count == 1 else many
+def _user_code(facts: CardFacts) -> Iterator[str]:
+    """Name the parts that are the user's own code, and its digest."""
+    evaluation = map(UserCode.model_validate, facts.evaluation.get("user_code", []))
+    for code in (*facts.training.user_code, *evaluation):
+        yield f"User code: `{code.key}` is `{code.name}`, SHA-256 `{code.sha256}`."
 
 
 def _words(name: str) -> str:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.config.sections import DataParams
-from slipway.data.sources.raw_tables import column_names
+from slipway.data.sources.samples import image_id
 from slipway.data.sources.sources import read_samples
 from slipway.data.store.packed import PackedManifest, PackedSplit
-from slipway.data.tables.source import find_table, read_json_rows
-from slipway.export.certification.raw_rows import RawRowPositions, image_id
+from slipway.data.tables.source import columns_of, read_json_rows
+from slipway.export.certification.raw_rows import RawRowPositions
 from slipway.export.release import read_known_rows
 from slipway.inputs.columns import Cell, ColumnContract, encode_rows, read_row
 from slipway.inputs.images import ImageContract, array_from_bytes, load_transform
@@ -154,7 +154,7 @@ def _table_rows(
     contract: ColumnContract, test: PackedSplit, data: DataParams, root: Path
 ) -> Iterator[tuple[int, dict[str, Cell]]]:
     columns = {column.name for column in contract.columns}
-    missing = columns.difference(column_names(find_table(data)))
+    missing = columns.difference(columns_of(data))
     if missing:
         raise BundleError(
             f"the reference model in {root} takes the columns {', '.join(sorted(missing))}, "

@@ -1,15 +1,15 @@
 """`make release`: makes the certified bundle the reference model of later trainings.
 
-artifacts/reference_model/bundle.json, model_*.onnx   the bundle, with its model card and golden rows
-artifacts/reference_model/certificate.json            its certificate
-artifacts/reference_model/known_rows.parquet          ids of its training and validation rows, if known
-artifacts/reference_model/release.json                digests of bundle, certificate and rows; written last
+In `artifacts/reference_model/`:
+bundle.json, model_*.onnx   the bundle, with its model card and golden rows
+certificate.json            its certificate
+known_rows.parquet          ids of its training and validation rows, if known
+release.json                digests of bundle, certificate and rows; written last
 
 The folder is written as a whole or not at all; a later release replaces it. A bundle that is not
 certified or did not pass its quality gates is refused. `evaluate.reference_model` names the folder.
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,6 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
@@ -25,7 +24,7 @@ from slipway.config.command import run_stage
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.system import files
-from slipway.system.contract import Contract
+from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError, IntegrityError
 
 BUNDLE = Path("artifacts/bundle")
@@ -74,7 +73,7 @@ def release() -> str:
         )
         files.write_json(folder / RECORD, record.model_dump())
     if known_ids is None:
-        rows = f"without the ids of its training rows: {PACKED} was packed anew"
+        rows = f"without the ids of its training rows: {PACKED} was packed again"
     else:
         rows = f"with the ids of its {len(known_ids)} training and validation rows"
     return (
@@ -117,7 +116,7 @@ def _known_ids(bundle: LoadedBundle) -> list[str] | None:
 
 
 def _is_made_from(bundle: LoadedBundle, packed: Path) -> bool:
-    """Compare the digest of the packed manifest, which has the digests of all rows."""
+    """Return True if the digest of the packed manifest, and so of all rows, is the recorded one."""
     path = packed / "manifest.json"
     recorded = bundle.manifest.lineage.digests.get((PACKED / path.name).as_posix())
     return path.is_file() and recorded == files.sha256_file(path)
@@ -128,12 +127,7 @@ def _read_record(bundle: LoadedBundle) -> Release | None:
     path = bundle.root / RECORD
     if not path.exists():
         return None
-    try:
-        record = Release.model_validate(json.loads(path.read_bytes()))
-    except (ValueError, ValidationError) as error:
-        raise BundleError(
-            f"{path} is not what `make release` writes: {error}. Release again."
-        ) from error
+    record = parse_record(Release, path, path.read_bytes(), BundleError, "Release again.")
     if record.bundle_digest != bundle.digest:
         raise IntegrityError(
             f"{path} is for bundle {record.bundle_digest[:12]}, "

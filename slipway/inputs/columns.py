@@ -10,9 +10,10 @@ of the training rows.
 """
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ MAX_CATEGORY_LENGTH = 256
 _SECONDS_PER_DAY = 86400
 _SHOWN_CATEGORIES = 8
 _BLOCK_ROWS = 1 << 14
+_EXPONENT_FROM = 1e9  # from here on, examples show whole numbers in short form too
 
 
 class ColumnType(Contract):
@@ -60,10 +62,44 @@ class Column(ColumnType):
         """True if missing values and unknown categories are allowed."""
         return self.has_missing or self.imputed
 
+    @property
+    def is_required(self) -> bool:
+        """True if the user requires the column, or the training data never lacked it."""
+        return self.required or not self.takes_missing
+
     @cached_property
     def codes(self) -> dict[str, int]:
         """Code of each category, from 1."""
         return {category: position for position, category in enumerate(self.categories, start=1)}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind, whether it is required, and its categories or bounds."""
+        described = {"name": self.name, "kind": self.kind, "required": self.is_required}
+        if self.kind == "category":
+            return described | {
+                "categories": self.categories,
+                "other_categories": "missing" if self.takes_missing else "refused",
+            }
+        if self.kind == "number":
+            return described | {"min": self.min, "max": self.max}
+        return described
+
+    def example(self) -> Any:
+        """Return a typical value: the median of a number, the most frequent category."""
+        if self.kind == "category":
+            return self.categories[0] if self.categories else None
+        if self.kind == "boolean":
+            return self.fill >= 0.5
+        if self.kind == "date":
+            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=round(self.fill))
+            return moment.date().isoformat()
+        if self.fill.is_integer() and abs(self.fill) < _EXPONENT_FROM:
+            return int(self.fill)
+        # Few digits, as people write them, unless rounding leaves the bounds.
+        short = float(f"{self.fill:.6g}")
+        is_too_low = self.min is not None and short < self.min
+        is_too_high = self.max is not None and short > self.max
+        return self.fill if is_too_low or is_too_high else short
 
 
 @dataclass(frozen=True)
@@ -137,8 +173,21 @@ class ColumnContract(InputContract):
         names = [column.name for column in self.columns]
         if not names or len(set(names)) < len(names):
             raise BundleError(
-                f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`."
+                f"the bundle's columns are {names}, expected one or more different names. "
+                "Run `dvc repro export`."
             )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "columns": [column.describe() for column in self.columns],
+            "ignored": self.ignored,
+            "example": self.example_row(),
+        }
+
+    def example_row(self) -> dict[str, Any]:
+        """Return a valid row of typical values, as JSON."""
+        return {column.name: column.example() for column in self.columns}
 
     def example_rows(self, num_rows: int) -> NDArray[np.float32]:
         """Return (num_rows, width) encoded rows within one standard deviation."""
@@ -311,6 +360,8 @@ def _typed(value: Any, column: Column) -> float | str:
         shown = repr(value[:80])
         if _would_fit(value, column):
             shown = f"the text {shown}"  # quotes are easily overlooked
+    if column.kind == "number" and isinstance(value, str) and _has_unit(value):
+        shown += ", which has a unit"
     raise CellError("type_violation", column.name, f"found {shown}, expected {_expected(column)}")
 
 
@@ -326,6 +377,10 @@ def _would_fit(text: str, column: Column) -> bool:
         )
     except ValueError:
         return False
+
+
+def _has_unit(text: str) -> bool:
+    return any(mark == "%" or unicodedata.category(mark) == "Sc" for mark in text[:80])
 
 
 def _float(value: int | float) -> float:

@@ -29,6 +29,10 @@ class InputContract(Contract):
     def require_usable(self) -> None:
         """BundleError if this process cannot turn raw input into rows of this form."""
 
+    def describe(self) -> dict[str, Any]:
+        """Return what callers need to know, as JSON."""
+        return self.model_dump(mode="json")
+
     def example_rows(self, num_rows: int) -> NDArray[Any]:
         """Return (num_rows, ...) inputs that a network may meet, with many different values."""
         raise NotImplementedError

@@ -6,20 +6,22 @@ equal.
 """
 
 import io
+import struct
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pi_heif
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageOps
+from PIL import AvifImagePlugin, Image, ImageCms, ImageOps, TiffImagePlugin
 
-from slipway.inputs import user_function
+from slipway.inputs import heif, user_function
 from slipway.inputs.contract import InputContract
-from slipway.inputs.png import decode_plain_png
+from slipway.inputs.png import MAX_TEXT_BYTES, decode_plain_png, has_too_much_text
 from slipway.system.contract import Contract
 from slipway.system.errors import ImageError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "HEIF")
 MAX_PIXELS = 2**30 // 4 // 3  # Pillow warns above this and refuses twice as many
 UNKNOWN = "not a readable image"  # start of the detail if no decoder knows the format
 _FORMAT_OF = {"MPO": "JPEG"}  # a JPEG followed by further pictures, as phones write it
@@ -29,7 +31,14 @@ _PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # Pillow decodes others (CMYK, YCCK)
 # libjpeg-turbo may fail to decode the chroma of other subsamplings.
 _PLAIN_SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 _ORIENTATION = 0x0112  # EXIF tag
+_BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 0x0102, 0x0115, 0x0153  # TIFF tags
+_READ_NUMBERS = ("unsigned integers of 8 bits", "unsigned integers of 16 bits")
+_EXPECTED = "expected unsigned integers of 8 or 16 bits: scale it to 16 bits and save it again"
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "I;16")  # Pillow converts these to L and RGB
+_MAX_PICTURES = 4  # colours, transparency, a preview and one more, each of the most pixels
+_AVIF_FILM, _AVIF = b"ftypavis", b"ftypavif"
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+pi_heif.register_heif_opener(decode_threads=1)
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -214,7 +223,7 @@ def decode_with_pillow(payload: bytes, max_pixels: int) -> DecodedImage:
             "truncated",
             f"{image_format} of {image.width}x{image.height} is truncated or damaged: {error}",
         ) from error
-    _check_range(upright)
+    _check_range(upright, payload)
     try:
         plain = _in_plain_mode(upright)
     except MemoryError:
@@ -238,16 +247,37 @@ def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
     return orientation, image if orientation == 1 else ImageOps.exif_transpose(image)
 
 
-def _check_range(image: Image.Image) -> None:
+def _check_range(image: Image.Image, payload: bytes) -> None:
     """Refuse integers beyond 16 bits: clipping them would change the picture."""
     if image.mode != "I":
         return
-    low, high = np.asarray(image).min(), np.asarray(image).max()
+    values, numbers = np.asarray(image), _tiff_numbers(payload)[0] or "integers"
+    if numbers.startswith("unsigned"):  # Pillow reads them as signed
+        values = values.view(np.uint32)
+    low, high = values.min(), values.max()
     if low < 0 or high > _MAX_UINT16:
         raise ImageError(
-            "undecodable",
-            f"its pixels are integers from {low} to {high}; expected unsigned 8 or 16 bits",
+            "undecodable", f"its pixels are {numbers} from {low} to {high}; {_EXPECTED}"
         )
+
+
+def _tiff_numbers(payload: bytes) -> tuple[str, int]:
+    """Return the numbers in a TIFF, as in "unsigned integers of 32 bits", and how many a pixel has.
+
+    ("", 0) for other files.
+    """
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(payload[:8])
+        file = io.BytesIO(payload)
+        file.seek(tags.next)
+        tags.load(file)
+        kinds = {1: "unsigned integers", 2: "signed integers", 3: "floating-point numbers"}
+        kind = kinds[tags.get(_SAMPLE_FORMAT, (1,))[0]]
+        return f"{kind} of {tags[_BITS_PER_SAMPLE][0]} bits", tags.get(_SAMPLES_PER_PIXEL, 1)
+    except MemoryError:
+        raise
+    except Exception:
+        return "", 0
 
 
 def _in_plain_mode(image: Image.Image) -> Image.Image:
@@ -271,6 +301,11 @@ def _in_plain_mode(image: Image.Image) -> Image.Image:
 def _open(payload: bytes, max_pixels: int) -> Image.Image:
     if not payload:
         raise ImageError("empty", "the file has 0 bytes, expected an image")
+    if has_too_much_text(payload):
+        limit = f"the limit of {MAX_TEXT_BYTES} bytes; save it without metadata"
+        raise ImageError("undecodable", f"its text and colour profiles exceed {limit}")
+    if payload[4:12] == _AVIF_FILM:  # its first frame is a picture as well
+        payload = payload[:4] + _AVIF + payload[12:]
     try:
         image = Image.open(io.BytesIO(payload), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -281,17 +316,43 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:
+        numbers, num_bands = _tiff_numbers(payload)
+        if numbers not in ("", *_READ_NUMBERS):
+            raise ImageError("undecodable", f"its pixels are {numbers}; {_EXPECTED}") from error
+        if num_bands > 1:
+            raise ImageError(
+                "undecodable",
+                f"its pixels have {num_bands} bands of {numbers}, which form no known colour; "
+                "expected grey, RGB or RGBA: save it as one of these",
+            ) from error
         raise ImageError(
             "undecodable", f"{UNKNOWN} ({', '.join(FORMATS)} expected, {len(payload)} bytes found)"
         ) from error
     if image.mode == "F":
         raise ImageError(
             "undecodable",
-            "its pixels are floating-point numbers, which have no fixed range; "
-            "expected 8- or 16-bit integers",
+            f"its pixels are floating-point numbers, which have no fixed range; {_EXPECTED}",
         )
     _check_size(*image.size, max_pixels)
+    if image.format in ("AVIF", "HEIF"):
+        _check_pictures(payload, image.format, max_pixels)
     return image
+
+
+def _check_pictures(payload: bytes, image_format: str, max_pixels: int) -> None:
+    """Check the pictures in a HEIC or an AVIF, of which the image may be a small part."""
+    try:
+        for width, height in heif.stated_sizes(payload):  # encoders round up to 64 pixels
+            _check_size(max(width - 63, 1), max(height - 63, 1), max_pixels)
+        num_pixels = 0
+        for width, height in heif.av1_sizes(payload) if image_format == "AVIF" else ():
+            _check_size(width, height, max_pixels)
+            num_pixels += width * height
+            if num_pixels > _MAX_PICTURES * max_pixels:
+                limit = f"{_MAX_PICTURES} times the limit of {max_pixels} pixels"
+                raise ImageError("pixel_bomb", f"its pictures together have more than {limit}")
+    except (ValueError, LookupError, struct.error) as error:
+        raise ImageError("truncated", f"{image_format} is truncated or damaged: {error}") from error
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:

@@ -8,6 +8,7 @@ Specification (Third Edition)", 2025.
 
 import functools
 import zlib
+from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -15,7 +16,10 @@ import numpy as np
 from imagecodecs import SpngError, spng_decode
 from numpy.typing import NDArray
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # with length and type of the first chunk
+from slipway.system.errors import ImageError
+
+_FILE_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_SIGNATURE = _FILE_SIGNATURE + b"\0\0\0\rIHDR"  # with length and type of the first chunk
 _HEAD = Struct(">16sII5sI")  # signature, width, height, key of _MODES, checksum
 _SIZE = Struct(">16sII")  # the first three of these
 _CHECKED = slice(12, _HEAD.size - 4)  # bytes covered by the checksum
@@ -24,6 +28,11 @@ _END = b"\0\0\0\0IEND" + zlib.crc32(b"IEND").to_bytes(4)  # the last chunk
 # Bit depth, colour type, compression, filter, interlacing -> Pillow's mode.
 _MODES = {b"\x08\0\0\0\0": "L", b"\x08\x02\0\0\0": "RGB"}
 _HARMLESS = {b"gAMA": 4, b"pHYs": 9, b"sRGB": 1}  # lengths of chunks that change no pixel
+MAX_TEXT_BYTES = 4 << 20  # decompressed, of all chunks of _TEXT in a file
+_TEXT = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+_MAX_RATIO = 1032  # of a zlib stream
+MAX_CHUNKS = 10_000  # besides those of pixels: each one takes a microsecond
+_PIXELS, _SMALL_BYTES = b"IDAT", 64
 
 
 class PngHeader(NamedTuple):
@@ -59,7 +68,10 @@ def png_size(payload: bytes) -> tuple[int, int] | None:
 
 
 def decode_plain_png(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
-    """(H, W) grey or (H, W, 3) RGB pixels; None if Pillow must decode or name the fault."""
+    """(H, W) grey or (H, W, 3) RGB pixels; None if Pillow must decode or name the fault.
+
+    Raises ImageError as `_chunks` does.
+    """
     header = read_png_header(payload)
     if header is None or header.width * header.height > max_pixels:
         return None
@@ -72,21 +84,64 @@ def decode_plain_png(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | Non
     return pixels
 
 
+def has_too_much_text(payload: bytes) -> bool:
+    """Return True for a PNG with more than MAX_TEXT_BYTES of decompressed text and profiles.
+
+    Pillow limits each compressed chunk to 1 MiB, but does not count all of them. Raises ImageError
+    as `_chunks` does.
+    """
+    num_bytes = 0
+    start = len(_FILE_SIGNATURE)
+    for kind, begin, end in _chunks(payload, start) if payload.startswith(_FILE_SIGNATURE) else ():
+        if kind in _TEXT:
+            num_bytes += _text_bytes(kind, payload[begin:end], MAX_TEXT_BYTES + 1 - num_bytes)
+        if num_bytes > MAX_TEXT_BYTES:
+            return True
+    return False
+
+
+def _text_bytes(kind: bytes, content: bytes, most: int) -> int:
+    """Return the decompressed size of a text or profile, up to `most`."""
+    _, _, rest = content.partition(b"\0")  # after the keyword
+    stream = rest[1:]
+    if kind == b"iTXt":
+        stream = rest[2:].partition(b"\0")[2].partition(b"\0")[2]  # after two more texts
+    if kind == b"tEXt" or (kind == b"iTXt" and rest[:1] == b"\0"):
+        return len(content)
+    try:
+        return len(content) + len(zlib.decompressobj().decompress(stream, most))
+    except zlib.error:  # at an unknown place
+        return len(content) + min(_MAX_RATIO * len(stream), most)
+
+
+def _chunks(payload: bytes, at: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield type, begin and end of the content of each complete chunk, from the one at `at`.
+
+    Raises ImageError after MAX_CHUNKS that hold few or no pixels.
+    """
+    num_small = 0
+    while at + _CHUNK.size <= len(payload):
+        length, kind = _CHUNK.unpack_from(payload, at)
+        begin, end = at + _CHUNK.size, at + _CHUNK.size + length
+        at = end + 4  # the checksum
+        if at > len(payload):
+            return
+        num_small += kind != _PIXELS or length < _SMALL_BYTES
+        if num_small > MAX_CHUNKS:
+            detail = f"it has more than {MAX_CHUNKS} chunks with few or no pixels; save it again"
+            raise ImageError("undecodable", detail)
+        yield kind, begin, end
+
+
 def _has_plain_chunks(payload: bytes) -> bool:
     """Return True if the file is complete and no chunk could change how Pillow decodes it."""
-    begin, size = _HEAD.size, len(payload)
-    while begin + 8 <= size:
-        length, kind = _CHUNK.unpack_from(payload, begin)
-        end = begin + length + 12
-        if end > size:
-            return False
+    for kind, begin, end in _chunks(payload, _HEAD.size):
         if kind == b"IEND":
             return True
-        if kind != b"IDAT" and (
-            length != _HARMLESS.get(kind) or not _is_intact(payload[begin + 4 : end])
+        if kind != _PIXELS and (
+            end - begin != _HARMLESS.get(kind) or not _is_intact(payload[begin - 4 : end + 4])
         ):
             return False
-        begin = end
     return False
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from slipway.system.errors import ImageError, IntegrityError, ParamsError, UnavailableError
+from slipway.system.user_code import import_named, is_well_formed
 
 Scalar = bool | int | float | str
 Values = dict[str, Scalar]
@@ -45,7 +46,7 @@ def load(function: str, sha256: str) -> ImageFunction:
 
     UnavailableError if it cannot be imported, or if this process imported an older version.
     """
-    module, name = _split(function)
+    module, _ = _split(function)
     found = code_digest(function)
     if found != sha256:
         raise IntegrityError(
@@ -57,23 +58,7 @@ def load(function: str, sha256: str) -> ImageFunction:
         raise UnavailableError(
             f"this process has already imported an older version of {package}. Restart it."
         )
-    try:
-        loaded = getattr(importlib.import_module(module), name)
-    except AttributeError:
-        raise UnavailableError(
-            f"{module} has no function {name!r}, which {function} names. "
-            "Write it, or correct the name."
-        ) from None
-    except SystemExit as error:  # would end the stage silently, with this exit code
-        raise UnavailableError(
-            f"{function} cannot be imported: importing {module} calls sys.exit({error.code!r}). "
-            "Put that call under `if __name__ == '__main__':`, or remove it."
-        ) from error
-    except Exception as error:
-        raise UnavailableError(
-            f"{function} cannot be imported: {type(error).__name__}: {error}. "
-            "Fix the code, or install what it needs."
-        ) from error
+    loaded = import_named(function)
     if not callable(loaded):
         raise UnavailableError(
             f"{function} is {type(loaded).__name__}, expected a function of one image."
@@ -134,7 +119,7 @@ def _scalar(function: str, key: object, value: object) -> Scalar:
 
 def _split(function: str) -> tuple[str, str]:
     module, _, name = function.partition(":")
-    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+    if not is_well_formed(function):
         raise ParamsError(
             f"{function!r} does not name a function, expected 'package.module:function', such as "
             "'transforms.faces:crop'."

@@ -15,33 +15,111 @@ class InputKind:
     graph_input: str  # the name of the graph's input
     content_type: str  # of a request with one row
     many_per_request: bool  # a JSON object {"rows": [...]} may carry several rows
+    ids_from_cells: bool  # a row's id is the digest of its cells in the user's table
     has_pixels: bool  # a row is (height, width, channels) uint8, which reports show as a picture
     takes_files: bool  # a request may carry several rows as files of a form
+    # The networks and the classes of their arguments; the first is the default. "timm/NAME" stands
+    # for every network of timm, which checks its arguments itself.
+    networks: Mapping[str, str | None]
+    # Keys of params.yaml that this kind requires and another may leave out: the value that they
+    # have then, which has no effect there. dvc.yaml must not list them, since DVC refuses to run
+    # without a listed key.
+    settings: Mapping[str, Any]
+    # Keys of params.yaml that request work of this kind: the value that requests nothing. Any other
+    # value is refused for another kind.
+    requests: Mapping[str, Any]
     parts: Mapping[InputPart, str]
+    endings: tuple[str, ...] = ()  # of files other than tables, archives and folders of classes
 
     def load_part(self, part: InputPart) -> Any:
         """Import a part. KeyError if this kind has no such part."""
         return import_part(self.parts[part])
 
 
+def network_family(name: str) -> str:
+    """Return the name of a network in the records: "timm/NAME" for each of timm."""
+    return TIMM if name.startswith("timm/") else name
+
+
+TIMM = "timm/NAME"
 IMAGES = InputKind(
     name="images",
     graph_input="image",
     content_type="application/octet-stream",
     many_per_request=False,
+    ids_from_cells=False,
     has_pixels=True,
     takes_files=True,
+    networks={
+        "small_resnet": "slipway.config.network_arguments:SmallResnetArguments",
+        TIMM: None,
+    },
+    settings={
+        "clean.num_workers": 0,
+        "clean.min_side_px": 4,
+        "clean.near_duplicate_bits": 8,
+        "clean.constant_std": 1.0,
+        "clean.blur_variance": 5.0,
+        "clean.dark_mean": 10.0,
+        "clean.bright_mean": 245.0,
+        "clean.max_aspect": 8.0,
+        "clean.rules.wrong_extension": "flag",
+        "clean.rules.too_small": "refuse",
+        "clean.rules.constant_image": "refuse",
+        "clean.rules.blurred": "flag",
+        "clean.rules.too_dark": "flag",
+        "clean.rules.too_bright": "flag",
+        "clean.rules.odd_aspect": "flag",
+        "precompute.image_size_px": 16,
+        "precompute.train_size_px": None,
+        "precompute.channels": 1,
+        "precompute.resize_mode": "stretch",
+        "precompute.interpolation": "bilinear",
+        "precompute.encoding": "raw",
+        "precompute.jpeg_quality": 95,
+        "precompute.transform": None,
+        "precompute.num_workers": 0,
+        "augment.random_resized_crop": [1.0, 1.0],
+        "augment.crop_aspect": [1.0, 1.0],
+        "augment.rotation_deg": 0.0,
+        "augment.scale": [1.0, 1.0],
+        "augment.translation": 0.0,
+        "augment.crop_padding_px": 0,
+        "augment.horizontal_flip": 0.0,
+        "augment.vertical_flip": 0.0,
+        "augment.brightness": 0.0,
+        "augment.contrast": 0.0,
+        "augment.saturation": 0.0,
+        "augment.hue": 0.0,
+        "augment.erasing": 0.0,
+        "augment.erasing_area": [0.02, 0.2],
+        "augment.mixup_alpha": 0.0,
+        "augment.cutmix_alpha": 0.0,
+        "augment.mix_probability": 0.0,
+        "augment.forbid": [],
+        "augment.offline_copies": 0,
+    },
+    requests={"precompute.transform": None, "data.engine": "local"},
     parts={
         "contract": "slipway.inputs.images:ImageContract",
-        "clean": "slipway.data.images.clean_step:clean_images",
+        "check_source": "slipway.data.images.cleaning:check_images",
+        "clean": "slipway.data.images.cleaning:clean_images",
+        "merge": "slipway.data.merge.images:merge_images",
         "pack": "slipway.data.images.pack_step:pack_images",
-        "raw_rows": "slipway.data.images.raw_rows:raw_rows",
+        "raw_rows": "slipway.data.sources.sources:raw_images",
         "network": "slipway.training.networks.image_networks:image_network",
+        "early_spec": "slipway.training.networks.initialization:image_network_spec",
         "resize_rows": "slipway.inputs.images:resize_rows",
         "input_features": "slipway.drift.image_features:image_features",
         "measure_features": "slipway.drift.image_features:measure_images",
-        "receive": "serving.requests.reading:receive_images",
-        "decoder": "serving.requests.decoding:ImageDecoder",
+        "receive": "slipway.serving.requests.bodies:receive_images",
+        "decoder": "slipway.serving.requests.decoding:ImageDecoder",
+        "api": "slipway.serving.schemas:ImageApi",
+        "describe_tensors": "slipway.serving.open_inference.conversion:describe_image",
+        "read_tensors": "slipway.serving.open_inference.conversion:read_images",
+        "items": "slipway.inference.images:ImageReader",
+        "source": "slipway.inference.sources:ImageFiles",
+        "explain": "slipway.predictor.explaining.explanation:explain_image",
     },
 )
 COLUMNS = InputKind(
@@ -49,18 +127,41 @@ COLUMNS = InputKind(
     graph_input="row",
     content_type="application/json",
     many_per_request=True,
+    ids_from_cells=True,
     has_pixels=False,
     takes_files=False,
+    networks={"tabm": "slipway.config.network_arguments:TabmArguments"},
+    settings={
+        "data.columns": {},
+        "data.missing_values": [],
+        "data.date_format": None,
+        "clean.rules.type_violation": "refuse",
+        "clean.rules.out_of_range": "refuse",
+        "clean.rules.all_missing": "refuse",
+        "clean.rules.constant_column": "refuse",
+        "clean.rules.duplicate_column": "refuse",
+        "precompute.max_categories": 1000,
+        "precompute.num_quantiles": 48,
+    },
+    requests={"data.columns": {}, "data.missing_values": [], "data.date_format": None},
     parts={
         "contract": "slipway.inputs.columns:ColumnContract",
+        "check_source": "slipway.data.tables.clean_step:check_table",
         "clean": "slipway.data.tables.clean_step:clean_rows",
-        "pack": "slipway.data.tables.pack_step:pack_rows",
+        "merge": "slipway.data.merge.tables:merge_tables",
+        "pack": "slipway.data.tables.packing:pack_rows",
         "raw_rows": "slipway.data.tables.source:raw_rows",
-        "network": "slipway.training.networks.table_networks:table_network",
+        "network": "slipway.training.networks.tabm:table_network",
         "input_features": "slipway.drift.column_features:column_features",
         "measure_features": "slipway.drift.column_features:measure_columns",
         "row_cells": "slipway.reports.pages.cells:column_cells",
-        "receive": "serving.requests.reading:receive_rows",
-        "decoder": "serving.requests.rows:RowDecoder",
+        "receive": "slipway.serving.requests.bodies:receive_rows",
+        "decoder": "slipway.serving.requests.rows:RowDecoder",
+        "api": "slipway.serving.schemas:RowApi",
+        "describe_tensors": "slipway.serving.open_inference.conversion:describe_columns",
+        "read_tensors": "slipway.serving.open_inference.conversion:read_columns",
+        "items": "slipway.inference.rows:RowReader",
+        "source": "slipway.inference.sources:TableFile",
+        "explain": "slipway.predictor.explaining.explanation:explain_row",
     },
 )

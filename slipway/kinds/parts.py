@@ -11,16 +11,34 @@ from typing import Any, Literal
 # Each layer calls `load_part` with one of these names as a literal: code digests read them there.
 InputPart = Literal[
     "contract",  # class: the input contract
+    "check_source",  # data params -> DataError if the raw data or a named column is missing
     "clean",  # raw data -> kept and refused rows
+    "merge",  # data params, collected rows, file -> a larger data set in that file
     "pack",  # split rows -> packed store
     "raw_rows",  # raw data -> each row as a client sends it
     "network",  # NetworkSpec -> network
+    "early_spec",  # params -> NetworkSpec before there is data; only if params fix the shape
     "resize_rows",  # stored rows of another shape -> rows of the contract
     "input_features",  # contract -> drift features of the input
     "measure_features",  # rows -> values of these features
     "row_cells",  # rows -> texts by column, for reports of inputs without pixels
     "receive",  # HTTP request -> payload
     "decoder",  # payload -> rows of the contract
+    "api",  # class: the input of `/predict` for `/model`, OpenAPI and the load test
+    "describe_tensors",  # contract -> input tensors of the Open Inference Protocol
+    "read_tensors",  # these tensors -> items of a payload
+    "items",  # class: reads what Python callers pass to rows of the contract
+    "source",  # contract, file or folder -> its rows, for predictions of files
+    "explain",  # one row and its output -> the effect of each part of the row
+]
+# The parts of a target. A class named here has the same methods in every kind.
+TargetPart = Literal[
+    "loss",  # class: losses and scores of rows in training
+    "head",  # class: answers of a network -> probabilities or values
+    "scores",  # class: answers that are scored over any choice of rows
+    "results",  # class: what an evaluation reads from the outputs
+    "sections",  # class: sections of the evaluation page
+    "uncertainty",  # class: temperature, conformal thresholds and their use
 ]
 
 

@@ -1,9 +1,10 @@
 """The registry of task kinds. Adding a kind means adding one record to `KINDS`."""
 
+import difflib
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from slipway.kinds.inputs import COLUMNS, IMAGES, InputKind
 from slipway.kinds.targets import CLASS, NUMBER, TargetKind
@@ -37,46 +38,33 @@ def kind_of(task: str) -> TaskKind:
     return KINDS[task]
 
 
+def task_for(inputs: InputKind, target: TargetKind) -> str:
+    """The name of the task with these sides, for messages."""
+    return next(
+        kind.name for kind in KINDS.values() if (kind.input, kind.target) == (inputs, target)
+    )
+
+
+def input_kinds() -> dict[str, InputKind]:
+    """The records of the kinds of input, by name."""
+    return {kind.input.name: kind.input for kind in KINDS.values()}
+
+
 def input_kind(name: str) -> InputKind:
     """The record of a kind of input. ParamsError with the known kinds if there is none."""
-    for kind in KINDS.values():
-        if kind.input.name == name:
-            return kind.input
-    known = dict.fromkeys(kind.input.name for kind in KINDS.values())
+    known = input_kinds()
+    if name in known:
+        return known[name]
     raise ParamsError(f"unknown kind of input {name!r}. Known kinds: {', '.join(known)}.")
 
 
 def _known(task: str) -> str:
     if task not in KINDS:
-        raise ValueError(f"found {task!r}, expected one of {', '.join(KINDS)}")
+        close = difflib.get_close_matches(task, KINDS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"found {task!r}, expected one of {', '.join(KINDS)}{hint}")
     return task
 
 
-Task = Annotated[str, AfterValidator(_known)]  # the name of a task in a typed record
-
-
-def is_classification(task: Task) -> bool:
-    """Return True if the target is a class, False if it is a number.
-
-    ParamsError for any other target, so that code with these two branches never guesses.
-    """
-    target = kind_of(task).target
-    if target in (CLASS, NUMBER):
-        return target is CLASS
-    raise ParamsError(f"{task} predicts a {target.name}; this step knows classes and numbers only.")
-
-
-def is_table(task: Task) -> bool:
-    """Return True if a row is a table's columns, False if it is an image.
-
-    ParamsError for any other input, so that code with these two branches never guesses.
-    """
-    inputs = kind_of(task).input
-    if inputs in (COLUMNS, IMAGES):
-        return inputs is COLUMNS
-    raise ParamsError(f"{task} takes {inputs.name}; this step knows images and columns only.")
-
-
-def metric_names(task: Task) -> tuple[str, ...]:
-    """Return the metrics of a task; slipway/metrics/scores.py computes them."""
-    return kind_of(task).target.metrics
+# The name of a task in a typed record.
+Task = Annotated[str, AfterValidator(_known), Field(examples=list(KINDS))]

@@ -32,10 +32,8 @@ def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
     Bins have equal numbers of rows if all numbers differ. Equal numbers share a bin, so some bins
     may be empty.
     """
-    bins: NDArray[np.int64] = (
-        num_bins * np.searchsorted(np.sort(numbers), numbers, side="left") // len(numbers)
-    )
-    return bins
+    ranks = np.searchsorted(np.sort(numbers), numbers, side="left")
+    return np.asarray(num_bins * ranks // len(numbers))
 
 
 def reliability_bins(confidences: Float, hits: NDArray[np.bool_]) -> list[ReliabilityBin]:
@@ -60,8 +58,9 @@ def calibration_errors(confidences: Float, hits: NDArray[np.bool_], counts: Floa
     The mean over rows of their bin's gap between mean confidence and accuracy (Naeini, Cooper and
     Hauskrecht, AAAI 2015). Bins are those of all rows.
     """
-    errors: Float = _errors_of_gaps(confidences, counts * (confidences - hits)) / counts.sum(axis=1)
-    return errors
+    return np.asarray(
+        _errors_of_gaps(confidences, counts * (confidences - hits)) / counts.sum(axis=1)
+    )
 
 
 def errors_by_chance(confidences: Float, uniform: Float) -> Float:
@@ -78,5 +77,4 @@ def _errors_of_gaps(confidences: Float, gaps: Float) -> Float:
     bins = equal_bins(confidences, NUM_BINS)
     order = np.argsort(bins, kind="stable")
     starts = np.unique(bins[order], return_index=True)[1]
-    errors: Float = np.abs(np.add.reduceat(gaps.take(order, axis=1), starts, axis=1)).sum(axis=1)
-    return errors
+    return np.asarray(np.abs(np.add.reduceat(gaps.take(order, axis=1), starts, axis=1)).sum(axis=1))

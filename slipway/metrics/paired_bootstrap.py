@@ -6,15 +6,14 @@ answer differs.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from slipway.kinds.registry import Task, is_classification, metric_names
+from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import (
-    ClassAnswers,
     Resampling,
-    ValueAnswers,
     percentiles,
     resampled_rows,
     why_absent,
@@ -55,7 +54,8 @@ def paired_difference(
     Raises MetricError for invalid answers, different shapes, or a metric that these rows do not
     define.
     """
-    first, second = (_answers(task, targets, outputs, top_k) for outputs in (before, after))
+    make_answers = kind_of(task).target.load_part("scores")
+    first, second = (make_answers(targets, outputs, top_k) for outputs in (before, after))
     _check_fit(task, metric, first, second, top_k)
     every_row = np.arange(first.num_rows)[None]
     old, new = (
@@ -66,6 +66,10 @@ def paired_difference(
         for chosen in resampled_rows(first.num_rows, resampling)
     ]
     low, high = percentiles(np.concatenate(chunks), resampling.confidence)
+    p_value = None
+    if metric == "accuracy":
+        is_lost, is_gained = first.is_right & ~second.is_right, second.is_right & ~first.is_right
+        p_value = mcnemar_p_value(int(is_lost.sum()), int(is_gained.sum()))
     return PairedDifference(
         metric=metric,
         before=old,
@@ -75,7 +79,7 @@ def paired_difference(
         high=high,
         confidence=resampling.confidence,
         rows=first.num_rows,
-        p_value=_accuracy_p_value(first, second) if metric == "accuracy" else None,
+        p_value=p_value,
     )
 
 
@@ -101,29 +105,16 @@ def mcnemar_p_value(num_lost: int, num_gained: int) -> float:
     return min(1.0, 2 * math.exp(logarithm) * terms)
 
 
-def _answers(
-    task: Task, targets: ArrayLike, outputs: ArrayLike, top_k: int | None
-) -> ClassAnswers | ValueAnswers:
-    return (
-        ClassAnswers(targets, outputs, top_k)
-        if is_classification(task)
-        else ValueAnswers(targets, outputs)
-    )
-
-
 def _check_fit(
     task: Task,
     metric: str,
-    first: ClassAnswers | ValueAnswers,
-    second: ClassAnswers | ValueAnswers,
+    first: Any,
+    second: Any,
     top_k: int | None,
 ) -> None:
-    if metric not in metric_names(task):
-        raise MetricError(
-            f"{metric!r} is no metric of {task}, expected one of {', '.join(metric_names(task))}."
-        )
-    if not isinstance(first, ClassAnswers) or not isinstance(second, ClassAnswers):
-        return
+    known = kind_of(task).target.metrics
+    if metric not in known:
+        raise MetricError(f"{metric!r} is no metric of {task}, expected one of {', '.join(known)}.")
     if first.num_classes != second.num_classes:
         raise MetricError(
             f"{first.num_classes} classes before and {second.num_classes} after, "
@@ -132,13 +123,3 @@ def _check_fit(
     absent = why_absent(task, first.targets, first.num_classes, top_k)
     if metric in absent:
         raise MetricError(f"{metric} is not defined: {absent[metric]}.")
-
-
-def _accuracy_p_value(
-    first: ClassAnswers | ValueAnswers, second: ClassAnswers | ValueAnswers
-) -> float | None:
-    if not isinstance(first, ClassAnswers) or not isinstance(second, ClassAnswers):
-        return None
-    num_lost = int((first.is_right & ~second.is_right).sum())
-    num_gained = int((second.is_right & ~first.is_right).sum())
-    return mcnemar_p_value(num_lost, num_gained)

@@ -91,5 +91,4 @@ def _running_sums(numbers: Float) -> Float:
 
 def _mean(total: Float, number: Float) -> Float:
     """NaN where `number` is 0."""
-    mean: Float = np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
-    return mean
+    return np.asarray(np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0))

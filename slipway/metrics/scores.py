@@ -1,41 +1,28 @@
-"""Classification and regression metrics in float64, with intervals.
+"""Metrics with intervals: `measure` for any kind of target, and what the kinds share.
 
-Every row counts once. NaN, no rows and mismatched shapes are refused. A class that is never
-predicted, or that no row has, scores 0, as with scikit-learn's `zero_division=0`; one that is
-neither is ignored. A metric that the rows do not define is absent, never NaN (see `why_absent`).
-Intervals show how much a number would change with other test rows, not with another training run.
-Fractions of correct rows have Wilson's score interval (1927), which has a width even if every row
-is correct; others have percentiles of resampled rows (Efron and Tibshirani 1993, chapter 13).
+Every row counts once. NaN, no rows and mismatched shapes are refused. A metric that the rows do not
+define is absent, never NaN (see `why_absent`). Intervals show how much a number would change with
+other test rows, not with another training run: they are percentiles of resampled rows (Efron and
+Tibshirani 1993, chapter 13), or Wilson's for fractions of rows.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import NormalDist
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.artifacts.bundle import Metric
-from slipway.kinds.registry import Task, is_classification
-from slipway.kinds.targets import CLASS, NUMBER
-from slipway.metrics.calibration_error import calibration_errors, errors_by_chance
-from slipway.metrics.roc_auc import RankedClass, rank_classes, ranking_scores
+from slipway.kinds.registry import Task, kind_of
+from slipway.system.contract import Contract
 from slipway.system.errors import MetricError
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 _CHUNK_NUMBERS = 1 << 22  # resamples are drawn in chunks of about this many numbers, 32 MiB each
-# All equal the fraction of correct rows.
-_ACCURACIES = ("accuracy", "precision_micro", "recall_micro", "recall_weighted", "f1_micro")
-_RANKING = ("roc_auc", "average_precision")
-_BY_ROW = ("top_k_accuracy", "log_loss", "brier")  # means over rows
-_COUNTED = tuple(
-    name for name in CLASS.metrics if name not in (*_BY_ROW, *_RANKING, "calibration_error")
-)
-_SUM_TOLERANCE = 0.01  # float16 probabilities do not sum to 1 exactly; logits are far away
 
 
 @dataclass(frozen=True)
@@ -47,146 +34,14 @@ class Resampling:
     confidence: float
 
 
-@dataclass(frozen=True)
-class ClassCounts:
-    """Rows per class, (..., K) int64: correct, having the class, predicted as the class."""
+class TargetErrors(Contract):
+    """Errors (value - target) in one range, in the target's unit."""
 
-    hits: Int
-    actual: Int
-    predicted: Int
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """Precision, recall and F1 of each class, (..., K) in [0, 1]; 0 if undefined."""
-
-    precision: Float
-    recall: Float
-    f1: Float
-
-
-class ClassAnswers:
-    """Validated class answers, which can be scored over any choice of their rows.
-
-    `targets` (N,) class indices, `probabilities` (N, K) in [0, 1]; the first largest is predicted.
-    Raises MetricError for NaN, no rows, an index outside [0, K), or rows that do not sum to 1.
-    """
-
-    def __init__(self, targets: ArrayLike, probabilities: ArrayLike, top_k: int | None) -> None:
-        self.probabilities = checked_probabilities(probabilities)  # (N, K)
-        self.num_rows, self.num_classes = self.probabilities.shape
-        self.targets = _checked_indices(targets, self.num_classes, "targets")  # (N,)
-        self.log_losses = log_losses(self.targets, self.probabilities)  # (N,)
-        self.predicted: Int = self.probabilities.argmax(axis=1)
-        self._top_k = top_k
-
-    def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """(S,) each metric over each line of `chosen` (S, M) row numbers; NaN if undefined."""
-        rows = {name: values[chosen].mean(axis=1) for name, values in self._by_row(names).items()}
-        if rows.keys() == set(names):
-            return rows
-        counts = _row_counts(chosen, self.num_rows)
-        found = rows | self._scores_by_count(counts, names)
-        return {name: found[name] for name in names}
-
-    @property
-    def is_right(self) -> NDArray[np.bool_]:
-        """(N,) True for correct rows."""
-        right: NDArray[np.bool_] = self.predicted == self.targets
-        return right
-
-    @property
-    def confidences(self) -> Float:
-        """(N,) probability of the prediction."""
-        highest: Float = self.probabilities.max(axis=1)
-        return highest
-
-    @property
-    def num_hits(self) -> int:
-        return int(self.is_right.sum())
-
-    @property
-    def confusion(self) -> Int:
-        return confusion_matrix(self.targets, self.predicted, self.num_classes)
-
-    @property
-    def num_top_k(self) -> int:
-        """Number of rows whose class is among the k most probable."""
-        return int((self._ranks < (self._top_k or 0)).sum())
-
-    def _by_row(self, names: Collection[str]) -> dict[str, Float]:
-        found: dict[str, Float] = {}
-        if "accuracy" in names:
-            found["accuracy"] = self.is_right.astype(np.float64)
-        if "top_k_accuracy" in names:
-            found["top_k_accuracy"] = (self._ranks < (self._top_k or 0)).astype(np.float64)
-        if "log_loss" in names:
-            found["log_loss"] = self.log_losses
-        if "brier" in names:
-            found["brier"] = self._squares
-        return found
-
-    def _scores_by_count(self, counts: Float, names: Collection[str]) -> dict[str, Float]:
-        found: dict[str, Float] = {}
-        if not set(_COUNTED).isdisjoint(names):
-            found |= scores_from_counts(
-                _class_counts(counts, self.targets, self.predicted, self.num_classes)
-            )
-        if "calibration_error" in names:
-            found["calibration_error"] = calibration_errors(self.confidences, self.is_right, counts)
-        if not set(_RANKING).isdisjoint(names):
-            found |= zip(_RANKING, ranking_scores(self._ranked, counts), strict=True)
-        return found
-
-    @cached_property
-    def _squares(self) -> Float:
-        """(N,) squared distances in [0, 2] to the one-hot target."""
-        gaps = self.probabilities.copy()
-        gaps[np.arange(self.num_rows), self.targets] -= 1
-        squares: Float = (gaps**2).sum(axis=1)
-        return squares
-
-    @cached_property
-    def _ranks(self) -> Int:
-        """(N,) number of classes more probable than the row's own; ties in class order."""
-        own = self.probabilities[np.arange(self.num_rows), self.targets][:, None]
-        is_before = np.arange(self.num_classes) < self.targets[:, None]
-        ranks: Int = ((self.probabilities > own) | ((self.probabilities == own) & is_before)).sum(
-            axis=1
-        )
-        return ranks
-
-    @cached_property
-    def _ranked(self) -> list[RankedClass]:
-        return rank_classes(self.targets, self.probabilities)
-
-
-class ValueAnswers:
-    """Validated numeric answers, which can be scored over any choice of their rows.
-
-    `targets` and `values` are (N,) or (N, 1) in the target's unit. Raises MetricError for NaN,
-    other shapes, or fewer than two rows, for which R2 is not defined.
-    """
-
-    def __init__(self, targets: ArrayLike, values: ArrayLike) -> None:
-        self.targets = _checked_values(targets, "targets")
-        self.values = _checked_values(values, "values")
-        if len(self.targets) != len(self.values):
-            raise MetricError(
-                f"{len(self.targets)} targets and {len(self.values)} values, "
-                "expected one value for each target."
-            )
-        if len(self.targets) < 2:
-            raise MetricError(
-                "1 row, expected at least 2: R2 compares with the spread of the targets. "
-                "Use a larger test split."
-            )
-        self.num_rows = len(self.targets)
-
-    def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """(S,) each metric over each line of `chosen` (S, M) row numbers."""
-        found = _regression_scores(self.targets[chosen], self.values[chosen])
-        return {name: found[name] for name in names}
+    low: float  # smallest and largest target of the range
+    high: float
+    mean_error: Metric  # above 0: values are too large
+    mae: Metric
+    rmse: Metric
 
 
 def measure(
@@ -205,84 +60,40 @@ def measure(
         top_k: the k of `top_k_accuracy`; None omits it.
         names: requested metrics, None for all; intervals do not depend on the choice.
     """
-    if is_classification(task):
-        return classification_metrics(targets, outputs, resampling, top_k=top_k, names=names)
-    return regression_metrics(targets, outputs, resampling, names=names)
-
-
-def classification_metrics(
-    targets: ArrayLike,
-    probabilities: ArrayLike,
-    resampling: Resampling,
-    *,
-    top_k: int | None = None,
-    names: Collection[str] | None = None,
-) -> dict[str, Metric]:
-    """Compute classification metrics with intervals; see `measure` and `ClassAnswers`."""
-    answers = ClassAnswers(targets, probabilities, top_k)
-    absent = why_absent("image_classification", answers.targets, answers.num_classes, top_k)
-    wanted = [name for name in _wanted(CLASS.metrics, names) if name not in absent]
-    values = answers.scores(np.arange(answers.num_rows)[None], wanted)
-    hits = dict.fromkeys(_ACCURACIES, answers.num_hits) | {"top_k_accuracy": answers.num_top_k}
-    uncertain = [name for name in wanted if name not in hits]
-    samples = _samples(answers, [name for name in uncertain if name not in _COUNTED], resampling)
-    samples |= (
-        _samples_of_counts(answers.confusion, resampling)
-        if not set(_COUNTED).isdisjoint(uncertain)
-        else {}
-    )
-    bounds = {
-        name: wilson_interval(hits[name], answers.num_rows, resampling.confidence)
-        for name in wanted
-        if name in hits
-    }
-    bounds |= {name: percentiles(samples[name], resampling.confidence) for name in uncertain}
-    if "calibration_error" in wanted:
-        bounds["calibration_error"] = _calibration_bounds(
-            float(values["calibration_error"][0]), answers, bounds["calibration_error"], resampling
-        )
-    return {
-        name: _metric(values[name], bounds[name], resampling, answers.num_rows) for name in wanted
-    }
-
-
-def regression_metrics(
-    targets: ArrayLike,
-    values: ArrayLike,
-    resampling: Resampling,
-    *,
-    names: Collection[str] | None = None,
-) -> dict[str, Metric]:
-    """Compute MSE, RMSE, MAE, R2 and median error with intervals; see `ValueAnswers`."""
-    answers = ValueAnswers(targets, values)
-    wanted = _wanted(NUMBER.metrics, names)
-    found = answers.scores(np.arange(answers.num_rows)[None], wanted)
-    samples = _samples(answers, wanted, resampling)
-    bounds = {name: percentiles(samples[name], resampling.confidence) for name in wanted}
-    return {
-        name: _metric(found[name], bounds[name], resampling, answers.num_rows) for name in wanted
-    }
+    answers = kind_of(task).target.load_part("scores")(targets, outputs, top_k)
+    return cast(dict[str, Metric], answers.metrics(resampling, names))
 
 
 def why_absent(
     task: Task, targets: ArrayLike, num_classes: int, top_k: int | None
 ) -> dict[str, str]:
     """Return the metrics of `task` that these rows do not define, with the reason."""
-    if not is_classification(task):
-        return {}
-    absent = {}
-    if top_k is None:
-        absent["top_k_accuracy"] = "no k was given"
-    elif top_k >= num_classes:
-        absent["top_k_accuracy"] = (
-            f"with {num_classes} classes the best {top_k} always have the right one"
-        )
-    present = np.unique(_checked_indices(targets, num_classes, "targets"))
-    if len(present) == 1:
-        absent |= dict.fromkeys(
-            _RANKING, "all rows have one class, which leaves none to be put before another"
-        )
-    return absent
+    answers = kind_of(task).target.load_part("scores")
+    return cast(dict[str, str], answers.why_absent(targets, num_classes, top_k))
+
+
+def baseline_scores(
+    task: Task, train_targets: Float, targets: Float, num_classes: int, top_k: int | None
+) -> dict[str, float]:
+    """Compute each metric that the test `targets` (N,) define, for the trivial predictor.
+
+    It gives each row the same answer, fitted on training rows: the class frequencies, or the mean
+    target.
+    """
+    target = kind_of(task).target
+    make_answers = target.load_part("scores")
+    outputs = baseline_outputs(task, train_targets, len(targets), num_classes)
+    answers = make_answers(targets, outputs, top_k)
+    absent = make_answers.why_absent(targets, num_classes, top_k)
+    names = [name for name in target.metrics if name not in absent]
+    found = answers.scores(np.arange(len(targets))[None], names)
+    return {name: float(found[name][0]) for name in names}
+
+
+def baseline_outputs(task: Task, train_targets: Float, num_rows: int, num_classes: int) -> Float:
+    """(N, K) or (N,) the outputs of the trivial predictor for `num_rows` rows."""
+    make_answers = kind_of(task).target.load_part("scores")
+    return cast(Float, make_answers.baseline(train_targets, num_rows, num_classes))
 
 
 def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[float, float]:
@@ -297,115 +108,15 @@ def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[fl
     return min(share, max(0.0, float(centre - reach))), max(share, min(1.0, float(centre + reach)))
 
 
-def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -> Int:
-    """(K, K) int64 from (N,) class indices: row = actual class, column = predicted class."""
-    actual = _checked_indices(targets, num_classes, "targets")
-    predicted = _checked_indices(predictions, num_classes, "predictions")
-    if len(actual) != len(predicted):
-        raise MetricError(
-            f"{len(actual)} targets and {len(predicted)} predictions, "
-            "expected one prediction for each target."
-        )
-    flat = np.bincount(actual * num_classes + predicted, minlength=num_classes**2)
-    return flat.reshape(num_classes, num_classes)
-
-
-def count_classes(matrix: Int) -> ClassCounts:
-    """Return margins and diagonal of a (K, K) confusion matrix."""
-    return ClassCounts(
-        hits=np.diagonal(matrix).copy(), actual=matrix.sum(axis=1), predicted=matrix.sum(axis=0)
+def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
+    """Return the fraction of (N,) rows that are True, with Wilson's interval."""
+    low, high = wilson_interval(int(is_so.sum()), len(is_so), confidence)
+    return Metric(
+        value=float(is_so.mean()), low=low, high=high, confidence=confidence, rows=len(is_so)
     )
 
 
-def class_scores(counts: ClassCounts) -> ClassScores:
-    """Precision, recall and F1 of each class; F1 = 2 hits / (actual + predicted)."""
-    return ClassScores(
-        precision=_fraction(counts.hits, counts.predicted),
-        recall=_fraction(counts.hits, counts.actual),
-        f1=_fraction(2 * counts.hits, counts.actual + counts.predicted),
-    )
-
-
-def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
-    """(...) each metric that follows from the confusion matrix, over the leading axes of `counts`.
-
-    macro: mean over the classes that occur or are predicted, so a resample without some class does
-    not count against the network. weighted: by rows of the class. micro: over all rows, which is
-    the accuracy. Balanced accuracy is the mean recall of the classes that occur.
-    """
-    per_class, total = class_scores(counts), counts.actual.sum(axis=-1)
-    accuracy = _fraction(counts.hits.sum(axis=-1), total)
-    num_seen = (counts.actual + counts.predicted > 0).sum(axis=-1)
-    scores = {
-        "accuracy": accuracy,
-        "balanced_accuracy": _fraction(
-            per_class.recall.sum(axis=-1), (counts.actual > 0).sum(axis=-1)
-        ),
-    }
-    for name in ("precision", "recall", "f1"):
-        values: Float = getattr(per_class, name)
-        scores[f"{name}_macro"] = _fraction(values.sum(axis=-1), num_seen)
-        scores[f"{name}_micro"] = accuracy
-        scores[f"{name}_weighted"] = _fraction((values * counts.actual).sum(axis=-1), total)
-    return scores
-
-
-def log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
-    """(N,) negative natural logarithm of the probability of each row's own class.
-
-    Probabilities are clipped at the spacing of float64 at 1 (2.2e-16): a loss is at most 36.04.
-    """
-    shares = checked_probabilities(probabilities)
-    actual = _checked_indices(targets, shares.shape[1], "targets")
-    if len(actual) != len(shares):
-        raise MetricError(
-            f"{len(actual)} targets and {len(shares)} rows of probabilities, "
-            "expected one row for each target."
-        )
-    own: Float = shares[np.arange(len(shares)), actual]
-    return -np.log(np.clip(own, np.finfo(np.float64).eps, 1.0))
-
-
-def checked_probabilities(probabilities: ArrayLike) -> Float:
-    """(N, K) float64; MetricError unless each row is in [0, 1] and sums to 1 within 0.01."""
-    shares = np.asarray(probabilities, dtype=np.float64)
-    if shares.ndim != 2 or 0 in shares.shape:
-        raise MetricError(
-            f"probabilities of shape {shares.shape}, "
-            "expected (rows, classes) with at least one of each."
-        )
-    wrong = ~((shares >= 0) & (shares <= 1)).all(axis=1) | ~(
-        np.abs(shares.sum(axis=1) - 1) <= _SUM_TOLERANCE
-    )
-    if wrong.any():
-        first = int(wrong.argmax())
-        raise MetricError(
-            f"{wrong.sum()} of {len(shares)} rows are no probabilities, the first is row {first}: "
-            f"{shares[first][:8].tolist()}; expected numbers in [0, 1] that sum to 1."
-        )
-    return shares
-
-
-def _regression_scores(actual: Float, predicted: Float) -> dict[str, Float]:
-    """Score over the last axis. R2 of constant targets is 1 if every value is right, else 0."""
-    errors = predicted - actual
-    squares = (errors**2).sum(axis=-1)
-    mean_square = squares / actual.shape[-1]
-    spread = ((actual - actual.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
-    constant = (actual.min(axis=-1) == actual.max(axis=-1)) | (spread == 0)
-    explained = 1 - np.divide(squares, spread, out=np.ones_like(squares), where=~constant)
-    return {
-        "mse": mean_square,
-        "rmse": np.sqrt(mean_square),
-        "mae": np.abs(errors).mean(axis=-1),
-        "r2": np.where(constant & (squares == 0), 1.0, explained),
-        "median_error": np.median(np.abs(errors), axis=-1),
-    }
-
-
-def _samples(
-    answers: ClassAnswers | ValueAnswers, names: Collection[str], resampling: Resampling
-) -> dict[str, Float]:
+def samples(answers: Any, names: Collection[str], resampling: Resampling) -> dict[str, Float]:
     """(num_samples,) each metric on resampled rows."""
     if not names:
         return {}
@@ -415,65 +126,21 @@ def _samples(
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}
 
 
-def _samples_of_counts(matrix: Int, resampling: Resampling) -> dict[str, Float]:
-    """(num_samples,) each metric from the confusion matrix of resampled rows.
-
-    Rows in one cell of the matrix are interchangeable, so drawing N rows is one multinomial draw.
-    """
-    generator = np.random.default_rng(resampling.seed)
-    actual, predicted = np.nonzero(matrix)
-    shares, total, num_classes = matrix[actual, predicted] / matrix.sum(), matrix.sum(), len(matrix)
-    chunks = []
-    for size in _chunk_sizes(resampling.num_samples, max(len(actual), num_classes)):
-        drawn = generator.multinomial(total, shares, size=size)  # (size, cells)
-        chunks.append(scores_from_counts(_class_counts(drawn, actual, predicted, num_classes)))
-    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-
-
-def _class_counts(
-    drawn: NDArray[Any], actual: Int, predicted: Int, num_classes: int
-) -> ClassCounts:
-    """Count classes, given (S, M) how often each of M rows or cells is drawn."""
-    return ClassCounts(
-        hits=_sum_by_class(drawn * (actual == predicted), actual, num_classes),
-        actual=_sum_by_class(drawn, actual, num_classes),
-        predicted=_sum_by_class(drawn, predicted, num_classes),
-    )
-
-
-def _sum_by_class(drawn: NDArray[Any], classes: Int, num_classes: int) -> Int:
-    """(S, cells) and the class of each cell -> (S, K)"""
-    order = np.argsort(classes, kind="stable")
-    present, starts = np.unique(classes[order], return_index=True)
-    sums = np.zeros((len(drawn), num_classes), dtype=np.int64)
-    sums[:, present] = np.add.reduceat(drawn.take(order, axis=1), starts, axis=1)
-    return sums
-
-
 def resampled_rows(num_rows: int, resampling: Resampling) -> Iterator[Int]:
     """Yield chunks (size, N) of row numbers drawn with replacement, equal for equal arguments."""
     generator = np.random.default_rng(resampling.seed)
-    for size in _chunk_sizes(resampling.num_samples, num_rows):
+    for size in chunk_sizes(resampling.num_samples, num_rows):
         yield generator.integers(num_rows, size=(size, num_rows))
 
 
-def _row_counts(chosen: Int, num_rows: int) -> Float:
-    """(S, M) row numbers -> (S, N) count of each row"""
-    places = chosen + num_rows * np.arange(len(chosen))[:, None]
-    return (
-        np.bincount(places.ravel(), minlength=len(chosen) * num_rows)
-        .reshape(-1, num_rows)
-        .astype(np.float64)
-    )
-
-
-def _chunk_sizes(num_samples: int, width: int) -> Iterator[int]:
+def chunk_sizes(num_samples: int, width: int) -> Iterator[int]:
     largest = max(1, _CHUNK_NUMBERS // width)
     for start in range(0, num_samples, largest):
         yield min(largest, num_samples - start)
 
 
-def _wanted(known: tuple[str, ...], names: Collection[str] | None) -> list[str]:
+def requested(known: tuple[str, ...], names: Collection[str] | None) -> list[str]:
+    """Return those of `known` that are in `names`, or all. MetricError for an unknown name."""
     unknown = sorted(set(names or ()).difference(known))
     if unknown:
         raise MetricError(
@@ -482,7 +149,9 @@ def _wanted(known: tuple[str, ...], names: Collection[str] | None) -> list[str]:
     return [name for name in known if names is None or name in names]
 
 
-def _metric(value: Float, bounds: tuple[float, float], resampling: Resampling, rows: int) -> Metric:
+def metric_of(
+    value: Float, bounds: tuple[float, float], resampling: Resampling, rows: int
+) -> Metric:
     low, high = bounds
     return Metric(
         value=float(value[0]), low=low, high=high, confidence=resampling.confidence, rows=rows
@@ -499,67 +168,3 @@ def percentiles(samples: Float, confidence: float) -> tuple[float, float]:
         )
     low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
-
-
-def _calibration_bounds(
-    value: float,
-    answers: ClassAnswers,
-    percentile_bounds: tuple[float, float],
-    resampling: Resampling,
-) -> tuple[float, float]:
-    """Basic bootstrap interval, widened to the value, and to 0 if noise explains the value.
-
-    Davison and Hinkley 1997, chapter 5. Noise adds to a calibration error, and resampling adds as
-    much again: percentiles never cover the error of a calibrated network. These bounds cover it in
-    97 of 100 cases, and that of a miscalibrated one in 83 to 97 (docs/metrics.md).
-    """
-    low = max(0.0, 2 * value - percentile_bounds[1])
-    high = min(1.0, 2 * value - percentile_bounds[0])
-    generator = np.random.default_rng(resampling.seed)
-    sizes = _chunk_sizes(resampling.num_samples, answers.num_rows)
-    chance = np.concatenate(
-        [
-            errors_by_chance(answers.confidences, generator.random((size, answers.num_rows)))
-            for size in sizes
-        ]
-    )
-    is_noise = value <= np.quantile(chance, (1 + resampling.confidence) / 2)
-    return 0.0 if is_noise else min(value, low), max(value, high)
-
-
-def _checked_indices(indices: ArrayLike, num_classes: int, name: str) -> Int:
-    numbers = np.asarray(indices, dtype=np.float64)
-    if numbers.ndim != 1 or not len(numbers):
-        raise MetricError(
-            f"{name} of shape {numbers.shape}, expected (rows,) with at least one row."
-        )
-    wrong = ~((numbers >= 0) & (numbers < num_classes) & (numbers == np.floor(numbers)))
-    if wrong.any():
-        first = int(wrong.argmax())
-        raise MetricError(
-            f"{name}: {wrong.sum()} of {len(numbers)} are no class index, the first is row "
-            f"{first}: {numbers[first]}; expected a whole number from 0 to {num_classes - 1}."
-        )
-    return numbers.astype(np.int64)
-
-
-def _checked_values(values: ArrayLike, name: str) -> Float:
-    numbers = np.asarray(values, dtype=np.float64)
-    if numbers.ndim == 2 and numbers.shape[1] == 1:
-        numbers = numbers[:, 0]
-    if numbers.ndim != 1 or not len(numbers):
-        raise MetricError(
-            f"{name} of shape {numbers.shape}, expected (rows,) or (rows, 1) with at least one row."
-        )
-    if not np.isfinite(numbers).all():
-        first = int((~np.isfinite(numbers)).argmax())
-        raise MetricError(f"{name}: row {first} is {numbers[first]}, expected finite numbers.")
-    return numbers
-
-
-def _fraction(part: NDArray[np.number], whole: NDArray[np.number]) -> Float:
-    """part / whole in float64; 0 if the whole is 0."""
-    share: Float = np.divide(
-        part, whole, out=np.zeros(np.shape(part), dtype=np.float64), where=np.asarray(whole) != 0
-    )
-    return share

@@ -1,8 +1,9 @@
-"""The memory that each process holds on its device, for each way of sharing a training over processes.
+"""Memory of each process on its device, for each strategy.
 
-`ddp` and `single` keep everything whole. ZeRO shares out the optimizer's state with a float32 master of every weight (stage 1),
-gradients too (2), parameters too (3): Rajbhandari et al., arXiv 1910.02054, section 5. What DeepSpeed 0.19 and Lightning 2.6
-add to it (buckets, gathered parameters) was read off running engines.
+`ddp` and `single` replicate everything. ZeRO shards the optimizer's state with a float32 master of
+every weight (stage 1), gradients too (2), parameters too (3): Rajbhandari et al., arXiv 1910.02054,
+section 5. The additions of DeepSpeed 0.19 and Lightning 2.6 (buckets, gathered parameters) were
+read off running engines.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from slipway.config.sections import TrainParams
+from slipway.config.sections import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.strategies import Placement
 from slipway.training.networks.networks import Network
@@ -18,14 +19,15 @@ from slipway.training.networks.networks import Network
 STRATEGIES = ("single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 _MASTER_BYTES = 4  # DeepSpeed keeps one even of float32 parameters
 _BUCKET_ELEMENTS = 200_000_000  # Lightning's reduce_bucket_size
-_MOST_GATHERED_ELEMENTS = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
+_MAX_GATHERED_ELEMENTS = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
+_SUBGROUP_ELEMENTS = 1_000_000_000  # DeepSpeed's sub_group_size: what stage 3 updates at a time
 
 
 class Traces(NamedTuple):
-    """One step, in each of the ways in which it can compute."""
+    """Memory of one step, by the precision in which it computes."""
 
     full: StepMemory  # float32
-    autocast: StepMemory  # to bfloat16 or float16, which take the same
+    autocast: StepMemory  # to bfloat16 or float16, which take the same memory
     cast: StepMemory  # parameters in half precision, without the optimizer
 
 
@@ -39,22 +41,18 @@ class DeviceMemory:
     buffers: int
     activations: int
     buckets: int  # of communication
+    float32_gradients: int = 0  # ZeRO's copy for the update, made once the activations are freed
+    host: int = 0  # in the host's memory instead, because of `offload`
 
     @property
     def total(self) -> int:
-        """All together."""
-        return (
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.buffers
-            + self.activations
-            + self.buckets
-        )
+        """Return the peak on the device."""
+        state = self.parameters + self.gradients + self.optimizer + self.buffers + self.buckets
+        return state + max(self.activations, self.float32_gradients)
 
 
 def trace_all(network: Network, params: TrainParams, rows: int, *, accumulates: bool) -> Traces:
-    """Steps of `rows` rows at a time; bfloat16 stands for both halves."""
+    """Trace steps of `rows` rows at a time; bfloat16 stands for both half precisions."""
     half = torch.bfloat16
     return Traces(
         full=trace_step(network, params, rows, accumulates=accumulates),
@@ -66,46 +64,69 @@ def trace_all(network: Network, params: TrainParams, rows: int, *, accumulates: 
 
 
 def device_memory(
-    traces: Traces, strategy: str, precision: str, world_size: int, *, on_gpu: bool
+    traces: Traces,
+    strategy: str,
+    precision: str,
+    world_size: int,
+    *,
+    on_gpu: bool,
+    offload: Offload | None = None,
 ) -> DeviceMemory:
-    """Of one of `world_size` processes. On the CPU a bucket's pages are held only as far as they were written."""
+    """Predict the memory of one of `world_size` processes.
+
+    On the CPU a bucket takes only the pages that were written. `offload` only concerns DeepSpeed;
+    below stage 3 parameters stay on the device.
+    """
     mixed = precision != "32-true"
     if not strategy.startswith("deepspeed"):
         step = traces.autocast if mixed else traces.full
-        copies = (
-            step.parameters if strategy == "ddp" and world_size > 1 else 0
-        )  # DDP's own buckets, beside the gradients
+        # DDP has buckets besides the gradients.
+        buckets = step.parameters if strategy == "ddp" and world_size > 1 else 0
         return DeviceMemory(
-            step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, copies
+            step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, buckets
         )
     step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
     num_parameters = traces.full.parameters // 4
-    state = num_parameters * _MASTER_BYTES + traces.full.optimizer
+    state = (num_parameters * _MASTER_BYTES + traces.full.optimizer) // world_size
+    copied = num_parameters // world_size
+    parameters, shard = step.parameters, step.parameters // world_size
+    gradients = shard if stage >= 2 else step.parameters
+    host = 0
+    if stage == 3:
+        gathered = min(num_parameters, _MAX_GATHERED_ELEMENTS)
+        parameters = shard + step.parameters * gathered // num_parameters
+        copied = min(copied, _SUBGROUP_ELEMENTS)
+    if offload:
+        # The optimizer's state and all float32 gradients; stages 2 and 3 send each bucket there.
+        host, state, copied = state + num_parameters // world_size * _MASTER_BYTES, 0, 0
+        gradients = 0 if stage >= 2 else gradients
+    if offload == "optimizer_and_parameters" and stage == 3:
+        host, parameters = host + shard, parameters - shard
     return DeviceMemory(
-        parameters=step.parameters // (world_size if stage == 3 else 1)
-        + (_gathered(step, num_parameters) if stage == 3 else 0),
-        gradients=step.parameters // (world_size if stage >= 2 else 1),
-        optimizer=state // world_size,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=state,
         buffers=step.buffers,
         activations=step.activations,
         buckets=_buckets(stage, step.parameters // num_parameters, num_parameters, on_gpu=on_gpu),
+        float32_gradients=copied * _MASTER_BYTES,
+        host=host,
     )
 
 
 def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:
-    """As `placement` trains."""
-    on_gpu = placement.accelerator == "gpu"
+    """Predict the memory of one process of `placement`."""
     return device_memory(
-        traces, placement.strategy, placement.precision, placement.world_size, on_gpu=on_gpu
+        traces,
+        placement.strategy,
+        placement.precision,
+        placement.world_size,
+        on_gpu=placement.accelerator == "gpu",
+        offload=placement.offload,
     )
 
 
-def _gathered(step: StepMemory, num_parameters: int) -> int:
-    """Whole parameters that stage 3 holds at a time, at most."""
-    return step.parameters * min(num_parameters, _MOST_GATHERED_ELEMENTS) // num_parameters
-
-
 def _buckets(stage: int, itemsize: int, num_parameters: int, *, on_gpu: bool) -> int:
-    """Stages 1 and 2 have two of them while gradients are reduced, stage 3 one for good."""
+    """Predict the buckets: two in stages 1 and 2, while gradients are reduced; one in stage 3."""
     elements = _BUCKET_ELEMENTS if on_gpu else min(num_parameters, _BUCKET_ELEMENTS)
     return elements * itemsize * (1 if stage == 3 else 2)

@@ -1,65 +1,172 @@
-"""`python -m slipway.planning.plan`: what the training of params.yaml takes, before anything is spent.
+"""`python -m slipway.planning.plan`: predicts what the training of params.yaml takes.
 
-Parameters, memory on each device for every strategy and precision, steps, disk and, after a few real steps, time; every mismatch
-with this machine at once, and exit code 1 where there is one. After a training it says how far it was off.
+Prints parameters, steps, disk, memory per device for every strategy and precision, and, after a few
+real steps, the time. Lists every mismatch with this machine, and then ends with exit code 1. After
+a training it also compares its prediction with the actual costs.
 """
 
 import argparse
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
-from slipway.planning.plan_text import compare, describe
-from slipway.planning.planning import ResourcePlan, make_plan
+from slipway.planning.memory_plan import STRATEGIES, device_memory
+from slipway.planning.resource_plan import PlannedMemory, PlannedSeconds, ResourcePlan, make_plan
+from slipway.planning.step_memory import parameter_counts
+from slipway.reports.console import size, text_table
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
 from slipway.training.checkpoints.fingerprint import take_fingerprint
-from slipway.training.distributed.strategies import this_host
+from slipway.training.distributed.strategies import Placement, this_host
 from slipway.training.job import PROJECT_PATHS, Paths
-from slipway.training.telemetry.costs import read_costs
+from slipway.training.networks.networks import Network
+from slipway.training.telemetry.costs import Costs, read_costs
+
+_PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "float32_gradients": "fp32 copy",
+    "optimizer": "optimizer",
+    "buffers": "buffers",
+    "activations": "activations",
+    "buckets": "buckets",
+}
+_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
-def _comparison(plan: ResourcePlan, params: Params, paths: Paths) -> str | None:
-    costs = read_costs(paths.costs)
-    if (
-        costs is None
-        or plan.placement is None
-        or plan.data is None
-        or plan.network is None
-        or plan.memory is None
-    ):
-        return None
+def describe(plan: ResourcePlan, params: Params) -> str:
+    """Format the whole plan without what is unknown."""
+    lines, epochs = [], params.train.epochs
+    if plan.network:
+        trainable, frozen = parameter_counts(plan.network)
+        name = plan.network.spec.name
+        lines.append(f"network   {name}, {trainable:,} trainable parameters, {frozen:,} frozen")
+    if shape := plan.shape:
+        lines.append(
+            f"step      {shape.batch_size} rows = {shape.per_device} per device x "
+            f"{shape.world_size} x {shape.num_accumulated} accumulated"
+        )
+    if steps := plan.steps_per_epoch:
+        lines.append(f"steps     {steps:,} per epoch, {steps * epochs:,} in {epochs} epochs")
+    if placement := plan.placement:
+        lines.append(
+            f"runs as   {placement.strategy}, {placement.precision}, "
+            f"{placement.world_size} on {placement.accelerator}"
+        )
+        lines += [f"  auto    {reason}" for reason in placement.reasons]
+    if plan.memory and placement:
+        lines += _memory_lines(plan.memory, placement)
+    if plan.disk:
+        lines += ["disk", *(f"  {name:<12} {size(value)}" for name, value in plan.disk.items())]
+    if plan.seconds and steps:
+        lines.append(_time_line(plan.seconds, steps, epochs))
+    return "\n".join([*lines, *(f"note      {remark}" for remark in plan.findings.remarks)])
+
+
+def _memory_lines(memory: PlannedMemory, placement: Placement) -> list[str]:
+    lines = [f"memory    {size(memory.device.total)} of tensors on each device"]
+    lines += [f"  {name:<12} {size(getattr(memory.device, part))}" for part, name in _PARTS.items()]
+    if memory.device.host:
+        lines.append(f"  {'offloaded':<12} {size(memory.device.host)} in the host's memory")
+    lines.append(f"  {'process':<12} {size(memory.process_bytes)} in the host's memory")
+    return [*lines, _strategy_table(memory, placement)]
+
+
+def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
+    """Tabulate the memory of each strategy that fits the number of processes, by precision."""
+    world_size, on_gpu = placement.world_size, placement.accelerator == "gpu"
+    rows = []
+    for strategy in STRATEGIES[1:] if world_size > 1 else STRATEGIES:
+        plans = [
+            device_memory(
+                memory.traces,
+                strategy,
+                precision,
+                world_size,
+                on_gpu=on_gpu,
+                offload=placement.offload,
+            )
+            for precision in _PRECISIONS
+        ]
+        rows.append([strategy, *(size(plan.total) for plan in plans)])
+    return text_table(["tensors on each device", "fp32", "bf16", "fp16"], rows, "  ")
+
+
+def _time_line(seconds: PlannedSeconds, steps_per_epoch: int, epochs: int) -> str:
+    epoch = seconds.step * steps_per_epoch + seconds.validation
+    return (
+        f"time      {seconds.step * 1000:,.1f} ms a step, {epoch:,.1f} s an epoch, "
+        f"{_duration(epoch * epochs)} in total, without communication and checkpoints"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def compare_costs(plan: ResourcePlan, params: Params, paths: Paths) -> str:
+    """Compare the plan with the costs of the last training; "" if either is missing."""
+    costs, placement = read_costs(paths.costs), plan.placement
+    if not (costs and placement and plan.data and plan.network and plan.memory):
+        return ""
     run = take_fingerprint(
-        params.seed, params.train, plan.placement, paths.packed, paths.augmented, paths.root
+        params.seed, params.train, placement, paths.packed, paths.augmented, paths.root
     ).name
     if costs.run != run:
-        return f"note      {paths.costs} is of the training {costs.run}, not of these params, data and code ({run}): nothing to compare"
-    return compare(plan.network, plan.memory, plan.disk, plan.seconds, costs)
+        return (
+            f"note      {paths.costs} describes the training {costs.run}, not these params, data "
+            f"and code ({run}): nothing to compare"
+        )
+    return _comparison(plan.network, plan.memory, plan.disk, plan.seconds, costs)
+
+
+def _comparison(
+    network: Network,
+    memory: PlannedMemory,
+    disk: dict[str, int],
+    seconds: PlannedSeconds | None,
+    costs: Costs,
+) -> str:
+    """Tabulate predicted and actual figures, without those that one side lacks."""
+    peak = memory.device.total if costs.on_gpu else memory.process_bytes
+    pairs: list[tuple[str, float | None, float, str]] = [
+        ("parameters", sum(parameter_counts(network)), costs.num_parameters, ",.0f"),
+        ("peak memory, MB", peak and peak / 1e6, costs.peak_bytes / 1e6, ",.1f"),
+        ("a step, ms", seconds and seconds.step * 1000, costs.step_seconds * 1000, ",.1f"),
+        ("validation, s", seconds and seconds.validation, costs.validation_seconds, ",.3f"),
+        ("checkpoint, MB", disk["checkpoint"] / 1e6, costs.checkpoint_bytes / 1e6, ",.2f"),
+        ("model, MB", disk["model"] / 1e6, costs.model_bytes / 1e6, ",.2f"),
+        ("TensorBoard, MB", disk["TensorBoard"] / 1e6, costs.board_bytes / 1e6, ",.3f"),
+    ]
+    rows = []
+    for name, predicted, actual, form in pairs:
+        if predicted and actual:
+            error = f"{(predicted - actual) / actual:+.1%}"
+            rows.append([name, format(predicted, form), format(actual, form), error])
+    table = text_table(["", "predicted", "actual", "error"], rows, "  ")
+    return f"the last training of these params, in its first process\n{table}"
 
 
 @quiet_when_unread()
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m slipway.planning.plan", description=__doc__)
     parser.add_argument(
         "--seconds",
         type=float,
         default=20.0,
-        help="bound of the real steps that are timed; 0 for none",
+        help="maximum time of the real steps that are timed; 0 for none",
     )
     arguments = parser.parse_args()
 
     def run(params: Params) -> None:
         plan = make_plan(params, PROJECT_PATHS, this_host(), arguments.seconds)
-        print(
-            "\n".join(
-                filter(None, [describe(plan, params), _comparison(plan, params, PROJECT_PATHS)])
-            ),
-            flush=True,
-        )
+        texts = [describe(plan, params), compare_costs(plan, params, PROJECT_PATHS)]
+        print("\n".join(filter(None, texts)), flush=True)
         if problems := plan.findings.mismatches:
-            raise UnavailableError(
-                "this cannot work:\n" + "\n".join(f"  {problem}" for problem in problems)
-            )
+            listed = "\n".join(f"  {problem}" for problem in problems)
+            raise UnavailableError(f"this cannot work:\n{listed}")
 
     run_stage(run)
 

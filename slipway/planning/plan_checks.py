@@ -1,4 +1,4 @@
-"""What stands between `params.yaml` and a training on this machine: every mismatch at once, each with its fix.
+"""Checks params.yaml against this machine, and reports every mismatch with its fix.
 
 A mismatch stops the plan; a remark is worth knowing and stops nothing.
 """
@@ -15,13 +15,13 @@ from slipway.system.errors import SlipwayError
 from slipway.training.distributed.strategies import Placement, TrainingHost, place
 
 _SHARED_MEMORY = Path("/dev/shm")
-_BATCHES_PER_WORKER = 2  # torch's loader fetches so many ahead
+_BATCHES_PER_WORKER = 2  # torch's loader prefetches that many
 _CHOICES = ("accelerator", "devices", "strategy", "precision")
 
 
 @dataclass
 class Findings:
-    """What was found so far."""
+    """Mismatches and remarks so far."""
 
     mismatches: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Findings:
 def check_placement(
     params: TrainParams, host: TrainingHost, findings: Findings
 ) -> Placement | None:
-    """The placement asked for, or the nearest that can be had here once each refused key is left to "auto"."""
+    """Resolve the placement. After a refusal set the refused key to "auto" and try again."""
     while True:
         try:
             return place(params, host)
@@ -43,7 +43,7 @@ def check_placement(
 
 
 def _relaxed(params: TrainParams, host: TrainingHost, refusal: str) -> TrainParams | None:
-    """With the key at "auto" that the refusal comes from."""
+    """Set the key that causes the refusal to "auto"."""
     for key in _CHOICES:
         if getattr(params, key) == "auto":
             continue
@@ -58,61 +58,57 @@ def _relaxed(params: TrainParams, host: TrainingHost, refusal: str) -> TrainPara
 
 
 def check_packages(params: TrainParams, placement: Placement, findings: Findings) -> None:
-    """What has to be installed for it."""
+    """Check that the packages of the strategy and the network are installed."""
     needed = {"deepspeed"} if placement.zero_stage is not None else set()
-    needed |= (
-        {"timm"}
-        if params.network.startswith("timm/")
-        else {"tabm"}
-        if params.network == "tabm"
-        else set()
-    )
+    if params.network.startswith("timm/"):
+        needed.add("timm")
+    elif params.network == "tabm":
+        needed.add("tabm")
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
     if missing:
         findings.mismatches.append(
-            f"{', '.join(missing)} is not installed, but what params.yaml asks for needs it. Run `make install`."
+            f"{', '.join(missing)} is not installed, but params.yaml needs it. Run `make install`."
         )
 
 
 def check_workers(
     params: TrainParams, placement: Placement, batch_bytes: int, findings: Findings
 ) -> None:
-    """Loader processes against cores and shared memory, through which they hand over their batches."""
+    """Check loader processes against the cores, and their batches against shared memory."""
     workers = params.num_workers * placement.devices
     if workers == 0:
         return
     if workers + placement.devices > num_cores():
         findings.remarks.append(
-            f"{params.num_workers} loader processes for each of {placement.devices} trainers are more than the {num_cores()} cores here; "
-            "lower train.num_workers"
+            f"{params.num_workers} loader processes for each of {placement.devices} trainers are "
+            f"more than the {num_cores()} cores here; lower train.num_workers"
         )
     needed = workers * _BATCHES_PER_WORKER * batch_bytes
     free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else None
     if free is not None and needed > free:
         findings.mismatches.append(
-            f"the loaders' batches take up to {size(needed)} of shared memory, {_SHARED_MEMORY} has {size(free)} free. "
-            "Lower train.num_workers or train.max_batch_per_device, or enlarge it (docker: --shm-size)."
+            f"the loaders' batches take up to {size(needed)} of shared memory, but "
+            f"{_SHARED_MEMORY} has {size(free)} free. Lower train.num_workers or "
+            "train.max_batch_per_device, or enlarge it (docker: --shm-size)."
         )
 
 
-def check_disk(needed: int, place: Path, findings: Findings) -> None:
-    """What the training writes against what is free below `place`."""
-    free = shutil.disk_usage(existing(place)).free
+def check_disk(needed: int, folder: Path, findings: Findings) -> None:
+    """Check the bytes that the training writes against the free space of `folder`'s disk."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         findings.mismatches.append(
-            f"the training writes up to {size(needed)}, {place.absolute()} has {size(free)} free. Free space there."
+            f"the training writes up to {size(needed)}, but {folder.absolute()} has {size(free)} "
+            "free. Free space there."
         )
 
 
 def check_memory(needed: int, available: int | None, what: str, findings: Findings) -> None:
-    """The predicted memory against what there is; None where that is not known."""
+    """Check the predicted memory against the free memory; None if that is unknown."""
     if available is not None and needed > available:
         findings.mismatches.append(
-            f"{what} needs about {size(needed)} of memory, {size(available)} are there. Lower train.max_batch_per_device "
-            "(`make tune-batch` finds the largest that fits), or share the state out with a deepspeed strategy on more devices."
+            f"{what} needs about {size(needed)} of memory, but {size(available)} are free. Lower "
+            "train.max_batch_per_device (`make tune-batch` finds the largest that fits), shard the "
+            "state with a deepspeed strategy on more devices, or change train.offload."
         )
-
-
-def existing(path: Path) -> Path:
-    """The nearest folder above `path` that is there, or itself."""
-    return path if path.exists() else existing(path.absolute().parent)

@@ -1,11 +1,13 @@
-"""A few real optimizer steps of this training in one process, outside the trainer and without a trace: for timing and tuning.
+"""Real optimizer steps in one process without the trainer, for timing and tuning.
 
-Batches, augmentation, network, loss, optimizer and precision are those of the training; communication between processes is not in it.
+Batches, augmentation, network, loss, optimizer and precision are those of the training. Processes
+do not communicate, and nothing is saved.
 """
 
 import math
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -21,7 +23,7 @@ from slipway.training.networks.initialization import initial_network
 
 
 class Rehearsal:
-    """A network, its optimizer and its batches on the device of `placement`, in steps of `shape`, which is of one process."""
+    """Network, optimizer and batches on the device of `placement`; `shape` is of one process."""
 
     def __init__(
         self,
@@ -34,22 +36,26 @@ class Rehearsal:
         self._params, self._shape, self._on_gpu = params, shape, placement.accelerator == "gpu"
         self.device = torch.device("cuda" if self._on_gpu else "cpu")
         network = initial_network(seed, params, network_spec(params, data.manifest))
-        alone = _alone(placement)
-        prepare_process(params, alone, network)
+        placement = _in_one_process(placement)
+        prepare_process(params, placement, network)
         self.batches = training_batches(data, shape, 0, seed, on_gpu=self._on_gpu)
         self.module = training_module(network, params, seed, data, self.batches).to(self.device)
         self.optimizer = self.module.configure_optimizers()["optimizer"]
-        self._half = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(alone.precision)
+        half_dtypes = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+        self._half = half_dtypes.get(placement.precision)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._half == torch.float16)
         self.module.train()
 
     def step(self, index: int) -> float:
-        """The optimizer step `index`, counted through all epochs; its mean loss. TrainingError if that is not finite."""
-        losses = []
-        for number in range(self._shape.num_accumulated):
-            losses.append(
-                self._backward(index * self._shape.num_accumulated + number, first=number == 0)
-            )
+        """Run optimizer step `index`, counted through all epochs, and return its mean loss.
+
+        Raises TrainingError if the loss is not finite.
+        """
+        first = index * self._shape.num_accumulated
+        losses = [
+            self._backward(first + number, is_first=number == 0)
+            for number in range(self._shape.num_accumulated)
+        ]
         self._scaler.unscale_(self.optimizer)
         if self._params.gradient_clip_norm:
             clip_grad_norm_(self.module.parameters(), self._params.gradient_clip_norm)
@@ -61,69 +67,68 @@ class Rehearsal:
             raise TrainingError(f"the loss is {loss} in step {index + 1}")
         return loss
 
-    def _backward(self, index: int, *, first: bool) -> float:
-        """In the order of Lightning, which frees the gradients of the step before after the first forward pass."""
+    def _backward(self, index: int, *, is_first: bool) -> float:
+        """Run forward and backward; old gradients are freed in between, as Lightning does."""
         batch = self._to_device(self.batches[divmod(index, len(self.batches))])
         with torch.autocast(self.device.type, dtype=self._half) if self._half else nullcontext():
             loss = self.module.training_step(batch, index % len(self.batches))
-        if first:
+        if is_first:
             self.optimizer.zero_grad()
-        self._scaler.scale(loss / self._shape.num_accumulated).backward()  # type: ignore[no-untyped-call]
+        scaled = self._scaler.scale(loss / self._shape.num_accumulated)
+        scaled.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
     def step_at(self, index: int, learning_rate: float) -> float:
-        """The same at a learning rate of its own."""
+        """Run a step with a learning rate of its own."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         return self.step(index)
 
-    def step_seconds(self, most_steps: int, most_seconds: float) -> float:
-        """The median of up to `most_steps` steps after a first one, which warms up; at least one, whatever it takes."""
+    def step_seconds(self, max_steps: int, max_seconds: float) -> float:
+        """Return the median time of a step, after one step of warm-up."""
         self.step(0)
+        return self._median_seconds(lambda index: self.step(1 + index), max_steps, max_seconds)
+
+    def forward_seconds(self, max_steps: int, max_seconds: float) -> float:
+        """Return the median time of a batch in validation."""
+        self.module.eval()
+        inputs = self._to_device(self.batches[0, 0]).inputs
+        with torch.no_grad():
+            seconds = self._median_seconds(
+                lambda _: self.module.network(inputs), max_steps, max_seconds
+            )
+        self.module.train()
+        return seconds
+
+    def _median_seconds(
+        self, action: Callable[[int], object], max_times: int, max_seconds: float
+    ) -> float:
+        """Time an action at least once, and until either limit is reached."""
         begin, found = time.perf_counter(), list[float]()
-        while len(found) < most_steps and (not found or time.perf_counter() - begin < most_seconds):
+        while len(found) < max_times and (not found or time.perf_counter() - begin < max_seconds):
             start = time.perf_counter()
-            self.step(1 + len(found))
-            self._finish()
+            action(len(found))
+            if self._on_gpu:
+                torch.cuda.synchronize()
             found.append(time.perf_counter() - start)
         return statistics.median(found)
 
-    def answer_seconds(self, most_steps: int, most_seconds: float) -> float:
-        """The median of forward passes of a batch in evaluation mode, as validation makes them."""
-        self.module.eval()
-        inputs = self._to_device(self.batches[0, 0]).inputs
-        begin, found = time.perf_counter(), list[float]()
-        with torch.no_grad():
-            while len(found) < most_steps and (
-                not found or time.perf_counter() - begin < most_seconds
-            ):
-                start = time.perf_counter()
-                self.module.network(inputs)
-                self._finish()
-                found.append(time.perf_counter() - start)
-        self.module.train()
-        return statistics.median(found)
-
     def _to_device(self, batch: Batch) -> Batch:
-        return (
-            self.module.transfer_batch_to_device(batch, self.device, 0) if self._on_gpu else batch
-        )
-
-    def _finish(self) -> None:
         if self._on_gpu:
-            torch.cuda.synchronize()
+            batch = self.module.transfer_batch_to_device(batch, self.device, 0)
+        return batch
 
 
-def _alone(placement: Placement) -> Placement:
-    """The same precision in one process without DeepSpeed; fp16 on the CPU, which it alone can do, becomes bf16."""
-    on_cpu_in_half = placement.accelerator == "cpu" and placement.precision == "16-mixed"
+def _in_one_process(placement: Placement) -> Placement:
+    """Keep the precision, but leave out DeepSpeed. On the CPU only it can do fp16: use bf16."""
+    is_half_on_cpu = placement.accelerator == "cpu" and placement.precision == "16-mixed"
     return Placement(
-        "single",
-        "bf16-mixed" if on_cpu_in_half else placement.precision,
-        placement.accelerator,
-        1,
-        1,
-        None,
-        None,
-        (),
+        strategy="single",
+        precision="bf16-mixed" if is_half_on_cpu else placement.precision,
+        accelerator=placement.accelerator,
+        devices=1,
+        num_nodes=1,
+        offload=None,
+        launch=None,
+        reasons=(),
     )

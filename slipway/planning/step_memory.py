@@ -1,14 +1,15 @@
-"""The memory of one training step on one device, found without allocating it.
+"""Memory of one training step on one device, found without allocating it.
 
-Forward, loss and backward run on tensors without data, and the storages that live at each moment are added up. What kernels
-take for themselves inside one operation, the allocator's slack, the CUDA context and the interpreter are not in it.
+Forward, loss and backward run on tensors without data, and the storages that live at each moment
+are added up. Memory that kernels take within an operation, the allocator's slack, the CUDA context
+and the interpreter are not included.
 """
 
 import copy
 import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from slipway.config.sections import TrainParams
 from slipway.inputs.images import ImageContract
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule
@@ -29,38 +30,36 @@ from slipway.training.recipe.precision import adapt_to_half
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes at the moment at which most is held."""
+    """Bytes at the peak."""
 
     parameters: int
     gradients: int
     optimizer: int
     buffers: int
-    activations: int  # what backward needs, the batch, and what operations hand to each other
+    activations: int  # inputs of backward, the batch, and results between operations
 
     @property
     def peak(self) -> int:
-        """All together."""
-        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
+        return sum(astuple(self))
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the storages that operations make, until they die; notes the most, and the gradients that were among it."""
+    """Adds up live storages; records the peak, and the gradients in it."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._network = network
         self._known: set[int] = set()
         self._live = 0
-        self.most, self.gradients_then = 0, 0
+        self.peak, self.gradients_at_peak = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and look at what it made."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._add(leaf.untyped_storage())
-        if self._live > self.most:
-            self.most, self.gradients_then = self._live, gradient_bytes(self._network)
+        if self._live > self.peak:
+            self.peak, self.gradients_at_peak = self._live, _bytes(_gradients(self._network))
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -75,7 +74,7 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live -= num_bytes
 
     def start(self, tensors: Iterable[Tensor]) -> None:
-        """Count what lives already."""
+        """Count tensors that exist already."""
         for tensor in tensors:
             self._add(tensor.untyped_storage())
 
@@ -89,10 +88,12 @@ def trace_step(
     casts_parameters: bool = False,
     accumulates: bool = False,
 ) -> StepMemory:
-    """The memory of a step of `rows` rows at a time. `network` is not changed.
+    """Trace a step of `rows` rows at a time, on a copy of `network`.
 
-    `half` is the dtype of autocast, or with `casts_parameters` of the parameters, as DeepSpeed has them: its optimizer is then
-    not in the result, since it lives in shards. With `accumulates` gradients live on from one batch to the next.
+    Args:
+        half: dtype of autocast, or of the parameters with `casts_parameters`.
+        casts_parameters: as DeepSpeed does; its optimizer is sharded and not included.
+        accumulates: gradients stay from one batch to the next.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
@@ -107,15 +108,15 @@ def trace_step(
             torch.autocast("cpu", dtype=half) if half and not casts_parameters else nullcontext()
         )
         with _LiveStorages(copied) as live:
-            gradients = [
-                parameter.grad for parameter in copied.parameters() if parameter.grad is not None
-            ]
-            live.start([*copied.parameters(), *copied.buffers(), *gradients, *state])
-            del gradients
-            _pass(copied, params, rows, autocast, accumulates=accumulates)
-        held = {"parameters": _bytes(copied.parameters()), "gradients": live.gradients_then}
-        held |= {"optimizer": _bytes(state), "buffers": _bytes(copied.buffers())}
-        return StepMemory(**held, activations=live.most - sum(held.values()))
+            live.start([*copied.parameters(), *copied.buffers(), *_gradients(copied), *state])
+            _forward_backward(copied, params, rows, autocast, accumulates=accumulates)
+        held = {
+            "parameters": _bytes(copied.parameters()),
+            "gradients": live.gradients_at_peak,
+            "optimizer": _bytes(state),
+            "buffers": _bytes(copied.buffers()),
+        }
+        return StepMemory(**held, activations=live.peak - sum(held.values()))
 
 
 def _cast(network: Network, half: torch.dtype) -> None:
@@ -130,7 +131,7 @@ def _fill_gradients(network: Network) -> None:
 
 
 def _stepped_optimizer(network: Network, params: TrainParams) -> Optimizer:
-    """One that has made its state, which optimizers do in their first step."""
+    """Make an optimizer with its state, which it creates in its first step."""
     optimizer = optimizer_and_schedule(network, params, 1)["optimizer"]
     optimizer.step()
     return optimizer
@@ -144,10 +145,10 @@ def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
     ]
 
 
-def _pass(
+def _forward_backward(
     network: Network, params: TrainParams, rows: int, autocast: Any, *, accumulates: bool
 ) -> None:
-    """In the order of Lightning: the gradients of the step before are freed only after the forward pass."""
+    """Run one batch; old gradients are freed after the forward pass, as Lightning does."""
     inputs, targets = _batch(network, rows)
     with autocast:
         loss = RowLosses(network, params)(network(inputs), targets).mean()
@@ -159,25 +160,21 @@ def _pass(
 def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:
     contract = network.spec.input
     dtype = torch.uint8 if isinstance(contract, ImageContract) else torch.float32
-    targets = torch.zeros(
-        rows, dtype=torch.int64 if is_classification(network.spec.task) else torch.float32
-    )
+    target_dtype = getattr(torch, kind_of(network.spec.task).target.dtype)
+    targets = torch.zeros(rows, dtype=target_dtype)
     return torch.zeros((rows, *contract.shape), dtype=dtype), targets
 
 
 def parameter_counts(network: nn.Module) -> tuple[int, int]:
-    """(trainable, frozen) values in parameters."""
-    trainable = sum(
-        parameter.numel() for parameter in network.parameters() if parameter.requires_grad
-    )
-    return trainable, sum(parameter.numel() for parameter in network.parameters()) - trainable
+    """Count (trainable, frozen) parameters."""
+    counts = {True: 0, False: 0}
+    for parameter in network.parameters():
+        counts[parameter.requires_grad] += parameter.numel()
+    return counts[True], counts[False]
 
 
-def gradient_bytes(network: nn.Module) -> int:
-    """Of all gradients that are there."""
-    return _bytes(
-        parameter.grad for parameter in network.parameters() if parameter.grad is not None
-    )
+def _gradients(network: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,64 +1,79 @@
-"""`python -m slipway.planning.tuning batch|learning-rate`: proposes a batch size or a learning rate by trying them on this machine.
+"""`python -m slipway.planning.tuning batch|learning-rate`: proposes a batch size or learning rate.
 
-It prints a patch of params.yaml and changes nothing; `--apply` writes it. Both run in one process, on the data and with the network,
-loss, optimizer, augmentation and precision of the training.
+It runs real steps in one process, with the data, network, loss, optimizer, augmentation and
+precision of the training. It prints a patch of params.yaml and changes nothing; `--apply` writes
+the patch.
 """
 
 import argparse
 import gc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+import torch
 from matplotlib.figure import Figure
 
 from slipway.config.command import run_stage
 from slipway.config.edit import propose
 from slipway.config.params import Params
-from slipway.planning.available_memory import available_bytes
-from slipway.planning.batch_size_search import (
-    BatchSizeTrial,
-    candidate_sizes,
-    fastest,
-    largest,
-    search,
-)
 from slipway.planning.memory_plan import trace_all
-from slipway.planning.planning import process_bytes
-from slipway.planning.range_test import RangeTest, run_range_test
 from slipway.planning.rehearsal import Rehearsal
+from slipway.planning.resource_plan import available_bytes, process_bytes
 from slipway.reports.console import size, text_table
 from slipway.system import files
 from slipway.system.broken_pipe import quiet_when_unread
-from slipway.system.errors import UnavailableError
+from slipway.system.errors import TrainingError, UnavailableError
+from slipway.system.memory import own_bytes
 from slipway.training.batches.batches import StepShape, cut_step
-from slipway.training.distributed.process_memory import own_bytes
 from slipway.training.distributed.strategies import Placement, place, this_host
 from slipway.training.job import PROJECT_PATHS, Paths, TrainingData, network_spec, open_data
 from slipway.training.networks.networks import build_network
 
 PLOT = Path("reports/learning_rate.svg")
 _PARAMS = Path("params.yaml")
+_TIMED_STEPS = 8
+_NEAR_BEST = 0.95  # of the best rate: faster than that is noise
+_MAX_USED = 0.9  # of the free memory
+# Of the moving average, without bias to the start, as in Adam (arXiv 1412.6980, section 3).
+_SMOOTHING = 0.9
+_DIVERGED = 3.0  # times the lowest smoothed loss
+_MIN_POINTS = 10
+_BELOW_LOWEST = 10.0  # as fastai does
+
+
+@dataclass(frozen=True)
+class BatchSizeTrial:
+    """A batch size, with its predicted memory and its measured rate."""
+
+    rows: int
+    predicted_bytes: int | None  # None on a GPU
+    rows_per_second: float | None  # None if it does not fit
 
 
 def tune_batch(
     params: Params, paths: Paths, seconds: float, *, changes_step: bool
 ) -> dict[str, int | float]:
-    """Print what each size of a device's batch does; the changes to propose.
+    """Print the rate of each batch size of a device, and return the changes to propose.
 
-    `max_batch_per_device` becomes the largest that fits, which changes no result but rounding. With `changes_step` also
-    `batch_size` becomes the fastest over all devices, which does.
+    `max_batch_per_device` becomes the largest that fits, which changes results only by rounding.
+    With `changes_step` also `batch_size` becomes the fastest over all devices, which changes them.
     """
     placement, data = place(params.train, this_host()), open_data(paths.packed, paths.augmented)
     trials = _batch_trials(params, data, placement, seconds)
     print(text_table(["rows", "predicted", "rows/s"], [_cells(trial) for trial in trials]))
-    most, best = largest(trials), fastest(trials)
-    if most is None or best is None:
+    best_size, best_rate = largest(trials), fastest(trials)
+    if best_size is None or best_rate is None:
         raise UnavailableError(
             "not even one row fits into the memory here. Take a smaller network or smaller images."
         )
-    print(f"largest that fits or that there are rows for: {most}; fastest: {best}")
-    changes: dict[str, int | float] = {"train.max_batch_per_device": most}
-    return changes | ({"train.batch_size": best * placement.world_size} if changes_step else {})
+    print(f"largest that fits or that there are rows for: {best_size}; fastest: {best_rate}")
+    changes: dict[str, int | float] = {"train.max_batch_per_device": best_size}
+    if changes_step:
+        changes["train.batch_size"] = best_rate * placement.world_size
+    return changes
 
 
 def _batch_trials(
@@ -72,42 +87,163 @@ def _batch_trials(
         traces = trace_all(network, params.train, rows, accumulates=True)
         return (process_bytes(traces, placement, base_bytes) - base_bytes) * placement.devices
 
-    def step_seconds(rows: int, most_steps: int) -> float:
-        gc.collect()  # what the size before has left
-        return Rehearsal(
-            params.seed, params.train, data, placement, StepShape(rows, rows, 1, 1)
-        ).step_seconds(most_steps, seconds)
+    def step_seconds(rows: int, max_steps: int) -> float:
+        gc.collect()  # the memory of the last size
+        shape = StepShape(rows, rows, 1, 1)
+        rehearsal = Rehearsal(params.seed, params.train, data, placement, shape)
+        return rehearsal.step_seconds(max_steps, seconds)
 
     sizes = candidate_sizes(data.num_train // placement.world_size)
+    # On the CPU the system would kill a process that takes too much, so its memory is predicted.
     return search(sizes, None if on_gpu else predict, available_bytes(on_gpu=on_gpu), step_seconds)
 
 
+def candidate_sizes(max_rows: int) -> list[int]:
+    """List the powers of two up to `max_rows`."""
+    return [1 << power for power in range(max_rows.bit_length())]
+
+
+def search(
+    sizes: Sequence[int],
+    predict: Callable[[int], int] | None,
+    available: int | None,
+    step_seconds: Callable[[int, int], float],
+) -> list[BatchSizeTrial]:
+    """Try `sizes` from small to large until one does not fit.
+
+    Args:
+        predict: bytes of all processes for a number of rows; None on a GPU.
+        available: free bytes, of which 90 % may be used; None if unknown.
+        step_seconds: runs up to a number of steps of so many rows, and returns their median time.
+    """
+    trials: list[BatchSizeTrial] = []
+    for rows in sizes:
+        predicted, rate = predict(rows) if predict else None, None
+        if predicted is None or available is None or predicted <= _MAX_USED * available:
+            rate = _rate(rows, step_seconds)
+        trials.append(BatchSizeTrial(rows, predicted, rate))
+        if rate is None:
+            break
+    return trials
+
+
+def _rate(rows: int, step_seconds: Callable[[int, int], float]) -> float | None:
+    try:
+        return rows / step_seconds(rows, _TIMED_STEPS)
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+
+
+def largest(trials: Sequence[BatchSizeTrial]) -> int | None:
+    """Return the largest size that fits, if any does."""
+    return max((trial.rows for trial in trials if trial.rows_per_second is not None), default=None)
+
+
+def fastest(trials: Sequence[BatchSizeTrial]) -> int | None:
+    """Return the smallest size whose rate is within 5 % of the best."""
+    rates = {
+        trial.rows: trial.rows_per_second for trial in trials if trial.rows_per_second is not None
+    }
+    best = max(rates.values(), default=0.0)
+    return min((rows for rows, rate in rates.items() if rate >= _NEAR_BEST * best), default=None)
+
+
 def _cells(trial: BatchSizeTrial) -> list[str]:
+    predicted = "" if trial.predicted_bytes is None else size(trial.predicted_bytes)
     rate = "does not fit" if trial.rows_per_second is None else f"{trial.rows_per_second:,.0f}"
-    return [
-        str(trial.rows),
-        "" if trial.predicted_bytes is None else size(trial.predicted_bytes),
-        rate,
-    ]
+    return [str(trial.rows), predicted, rate]
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """Learning rate, loss and smoothed loss of each step of a range test.
+
+    The learning rate rises exponentially from far too small to far too large (Smith, arXiv
+    1506.01186). The loss first stays, then falls, then rises; a good peak lies well before the
+    rise.
+    """
+
+    rates: list[float]
+    losses: list[float]
+    smoothed: list[float]
+
+    @property
+    def lowest(self) -> float:
+        """The rate of the lowest smoothed loss."""
+        return self.rates[self.smoothed.index(min(self.smoothed))]
+
+    @property
+    def proposed(self) -> float:
+        """A peak for warm-up and cosine, to two digits."""
+        return float(f"{self.lowest / _BELOW_LOWEST:.1e}")
 
 
 def tune_learning_rate(
     params: Params, paths: Paths, num_steps: int, lowest: float, highest: float, plot: Path
 ) -> dict[str, int | float]:
-    """Run the range test with the batch of the params, draw it into `plot` (SVG or PNG); the change to propose."""
+    """Run the range test, draw it into `plot` (SVG or PNG), and return the change to propose."""
     placement, data = place(params.train, this_host()), open_data(paths.packed, paths.augmented)
     shape = cut_step(params.train.batch_size, 1, params.train.max_batch_per_device)
     rehearsal = Rehearsal(params.seed, params.train, data, placement, shape)
     found = run_range_test(rehearsal.step_at, num_steps, lowest, highest)
-    draw(found, plot, params.train.learning_rate)
+    _draw(found, plot, params.train.learning_rate)
     print(
-        f"lowest smoothed loss {min(found.smoothed):.4f} at {found.lowest:.2e}; proposed peak {found.proposed:.1e}; curve in {plot}"
+        f"lowest smoothed loss {min(found.smoothed):.4f} at {found.lowest:.2e}; "
+        f"proposed peak {found.proposed:.1e}; curve in {plot}"
     )
     return {"train.learning_rate": found.proposed}
 
 
-def draw(found: RangeTest, path: Path, present: float) -> None:
-    """The curve with the proposed rate and the one that params.yaml has now."""
+def run_range_test(
+    step: Callable[[int, float], float], num_steps: int, lowest: float, highest: float
+) -> RangeTest:
+    """Raise the rate from `lowest` to `highest` until the loss diverges.
+
+    `step(index, rate)` trains one step and returns its loss; it may raise TrainingError if the loss
+    is not finite. Raises TrainingError if the curve is too short, or if the loss never fell.
+    """
+    found = RangeTest([], [], [])
+    for index in range(num_steps):
+        rate = rate_at(index, num_steps, lowest, highest)
+        try:
+            loss = step(index, rate)
+        except TrainingError:
+            break
+        if not math.isfinite(loss):
+            break
+        found.rates.append(rate)
+        found.losses.append(loss)
+        found.smoothed.append(_smooth(found.losses))
+        if index >= _MIN_POINTS and found.smoothed[-1] > _DIVERGED * min(found.smoothed):
+            break
+    if len(found.rates) < _MIN_POINTS:
+        raise TrainingError(
+            f"the loss was not finite after {len(found.rates)} of {num_steps} steps of the range "
+            f"test, expected at least {_MIN_POINTS}. Begin lower (--from), or look at the data."
+        )
+    if found.lowest <= found.rates[_MIN_POINTS - 1]:
+        raise TrainingError(
+            f"the loss did not fall at any learning rate between {found.rates[0]:g} and "
+            f"{found.rates[-1]:g}. Begin lower (--from), take more steps (--steps), or look at the "
+            "data."
+        )
+    return found
+
+
+def rate_at(index: int, num_steps: int, lowest: float, highest: float) -> float:
+    """Interpolate between `lowest` and `highest` in equal ratios."""
+    return float(lowest * (highest / lowest) ** (index / max(1, num_steps - 1)))
+
+
+def _smooth(losses: Sequence[float]) -> float:
+    """Return the exponentially weighted mean of all losses so far."""
+    weights = [_SMOOTHING ** (len(losses) - 1 - index) for index in range(len(losses))]
+    return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+
+
+def _draw(found: RangeTest, path: Path, current: float) -> None:
+    """Draw the curve, the proposed rate, and the current one of params.yaml."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(found.rates, found.losses, color="#c9ced6", linewidth=1, label="loss of each step")
@@ -115,7 +251,7 @@ def draw(found: RangeTest, path: Path, present: float) -> None:
     axes.axvline(
         found.proposed, color="#1a7f37", linestyle="--", label=f"proposed {found.proposed:g}"
     )
-    axes.axvline(present, color="#9a6700", linestyle=":", label=f"in params.yaml {present:g}")
+    axes.axvline(current, color="#9a6700", linestyle=":", label=f"in params.yaml {current:g}")
     axes.set(
         xscale="log",
         xlabel="learning rate",
@@ -133,9 +269,7 @@ def draw(found: RangeTest, path: Path, present: float) -> None:
     partial.unlink()
 
 
-@quiet_when_unread()
-def main() -> None:
-    """The command."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m slipway.planning.tuning", description=__doc__)
     parser.add_argument(
         "--apply", action="store_true", help="write the proposed change into params.yaml"
@@ -143,7 +277,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     batch = commands.add_parser("batch", help="the largest and the fastest batch of a device")
     batch.add_argument(
-        "--seconds", type=float, default=10.0, help="bound of the timing of each size"
+        "--seconds", type=float, default=10.0, help="maximum time of the timed steps of each size"
     )
     batch.add_argument(
         "--step",
@@ -155,32 +289,27 @@ def main() -> None:
     rate.add_argument("--from", dest="lowest", type=float, default=1e-6)
     rate.add_argument("--to", dest="highest", type=float, default=1.0)
     rate.add_argument("--plot", type=Path, default=PLOT, help="an .svg or a .png")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+@quiet_when_unread()
+def main() -> None:
+    """Run the command."""
+    given = _arguments()
 
     def run(params: Params) -> None:
-        if arguments.command == "batch":
-            changes = tune_batch(
-                params, PROJECT_PATHS, arguments.seconds, changes_step=arguments.step
-            )
+        if given.command == "batch":
+            changes = tune_batch(params, PROJECT_PATHS, given.seconds, changes_step=given.step)
         else:
             changes = tune_learning_rate(
-                params,
-                PROJECT_PATHS,
-                arguments.steps,
-                arguments.lowest,
-                arguments.highest,
-                arguments.plot,
+                params, PROJECT_PATHS, given.steps, given.lowest, given.highest, given.plot
             )
-        patch = propose(_PARAMS, changes, apply=arguments.apply)
-        print(patch or "params.yaml has these values already.")
-        print(
-            "applied."
-            if patch and arguments.apply
-            else "nothing was changed; --apply writes it."
-            if patch
-            else "",
-            flush=True,
-        )
+        patch = propose(_PARAMS, changes, apply=given.apply)
+        if not patch:
+            print("params.yaml has these values already.", flush=True)
+            return
+        print(patch)
+        print("applied." if given.apply else "nothing was changed; --apply writes it.", flush=True)
 
     run_stage(run)
 

@@ -1,7 +1,6 @@
 """`python -m slipway.preflight`: refuses params.yaml before DVC removes a stage's outputs.
 
-Takes about a second, and some more for a network of timm, structured pruning or a device that is
-asked for by name.
+Takes about a second, and some more for a network of timm, structured pruning or a named device.
 """
 
 from slipway.config.command import run_command

@@ -1,24 +1,26 @@
 """Refusals of the early stages: the data, its columns, the user's functions, the augmentation."""
 
 import contextlib
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from slipway.config.params import Params
+from slipway.config.seals import dependencies
+from slipway.config.sections import DataParams
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.engine import ray
-from slipway.data.sources.archives import ENDINGS
+from slipway.data.sources.archives import is_archive
 from slipway.data.sources.checksums import read_checksums
-from slipway.data.sources.raw_tables import column_names
-from slipway.data.sources.sources import find_layout, read_samples
+from slipway.data.sources.joined import source_names
+from slipway.data.sources.sources import find_layout
 from slipway.data.splits.split import check_given
+from slipway.data.splits.split_file import read_split_file
 from slipway.data.splits.time_order import read_cuts
-from slipway.data.tables.cleaning import check_column_names
 from slipway.data.tables.raw_columns import check_slice_names
-from slipway.data.tables.source import find_table
 from slipway.inputs import user_function
-from slipway.kinds.registry import is_table
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError
+from slipway.system.user_code import search_the_project
 
 
 def check_data(params: Params) -> None:
@@ -26,13 +28,10 @@ def check_data(params: Params) -> None:
 
     The content of an archive is unknown until it is unpacked.
     """
-    data = params.data
-    if _is_archive(params):
-        return
-    if is_table(data.task):
-        check_column_names(column_names(find_table(data)), data)
-    else:
-        next(iter(read_samples(data, read_files=False)), None)  # the first one: the rest takes time
+    if not _is_archive(params):
+        check: Callable[[DataParams], None]
+        check = kind_of(params.data.task).input.load_part("check_source")
+        check(params.data)
 
 
 def check_given_split(params: Params) -> None:
@@ -66,7 +65,21 @@ def check_time_cuts(params: Params) -> None:
 def check_digests(params: Params) -> None:
     """DataError if the user's list of digests cannot be read."""
     if params.data.checksums is not None:
-        read_checksums(Path(params.data.checksums), Path(params.data.path))
+        read_checksums(Path(params.data.checksums), params.data)
+
+
+def check_split_file(params: Params) -> None:
+    """DataError if the file of splits cannot be read, or if DVC does not notice its changes."""
+    file = read_split_file(params.data)
+    if file is None:
+        return
+    is_inside = file.path.resolve().is_relative_to(Path(params.data.path).resolve())
+    if not is_inside and file.path not in map(Path, dependencies("clean")):
+        raise DataError(
+            f"data.split_file {str(file.path)!r} is outside data.path, so DVC would not notice its "
+            "changes. Add it to `deps` of the stage `clean` in dvc.yaml:\n"
+            f"      - {file.path.as_posix()}"
+        )
 
 
 def check_engine(params: Params) -> None:
@@ -80,9 +93,7 @@ def check_transform(params: Params) -> None:
     function = params.precompute.transform
     if function is None:
         return
-    folder = str(Path.cwd())
-    if folder not in sys.path:  # where `python -m stages.NAME` finds it
-        sys.path.insert(0, folder)
+    search_the_project()
     user_function.load(function, user_function.code_digest(function))
 
 
@@ -92,5 +103,8 @@ def check_augmentation(params: Params) -> None:
 
 
 def _is_archive(params: Params) -> bool:
+    """True if the content of the data, or of one of its sources, is in an archive."""
     path = Path(params.data.path)
-    return path.name.lower().endswith(ENDINGS) and path.is_file()
+    if params.data.sources is None or not path.is_dir():
+        return is_archive(path)
+    return any(is_archive(path / name) for name in source_names(params.data))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from slipway.config.command import WRITTEN
 from slipway.config.params import Params, mistakes_in, read_content, sound_part
-from slipway.preflight import data, training
+from slipway.preflight import data, training, user_code
 from slipway.system.disk_faults import try_to_write
 from slipway.system.errors import ParamsError, SlipwayError
 
@@ -78,8 +78,8 @@ def _refusal(rule: Callable[[Params], None], key: str, params: Params) -> str:
         return str(error)
     except OSError as error:
         place = reprlib.repr(str(error.filename)) if error.filename else "a file"
-        mend = "Correct the path or its permissions."
-        return f"{key}: {place} cannot be read: {error.strerror}. {mend}"
+        fix = "Correct the path or its permissions."
+        return f"{key}: {place} cannot be read: {error.strerror}. {fix}"
     except ValueError as error:
         return f"{key} cannot be used: {error}. Correct its value."
     return ""
@@ -88,6 +88,7 @@ def _refusal(rule: Callable[[Params], None], key: str, params: Params) -> str:
 _CHECKS = (
     _check("data", "data.engine", data.check_engine),
     _check("data", "data.checksums", data.check_digests),
+    _check("data", "data.split_file", data.check_split_file),
     _check("data", "data.path", data.check_data),
     _check("split", "split.time_cuts", data.check_time_cuts),
     _check("data split", "data.path", data.check_given_split),
@@ -96,6 +97,12 @@ _CHECKS = (
     _check("augment seed", "augment", data.check_augmentation),
     _check("data evaluate", "evaluate.reference_model", training.check_reference_model),
     _check("seed data precompute train prune", "train.network", training.check_network),
+    _check("precompute train evaluate", "train.network", user_code.check_tracked),
+    _check(
+        "seed data precompute train evaluate export verify",
+        "train.network",
+        user_code.check_user_code,
+    ),
     Check(frozenset({"data", "train"}), training.machine_mistakes),
     _check("compile", "compile.require", training.check_engine),
 )

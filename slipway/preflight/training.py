@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
+from slipway.kinds.registry import kind_of
 from slipway.runtimes.compilation import why_no_engine
 from slipway.runtimes.runtime import why_no_cuda_driver
 from slipway.system.errors import SlipwayError
@@ -27,7 +28,7 @@ def check_network(params: Params) -> None:
 
     network = initial_network(params.seed, train, image_network_spec(params))
     if train.freeze_epochs:
-        from slipway.training.networks.freezing import parts_of
+        from slipway.training.networks.frozen_parts import parts_of
 
         parts_of(network)
     if is_pruned:
@@ -40,7 +41,8 @@ def _loses_channels(params: Params) -> bool:
     """True for structured pruning that was not refused when params.yaml was read."""
     train = params.train
     has_groups = train.network_arguments.get("normalisation") == "group"
-    return params.prune.kind == "structured" and train.network != "tabm" and not has_groups
+    has_pixels = kind_of(params.data.task).input.has_pixels
+    return params.prune.kind == "structured" and has_pixels and not has_groups
 
 
 def machine_mistakes(params: Params) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from slipway.config.sections import TrainParams
-from slipway.kinds.registry import Task, is_table
+from slipway.kinds.registry import Task, kind_of
 from slipway.profiling.forecast import MIN_GAIN, Facts, best_num_workers, expected_step_ms, waits
 from slipway.profiling.report import Bottleneck, SettingsProposal, TrialResult
 from slipway.profiling.step_times import Part
@@ -71,7 +71,7 @@ def trial_candidates(
 ) -> list[TrialCandidate]:
     """List the changes that apply to the current settings and may be faster here."""
     on_cpu, uses_deepspeed = placement.accelerator == "cpu", placement.zero_stage is not None
-    has_layout = not uses_deepspeed and not is_table(task)
+    has_layout = not uses_deepspeed and kind_of(task).input.has_pixels
     # bfloat16 on the CPU was slow in either layout, and slowest with channels last (bench/LOG.md).
     layout = {"channels_last": False} if on_cpu and has_layout else {}
     found = [TrialCandidate({"precision": name, **layout}) for name in _precisions(placement)]
@@ -88,7 +88,7 @@ def trial_candidates(
         difference = "normalisation then sees the rows of one process"
         found.append(TrialCandidate({"strategy": "ddp", "devices": num_cores}, difference))
     if 2 * params.batch_size <= num_train:
-        difference = "half as many steps; the learning rate has to be chosen anew"
+        difference = "half as many steps; choose the learning rate again"
         found.append(TrialCandidate({"batch_size": 2 * params.batch_size}, difference))
     return found
 

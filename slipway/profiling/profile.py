@@ -19,7 +19,7 @@ import torch
 from slipway.config.command import run_stage
 from slipway.config.edit import propose
 from slipway.config.params import Params
-from slipway.kinds.registry import is_table
+from slipway.kinds.registry import kind_of
 from slipway.profiling.candidates import (
     TrialCandidate,
     find_bottleneck,
@@ -44,7 +44,7 @@ from slipway.profiling.step_times import Round
 from slipway.reports.pages.profile_page import profile_page, profile_text
 from slipway.system import files
 from slipway.system.broken_pipe import quiet_when_unread
-from slipway.system.cores import num_cores
+from slipway.system.cores import cpu_model, num_cores
 from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.batches.batches import cut_step
 
@@ -74,14 +74,14 @@ def profile_project(
         account, facts = _measure(project, current, fixed, loader, num_rounds)
         tried = _run_trials(project, fixed, facts, num_rounds) if trials else []
     parts_ms = {part: value.median for part, value in account.parts_ms.items()}
-    has_images = not is_table(project.params.data.task)
+    has_pixels = kind_of(project.params.data.task).input.has_pixels
     return ProfileReport(
         machine=describe_machine(),
         runs_as=project.runs_as,
         account=account,
         bottleneck=find_bottleneck(parts_ms, facts, is_jpeg=project.is_jpeg),
         loader=facts.loader,
-        raw=profile_input_pipeline(project.params, project.root) if has_images else None,
+        raw=profile_input_pipeline(project.params, project.root) if has_pixels else None,
         trials=tried,
         proposal=propose_settings(facts, tried, is_jpeg=project.is_jpeg),
         proof=None,
@@ -115,7 +115,7 @@ def prove(
 def describe_machine() -> str:
     """Name cores, GPUs, versions and the load."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    devices = f"{num_cores()} cores ({platform.machine()}), {', '.join(gpus) or 'no GPU'}"
+    devices = f"{num_cores()} cores of {cpu_model()}, {', '.join(gpus) or 'no GPU'}"
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     return f"{devices}; {versions}; load average {os.getloadavg()[0]:.1f}"
 

@@ -8,21 +8,23 @@ collectives. Both include waiting for the slowest process.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.profilers import Profiler
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from slipway.system.contract import Contract
+from slipway.training.telemetry.telemetry import NEXT_BATCH
 
 Part = Literal["data", "copy", "forward", "backward", "communication", "optimizer", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
+_TRAINING_STEP = ".training_step"  # ends "[Strategy]SingleDeviceStrategy.training_step"
 _COLLECTIVES = (
     "all_reduce",
     "all_reduce_coalesced",
@@ -101,28 +103,22 @@ def queued_seconds() -> float:
     return total / 1e9
 
 
-class TimedLoader:
-    """A loader that reports to the clock how long the trainer waits for its batches."""
+class PartProfiler(Profiler):
+    """Tells the clock the ends of the parts that Lightning's loop profiles."""
 
-    def __init__(self, loader: DataLoader[Any], clock: Clock) -> None:
-        self._loader, self._clock = loader, clock
-        self.sampler = loader.sampler  # the trainer sets its epoch
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        self._clock.end("other")
-        batches = iter(self._loader)
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            finally:
-                self._clock.end("data")
-            yield batch
+    def start(self, action_name: str) -> None:
+        if action_name == NEXT_BATCH or action_name.endswith(_TRAINING_STEP):
             self._clock.end("other")
+
+    def stop(self, action_name: str) -> None:
+        if action_name == NEXT_BATCH:
+            self._clock.end("data")
+        elif action_name.endswith(_TRAINING_STEP):
+            self._clock.end("forward")
 
 
 class StepTimer(pl.Callback):
@@ -150,7 +146,6 @@ class StepTimer(pl.Callback):
         self._active: Part = "other"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._time_forward(pl_module)
         if trainer.world_size > 1:
             _wrap_method(
                 trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", self._time_collective
@@ -166,6 +161,7 @@ class StepTimer(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._clock.end("copy")
+        self._active = "forward"
         if isinstance(trainer.strategy, DDPStrategy) and not isinstance(
             trainer.strategy, DeepSpeedStrategy
         ):
@@ -216,18 +212,6 @@ class StepTimer(pl.Callback):
         _wait_for_device(trainer)
         self._clock.end("other")
         self._report(self._clock.round(self._request.num_steps))
-
-    def _time_forward(self, pl_module: pl.LightningModule) -> None:
-        plain = pl_module.training_step
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            self._clock.end("other")
-            self._active = "forward"
-            answer = plain(*arguments, **named)
-            self._clock.end("forward")
-            return answer
-
-        pl_module.training_step = timed  # type: ignore[method-assign]
 
     def _time_collective(self, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Run a collective to its end; nothing overlaps with it."""

@@ -1,7 +1,7 @@
 """Timed training that saves nothing: `python -m slipway.profiling.timed_run FOLDER`.
 
-It trains as `stages.train` would (processes, network, batches, precision, optimizer), without
-checkpoints, logs and validation. It reads `FOLDER/run.json`, then times one round for each
+It trains as `slipway.stages.train` would (processes, network, batches, precision, optimizer),
+without checkpoints, logs and validation. It reads `FOLDER/run.json`, then times one round for each
 `request-N.json` that appears and writes `round-N.json`. Its client is
 `slipway.profiling.measured_run`.
 """
@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader
 from slipway.config.sections import TrainParams
 from slipway.data.store.packed import PackedSplit
 from slipway.profiling.loader_times import AHEAD_PER_WORKER, LoaderProbe
-from slipway.profiling.step_times import Clock, RoundRequest, StepTimer, TimedLoader
+from slipway.profiling.step_times import Clock, PartProfiler, RoundRequest, StepTimer
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.training.assembly import (
-    freezing,
+    freeze_callbacks,
     prepare_process,
     step_arguments,
     training_batches,
@@ -34,7 +34,7 @@ from slipway.training.assembly import (
 )
 from slipway.training.batches.batches import Batch, TrainingBatches, training_loader
 from slipway.training.distributed.processes import end_with_parent, is_first_process
-from slipway.training.job import Job, Paths, prepare
+from slipway.training.job import PROJECT_PATHS, Job, prepare
 from slipway.training.networks.networks import Network
 from slipway.training.telemetry.progress import silence_chatter
 
@@ -84,7 +84,14 @@ def main(
     folder = Path(sys.argv[1])
     request = RunRequest.model_validate(json.loads((folder / "run.json").read_bytes()))
     params = TrainParams.model_validate(request.train)
-    job, network = prepare(request.seed, params, _paths(request, folder))
+    paths = replace(
+        PROJECT_PATHS,  # this training writes none of the others
+        packed=Path(request.packed),
+        augmented=Path(request.augmented),
+        work=folder / "work",
+        root=Path(request.root),
+    )
+    job, network = prepare(request.seed, params, paths)
     splits = [wrap_split(split) for split in job.data.train]
     job = replace(job, data=replace(job.data, train=splits))
     prepare_process(job.params, job.placement, network)
@@ -112,7 +119,8 @@ def _time_steps(
     trainer = pl.Trainer(
         **step_arguments(job.params, job.placement, job.shape, job.paths.work),
         max_epochs=-1,
-        callbacks=[*freezing(network, job.params), timer],
+        callbacks=[*freeze_callbacks(network, job.params), timer],
+        profiler=PartProfiler(clock),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -122,30 +130,12 @@ def _time_steps(
     if request.fixed_batch:
         first = next(iter(DataLoader(batches, batch_size=None, sampler=[(0, 0)])))
         loader = _RepeatedBatch(first, len(loader))
-    else:
-        loader = TimedLoader(loader, clock)
     trainer.fit(training_module(network, job.params, job.seed, job.data, batches), loader)
 
 
 def _batches(job: Job, rank: int) -> TrainingBatches:
     on_gpu = job.placement.accelerator == "gpu"
     return training_batches(job.data, job.shape, rank, job.seed, on_gpu=on_gpu)
-
-
-def _paths(request: RunRequest, folder: Path) -> Paths:
-    unused = folder / "nothing"
-    return Paths(
-        packed=Path(request.packed),
-        augmented=Path(request.augmented),
-        model=unused,
-        metrics=unused,
-        live=unused,
-        work=folder / "work",
-        tensorboard=unused,
-        log=unused,
-        costs=unused,
-        root=Path(request.root),
-    )
 
 
 class _Rounds:

@@ -1,15 +1,17 @@
-"""A kept request through every hop that is possible here, in the order in which a model travels, each compared with one before.
+"""Runs a logged request through every backend available here, each compared with an earlier one.
 
-decode      the payload, by the bundle's contract, against the inputs that the service's model took, bit for bit
-torch       the trained network, where torch and its checkpoint are there
-onnxruntime every variant on every provider that is there
+decode      the payload by the bundle's contract, against the logged inputs, bit for bit
+torch       the trained network, if torch and its checkpoint are available
+onnxruntime every variant on every available provider
 tensorrt    the engine beside the bundle
-recorded    what the caller was answered, against the same runtime now
-service     the running service, where its URL is given
+recorded    the logged answer, against the same runtime now
+service     the running service, if its URL is given
 
-What is not there is a hop that was not executed, with the reason.
+A backend that is unavailable is reported as not executed, with the reason.
 """
 
+import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,10 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.artifacts.certificate import Certificate, Execution
 from slipway.artifacts.uncertainty import Answers
+from slipway.inputs.columns import ColumnContract, encode_rows, listed_rows, read_row
+from slipway.inputs.contract import InputContract
+from slipway.inputs.images import ImageContract, array_from_bytes
+from slipway.inputs.multipart import decode_images
 from slipway.replay.comparison import (
     Answer,
     AnswerTolerance,
@@ -30,23 +36,31 @@ from slipway.replay.comparison import (
     exact,
     of_variant,
 )
-from slipway.replay.decoding import decode_payload
-from slipway.replay.service import ask_again, outputs_of, served_execution
-from slipway.replay.torch_hop import torch_answers
+from slipway.replay.service import outputs_of, request_again, served_execution
 from slipway.runtimes import runtime
 from slipway.runtimes.runtime import Runner
-from slipway.system.errors import BundleError, ParityError, SlipwayError, UnavailableError
+from slipway.system import files
+from slipway.system.errors import (
+    BundleError,
+    DataError,
+    ParityError,
+    SlipwayError,
+    UnavailableError,
+)
 from slipway.traffic.request_log import LoggedRequest, digest_inputs
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
-_BATCH_SIZES = (1, 2, 4, 8)  # in which a GPU's own answers are compared with each other
+_WEIGHTS = "weights.safetensors"
+_STATISTICS = "ood_score.safetensors"  # beside the checkpoint
+_BATCH_SIZES = (1, 2, 4, 8)  # to measure how a GPU's answers vary with the batch size
 _NOISE_ROWS = 8
-_Answered = tuple[Execution, Answer, dict[str, float]]  # what ran, what it answered, and its noise
+# Execution, its answer, and by output name how its answers vary with the batch size.
+_Answered = tuple[Execution, Answer, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a replay looks for what a bundle does not hold."""
+    """Locations of the parts that a bundle does not hold."""
 
     checkpoint: Path
     engine: Path
@@ -58,11 +72,11 @@ class _Executed:
     name: str
     execution: Execution
     answer: Answer
-    noise: dict[str, float]  # between batch sizes, by output name
+    noise: dict[str, float]  # variation with the batch size, by output name
 
 
 class Replay:
-    """One request on its way through the hops of one bundle."""
+    """One request, and the backends of one bundle."""
 
     def __init__(
         self,
@@ -78,7 +92,7 @@ class Replay:
         self._executed: list[_Executed] = []
 
     def run(self) -> Iterator[BackendResult]:
-        """Every hop, as it is done. Where the payload cannot be decoded any more, that is the only one."""
+        """Yield the result of each backend; only `decode` if the payload cannot be decoded."""
         try:
             inputs = decode_payload(
                 self._request.content_type, self._request.payload, self._bundle.manifest.input
@@ -86,13 +100,13 @@ class Replay:
         except SlipwayError as error:
             yield BackendResult(
                 "decode",
-                "parted",
+                "diverged",
                 "recorded",
-                detail=f"the service took this payload, here it is refused: {error}",
+                detail=f"the service accepted this payload, but here it is refused: {error}",
             )
             return
         yield self._decoded(inputs)
-        yield self._tried("torch", lambda: self._torch(inputs))
+        yield self._attempt("torch", lambda: self._torch(inputs))
         yield from self._onnx(inputs)
         yield self._engine(inputs)
         yield self._recorded()
@@ -100,7 +114,7 @@ class Replay:
 
     @property
     def num_executed(self) -> int:
-        """Ways of running the model that were possible here."""
+        """Number of backends that ran."""
         return len(self._executed)
 
     def _decoded(self, inputs: NDArray[Any]) -> BackendResult:
@@ -110,15 +124,15 @@ class Replay:
         what = "pixels" if inputs.dtype == np.uint8 else "encoded rows"
         return BackendResult(
             "decode",
-            "parted",
+            "diverged",
             "recorded",
             None,
             shown,
-            f"the {what} differ from those that the service's model took",
+            f"the {what} differ from the logged ones",
         )
 
     def _torch(self, inputs: NDArray[Any]) -> _Answered:
-        return TORCH, self._named(torch_answers(self._places.checkpoint, self._bundle, inputs)), {}
+        return TORCH, self._named(_torch_answers(self._places.checkpoint, self._bundle, inputs)), {}
 
     def _onnx(self, inputs: NDArray[Any]) -> Iterator[BackendResult]:
         models = self._bundle.manifest.models
@@ -130,7 +144,7 @@ class Replay:
                     precision=models[variant].precision,
                     variant=variant,
                 )
-                yield self._tried(f"onnxruntime/{provider}/{variant}", self._runs(inputs, wanted))
+                yield self._attempt(f"onnxruntime/{provider}/{variant}", self._runs(inputs, wanted))
 
     def _runs(self, inputs: NDArray[Any], wanted: Execution) -> Callable[[], _Answered]:
         def open_and_run() -> _Answered:
@@ -149,7 +163,7 @@ class Replay:
 
     def _engine(self, inputs: NDArray[Any]) -> BackendResult:
         digest = self._certificate.engine_digest if self._certificate else None
-        return self._tried(
+        return self._attempt(
             "tensorrt",
             lambda: self._run(
                 runtime.open_engine(self._places.engine, self._bundle, digest), inputs
@@ -174,18 +188,18 @@ class Replay:
     def _named(self, answers: Answers) -> dict[str, NDArray[np.float32]]:
         return {self._bundle.manifest.output_name: answers.outputs, SCORE_NAME: answers.scores}
 
-    def _tried(self, name: str, execute: Callable[[], _Answered]) -> BackendResult:
-        """The hop, compared with the last before it in which nothing may have changed."""
+    def _attempt(self, name: str, execute: Callable[[], _Answered]) -> BackendResult:
+        """Run a backend and compare it with the last exact one before."""
         try:
             actual, answer, noise = execute()
         except BundleError as error:
-            return BackendResult(name, "parted", detail=str(error))
+            return BackendResult(name, "diverged", detail=str(error))
         except SlipwayError as error:
             return BackendResult(name, "not_executed", detail=str(error).rstrip("."))
         except ImportError as error:
             return BackendResult(name, "not_executed", detail=f"{error.name} is not installed")
         except (RuntimeError, ValueError) as error:  # torch's, ONNX Runtime's and TensorRT's own
-            return BackendResult(name, "parted", detail=f"it failed: {error}")
+            return BackendResult(name, "diverged", detail=f"it failed: {error}")
         name = f"{name}/{actual.variant}" if name == "tensorrt" else name
         before = self._last_exact()
         self._executed.append(_Executed(name, actual, answer, noise))
@@ -196,15 +210,15 @@ class Replay:
     def _recorded(self) -> BackendResult:
         request = self._request
         try:
-            told = outputs_of(request.answers, self._manifest_of(request.execution))
+            outputs = outputs_of(request.answers, self._manifest_of(request.execution))
         except ParityError as error:
-            return BackendResult("recorded", "parted", detail=str(error))
-        for name, numbers in told.items():
+            return BackendResult("recorded", "diverged", detail=str(error))
+        for name, numbers in outputs.items():
             if name not in request.outputs or not np.array_equal(numbers, request.outputs[name]):
                 return BackendResult(
                     "recorded",
-                    "parted",
-                    detail=f"the answer that was sent is not what the model answered, by its {name}",
+                    "diverged",
+                    detail=f"the logged answer differs from the logged outputs in {name}",
                 )
         return self._against_same("recorded", request.outputs, request.execution)
 
@@ -215,24 +229,24 @@ class Replay:
             execution = served_execution(self._places.url, self._bundle)
             return self._against_same(
                 "service",
-                ask_again(self._places.url, self._request, self._manifest_of(execution)),
+                request_again(self._places.url, self._request, self._manifest_of(execution)),
                 execution,
             )
         except UnavailableError as error:
             return BackendResult("service", "not_executed", detail=str(error))
         except ParityError as error:
-            return BackendResult("service", "parted", detail=str(error))
+            return BackendResult("service", "diverged", detail=str(error))
 
     def _manifest_of(self, execution: Execution) -> Bundle:
-        """With the calibration that answers of this variant are held to."""
+        """Return the manifest with the calibration of this variant."""
         manifest = self._bundle.manifest
         return manifest.model_copy(
             update={"calibration": manifest.calibration_of(execution.variant)}
         )
 
     def _against_same(self, name: str, answer: Answer, execution: Execution) -> BackendResult:
-        """What a service answered, against the runtime that it says it ran; where that is not here, as one variant against another."""
-        same = next((hop for hop in self._executed if hop.execution == execution), None)
+        """Compare a service's answer with the same runtime here, or else with another variant."""
+        same = next((one for one in self._executed if one.execution == execution), None)
         if same is not None:
             return self._compared(name, answer, same, exact(same.noise))
         before = self._last_exact()
@@ -241,7 +255,7 @@ class Replay:
             return BackendResult(
                 name,
                 "not_executed",
-                detail=f"it ran {ran}, and nothing could be run here to compare it with",
+                detail=f"it ran {ran}, and no backend ran here to compare it with",
             )
         return self._compared(
             name, answer, before, of_variant(execution, self._certified(execution))
@@ -255,7 +269,7 @@ class Replay:
         )
 
     def _last_exact(self) -> _Executed | None:
-        executed = [hop for hop in self._executed if hop.execution.variant in ("weights", "fp32")]
+        executed = [one for one in self._executed if one.execution.variant in ("weights", "fp32")]
         return next(reversed(executed or self._executed), None)
 
     def _certified(self, execution: Execution) -> float | None:
@@ -275,7 +289,7 @@ def _in_batches(runner: Runner, inputs: NDArray[Any], size: int) -> Answers:
 
 
 def _noise(runner: Runner, inputs: NDArray[Any], answers: Answers, largest: int) -> Answers:
-    """Differences between answers to the same rows in batches of different sizes, for which a GPU has other kernels."""
+    """Measure how answers vary with the batch size, for which a GPU has different kernels."""
     differences: tuple[list[float], list[float]] = ([], [])
     for size in (size for size in _BATCH_SIZES if size <= largest):
         for row in range(min(len(inputs), _NOISE_ROWS)):
@@ -283,3 +297,56 @@ def _noise(runner: Runner, inputs: NDArray[Any], answers: Answers, largest: int)
             for kind, numbers, before in zip(differences, found, answers, strict=True):
                 kind.append(float(np.abs(numbers - before[row]).max()))
     return Answers(np.array(differences[0], np.float32), np.array(differences[1], np.float32))
+
+
+def decode_payload(content_type: str, payload: bytes, contract: InputContract) -> NDArray[Any]:
+    """(rows, ...) as the network takes them; DataError if this Slipway refuses the payload.
+
+    UnavailableError or IntegrityError if the bundle's own image function is missing or altered.
+    """
+    if isinstance(contract, ImageContract):
+        try:
+            images = decode_images(content_type, payload)
+        except ValueError as error:
+            raise DataError(str(error)) from error
+        return np.stack([array_from_bytes(image, contract) for image in images])
+    if not isinstance(contract, ColumnContract):
+        raise DataError(f"requests with {contract.kind} cannot be replayed.")
+    try:
+        content = json.loads(payload)
+    except ValueError as error:
+        raise DataError(f"it is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError("it is not a JSON object")
+    rows = listed_rows(content)
+    return encode_rows(
+        [read_row(row, contract) for row in ([content] if rows is None else rows)], contract
+    )
+
+
+def _torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) -> Answers:
+    """Run the trained network with the bundle's calibration and order of labels.
+
+    UnavailableError, IntegrityError or SchemaError if it cannot run here.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError("torch is not installed")
+    digests = bundle.manifest.lineage.digests
+    expected = next((digests[name] for name in digests if name.endswith(_WEIGHTS)), None)
+    path = checkpoint / _WEIGHTS
+    if expected is None:
+        raise UnavailableError("the bundle does not name the digest of its weights")
+    if not path.is_file():
+        raise UnavailableError(f"{path} does not exist")
+    found = files.sha256_file(path)
+    if found != expected:
+        raise UnavailableError(f"{path} is {found[:12]}, the bundle was made of {expected[:12]}")
+    from slipway.export.certification.hops import TorchRunner, in_order_of
+    from slipway.training.networks.networks import load_network
+    from slipway.training.uncertainty.calibrated_network import calibrated
+
+    network, manifest = load_network(checkpoint), bundle.manifest
+    outputs, scores = TorchRunner(
+        calibrated(network, manifest.calibration, checkpoint.parent / _STATISTICS)
+    ).run(inputs)
+    return Answers(in_order_of(manifest.output.labels, network.spec.classes, outputs), scores)

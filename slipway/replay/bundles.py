@@ -1,4 +1,4 @@
-"""The bundle that answered a request, and the certificate beside it: by digest, wherever below `artifacts/` they are."""
+"""Finds the bundle that answered a request, by digest below `artifacts/`, and its certificate."""
 
 import os
 from pathlib import Path
@@ -13,9 +13,9 @@ CERTIFICATE = "certificate.json"
 
 
 def find_bundle(digest: str, given: Path, artifacts: Path = ARTIFACTS) -> LoadedBundle:
-    """The bundle of that digest, or of the model version that is its beginning: `given`, or one below `artifacts`.
+    """Find a bundle by digest or model version: `given`, or one below `artifacts`.
 
-    UnavailableError that names the version where it is neither; BundleError where a file of it was altered.
+    UnavailableError if there is none; BundleError if one of its files was altered.
     """
     for root in (given, *_bundles_below(artifacts)):
         found = _digest(root)
@@ -24,17 +24,18 @@ def find_bundle(digest: str, given: Path, artifacts: Path = ARTIFACTS) -> Loaded
             bundle.verify()
             return bundle
     there = _digest(given)
-    beside = f"{given} is model {there[:12]}" if there else f"{given} is no bundle"
+    other = f"{given} is model {there[:12]}" if there else f"{given} is not a bundle"
     raise UnavailableError(
-        f"model {digest[:12]} is needed, but {beside}, and no bundle below {artifacts}/ is {digest[:12]}. "
-        f"Get that bundle back (dvc checkout at its revision, or a copy), and give its folder with --bundle."
+        f"model {digest[:12]} is needed, but {other}, and no bundle below {artifacts}/ is "
+        f"{digest[:12]}. Restore that bundle (dvc checkout at its revision, or a copy) and set "
+        "--bundle to its folder."
     )
 
 
 def find_certificate(bundle: LoadedBundle) -> tuple[Certificate | None, str]:
-    """The certificate beside a bundle, if it is of this very bundle and certifies it, and what to say of it.
+    """Read the certificate beside or inside a bundle if it certifies this bundle; describe it.
 
-    `make release` puts it into the bundle's own folder.
+    `make release` copies the certificate into the bundle's folder.
     """
     inside = bundle.root / CERTIFICATE
     path = inside if inside.is_file() else bundle.root.parent / CERTIFICATE
@@ -46,14 +47,14 @@ def find_certificate(bundle: LoadedBundle) -> tuple[Certificate | None, str]:
     return certificate, f"{certificate.status}, gates {certificate.gates}, {path}"
 
 
-def kept_directory() -> Path | None:
-    """What SLIPWAY_KEEP_DIRECTORY says, as for the service."""
-    named = os.environ.get("SLIPWAY_KEEP_DIRECTORY")
+def request_log_directory() -> Path | None:
+    """Return SLIPWAY_REQUEST_LOG_DIRECTORY."""
+    named = os.environ.get("SLIPWAY_REQUEST_LOG_DIRECTORY")
     return Path(named) if named else None
 
 
 def given_bundle() -> Path:
-    """What SLIPWAY_BUNDLE says, else the pipeline's own."""
+    """Return SLIPWAY_BUNDLE, or else the pipeline's bundle."""
     return Path(os.environ.get("SLIPWAY_BUNDLE") or ARTIFACTS / "bundle")
 
 
@@ -68,5 +69,5 @@ def _digest(root: Path) -> str | None:
         return None
     except OSError as error:
         raise BundleError(
-            f"{root / MANIFEST} cannot be read: {error.strerror}. Give this user the right to it."
+            f"{root / MANIFEST} cannot be read: {error.strerror}. Make it readable for this user."
         ) from error

@@ -1,8 +1,8 @@
-"""Two answers to the same rows: are they still the same answer?
+"""Compares two answers to the same rows, by the certificate's rules adapted to a few rows.
 
-The certificate's rules made fit for a few rows, which have no accuracy. Where nothing may change (fp32 against torch, the
-recorded answer against the same runtime now) every number has to be within 1e-5, as `verify.max_difference` asks of the test
-rows. Of a variant that may cost accuracy the labels have to be equal; a number may be off by twice what it was off by on the test rows.
+Exact backends (fp32 against torch, the logged answer against the same runtime now) must agree
+within 1e-5, like `verify.max_difference` on the test rows. Other variants must predict the same
+labels; a numeric value may differ by twice its largest difference on the test rows.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,18 @@ from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.certificate import Execution
 
 MAX_DIFFERENCE = 1e-5
-_MARGIN = 2.0  # of a difference that was measured on other rows, or in other batches
+_MARGIN = 2.0  # for a difference measured on other rows or batches
 Answer = Mapping[str, NDArray[np.float32]]  # (rows, ...) by output name
 
 
 @dataclass(frozen=True)
 class AnswerTolerance:
-    """How far an answer may be from the one it is compared with.
+    """Largest allowed difference between two answers.
 
-    `relative` is absolute on probabilities and relative to the largest number, where that is above 1, on values and scores;
-    `absolute`, by output name, comes on top. Where `relative` is None only the outputs in `absolute` have a bound. Labels
-    have to be equal but where the two best probabilities are within twice of `relative` and `absolute`.
+    `relative` applies to probabilities as it is, and to values and scores times the largest number
+    if that is above 1; `absolute`, by output name, is added. If `relative` is None, only outputs in
+    `absolute` are bounded. Labels must be equal unless the two best probabilities are within
+    twice the sum of both.
     """
 
     relative: float | None
@@ -35,25 +36,25 @@ class AnswerTolerance:
 
 @dataclass(frozen=True)
 class BackendResult:
-    """One way of answering the request."""
+    """Result of one backend."""
 
     name: str  # "decode", "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "recorded", "service"
-    status: Literal["reference", "equal", "parted", "not_executed"]
-    reference: str = ""  # the hop that it is compared with
-    difference: float | None = None  # the largest, absolute
+    status: Literal["reference", "equal", "diverged", "not_executed"]
+    reference: str = ""  # the backend it is compared with
+    difference: float | None = None  # largest, absolute
     answered: str = ""  # labels, or values
-    detail: str = ""  # why it parted, or was not executed
+    detail: str = ""  # why it diverged or was not executed
 
 
 def exact(noise: Mapping[str, float]) -> AnswerTolerance:
-    """Nothing may change, but for `noise`: how far a runtime's own answers differ between batch sizes, by output name."""
+    """Allow MAX_DIFFERENCE plus `noise`: a runtime's own variation with the batch size."""
     return AnswerTolerance(
         MAX_DIFFERENCE, {name: _MARGIN * difference for name, difference in noise.items()}
     )
 
 
 def of_variant(execution: Execution, measured: float | None) -> AnswerTolerance:
-    """What a variant may be off by; `measured` is the largest difference that its certificate saw, where there is one."""
+    """Return a variant's tolerance; `measured` is the largest difference in its certificate."""
     if execution.variant in ("fp32", "weights"):
         return exact({})
     return AnswerTolerance(None, {} if measured is None else {"value": _MARGIN * measured})
@@ -67,13 +68,13 @@ def compare(
     tolerance: AnswerTolerance,
     output: OutputContract,
 ) -> BackendResult:
-    """The hop `name`, which answered `found`, against the hop `reference`."""
+    """Compare the backend `name`, which answered `found`, with the backend `reference`."""
     main = output.kind
     shown = describe(found[main], output)
     if found[main].shape != expected[main].shape:
         return BackendResult(
             name,
-            "parted",
+            "diverged",
             reference,
             None,
             shown,
@@ -84,12 +85,12 @@ def compare(
         found[main], expected[main], tolerance, output
     )
     return BackendResult(
-        name, "parted" if problems else "equal", reference, difference, shown, "; ".join(problems)
+        name, "diverged" if problems else "equal", reference, difference, shown, "; ".join(problems)
     )
 
 
 def largest_difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Absolute; infinite where one is not finite, or the shapes differ."""
+    """Return the largest absolute difference; infinite for non-finite numbers or other shapes."""
     if found.shape != expected.shape:
         return float("inf")
     differences = np.abs(found.astype(np.float64) - expected)
@@ -97,7 +98,7 @@ def largest_difference(found: NDArray[np.float32], expected: NDArray[np.float32]
 
 
 def describe(outputs: NDArray[np.float32], output: OutputContract) -> str:
-    """The label or value of the first rows."""
+    """Format the label or value of the first rows."""
     if outputs.ndim != 2 or outputs.shape[1] != max(1, len(output.labels)):
         return f"shape {outputs.shape}"
     rows = [
@@ -122,7 +123,8 @@ def _beyond(found: Answer, expected: Answer, tolerance: AnswerTolerance) -> list
             difference = largest_difference(found[name], expected[name])
             if not difference <= most:
                 problems.append(
-                    f"the largest difference of {name} is {difference:.3g}, expected at most {most:.3g}"
+                    f"the largest difference of {name} is {difference:.3g}, "
+                    f"expected at most {most:.3g}"
                 )
     return problems
 

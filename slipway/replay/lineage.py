@@ -1,4 +1,4 @@
-"""Where the model behind an answer comes from, as text: version, bundle, certificate, code, data, and with `--lineage` all of it."""
+"""Describes the origin of the model behind an answer: version, certificate, code, data."""
 
 import json
 
@@ -7,22 +7,22 @@ from slipway.traffic.request_log import LoggedRequest
 
 _STAGE = "dvc.lock#"
 _PACKED = "packed/manifest.json"
-_SHORT = 12
 _INDENT = 13
 
 
 def describe_request(request: LoggedRequest) -> str:
-    """One line: when it was answered, how many rows, and what ran."""
+    """Format time, rows and backend of a request as one line."""
     ran = f"{request.execution.backend}/{request.execution.provider}/{request.execution.variant}"
     rows = "1 row" if request.num_rows == 1 else f"{request.num_rows} rows"
     return _line(
         "request",
-        f"{request.request_id}, {request.time:%Y-%m-%d %H:%M:%S.%f} UTC, {rows}, {len(request.payload)} bytes, {ran}",
+        f"{request.request_id}, {request.time:%Y-%m-%d %H:%M:%S.%f} UTC, {rows}, "
+        f"{len(request.payload)} bytes, {ran}",
     )
 
 
 def describe_model(bundle: LoadedBundle, certificate: str) -> str:
-    """Version, certificate, code and data, a line each."""
+    """Format version, certificate, code and data, one line each."""
     lineage = bundle.manifest.lineage
     return "\n".join(
         [
@@ -35,7 +35,7 @@ def describe_model(bundle: LoadedBundle, certificate: str) -> str:
 
 
 def describe_lineage(bundle: LoadedBundle) -> str:
-    """The rest: full digests of bundle, packed data, files and stages, the params that shaped it, and the packages."""
+    """Format all digests of bundle, data, files and stages, the params and package versions."""
     manifest = bundle.manifest
     digests = manifest.lineage.digests
     packed = next(
@@ -56,7 +56,7 @@ def describe_lineage(bundle: LoadedBundle) -> str:
             _line("bundle", f"SHA-256 {bundle.digest}"),
             _line("packed data", f"SHA-256 {packed}"),
             _lines("files", others, "none"),
-            _lines("dvc.lock", stages, "it was not there"),
+            _lines("dvc.lock", stages, "it did not exist"),
             _lines("params", params, "none"),
             _lines("versions", manifest.versions, "none"),
         ]
@@ -66,7 +66,8 @@ def describe_lineage(bundle: LoadedBundle) -> str:
 def _code(lineage: Lineage) -> str:
     if lineage.git_revision is None:
         return "not in a git work tree"
-    return f"git {lineage.git_revision}, {'with changes that were not committed' if lineage.git_dirty else 'nothing uncommitted'}"
+    state = "with uncommitted changes" if lineage.git_dirty else "nothing uncommitted"
+    return f"git {lineage.git_revision}, {state}"
 
 
 def _data(source: DataSource | None) -> str:
@@ -78,7 +79,6 @@ def _data(source: DataSource | None) -> str:
 
 
 def _lines(title: str, content: dict[str, str], nothing: str) -> str:
-    """A line for each entry, the first behind the title."""
     width = max(map(len, content), default=0)
     entries = [f"{name:{width}}  {value}" for name, value in content.items()] or [nothing]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""The running service asked once more, over HTTP, with the very bytes that were kept."""
+"""Sends a logged request to a running service again, with the same bytes."""
 
 import json
 import secrets
@@ -19,8 +19,8 @@ _SHOWN = 300
 
 
 def served_execution(url: str, bundle: LoadedBundle) -> Execution:
-    """How the service at `url` runs; UnavailableError if it does not answer, or serves another model."""
-    card = _ask(urllib.request.Request(f"{url.rstrip('/')}/model"))
+    """Return how the service runs; UnavailableError without an answer or for another model."""
+    card = _fetch(urllib.request.Request(f"{url.rstrip('/')}/model"))
     try:
         version, actual = (
             card["model_version"],
@@ -28,40 +28,40 @@ def served_execution(url: str, bundle: LoadedBundle) -> Execution:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UnavailableError(
-            f"{url}/model does not say what runs there ({error!r}); is it a service of this Slipway?"
+            f"{url}/model does not describe its model ({error!r}); is it a service of this Slipway?"
         ) from error
     if version != bundle.version:
         raise UnavailableError(
-            f"the service at {url} runs model {version}, the request was answered by {bundle.version}"
+            f"the service at {url} runs model {version}, but {bundle.version} answered the request"
         )
     return actual
 
 
-def ask_again(url: str, request: LoggedRequest, manifest: Bundle) -> Answer:
-    """What the service answers now; ParityError if it refuses what it answered before, or answers in another form."""
+def request_again(url: str, request: LoggedRequest, manifest: Bundle) -> Answer:
+    """Return the service's answer now; ParityError if it refuses or answers in another form."""
     headers = {
         "content-type": request.content_type,
         "x-request-id": REPLAYED + secrets.token_hex(8),
     }
     try:
-        answer = _ask(
+        answer = _fetch(
             urllib.request.Request(
                 f"{url.rstrip('/')}/predict", request.payload, headers, method="POST"
             )
         )
     except _RefusedError as error:
-        raise ParityError(f"it refused the request: {error}") from error
+        raise ParityError(f"the service refused the request: {error}") from error
     return outputs_of(answer.get("predictions", []) if request.is_list else [answer], manifest)
 
 
 def outputs_of(answers: list[dict[str, Any]], manifest: Bundle) -> Answer:
-    """The numbers in answers as callers get them; ParityError if they have another form, or do not go together."""
+    """Extract the outputs of answers. ParityError if fields are missing or inconsistent."""
     try:
         rows = [_row(answer, manifest) for answer in answers]
         scores = [_score(answer, manifest) for answer in answers]
     except (KeyError, TypeError, ValueError) as error:
         raise ParityError(
-            f"it answered {str(answers)[:_SHOWN]}, which is not of this bundle's form ({error!r})"
+            f"the answer {str(answers)[:_SHOWN]} does not have this bundle's form ({error!r})"
         ) from error
     return {
         manifest.output.kind: np.array(rows, np.float32).reshape(len(rows), -1),
@@ -74,33 +74,33 @@ def _row(answer: dict[str, Any], manifest: Bundle) -> list[float]:
     if not labels:
         interval = calibration.interval(answer["value"])
         if answer["interval"] != (interval and list(interval)):
-            raise ValueError("value and interval do not go together")
+            raise ValueError("value and interval are inconsistent")
         return [float(answer["value"])]
     numbers = [float(answer["probabilities"][label]) for label in labels]
     if len(answer["probabilities"]) != len(numbers) or answer["probabilities"][
         answer["label"]
     ] != max(numbers):
-        raise ValueError("label and probabilities do not go together")
+        raise ValueError("label and probabilities are inconsistent")
     inside = calibration.prediction_sets(np.array(numbers, np.float32))
     if sorted(answer["prediction_set"]) != sorted(
         label for label, is_inside in zip(labels, inside, strict=True) if is_inside
     ):
-        raise ValueError("probabilities and prediction_set do not go together")
+        raise ValueError("probabilities and prediction_set are inconsistent")
     return numbers
 
 
 def _score(answer: dict[str, Any], manifest: Bundle) -> np.float32:
-    score = np.float32(answer["outlier_score"])
-    if answer["is_outlier"] is not bool(manifest.calibration.is_outlier(score)):
-        raise ValueError("outlier_score and is_outlier do not go together")
+    score = np.float32(answer["ood_score"])
+    if answer["is_ood"] is not bool(manifest.calibration.is_ood(score)):
+        raise ValueError("ood_score and is_ood are inconsistent")
     return score
 
 
 class _RefusedError(UnavailableError):
-    """An answer with an error in it."""
+    """The service answered with an error status."""
 
 
-def _ask(request: urllib.request.Request) -> dict[str, Any]:
+def _fetch(request: urllib.request.Request) -> dict[str, Any]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as response:

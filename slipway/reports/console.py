@@ -1,4 +1,4 @@
-"""Plain text for a terminal: tables and numbers, without colour, readable in a log as well."""
+"""Formats tables and numbers as plain text, for terminals and logs."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ _LARGEST_IN_FULL = 1e12  # the square of a million
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Columns as wide as their widest cell; a column of numbers is set flush right. A cell that is "" stays empty."""
+    """Format columns as wide as their widest cell; columns of numbers are right-aligned."""
     cells = [list(columns), *(list(row) for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     right = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]
@@ -31,7 +31,10 @@ def _is_numeric(cells: Sequence[str]) -> bool:
 
 
 def number(value: float) -> str:
-    """Four significant digits, and four decimals for a share: 0.98765 -> "0.9877", 46238.7 -> "46,240", 1e-7 -> "1e-07"."""
+    """Write four significant digits, or four decimals for a fraction.
+
+    0.98765 -> "0.9877", 46238.7 -> "46,240", 1e-7 -> "1e-07"
+    """
     if 0.001 <= abs(value) <= 1:
         return f"{value:.4f}"
     short = f"{value:.4g}"
@@ -41,17 +44,17 @@ def number(value: float) -> str:
 
 
 def interval(metric: Metric) -> str:
-    """The bounds of a metric's interval: "0.9741 to 0.9963"."""
+    """Write the bounds of a metric's interval: "0.9741 to 0.9963"."""
     return f"{number(metric.low)} to {number(metric.high)}"
 
 
 def baseline_cells(metric: Metric, baseline: float | None) -> list[str]:
-    """The baseline's value and the metric less it, with its sign; two empty cells for no baseline."""
+    """Write the baseline and the signed difference to it; two empty cells without a baseline."""
     return ["", ""] if baseline is None else [number(baseline), f"{metric.value - baseline:+.4g}"]
 
 
 def size(num_bytes: int) -> str:
-    """Bytes in the largest decimal unit that keeps one digit before the point: 1234567 -> "1.2 MB"."""
+    """Write bytes in the largest decimal unit that keeps a digit before the point: "1.2 MB"."""
     value, unit = float(num_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:

@@ -1,4 +1,4 @@
-"""Backends that map arrays to arrays: ONNX Runtime, TensorRT, engine cache and rebuild.
+"""Runs exported graphs on arrays, with ONNX Runtime or TensorRT; caches and rebuilds engines.
 
 Building a bundle's graphs is in `slipway/export/`.
 """

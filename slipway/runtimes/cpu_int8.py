@@ -1,9 +1,9 @@
 """The CPU's int8 instructions and the weight width they need.
 
 x86 without VNNI adds two products of uint8 and int8 in 16 bits, where they saturate: 2 * 255 * 127
-is twice the range. ONNX Runtime can avoid it (`slipway.runtimes.runtime` asks for that) by using
-uint8 weights, which costs the speed that int8 gains. Weights of 7 bits cannot saturate and stay
-fast. With VNNI, and on ARM, nothing saturates.
+is twice the range. ONNX Runtime can avoid it (an option that `slipway.runtimes.runtime` sets) by
+using uint8 weights, which costs the speed that int8 gains. Weights of 7 bits cannot saturate and
+stay fast. With VNNI, and on ARM, nothing saturates.
 """
 
 import platform

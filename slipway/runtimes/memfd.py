@@ -1,8 +1,9 @@
-"""A model's bytes as a file that only this process has, in memory: the very bytes that were digested, under a path.
+"""Gives a model's verified bytes a path, as an anonymous file in memory.
 
-ONNX Runtime copies and parses bytes while it holds Python's lock, 0.7 ms for each megabyte in which a service answers nobody; a file it
-reads without the lock, in two thirds of the time. But beside a file it also looks for weights that a graph keeps elsewhere, which no
-digest covers: a graph that may have such is given as bytes, and refused by ONNX Runtime as ever.
+ONNX Runtime copies and parses bytes while it holds Python's lock: 0.7 ms for each megabyte, in
+which a service answers nobody. It reads a file without the lock, in two thirds of the time. But
+beside a file it also looks for external weights, which no digest covers. A graph that may have such
+weights is therefore passed as bytes, and ONNX Runtime refuses it.
 """
 
 import os
@@ -11,23 +12,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-SMALL = 1 << 20  # bytes: not worth it
+SMALL = 1 << 20  # bytes; below it a file does not pay
 _PIECE = 1 << 20  # bytes that are searched at once, in half a millisecond
-_ELSEWHERE = b"location"  # the key under which a TensorProto's external_data has a file's name; there is no reference without it
+# The key of a TensorProto's external_data that has the file's name: every reference has it.
+_ELSEWHERE = b"location"
 
 
 @contextmanager
 def path_or_bytes(model: bytes) -> Iterator[str | bytes]:
-    """A path that leads to the bytes inside the block; where there can be none, or it must not be, the bytes."""
+    """Yield a path to the bytes, valid in the block; the bytes if no path is possible or safe."""
     if len(model) < SMALL or not hasattr(os, "memfd_create") or may_refer_elsewhere(model):
         yield model
         return
     with ExitStack() as open_files:
         try:
             path = _written(model, open_files)
-        except (
-            OSError
-        ):  # a sandbox or a sysctl forbids it (`vm.memfd_noexec`), or a limit is reached
+        except OSError:  # forbidden by a sandbox or a sysctl (`vm.memfd_noexec`), or over a limit
             open_files.close()
             path = ""
         yield path if path and Path(path).exists() else model
@@ -43,10 +43,10 @@ def _written(model: bytes, open_files: ExitStack) -> str:
 
 
 def may_refer_elsewhere(model: bytes) -> bool:
-    """Whether an ONNX graph names another file: certain where it says no."""
+    """Return False only if an ONNX graph certainly names no other file."""
     overlap = len(_ELSEWHERE) - 1
     for begin in range(0, len(model), _PIECE):
         if model.find(_ELSEWHERE, begin, begin + _PIECE + overlap) >= 0:
             return True
-        time.sleep(0)  # lets other threads have Python's lock
+        time.sleep(0)  # yields Python's lock to other threads
     return False

@@ -1,13 +1,36 @@
 """Imports onnxruntime with its telemetry off, which is on by default and read at import."""
 
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from slipway.system.errors import UnavailableError
 from slipway.system.telemetry import switch_off_telemetry
 
 
 def import_onnxruntime() -> Any:
     """Import `onnxruntime`. Also call this before importing one of its submodules."""
+    refuse_two_runtimes()
     switch_off_telemetry()
     import onnxruntime
 
     return onnxruntime
+
+
+@cache
+def refuse_two_runtimes() -> None:
+    """UnavailableError if two packages wrote into the folder of onnxruntime."""
+    found = [name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)]
+    if len(found) == 2:
+        raise UnavailableError(
+            f"{' and '.join(found)} are both installed, and each has overwritten files of the "
+            "other. Expected one of them. Uninstall both, then install slipway-ml[serve-cpu] or, "
+            "for CUDA, slipway-ml[serve]."
+        )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,10 +1,10 @@
 """Rebuilds a bundle's engine on another machine and certifies it on the bundle's golden rows.
 
 The service starts `python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT`; `python -m
-stages.compile` does the same without params.yaml. The engine manifest or skipped build in ENGINE
-has the request. REBUILT then holds an engine, its manifest and `target_certificate.json`, without
-which it is not served. Refused: a bundle without golden rows, and an engine that answers them
-differently.
+slipway.stages.compile` does the same without params.yaml. The engine manifest or skipped build in
+ENGINE has the request. REBUILT then holds an engine, its manifest and `target_certificate.json`,
+without which it is not served. Refused: a bundle without golden rows, and an engine that answers
+them differently.
 """
 
 import json
@@ -166,7 +166,7 @@ def _build(
 
 @contextmanager
 def _exclusive(rebuilt: Path) -> Iterator[None]:
-    """Wait until no other process builds there: each worker asks for a rebuild, one builds."""
+    """Wait until no other process builds there: each worker requests a rebuild, one builds."""
     path = rebuilt.with_name(f"{rebuilt.name}.lock")
     with ExitStack() as held:
         while True:

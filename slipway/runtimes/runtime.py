@@ -1,8 +1,8 @@
 """Runs models behind one call: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT.
 
-`stages/verify.py` and the service run models only through this module. The requested provider runs
-or is refused with a reason, never replaced; an engine whose manifest does not fit is refused.
-onnxruntime and tensorrt are imported when used.
+`slipway/stages/verify.py` and the service run models only through this module. The requested
+provider runs or is refused with a reason, never replaced; an engine whose manifest does not fit is
+refused. onnxruntime and tensorrt are imported when used.
 """
 
 import ctypes
@@ -75,7 +75,6 @@ class OnnxRunner:
         self._outputs: list[str] = [session.get_outputs()[0].name, SCORE_NAME]
 
     def run(self, batch: NDArray[Any]) -> Answers:
-        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
         return Answers(*self._session.run(self._outputs, {self._input: batch}))
 
 
@@ -124,7 +123,6 @@ class EngineRunner:
         weakref.finalize(self, device.free, self._addresses).atexit = False
 
     def run(self, batch: NDArray[Any]) -> Answers:
-        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
         if not 1 <= len(batch) <= self._largest:
             raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
         if batch.dtype != self._dtype:  # its bytes would be misread
@@ -384,7 +382,7 @@ def _why_no_tensorrt() -> str | None:
         except Exception as error:  # a wheel without its libraries raises whatever it likes
             return (
                 f"the Python package {module} cannot be imported ({error}); "
-                "install it with `pip install '.[gpu]'`"
+                "install it with `pip install 'slipway-ml[gpu]'`"
             )
     return None
 
@@ -399,7 +397,7 @@ def _why_no_tensorrt_provider() -> str | None:
     except OSError:
         return (
             "onnxruntime-gpu needs TensorRT 10 (libnvinfer.so.10); "
-            "install it with `pip install '.[gpu]'`"
+            "install it with `pip install 'slipway-ml[gpu]'`"
         )
     return None
 

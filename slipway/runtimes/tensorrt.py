@@ -21,7 +21,7 @@ from slipway.artifacts.engine_manifest import Profile
 from slipway.system.errors import EngineError
 from slipway.system.parent_death import end_with
 
-OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra asks for
+OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra requires
 _PRECISIONS = ["fp4", "int4", "fp8", "int8", "bf16", "fp16", "fp32"]  # lowest first
 _DATA_TYPES = {
     "FLOAT": "fp32",
@@ -34,6 +34,7 @@ _DATA_TYPES = {
 }
 # The inspector also writes "Row major linear FP16 format".
 _INSPECTED = _DATA_TYPES | {"FP32": "fp32", "FP16": "fp16", "BFLOAT16": "bf16"}
+_CONVOLUTIONS = ("Convolution", "Deconvolution")  # as the inspector writes them
 _WORD = re.compile(rf"\b({'|'.join(_INSPECTED)})\b", re.IGNORECASE)
 
 
@@ -134,17 +135,26 @@ def network_precision(network: Any) -> str:
     return _lowest(_DATA_TYPES[kind] for kind in kinds if kind in _DATA_TYPES) or "fp32"
 
 
-def engine_precision(trt: Any, engine: Any) -> str | None:
-    """Return the lowest precision that the inspector shows between layers, if it shows any."""
+def engine_precision(trt: Any, engine: Any) -> tuple[str | None, bool]:
+    """Return the lowest precision that the inspector shows, and True if convolutions show theirs.
+
+    That is the type of their weights. Tensors between layers show a precision as well, but not
+    those inside fused layers, and TensorRT hides the types of tensors with a dynamic shape.
+    """
     shown = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-    formats = _values(json.loads(shown), "Format/Datatype")
-    return _lowest(_INSPECTED[word.upper()] for text in formats for word in _WORD.findall(text))
+    content = json.loads(shown)
+    layers = [layer for layer in content.get("Layers", []) if isinstance(layer, dict)]
+    convolutions = [layer for layer in layers if layer.get("ParameterType") in _CONVOLUTIONS]
+    of_weights = _precisions(_values([one.get("Weights") for one in convolutions], "Type"))
+    of_tensors = _precisions(_values(content, "Format/Datatype"))
+    return _lowest([*of_weights, *of_tensors]), bool(of_weights)
 
 
 def check_precision(trt: Any, engine: Any, expected: str) -> Literal["engine", "network"]:
-    """Raise EngineError if the engine computes in less than `expected`; return its evidence."""
-    found = engine_precision(trt, engine)
-    if found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected):
+    """Raise EngineError if the engine computes in another precision; return the evidence."""
+    found, is_shown = engine_precision(trt, engine)
+    is_lower = found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected)
+    if is_lower or (is_shown and found != expected):
         raise EngineError(
             f"the engine computes in {found}, {expected} was requested. "
             "Compile it again, or choose another compile.variant."
@@ -160,6 +170,10 @@ def _read_back(trt: Any, logger: Any, plan: Any, precision: str) -> Literal["eng
             f"{_last(logger.problems)}"
         )
     return check_precision(trt, engine, precision)
+
+
+def _precisions(texts: Iterable[str]) -> list[str]:
+    return [_INSPECTED[word.upper()] for text in texts for word in _WORD.findall(text)]
 
 
 def _lowest(precisions: Iterable[str]) -> str | None:
@@ -192,7 +206,7 @@ def _check_version(trt: Any) -> None:
     if trt.__name__ == "tensorrt" and found < OLDEST:
         raise EngineError(
             f"TensorRT {trt.__version__} is installed, expected at least {OLDEST[0]}.{OLDEST[1]}. "
-            "Run `pip install '.[gpu]'`."
+            "Run `pip install 'slipway-ml[gpu]'`."
         )
 
 

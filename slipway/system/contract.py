@@ -36,10 +36,10 @@ def parse_record(
 def check_format(
     kind: type[Contract], path: Path, payload: bytes, error: type[SlipwayError], fix: str
 ) -> Any:
-    """Parse JSON and check that it has the format version of `kind`, if that has one.
+    """Parse JSON and check its format version, if `kind` declares one.
 
-    The expected version is the literal type of the field `format_version`. Raises `error` with the
-    advice `fix`.
+    The expected version is the literal type of the field `format_version`. Raises an exception of
+    the class `error`, whose message ends with `fix`.
     """
     try:
         content = json.loads(payload)

@@ -8,6 +8,7 @@ not a quota: a process cannot see them.
 
 import math
 import os
+import platform
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -69,3 +70,11 @@ def _limit(folder: Path) -> float | None:
         quota_us = int((folder / "cpu.cfs_quota_us").read_text())
         return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else None
     return None
+
+
+def cpu_model() -> str:
+    """Return the processor's name, such as "AMD EPYC 9B14"; the architecture if none is given."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

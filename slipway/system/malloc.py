@@ -1,41 +1,41 @@
-"""What becomes of freed memory: kept for the next batch where the same is done again and again, given back where callers decide.
+"""Tunes glibc malloc: training keeps freed memory for reuse, the service returns it to the OS.
 
-glibc gives large blocks back to the system at once, until it has seen one; then it keeps those of that size. Other C libraries are left
-as they are.
+By default glibc returns large blocks at once, until it has seen one; then it keeps blocks of that
+size. Other C libraries are not changed. See mallopt(3).
 
-*Kept*: the next batch would pay for fresh pages, up to two thirds of the time of a batch of small images, and a twentieth of what
-cleaning takes for a photograph. Each thread that allocates keeps at most `_KEPT_BYTES` at the end of its memory.
+*Training* would pay for fresh pages in each batch: up to two thirds of the time of a batch of small
+images, and a twentieth of cleaning a photograph. Each thread that allocates keeps at most
+`_TRIM_BYTES` at the end of its heap.
 
-*Given back*: one picture of many megapixels, even a refused one, would leave a service 90 MB larger for as long as it runs; and so
-would a model that ended. Larger blocks have memory of their own, which also grows without a copy: a body that arrives in pieces would be in
-memory twice each time that its buffer has to move. See mallopt(3).
+*The service* would stay 90 MB larger after one picture of many megapixels, even a refused one, and
+so would a retired model. Larger blocks have their own memory mappings, which grow without a copy.
 """
 
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGEST_BLOCK = 32 << 20  # the most that glibc allows; larger ones still come from the system
-_KEPT_BYTES = 256 << 20
-LARGEST_BLOCK_OF_A_SERVICE = (
-    2 << 20
-)  # smaller ones, such as most decoded images, are faster out of what is kept
-_KEPT_BYTES_OF_A_SERVICE = 2 << 20
+_BLOCK_BYTES = 32 << 20  # the maximum of glibc; larger blocks always come from the system
+_TRIM_BYTES = 256 << 20
+# Larger blocks come from the system. Smaller ones, such as most decoded images, are reused faster.
+SERVICE_BLOCK_BYTES = 2 << 20
+_SERVICE_TRIM_BYTES = 2 << 20
 
 
-def keep_freed_memory() -> bool:
-    """Ask it of this process and of those that it forks; False where that cannot be asked."""
-    return _set_thresholds(_LARGEST_BLOCK, _KEPT_BYTES)
+def keep_freed_pages() -> bool:
+    """Keep freed memory in this process and its forks. Returns False if that is unsupported."""
+    return _set_thresholds(_BLOCK_BYTES, _TRIM_BYTES)
 
 
-def keep_little_freed_memory() -> bool:
-    """Ask the opposite, also that glibc does not change its mind."""
-    return _set_thresholds(LARGEST_BLOCK_OF_A_SERVICE, _KEPT_BYTES_OF_A_SERVICE)
+def release_freed_pages() -> bool:
+    """Return freed memory to the system from now on. Returns False if that is unsupported."""
+    return _set_thresholds(SERVICE_BLOCK_BYTES, _SERVICE_TRIM_BYTES)
 
 
-def give_back_freed_memory() -> bool:
-    """Return freed blocks to the system, whatever is kept otherwise; False where that cannot be asked or there are none.
+def return_memory_to_os() -> bool:
+    """Return all freed memory to the system once. Returns False if there is none, or no support.
 
-    For after a model ended: glibc would keep its hundreds of megabytes. It takes milliseconds, in which other threads may have to wait.
+    After the end of a model, glibc would keep its hundreds of megabytes. Takes milliseconds, in
+    which other threads may have to wait.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim
@@ -44,11 +44,10 @@ def give_back_freed_memory() -> bool:
     return bool(trim(0))
 
 
-def _set_thresholds(largest_block: int, kept_bytes: int) -> bool:
+def _set_thresholds(block_bytes: int, trim_bytes: int) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, largest_block)) and bool(
-        mallopt(_TRIM_THRESHOLD, kept_bytes)
-    )
+    is_set = bool(mallopt(_MMAP_THRESHOLD, block_bytes))
+    return is_set and bool(mallopt(_TRIM_THRESHOLD, trim_bytes))

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PACKAGES = ("slipway", "stages", "serving", "transforms")
+PACKAGES = ("slipway", "transforms")
 # What reads the docstrings of the functions and classes that it is given.
 _SHOW_DOCSTRINGS = {"bentoml", "click", "fastapi", "typer"}
 _READ_DOCSTRINGS = {"__doc__", "getdoc", "model_json_schema"}
@@ -30,7 +30,7 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 @dataclass(frozen=True)
 class Source:
-    """The text that counts in a file of Python, and the first-party modules that it names."""
+    """The text that counts in a file of Python, and the modules that it names."""
 
     text: str
     # "a" and "a.b" for `from a import b`, which may be a module or a name in one; "part:clean".
@@ -67,12 +67,12 @@ def _imported(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _modules(nodes: list[ast.AST]) -> Iterator[str]:
-    """First-party modules: imported, or named by a string, as for `python -m` and `bentoml serve`.
+    """Modules imported, and ours named by a string, as for `python -m` and `bentoml serve`.
 
     The part of a kind that `load_part("clean")` loads is "part:clean". The modules that a kind's
     record names as its parts are left out: only the call that loads a part needs its module.
     """
-    yield from (name for name in _imported(nodes) if name.partition(".")[0] in {"", *PACKAGES})
+    yield from _imported(nodes)
     declared = set[ast.AST]()
     for node in nodes:
         if isinstance(node, ast.keyword) and node.arg == "parts":

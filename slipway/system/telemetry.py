@@ -1,4 +1,4 @@
-"""Opt-out of the libraries' usage reports: nothing calls out unless the user asks for it."""
+"""Opt-out of the libraries' usage reports: nothing is sent unless the user allows it."""
 
 import os
 

@@ -1,6 +1,7 @@
-"""`python -m slipway.traffic.collect OUT.parquet`: kept requests and the truths that were told, as a data set for `data.path`.
+"""`python -m slipway.traffic.collect OUT.parquet`: logged requests and their labels as a data set.
 
-The rows from which most can be learned come first. Nothing is trained: the command that would is printed. docs/collect.md explains it.
+Writes the rows for `data.path`, most informative first. Trains nothing; prints the command that
+does. See docs/how-to/collect.md.
 """
 
 import argparse
@@ -19,46 +20,43 @@ from slipway.config.command import run_command
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.system import files
 from slipway.system.errors import DataError, UnavailableError
-from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_ground_truths
+from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_ground_truth
 from slipway.traffic.selection import Content, SelectedRows, collect
 
-_OPTIONAL_COLUMNS = (
-    "group_column",
-    "time_column",
-    "weight_column",
-    "split_column",
-)  # that requests do not have
+# Requests do not have these columns.
+_OPTIONAL_COLUMNS = ("group_column", "time_column", "weight_column", "split_column")
 _ARROW = {
     "number": pa.float64(),
     "boolean": pa.bool_(),
     "category": pa.string(),
     "date": pa.string(),
 }
-_IMAGE = pa.struct(
-    [("bytes", pa.binary()), ("path", pa.string())]
-)  # as image data sets on the Hugging Face hub have it
+# The form of image data sets on the Hugging Face hub.
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _SHOWN_LABELS = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command. A SlipwayError explains why nothing was written."""
     given = _parser().parse_args(arguments)
-    if given.kept is None:
+    if given.request_log is None:
         raise UnavailableError(
-            "no folder of kept requests: give --kept, or set SLIPWAY_KEEP_DIRECTORY as for the service."
+            "there is no request log: set --request-log, or SLIPWAY_REQUEST_LOG_DIRECTORY as for "
+            "the service."
         )
-    if not given.kept.is_dir():
+    if not given.request_log.is_dir():
         raise UnavailableError(
-            f"{given.kept} is no folder; give with --kept the one that the service has as SLIPWAY_KEEP_DIRECTORY."
+            f"{given.request_log} is not a folder; set --request-log to the service's "
+            "SLIPWAY_REQUEST_LOG_DIRECTORY."
         )
     if given.out.suffix != ".parquet":
-        raise DataError(f"{given.out} does not end in .parquet, which is what this writes.")
+        raise DataError(f"{given.out} does not end in .parquet; name a Parquet file.")
     manifest = load_bundle(given.bundle).manifest
     image_column, target_column = _column_names(manifest, given)
-    truths, drifted = read_ground_truths(given.state), read_drifted_spans(given.state)
+    labels, drifted = read_ground_truth(given.state), read_drifted_spans(given.state)
     collected = collect(
-        given.kept,
-        truths,
+        given.request_log,
+        labels,
         drifted,
         manifest.input,
         manifest.output.labels,
@@ -67,11 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if not collected.items:
         raise DataError(
-            f"there is nothing to collect: {_left_out(collected)}. Tell truths to POST /feedback, or ask for --unlabelled."
+            f"there is nothing to collect: {_left_out(collected)}. Send labels to POST /feedback, "
+            "or use --unlabelled."
         )
     table = _table(collected, manifest, image_column, target_column)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    with files.new_file(given.out, files.PRIVATE) as file:  # as the kept requests are
+    with files.new_file(given.out, files.PRIVATE) as file:  # like the request log
         pq.write_table(table, file)
     print(summary(collected, manifest, given.out, target_column))
 
@@ -81,26 +80,25 @@ def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column:
     items = collected.items
     num_unlabelled = sum(item.truth is None for item in items)
     facts = [
-        f"{sum(item.is_outlier for item in items)} outliers",
+        f"{sum(item.is_ood for item in items)} outliers",
         f"{sum(item.drifted for item in items)} from drifted windows",
     ]
     lines = [
-        f"{len(items)} of {collected.num_kept} kept items are in {out}, those of most worth first"
+        f"{len(items)} of {collected.num_logged} logged items are in {out}, most informative first"
     ]
     if manifest.output.kind == "probabilities":
-        facts.insert(0, f"{sum(item.error > 0 for item in items)} that the model had wrong")
+        facts.insert(0, f"{sum(item.error > 0 for item in items)} wrong predictions")
         counts = Counter(str(item.truth) for item in items if item.truth is not None)
         shown = ", ".join(f"{label} {count}" for label, count in counts.most_common(_SHOWN_LABELS))
         lines.append(f"  labels: {shown or 'none'}{', ...' * (len(counts) > _SHOWN_LABELS)}")
     lines[1:1] = [f"  {', '.join(facts)}", f"  left out: {_left_out(collected)}"]
     if num_unlabelled:
         lines.append(
-            f"next: fill in {num_unlabelled} empty cells of {target_column!r}; without a label `clean` refuses a row"
+            f"next: fill in {num_unlabelled} empty cells of {target_column!r}; "
+            "`clean` refuses rows without a label"
         )
     lines.append(f"{'then' if num_unlabelled else 'next'}: {join_command(out)}")
-    lines.append(
-        "  since few rows alone seldom make a model that passes its gates; these rows alone:"
-    )
+    lines.append("  because few rows rarely train a model that passes its gates; these rows only:")
     return "\n".join([*lines, f"  {next_command(manifest, out)}"])
 
 
@@ -120,37 +118,38 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m slipway.traffic.collect", description=(__doc__ or "").splitlines()[0]
     )
+    parser.add_argument("out", type=Path, metavar="OUT.parquet", help="data set to write")
     parser.add_argument(
-        "out", type=Path, metavar="OUT.parquet", help="the data set that is written"
-    )
-    parser.add_argument(
-        "--kept", type=Path, default=_from("SLIPWAY_KEEP_DIRECTORY"), help="folder of kept requests"
+        "--request-log",
+        type=Path,
+        default=_from("SLIPWAY_REQUEST_LOG_DIRECTORY"),
+        help="folder of the request log",
     )
     parser.add_argument(
         "--state",
         type=Path,
         default=_from("SLIPWAY_STATE") or DEFAULT_STATE,
-        help="folder that the service remembers in",
+        help="state folder of the service",
     )
     parser.add_argument(
         "--bundle",
         type=Path,
         default=_from("SLIPWAY_BUNDLE") or Path("artifacts/bundle"),
-        help="what was served",
+        help="bundle that was served",
     )
     parser.add_argument(
-        "--rows", type=_at_least_one, help="most rows; those of most worth (default: all)"
+        "--rows", type=_at_least_one, help="number of rows, most informative first (default: all)"
     )
     parser.add_argument(
         "--unlabelled",
         action="store_true",
-        help="also the rows without a truth, with an empty label, for a labelling tool",
+        help="include rows without a label, with an empty cell, for a labelling tool",
     )
     parser.add_argument(
-        "--image-column", help="its name (default: the one that the bundle was trained with)"
+        "--image-column", help="its name (default: as in the bundle's training data)"
     )
     parser.add_argument(
-        "--target-column", help="its name (default: the one that the bundle was trained with)"
+        "--target-column", help="its name (default: as in the bundle's training data)"
     )
     return parser
 
@@ -173,7 +172,8 @@ def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, str
     target = given.target_column or data.get("target_column")
     if target is None or (image is None and not isinstance(manifest.input, ColumnContract)):
         raise UnavailableError(
-            "the bundle does not say how its data set names the columns: give --target-column, and --image-column."
+            "the bundle does not name the columns of its data set: set --target-column and "
+            "--image-column."
         )
     return str(image), str(target)
 

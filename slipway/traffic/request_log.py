@@ -1,9 +1,10 @@
-"""Kept requests: what callers sent and what they were answered, in a bounded folder; this is its only reader and writer.
+"""Request log: requests and their answers in a bounded folder. The only reader and writer of it.
 
-FOLDER/BEGIN-RANDOM.jsonl    one segment: one JSON object and one line for each request
+FOLDER/BEGIN-RANDOM.jsonl    one segment: one JSON object per request and line
 
-Each writer appends to a segment of its own, so a killed one leaves at most one torn line, its last. Whole segments are removed,
-the oldest first. Nothing that a caller sent becomes part of a path. There is no index: finding a request reads all segments.
+Each writer appends to its own segment, so a killed writer leaves at most one torn line, its last.
+Old segments are removed as a whole. Nothing that a caller sent becomes part of a path. There is no
+index: finding a request reads all segments.
 """
 
 import base64
@@ -30,11 +31,13 @@ from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError
 
-FORMAT_VERSION = 1
-REPLAYED = "replay-"  # how the ids of requests begin that a replay sends: they are not kept again
+FORMAT_VERSION = 2
+# Fields of answers and outputs that format 1 names differently. Logs outlive an upgrade.
+_FORMAT_1_NAMES = {"outlier_score": "ood_score", "is_outlier": "is_ood"}
+REPLAYED = "replay-"  # prefix of the ids of replayed requests, which are not logged again
 _LARGEST_SEGMENT = 64 << 20  # bytes
-_SEGMENTS_PER_WRITER = 8  # at least: so much of the bound is lost at most when the oldest goes
-_SEGMENTS_PER_AGE = 24  # with an age limit a segment takes requests for this share of it
+_SEGMENTS_PER_WRITER = 8  # at least; each removal frees at most an eighth of the bound
+_SEGMENTS_PER_AGE = 24  # with an age limit, a segment takes requests for 1/24 of it
 _BEGIN = "%Y%m%dT%H%M%S.%fZ"
 _SEGMENT = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
 _FLOAT32 = np.dtype("<f4")
@@ -49,12 +52,11 @@ class LoggedRequest:
     time: datetime  # UTC, when it was answered
     bundle_digest: str  # hex SHA-256 of bundle.json
     execution: Execution  # how the model ran
-    content_type: str  # with which `/predict` takes `payload` again
-    payload: bytes  # an encoded image, several as slipway.inputs.multipart writes them, or the JSON text of a row or several
-    is_list: bool  # whether it holds a list of rows, or several images
-    inputs_sha256: (
-        str  # of the pixels or encoded rows that the model took, as `digest_inputs` has it
-    )
+    content_type: str  # with which `/predict` accepts `payload` again
+    # An encoded image, several in the form of slipway.inputs.multipart, or the JSON text of rows.
+    payload: bytes
+    is_list: bool  # a list of rows, or several images
+    inputs_sha256: str  # `digest_inputs` of the pixels or encoded rows that the model took
     outputs: dict[str, NDArray[np.float32]]  # (rows, ...) by the graph's output name, bit for bit
     answers: list[dict[str, Any]]  # of each row, as the caller got it
 
@@ -90,7 +92,7 @@ class StoredRequest(Contract):
     """A request on disk. `request_id` comes first, so that lines can be searched by prefix."""
 
     request_id: str
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     time: AwareDatetime
     model_version: str
     bundle_digest: str
@@ -134,7 +136,8 @@ def decode_line(line: bytes) -> LoggedRequest:
     content = StoredRequest.model_validate_json(line)
     payload = base64.b64decode(content.payload, validate=True)
     if files.sha256_bytes(payload) != content.sha256:
-        raise ValueError("the payload's SHA-256 is another")
+        raise ValueError("the payload's SHA-256 does not match")
+    names = _FORMAT_1_NAMES if content.format_version == 1 else {}
     return LoggedRequest(
         request_id=content.request_id,
         time=content.time,
@@ -144,8 +147,14 @@ def decode_line(line: bytes) -> LoggedRequest:
         payload=payload,
         is_list=content.is_list,
         inputs_sha256=content.inputs_sha256,
-        outputs={name: _decode_outputs(outputs) for name, outputs in content.outputs.items()},
-        answers=content.answers,
+        outputs={
+            names.get(name, name): _decode_outputs(outputs)
+            for name, outputs in content.outputs.items()
+        },
+        answers=[
+            {names.get(name, name): value for name, value in answer.items()}
+            for answer in content.answers
+        ],
     )
 
 
@@ -161,7 +170,7 @@ def find_requests(folder: Path, request_id: str) -> list[LoggedRequest]:
     for request in found:
         if isinstance(request, DamagedLine):
             raise IntegrityError(
-                f"{request}. It cannot be replayed; remove the line, or take another request."
+                f"{request}. It cannot be replayed; remove the line, or choose another request."
             )
     return sorted(
         (request for request in found if isinstance(request, LoggedRequest)),
@@ -177,10 +186,11 @@ def segments(folder: Path) -> list[Path]:
 
 
 class RequestLogWriter:
-    """Writes segments and keeps the folder within its bounds; for one thread. Nothing happens on disk before the first request.
+    """Writes segments within the folder's bounds; for one thread.
 
-    Over all of `num_writers` the folder never holds more than `max_bytes`. With `max_age_s` no request stays longer than that,
-    as long as `tidy` is called now and then. Every method raises OSError where the disk refuses.
+    The folder of all `num_writers` never exceeds `max_bytes`. With `max_age_s` no request stays
+    longer, if `tidy` is called regularly. Nothing happens on disk before the first request. Methods
+    raise OSError if the disk refuses.
     """
 
     def __init__(
@@ -193,7 +203,7 @@ class RequestLogWriter:
         self._max_bytes = max_bytes
         self._num_writers = num_writers
         self._max_age_s = max_age_s
-        self._descriptor: int | None = None  # of the segment that is written
+        self._descriptor: int | None = None  # of the open segment
         self._size = 0
         self._begun = 0.0
 
@@ -218,7 +228,7 @@ class RequestLogWriter:
         if self._is_old():
             self.close()
         if self._max_age_s is not None and self.root.is_dir():
-            with self._alone():
+            with self._locked():
                 self._make_room(0)
 
     def close(self) -> None:
@@ -229,15 +239,14 @@ class RequestLogWriter:
 
     def _begin(self) -> int:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._alone():
+        with self._locked():
             self._make_room(1)
             path = self.root / f"{datetime.now(UTC).strftime(_BEGIN)}-{secrets.token_hex(4)}.jsonl"
             descriptor = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600
             )
-            fcntl.flock(
-                descriptor, fcntl.LOCK_EX
-            )  # says that it is written; the kernel lets go of it when the process ends
+            # Marks the segment as open; the kernel releases the lock when the process ends.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         self._descriptor, self._path, self._size, self._begun = descriptor, path, 0, time.time()
         return descriptor
 
@@ -257,7 +266,7 @@ class RequestLogWriter:
         return time.time() - self._begun > self._max_age_s / _SEGMENTS_PER_AGE
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Lock the folder, so that one writer at a time makes room and starts a segment."""
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,8 +1,8 @@
-"""From kept requests and the truths that were told to the rows of the next data set, those first from which most can be learned.
+"""Selects logged requests with known labels as training rows, most informative first.
 
-A row is worth more where the model is known to have been wrong, where it was unsure, where the row is unlike the training rows, and
-where it came while the traffic drifted: four numbers from 0 to 1 that are added. Contents are read twice and only the chosen ones are
-held, so that memory does not grow with the folder of kept requests.
+The score of a row is the sum of four numbers from 0 to 1: the error of the prediction, its
+uncertainty, the OOD score, and whether it came while the traffic drifted. The log is read twice and
+only the contents of selected rows are held, so memory does not grow with the log.
 """
 
 import hashlib
@@ -36,9 +36,9 @@ class LoggedItem:
     truth: str | float | None
     predicted: str | float
     doubt: float  # 1 - the probability of the predicted class; 0 for a number
-    outlier_score: float
-    is_outlier: bool
-    drifted: bool  # whether it came in a window that drifted
+    ood_score: float
+    is_ood: bool
+    drifted: bool  # True in a window that drifted
 
     @property
     def error(self) -> float:
@@ -59,45 +59,47 @@ class SelectedRows:
 
     items: list[LoggedItem]
     contents: dict[Key, Content]
-    num_kept: int = 0
+    num_logged: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 def collect(
-    kept: Path,
-    truths: Iterable[GroundTruth],
+    request_log: Path,
+    labels: Iterable[GroundTruth],
     drifted: Sequence[DriftedSpan],
     contract: InputContract,
-    labels: Sequence[str],
+    classes: Sequence[str],
     *,
     num_rows: int | None = None,
     unlabelled: bool = False,
 ) -> SelectedRows:
-    """The `num_rows` rows of most worth (None: all) that have a truth, with `unlabelled` also those that have none.
+    """Select the `num_rows` most informative labelled rows (None: all).
 
-    `labels` are the classes that a truth may name; empty for a numeric target.
+    `unlabelled` includes rows without a label. `classes` are the possible labels; empty for a
+    numeric target.
     """
     collected = SelectedRows([], {})
-    told = {
-        (truth.request_id, truth.item): truth
-        for truth in truths
-        if _told(truth, bool(labels)) is not None
+    has_classes = bool(classes)
+    known = {
+        (label.request_id, label.item): label
+        for label in labels
+        if _value_of(label, has_classes) is not None
     }
-    found = list(_items(kept, drifted, contract, bool(labels), collected))
-    collected.num_kept = len(found)
-    items = _ranked(_without_copies(_labelled(found, told, bool(labels), collected), collected))
+    found = list(_items(request_log, drifted, contract, has_classes, collected))
+    collected.num_logged = len(found)
+    labelled = _labelled(found, known, has_classes, collected)
+    items = _ranked(_without_copies(labelled, collected))
     wanted = [item for item in items if unlabelled or item.truth is not None]
     others = [] if unlabelled else [item for item in items if item.truth is None]
     collected.left_out.update(
-        "later than the truth of their id" if item.key[:2] in told else "without a truth"
+        "after the label of their id" if item.key[:2] in known else "without a label"
         for item in others
     )
     chosen = wanted if num_rows is None else wanted[:num_rows]
     collected.left_out["beyond --rows"] += len(wanted) - len(chosen)
-    collected.contents = _contents(kept, {item.key for item in chosen}, contract)
-    collected.items = [
-        item for item in chosen if item.key in collected.contents
-    ]  # a segment may be removed meanwhile
+    collected.contents = _contents(request_log, {item.key for item in chosen}, contract)
+    # A segment may have been removed meanwhile.
+    collected.items = [item for item in chosen if item.key in collected.contents]
     return collected
 
 
@@ -111,18 +113,18 @@ def cell_value(value: Any, column: Column) -> float | bool | str | None:
         return float(value)
     if column.kind in ("category", "date") and isinstance(value, str):
         return value.strip()
-    raise ValueError(f"{column.name}: {value!r} is no {column.kind}")
+    raise ValueError(f"{column.name}: {value!r} is not a {column.kind}")
 
 
 def _items(
-    kept: Path,
+    request_log: Path,
     drifted: Sequence[DriftedSpan],
     contract: InputContract,
     has_classes: bool,
     collected: SelectedRows,
 ) -> Iterator[LoggedItem]:
     """Yield every logged item, without its label."""
-    for request in read_requests(kept):
+    for request in read_requests(request_log):
         if isinstance(request, DamagedLine):
             collected.left_out["in a damaged line"] += 1
             continue
@@ -134,12 +136,12 @@ def _items(
         try:
             contents = _request_contents(request, contract)
         except ValueError:
-            collected.left_out["of another model's form"] += request.num_rows
+            collected.left_out["of another model"] += request.num_rows
             continue
         for item, (content, answer) in enumerate(zip(contents, request.answers, strict=True)):
             predicted = answer.get("label") if has_classes else answer.get("value")
             if predicted is None:
-                collected.left_out["of another model's form"] += 1
+                collected.left_out["of another model"] += 1
                 continue
             yield LoggedItem(
                 key=(request.request_id, item, moment),
@@ -148,8 +150,8 @@ def _items(
                 truth=None,
                 predicted=predicted,
                 doubt=1 - max(answer["probabilities"].values()) if has_classes else 0.0,
-                outlier_score=float(answer["outlier_score"]),
-                is_outlier=bool(answer["is_outlier"]),
+                ood_score=float(answer["ood_score"]),
+                is_ood=bool(answer["is_ood"]),
                 drifted=in_drift,
             )
 
@@ -158,7 +160,7 @@ def _request_contents(request: LoggedRequest, contract: InputContract) -> list[C
     """Return the items of a request; ValueError if it does not fit `contract`."""
     is_json = request.content_type == "application/json"
     if is_json != isinstance(contract, ColumnContract):
-        raise ValueError("images and rows of a table do not go together")
+        raise ValueError("expected images or table rows like the model's")
     if not isinstance(contract, ColumnContract):
         return list(decode_images(request.content_type, request.payload))
     content = json.loads(request.payload)
@@ -178,7 +180,7 @@ def _digest(content: Content) -> str:
 
 def _labelled(
     items: Sequence[LoggedItem],
-    told: Mapping[tuple[str, int], GroundTruth],
+    known: Mapping[tuple[str, int], GroundTruth],
     has_classes: bool,
     collected: SelectedRows,
 ) -> list[LoggedItem]:
@@ -188,25 +190,25 @@ def _labelled(
         by_id.setdefault(item.key[:2], []).append(item)
     chosen: list[LoggedItem] = []
     for name, same in by_id.items():
-        truth = told.get(name)
-        place = None if truth is None else _place_of(truth, same)
-        if truth is not None and place is not None:
-            same[place] = replace(same[place], truth=_told(truth, has_classes))
+        label = known.get(name)
+        place = None if label is None else _place_of(label, same)
+        if label is not None and place is not None:
+            same[place] = replace(same[place], truth=_value_of(label, has_classes))
         chosen += [item for number, item in enumerate(same) if number in (place, len(same) - 1)]
-    collected.left_out["of an id that was used again"] += len(items) - len(chosen)
+    collected.left_out["of a reused id"] += len(items) - len(chosen)
     return chosen
 
 
-def _told(truth: GroundTruth, has_classes: bool) -> str | float | None:
-    return truth.label if has_classes else truth.value
+def _value_of(label: GroundTruth, has_classes: bool) -> str | float | None:
+    return label.label if has_classes else label.value
 
 
-def _place_of(truth: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
+def _place_of(label: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
     """Return the index of the item a label belongs to: the last one answered before it came."""
-    num_before = sum(item.key[2] <= truth.told for item in items)
+    num_before = sum(item.key[2] <= label.received for item in items)
     if num_before:
         return num_before - 1
-    return 0 if items[0].key[2] <= truth.told + EARLY_S else None
+    return 0 if items[0].key[2] <= label.received + EARLY_S else None
 
 
 def _without_copies(items: Sequence[LoggedItem], collected: SelectedRows) -> list[LoggedItem]:
@@ -215,7 +217,7 @@ def _without_copies(items: Sequence[LoggedItem], collected: SelectedRows) -> lis
     for item in sorted(items, key=lambda item: (item.truth is not None, item.key[2])):
         before = best.get(item.digest)
         if before is not None and before.truth is not None and before.truth != item.truth:
-            collected.left_out["told another truth before"] += 1
+            collected.left_out["with an older label"] += 1
         elif before is not None:
             collected.left_out["copies"] += 1
         best[item.digest] = item
@@ -226,19 +228,18 @@ def _ranked(items: Sequence[LoggedItem]) -> list[LoggedItem]:
     """Sort by informativeness, then by time, newest first."""
     if not items:
         return []
-    worth = _ranks([item.error for item in items]) + _ranks([item.doubt for item in items])
-    worth += _ranks([item.outlier_score for item in items]) + np.array(
-        [float(item.drifted) for item in items]
-    )
+    score = _ranks([item.error for item in items]) + _ranks([item.doubt for item in items])
+    drifted = np.array([float(item.drifted) for item in items])
+    score += _ranks([item.ood_score for item in items]) + drifted
     order = sorted(
         range(len(items)),
-        key=lambda place: (-worth[place], -items[place].key[2], items[place].digest),
+        key=lambda place: (-score[place], -items[place].key[2], items[place].digest),
     )
     return [items[place] for place in order]
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """(rows,) the fraction of rows below each, in [0, 1); equal values share a rank."""
+    """(rows,) fraction of rows below each, in [0, 1); equal values share a rank."""
     numbers = np.array(values)
     below: NDArray[np.float64] = np.searchsorted(np.sort(numbers), numbers, side="left") / len(
         numbers
@@ -246,10 +247,10 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return below
 
 
-def _contents(kept: Path, wanted: set[Key], contract: InputContract) -> dict[Key, Content]:
+def _contents(request_log: Path, wanted: set[Key], contract: InputContract) -> dict[Key, Content]:
     names = {key[0] for key in wanted}
     found: dict[Key, Content] = {}
-    for request in read_requests(kept):
+    for request in read_requests(request_log):
         if isinstance(request, LoggedRequest) and request.request_id in names:
             keys = [
                 (request.request_id, item, request.time.timestamp())

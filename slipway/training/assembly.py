@@ -10,9 +10,15 @@ from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
-from slipway.kinds.registry import is_classification
-from slipway.system.malloc import keep_freed_memory
-from slipway.training.batches.batches import ImageChanges, StepShape, TrainingBatches
+from slipway.kinds.registry import kind_of
+from slipway.system.malloc import keep_freed_pages
+from slipway.system.user_code import is_user_code
+from slipway.training.batches.batches import (
+    ImageChanges,
+    StepShape,
+    TrainingBatches,
+    ValidationBatches,
+)
 from slipway.training.distributed.execution import apply_execution
 from slipway.training.distributed.strategies import (
     Placement,
@@ -22,7 +28,7 @@ from slipway.training.distributed.strategies import (
 )
 from slipway.training.job import TrainingData, own_threads
 from slipway.training.module import TrainingModule
-from slipway.training.networks.freezing import Freezing
+from slipway.training.networks.frozen_parts import FreezeCallback
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.precision import adapt_to_half, allow_float16_on_cpu
 
@@ -36,7 +42,7 @@ def prepare_process(
     """
     # Deterministic mode would fill every new tensor, also DeepSpeed's buckets of 400 MB per step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    keep_freed_memory()
+    keep_freed_pages()
     if threads := threads or own_threads(placement):
         torch.set_num_threads(threads)
     if placement.half_dtype:
@@ -55,14 +61,15 @@ def step_arguments(
     """Make the arguments of `pl.Trainer` that decide what a step does and where."""
     # Without DeepSpeed the non-finite guard clips.
     clip_norm = params.gradient_clip_norm if placement.zero_stage else None
+    freezes = params.freeze_epochs > 0 or is_user_code(params.network)  # which may skip a layer
     return {
-        **trainer_arguments(placement, shape.per_device, freezes=params.freeze_epochs > 0),
+        **trainer_arguments(placement, shape.per_device, freezes=freezes),
         "accumulate_grad_batches": shape.num_accumulated,
         "gradient_clip_val": clip_norm,
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
-        "deterministic": "warn",
+        "deterministic": params.deterministic,
         "default_root_dir": work,
     }
 
@@ -72,9 +79,16 @@ def training_batches(
 ) -> TrainingBatches:
     """Make the augmented training batches of one rank."""
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
-    return TrainingBatches(
-        data.train, shape, rank, seed, changes, classes=is_classification(data.manifest.task)
-    )
+    dtype = kind_of(data.manifest.task).target.dtype
+    return TrainingBatches(data.train, shape, rank, seed, changes, dtype)
+
+
+def validation_batches(
+    data: TrainingData, params: TrainParams, world_size: int, rank: int
+) -> ValidationBatches:
+    """Make the validation batches of one rank."""
+    dtype = kind_of(data.manifest.task).target.dtype
+    return ValidationBatches(data.val, params.max_batch_per_device, world_size, rank, dtype)
 
 
 def training_module(
@@ -91,9 +105,9 @@ def training_module(
     )
 
 
-def freezing(network: Network, params: TrainParams) -> list[pl.Callback]:
+def freeze_callbacks(network: Network, params: TrainParams) -> list[pl.Callback]:
     """Make the callback that freezes parts of the network, if `params` need it."""
-    return [Freezing(network, params)] if params.freeze_epochs else []
+    return [FreezeCallback(network, params)] if params.freeze_epochs else []
 
 
 def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:

@@ -23,9 +23,12 @@ from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerpri
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.distributed.strategies import Placement, place, this_host
-from slipway.training.networks.initialization import initial_network
+from slipway.training.networks.initialization import (
+    initial_network,
+    pretrained_file,
+    pretrained_normalisation,
+)
 from slipway.training.networks.networks import Network, NetworkSpec, RunSegment
-from slipway.training.networks.pretrained import pretrained_file, pretrained_normalisation
 from slipway.training.recipe.losses import class_weights
 
 

@@ -1,4 +1,4 @@
-"""One training step as a Lightning module: augmentation, forward pass, loss, metrics of the epoch."""
+"""A training step as a Lightning module: augmentation, forward pass, loss, metrics per epoch."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, distributed
 
 from slipway.config.sections import TrainParams
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import TrainingError
 from slipway.training.augmentation.batch import augment_batch
 from slipway.training.batches.batches import Batch
@@ -49,7 +49,7 @@ class TrainingModule(pl.LightningModule):
         self.optimizer_names: list[str] = []  # names of the weights, in the optimizer's order
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
-        self._is_classification = is_classification(network.spec.task)
+        self._headline = kind_of(network.spec.task).target.headline
         self._losses = RowLosses(network, params, class_weights)
         self.train_sums, self._val_sums = EpochSums(), EpochSums()
 
@@ -106,23 +106,19 @@ class TrainingModule(pl.LightningModule):
         self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
-        """Add up the loss, and the correct classes or the squared errors of a numeric target."""
+        """Add up the losses and the scores, from which the headline metric follows."""
         answers = self.network(batch.inputs)
-        if self._is_classification:
-            score = (answers.argmax(dim=1) == batch.targets).double()
-        else:
-            score = (answers[:, 0].double() - batch.targets.double()) ** 2
         self._val_sums.add(
-            loss=self._losses(answers, batch.targets), score=score, counted=batch.counted
+            loss=self._losses(answers, batch.targets),
+            score=self._losses.of_target.scores(answers, batch.targets),
+            counted=batch.counted,
         )
 
     def on_validation_epoch_end(self) -> None:
         means = self._val_sums.means()
         self.epoch_metrics["val/loss"] = means["loss"]
-        if self._is_classification:
-            self.epoch_metrics["val/accuracy"] = means["score"]
-        else:
-            self.epoch_metrics["val/rmse"] = math.sqrt(means["score"])
+        headline = self._losses.of_target.metric(means["score"])
+        self.epoch_metrics[f"val/{self._headline}"] = headline
         if not all(map(math.isfinite, self.epoch_metrics.values())):
             raise TrainingError(
                 f"{self.epoch_metrics} after epoch {self.current_epoch + 1} is not finite. "

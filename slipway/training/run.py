@@ -14,20 +14,21 @@ from pathlib import Path
 import pytorch_lightning as pl
 from torch import Tensor, distributed
 
-from slipway.config.sealing import check_inputs
+from slipway.config.seals import check_inputs
 from slipway.config.sections import TrainParams
-from slipway.kinds.registry import is_classification
+from slipway.kinds.code_digest import user_code
 from slipway.system import files
 from slipway.system.errors import TrainingError
 from slipway.training.assembly import (
     SetupCheck,
-    freezing,
+    freeze_callbacks,
     prepare_process,
     step_arguments,
     training_batches,
     training_module,
+    validation_batches,
 )
-from slipway.training.batches.batches import ValidationBatches, training_loader, validation_loader
+from slipway.training.batches.batches import batch_loader, training_loader
 from slipway.training.checkpoints.callback import CheckpointCallback, has_ended
 from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPosition
 from slipway.training.checkpoints.consolidation import consolidated_weights
@@ -42,7 +43,7 @@ from slipway.training.distributed.processes import (
     terminate_ranks_together,
     was_started_by_another,
 )
-from slipway.training.distributed.stopping import Stopped, StopSignals, requeue
+from slipway.training.distributed.stop_signals import Stopped, StopSignals, requeue
 from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, Paths, count_parameters, prepare
 from slipway.training.networks.networks import (
@@ -156,7 +157,7 @@ def _fit(
         callbacks=[
             SetupCheck(placement),
             resumption,
-            *freezing(network, params),
+            *freeze_callbacks(network, params),
             *averages,
             EpochLines(checkpoints, shape.batch_size, profiler),
             telemetry,
@@ -170,13 +171,7 @@ def _fit(
     )
     rank, on_gpu = trainer.global_rank, placement.accelerator == "gpu"
     batches = training_batches(data, shape, rank, job.seed, on_gpu=on_gpu)
-    validation = ValidationBatches(
-        data.val,
-        params.max_batch_per_device,
-        placement.world_size,
-        rank,
-        classes=is_classification(data.manifest.task),
-    )
+    validation = validation_batches(data, params, placement.world_size, rank)
     resumption.load_weights(network)
     disable_lightning_signals(trainer)
     with terminate_ranks_together(trainer), _handle_stop_signals(checkpoints, signals):
@@ -185,7 +180,7 @@ def _fit(
             training_loader(
                 batches, params.num_workers, pin_memory=on_gpu, **resumption.first_batch
             ),
-            validation_loader(validation, params.num_workers, pin_memory=on_gpu),
+            batch_loader(validation, params.num_workers, pin_memory=on_gpu),
             ckpt_path=resumption.trainer_state,
             weights_only=True,
         )
@@ -226,7 +221,7 @@ def write_model(job: Job) -> None:
         raise TrainingError(
             "after the last epoch the newest intact checkpoint is of epoch "
             f"{last.epoch if last else 0}: {'; '.join(problems)}. "
-            "Run `dvc repro` again; it goes on from there."
+            "Run `dvc repro` again; it resumes from there."
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
     manifest = _model_manifest(job, last, count_parameters(_network_with(job.spec, weights)))
@@ -248,7 +243,7 @@ def write_model(job: Job) -> None:
 def _model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelManifest:
     params, fingerprint = job.params.model_dump(mode="json"), job.fingerprint
     return ModelManifest(
-        format_version=4,
+        format_version=5,
         network=job.spec,
         num_parameters=num_parameters,
         weights_sha256="",  # known when they are written
@@ -267,6 +262,10 @@ def _model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelMan
             **fingerprint.data,
             **fingerprint.code,
         },
+        user_code=[
+            *user_code(job.paths.root, "train.network", [job.params.network]),
+            *user_code(job.paths.root, "train.loss", [job.params.loss]),
+        ],
         versions=fingerprint.versions,
         git_revision=_git_revision(job.paths.root),
     )

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from slipway.config.sections import TrainParams
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import UnavailableError
 from slipway.training.assembly import (
     SetupCheck,
-    freezing,
+    freeze_callbacks,
     prepare_process,
     step_arguments,
     training_batches,
     training_module,
+    validation_batches,
 )
 from slipway.training.batches.batches import (
-    ValidationBatches,
+    batch_loader,
     cut_step,
     training_loader,
-    validation_loader,
 )
 from slipway.training.distributed.processes import disable_lightning_signals
 from slipway.training.distributed.strategies import Placement, TrainingHost, this_host
@@ -62,14 +62,19 @@ def train_short(
     """
     prepare_process(params, placement, network)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
-    classes, on_gpu = is_classification(data.manifest.task), placement.accelerator == "gpu"
+    on_gpu = placement.accelerator == "gpu"
     batches = training_batches(data, shape, 0, seed, on_gpu=on_gpu)
-    validation = ValidationBatches(data.val, params.max_batch_per_device, 1, 0, classes=classes)
+    validation = validation_batches(data, params, 1, 0)
     averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     trainer = pl.Trainer(
         **step_arguments(params, placement, shape, folder),
         max_epochs=params.epochs,
-        callbacks=[SetupCheck(placement), *freezing(network, params), *callbacks, *averages],
+        callbacks=[
+            SetupCheck(placement),
+            *freeze_callbacks(network, params),
+            *callbacks,
+            *averages,
+        ],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -78,7 +83,7 @@ def train_short(
     trainer.fit(
         training_module(network, params, seed, data, batches),
         training_loader(batches, params.num_workers, pin_memory=on_gpu),
-        validation_loader(validation, params.num_workers, pin_memory=on_gpu),
+        batch_loader(validation, params.num_workers, pin_memory=on_gpu),
     )
     for average in averages:
         average.replace_weights()
@@ -93,7 +98,7 @@ class EpochPrinter(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
         metrics = pl_module.epoch_metrics
-        metric = "accuracy" if "val/accuracy" in metrics else "rmse"
+        metric = kind_of(pl_module.network.spec.task).target.headline
         print(
             f"{self._name}  {format_epoch(trainer)}  train loss {metrics['train/loss']:.4f}  "
             f"{metric} on {self._rows} {metrics[f'val/{metric}']:.4f}",

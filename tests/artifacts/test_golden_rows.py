@@ -145,7 +145,8 @@ def test_golden_rows_refuse_more_flips_than_chance_explains() -> None:
     found.outputs[budget.max_flipped] = edge[budget.max_flipped, ::-1]
     with pytest.raises(
         ParityError,
-        match=f"{budget.max_flipped + 1} of 64 labels flipped, expected at most {budget.max_flipped}",
+        match=f"{budget.max_flipped + 1} of 64 labels flipped, "
+        f"expected at most {budget.max_flipped}",
     ):
         check_golden_rows(found, rows_of(expected), budget)
 

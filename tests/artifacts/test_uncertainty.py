@@ -9,20 +9,24 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
-from slipway.metrics.uncertainty import (
+from slipway.metrics.class_uncertainty import (
+    ClassUncertainty,
     fit_temperature,
     least_probability,
     softmax,
-    upper_quantile,
 )
-from slipway.reports.evaluation.uncertainty import coverage_warnings, share_of
+from slipway.metrics.number_scores import NumberUncertainty
+from slipway.metrics.scores import share_of
+from slipway.metrics.uncertainty import upper_quantile
+from slipway.reports.evaluation.uncertainty import coverage_warnings
 from slipway.system.errors import IntegrityError, SchemaError
 from tests.calibrations import CALIBRATION
 
 Float = NDArray[np.float64]
 COVERAGE = 0.9
 NUM_SETS = 200
-FEW = 14  # (14 + 1) * 0.1 is 1.5: the corrected threshold covers 14 of 15 on average, the plain quantile 0.85
+# (14 + 1) * 0.1 is 1.5: the corrected threshold covers 14 of 15 on average, the quantile 0.85.
+FEW = 14
 
 
 def simulated(
@@ -78,7 +82,7 @@ Fit = Callable[[NDArray[np.float32], Float], float]
 
 
 def coverage_of_sets(fit: Fit, memorised: bool = False) -> float:
-    """Over 200 draws of validation rows and of new ones; `memorised`: the network knows the rows that it is fitted on."""
+    """Over 200 draws of validation and new rows; `memorised`: the network knows the fitted rows."""
     generator, covered = np.random.default_rng(1), []
     for _ in range(NUM_SETS):
         logits, classes = simulated(generator, FEW)
@@ -140,9 +144,9 @@ def test_too_few_rows_give_every_label_no_interval_and_no_outlier(num_rows: int)
     assert upper_quantile(np.zeros(num_rows), COVERAGE) is None
     assert with_threshold(None).interval(3.0) is None
     unknown = calibration.model_copy(
-        update={"outlier": calibration.outlier.model_copy(update={"threshold": None})}
+        update={"ood": calibration.ood.model_copy(update={"threshold": None})}
     )
-    assert not unknown.is_outlier(np.array([1e30], dtype=np.float32)).any()
+    assert not unknown.is_ood(np.array([1e30], dtype=np.float32)).any()
     few = calibration.conformal.model_copy(update={"coverage": COVERAGE, "rows": num_rows})
     assert few.is_vacuous
 
@@ -215,13 +219,12 @@ def test_coverage_fitted_on_fewer_than_200_rows_is_marked(rows: int, warns: bool
     assert [f"fitted on {rows} rows, fewer than 200" in doubt for doubt in doubts] == [True] * warns
 
 
-def test_holds_truth_marks_rows_whose_set_or_interval_contains_the_label() -> None:
+def test_is_held_marks_rows_whose_set_or_interval_contains_the_label() -> None:
     shares = np.array([[0.2, 0.5, 0.3], [0.9, 0.05, 0.05]], dtype=np.float32)
-    held = with_threshold(0.25).holds_truth(shares, np.array([2.0, 1.0]), of_classes=True)
-    assert held is not None
-    assert held.tolist() == [True, False]
+    in_set = ClassUncertainty.is_held(with_threshold(0.25), shares, np.array([2.0, 1.0]))
+    assert in_set.tolist() == [True, False]
     numbers = np.array([[1.0], [5.0]], dtype=np.float32)
-    held = with_threshold(2.0).holds_truth(numbers, np.array([3.0, 8.0]), of_classes=False)
+    held = NumberUncertainty.is_held(with_threshold(2.0), numbers, np.array([3.0, 8.0]))
     assert held is not None
     assert held.tolist() == [True, False]
-    assert with_threshold(None).holds_truth(numbers, np.zeros(2), of_classes=False) is None
+    assert NumberUncertainty.is_held(with_threshold(None), numbers, np.zeros(2)) is None

@@ -97,7 +97,7 @@ def _noted(error: Exception) -> Exception:
         (KeyboardInterrupt(), 130, "error: interrupted."),
     ],
 )
-def test_what_a_user_can_mend_is_one_message(
+def test_an_error_that_the_user_can_fix_is_one_message(
     capsys: pytest.CaptureFixture[str], error: BaseException, code: int, text: str
 ) -> None:
     assert _exit_code(error) == code
@@ -112,7 +112,7 @@ def test_what_a_user_can_mend_is_one_message(
         RuntimeError("shapes"),
     ],
 )
-def test_a_fault_of_ours_keeps_its_traceback(error: Exception) -> None:
+def test_an_internal_error_keeps_its_traceback(error: Exception) -> None:
     def run(params: Params) -> None:
         raise error
 
@@ -129,7 +129,7 @@ def test_a_folder_without_params_is_named(
     assert "params.yaml is missing" in capsys.readouterr().err
 
 
-def test_a_disk_that_refuses_is_told_before_the_work_begins(
+def test_an_unwritable_disk_is_reported_before_the_work_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "params.yaml").write_bytes(Path("params.yaml").read_bytes())
@@ -178,20 +178,26 @@ def _piped(code: str, **unread: bool) -> subprocess.Popen[bytes]:
         "run_command(lambda: sys.exit(print('as --help does')))",
     ],
 )
-def test_a_command_whose_output_nobody_reads_any_more_ends_without_a_word(code: str) -> None:
+def test_a_command_with_a_closed_output_pipe_ends_silently(code: str) -> None:
     with _piped(code, stdout=True, stderr=False) as process:
         assert process.stderr
         assert (process.stderr.read(), process.wait()) == (b"", 128 + signal.SIGPIPE)
 
 
-def test_a_message_that_nobody_reads_ends_a_command_as_well() -> None:
-    code = "from slipway.system.errors import DataError\ndef run():\n    raise DataError('no images')\nrun_command(run)"
+def test_a_command_with_a_closed_error_pipe_ends_silently() -> None:
+    code = (
+        "from slipway.system.errors import DataError\n"
+        "def run():\n    raise DataError('no images')\nrun_command(run)"
+    )
     with _piped(code, stderr=True) as process:
         assert process.wait() == 128 + signal.SIGPIPE
 
 
-def test_an_error_is_still_told_where_nobody_reads_the_output() -> None:
-    code = "from slipway.system.errors import DataError\ndef run():\n    print('x')\n    raise DataError('no images')\nrun_command(run)"
+def test_an_error_is_reported_even_if_the_output_pipe_is_closed() -> None:
+    code = (
+        "from slipway.system.errors import DataError\n"
+        "def run():\n    print('x')\n    raise DataError('no images')\nrun_command(run)"
+    )
     with _piped(code, stdout=True, stderr=False) as process:
         assert process.stderr
         assert b"error: no images" in process.stderr.read()
@@ -209,13 +215,13 @@ def test_a_broken_pipe_of_anything_else_keeps_its_traceback() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("serving.rollout", "status"),
-        ("serving.rollout", "--help"),
-        ("serving.auth.keys", "--help"),
+        ("slipway.serving.rollout", "status"),
+        ("slipway.serving.rollout", "--help"),
+        ("slipway.serving.auth.keys", "--help"),
         ("slipway.replay", "--help"),
     ],
 )
-def test_every_command_may_be_piped_into_one_that_reads_nothing(
+def test_every_command_can_be_piped_into_one_that_reads_nothing(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     read, write = os.pipe()

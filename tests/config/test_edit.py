@@ -11,7 +11,7 @@ from slipway.system.errors import ParamsError
 TEXT = (Path(__file__).parents[2] / "params.yaml").read_text()
 
 
-def test_one_value_is_changed_and_every_other_line_stays() -> None:
+def test_changed_text_changes_one_value_and_keeps_every_other_line() -> None:
     before, after = TEXT.splitlines(), changed_text(TEXT, {"train.num_workers": 2}).splitlines()
     assert [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]] == [
         ("  num_workers: 0", "  num_workers: 2")
@@ -28,7 +28,10 @@ def test_comments_behind_changed_values_stay() -> None:
 
 
 def test_a_section_on_one_line_is_changed_in_place() -> None:
-    line = "split: { train: 0.7, val: 0.15, test: 0.15, assignment: stable, on_leak: fail, time_cuts: null, folds: null, fold: 0 } # mine\n"
+    line = (
+        "split: { train: 0.7, val: 0.15, test: 0.15, assignment: stable, on_leak: fail, "
+        "time_cuts: null, folds: null, fold: 0 } # mine\n"
+    )
     text = TEXT[: TEXT.index("split:\n")] + line + "\n" + TEXT[TEXT.index("precompute:\n") :]
     assert changed_text(text, {"split.on_leak": "report"}) == text.replace(
         "on_leak: fail", "on_leak: report"
@@ -50,12 +53,12 @@ def test_no_change_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("place", "value"), [("train.workers", 2), ("trains.num_workers", 2), ("train.num_workers", -1)]
 )
-def test_what_params_yaml_would_refuse_is_refused(place: str, value: int) -> None:
+def test_changed_text_refuses_values_that_params_yaml_refuses(place: str, value: int) -> None:
     with pytest.raises(ParamsError):
         changed_text(TEXT, {place: value})
 
 
-def test_the_file_is_changed(tmp_path: Path) -> None:
+def test_propose_with_apply_changes_the_file(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(TEXT)
     propose(path, {"train.num_workers": 2, "train.precision": "bf16-mixed"}, apply=True)

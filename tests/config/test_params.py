@@ -1,17 +1,27 @@
 """params.yaml: strict, without defaults, and every mistake named at once."""
 
 import copy
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from slipway.config.network_arguments import STARTS, argument_mistakes
+from slipway.config.network_arguments import (
+    NetworkArguments,
+    SmallResnetArguments,
+    TabmArguments,
+    argument_mistakes,
+)
 from slipway.config.params import Params, load_params, parse_params
+from slipway.kinds.inputs import COLUMNS
 from slipway.system.errors import ParamsError
+from tests.project_params import of_kind
 
-CONTENT: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
+OWN: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
+CONTENT = parse_params(OWN).model_dump(mode="json")  # with the keys of every kind
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -50,13 +60,13 @@ def message(changed: dict[str, Any]) -> str:
         ("image_regression", {"audit__folds": 5}),
     ],
 )
-def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(
+def test_settings_without_effect_for_the_task_are_refused(
     task: str, changes: dict[str, Any]
 ) -> None:
     network = "tabm" if task.startswith("table") else "small_resnet"
     metric = "accuracy" if task.endswith("classification") else "rmse"
     arguments = (
-        yaml.safe_load(STARTS["tabm"])
+        yaml.safe_load(TabmArguments.EXAMPLE)
         if network == "tabm"
         else CONTENT["train"]["network_arguments"]
     )
@@ -73,6 +83,76 @@ def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(
     assert f"but data.task is {task!r}" in refusal
 
 
+def table_content() -> dict[str, Any]:
+    """A params.yaml for a table, without the keys of images."""
+    table = of_kind(OWN, "table_classification")
+    table["train"] |= {
+        "network": "tabm",
+        "network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
+    }
+    return table
+
+
+def all_keys(changed: dict[str, Any]) -> dict[str, Any]:
+    """The same file as from a project that has the keys of every kind."""
+    return parse_params(changed).model_dump(mode="json")
+
+
+def test_the_projects_own_params_have_no_key_of_tables() -> None:
+    assert of_kind(OWN, "image_classification") == OWN
+    assert "columns" not in OWN["data"]
+    assert parse_params(OWN).data.columns == {}
+
+
+def test_a_table_project_is_read_without_the_keys_of_images() -> None:
+    table = table_content()
+    assert set(table["precompute"]) == {"max_categories", "num_quantiles"}
+    assert table["augment"] == {}
+    assert parse_params(table).precompute.num_quantiles == 48
+    assert table == table_content()  # the content that a stage seals stays as it is in the file
+
+
+@pytest.mark.parametrize("read", [lambda: OWN, table_content], ids=["images", "table"])
+def test_params_with_the_keys_of_every_kind_are_read_the_same(
+    read: Callable[[], dict[str, Any]],
+) -> None:
+    assert parse_params(all_keys(read())) == parse_params(read())
+
+
+def test_a_missing_key_of_the_own_kind_is_refused_by_name() -> None:
+    table, images = table_content(), copy.deepcopy(OWN)
+    del table["precompute"]["num_quantiles"], table["clean"]["rules"]["all_missing"]
+    del images["precompute"]["image_size_px"], images["augment"]["forbid"]
+    for changed, keys in (
+        (table, ("precompute.num_quantiles", "clean.rules.all_missing")),
+        (images, ("precompute.image_size_px", "augment.forbid")),
+    ):
+        text = message(changed)
+        assert text.startswith("params.yaml has 2 mistakes:")
+        assert all(f"{key}: missing; it has no default" in text for key in keys)
+
+
+@pytest.mark.parametrize("key", ["data__image_column", "data__engine", "clean__max_pixels"])
+def test_a_key_that_dvc_yaml_lists_is_required_of_tables_too(key: str) -> None:
+    table, (section, name) = table_content(), key.split("__")
+    del table[section][name]
+    assert f"{section}.{name}: missing" in message(table)
+
+
+def test_a_section_of_the_other_kind_is_required_because_dvc_yaml_lists_it() -> None:
+    table = table_content()
+    del table["augment"]
+    assert "augment: missing" in message(table)
+
+
+def test_an_unknown_task_is_the_only_mistake_of_a_file_of_one_kind() -> None:
+    table = table_content()
+    table["data"]["task"] = "table_clasification"
+    text = message(table)
+    assert text.startswith("params.yaml has 1 mistake:")
+    assert "data.task: found 'table_clasification'" in text
+
+
 @pytest.mark.parametrize(
     ("offload", "strategy"),
     [
@@ -81,11 +161,69 @@ def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(
         ("optimizer_and_parameters", "deepspeed_stage_3"),
     ],
 )
-def test_a_strategy_that_can_offload_may(offload: str, strategy: str) -> None:
+def test_offload_is_accepted_with_a_deepspeed_strategy(offload: str, strategy: str) -> None:
     assert (
         parse_params(content(train__offload=offload, train__strategy=strategy)).train.offload
         == offload
     )
+
+
+USER_CODE: dict[str, Any] = {
+    "train__network": "nets:Net",
+    "train__network_arguments": {"width": 8},
+    "train__loss": "own.losses:focal",
+    "train__label_smoothing": 0.0,
+    "evaluate__metrics": ["scores:worst_recall"],
+    "evaluate__gates": {"worst_recall": {"min": None, "max": -3.0}},
+    "evaluate__slice_gates": {"worst_recall": {"min": 7.0, "max": None}},
+}
+
+
+@pytest.mark.parametrize("task", ["image_classification", "table_regression"])
+def test_code_of_the_users_is_accepted_for_every_kind_and_gated_without_bounds(task: str) -> None:
+    params = parse_params(content(data__task=task, augment__mixup_alpha=0.2, **USER_CODE))
+    assert params.evaluate.metric_names == ["worst_recall"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train__network": "nets:"}, "network is 'nets:', expected 'package.module:Class'"),
+        (
+            {"train__network_arguments": {"num_outputs": 3}},
+            "network_arguments names num_outputs, which Slipway sets itself from the data: remove",
+        ),
+        (
+            {"train__loss": "focal"},
+            "train.loss: found 'focal', expected 'auto', 'cross_entropy', 'mse' or 'huber', or "
+            "text, such as 'package.module:function'",
+        ),
+        (
+            {"train__label_smoothing": 0.1},
+            "train.label_smoothing is 0.1, but train.loss is 'own.losses:focal', which gets logits "
+            "and class indices only: set train.label_smoothing to 0.0",
+        ),
+        ({"train__class_weights": "balanced"}, "set train.class_weights to null, and do it in"),
+        ({"train__pretrained": "hub"}, "only 'timm/NAME' has pretrained weights"),
+        ({"evaluate__metrics": ["scores.f1"]}, "evaluate.metrics.0: found 'scores.f1'"),
+        ({"evaluate__metrics": ["a:f", "b:f"]}, "metrics names 'f' more than once"),
+        (
+            {"evaluate__metrics": ["scores:accuracy"]},
+            "evaluate.metrics has a function 'accuracy', which is the name of a built-in metric",
+        ),
+        ({"evaluate__gates": {"worst_recal": {"min": 0, "max": None}}}, "mean 'worst_recall'?"),
+    ],
+)
+def test_a_mistake_in_naming_code_of_the_users_is_described(
+    changes: dict[str, Any], words: str
+) -> None:
+    assert words in message(content(**USER_CODE | changes))
+
+
+def test_a_table_network_of_the_users_is_not_pruned_by_channels() -> None:
+    changed = content(data__task="table_regression", prune__kind="structured", **USER_CODE)
+    changed["export"]["variants"].append("pruned")
+    assert "whose inputs cannot lose channels: use magnitude" in message(changed)
 
 
 def test_the_projects_own_params_are_valid() -> None:
@@ -112,13 +250,24 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"split": 3}, "split: found 3, expected a mapping of train, val, test"),
         ({"train__epochs": "thirty"}, "train.epochs: found 'thirty'"),
         ({"train__epochs": 3.5}, "train.epochs: found 3.5"),
-        ({"train__epochs": True}, "train.epochs: found True"),
+        (
+            {"train__epochs": True},
+            "train.epochs: found true, expected a whole number of at least 1",
+        ),
         ({"train__epochs": 0}, "train.epochs: found 0"),
         ({"seed": -1}, "seed: found -1"),
         ({"data__task": "images"}, "data.task: found 'images'"),
         (
             {"data__split_column": "a", "data__time_column": "b", "split__time_cuts": ["1", "2"]},
             "split.time_cuts is set, but data.split_column already says where val and test begin",
+        ),
+        (
+            {"data__split_file": "s.csv", "split__folds": 5},
+            "split.folds is 5, but data.time_column or data.split_file already says which rows",
+        ),
+        (
+            {"data__split_column": "a", "data__split_file": "s.csv"},
+            "split_column and split_file both give the split; set one of them to null",
         ),
         ({"data__path": ""}, "data.path: found '', expected a folder, a table or an archive"),
         ({"data__path": " "}, "data.path: found ' ', expected a folder, a table or an archive"),
@@ -141,15 +290,16 @@ def test_the_projects_own_params_are_valid() -> None:
         ),
         (
             {"verify__max_metric_loss": {}},
-            "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']",
+            "verify.max_metric_loss has no budget for "
+            "['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']",
         ),
         (
             {"export__goal__max_metric_loss": 5},
-            "export.goal.max_metric_loss is 5, but a share of the rows is never above 1",
+            "export.goal.max_metric_loss is 5, but a fraction of the rows is never above 1",
         ),
         (
             {"evaluate__max_regression": 1.5},
-            "evaluate.max_regression is 1.5, but a share of the rows is never above 1",
+            "evaluate.max_regression is 1.5, but a fraction of the rows is never above 1",
         ),
         (
             {
@@ -160,19 +310,18 @@ def test_the_projects_own_params_are_valid() -> None:
                     "int8_tensorrt": 2,
                 }
             },
-            "verify.max_metric_loss.int8_tensorrt is 2, but a share of the rows is never above 1",
+            "verify.max_metric_loss.int8_tensorrt is 2, "
+            "but a fraction of the rows is never above 1",
         ),
-        (
-            {"train__warmup_epochs": 30.0},
-            "train: warmup_epochs is 30.0, expected less than epochs 30",
-        ),
+        ({"train__warmup_epochs": 30.0}, "is 30.0, expected less than epochs 30"),
         (
             {"export__variants": ["fp32", "fp16", "pruned"]},
             "export.variants contains ['pruned'], but prune.kind is null",
         ),
         (
             {"prune__kind": "structured"},
-            "prune.kind is 'structured', but export.variants ['fp32', 'fp16', 'int8', 'int8_dynamic', ",
+            "prune.kind is 'structured', but export.variants "
+            "['fp32', 'fp16', 'int8', 'int8_dynamic', ",
         ),
         ({"prune__sparsity": 1.0}, "prune.sparsity: found 1.0"),
         (
@@ -183,22 +332,25 @@ def test_the_projects_own_params_are_valid() -> None:
             {
                 "prune__kind": "structured",
                 "train__network": "tabm",
-                "train__network_arguments": yaml.safe_load(STARTS["tabm"]),
+                "train__network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
             },
-            "prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude",
+            "prune.kind is 'structured', but train.network is 'tabm', "
+            "whose submodels share their layers: use magnitude",
         ),
-        ({"audit__folds": 1}, "audit.folds: found 1. Input should be greater than or equal to 2"),
+        ({"audit__folds": 1}, "audit.folds: found 1, expected a whole number of at least 2"),
         (
             {"audit__folds": 5, "audit__epochs": 2},
-            "train.warmup_epochs is 2.0, expected less than audit.epochs 2",
+            "warmup_epochs: 0.2 # is 2.0, expected less than audit.epochs 2",
         ),
         (
             {"train__offload": "optimizer"},
-            "offload is 'optimizer', which needs strategy a deepspeed strategy, but strategy is 'auto'",
+            "offload is 'optimizer', which needs strategy a deepspeed strategy, "
+            "but strategy is 'auto'",
         ),
         (
             {"train__offload": "optimizer_and_parameters", "train__strategy": "deepspeed_stage_2"},
-            "offload is 'optimizer_and_parameters', which needs strategy 'deepspeed_stage_3', but strategy is 'deepspeed_stage_2'",
+            "offload is 'optimizer_and_parameters', which needs strategy 'deepspeed_stage_3', "
+            "but strategy is 'deepspeed_stage_2'",
         ),
         ({"train__offload": "all"}, "train.offload: found 'all'"),
         ({"train__loss": "huber"}, "loss is 'huber', which needs huber_delta"),
@@ -212,7 +364,8 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__nesterov": True}, "nesterov is true, but momentum is null"),
         (
             {"train__schedule": "step"},
-            "schedule is 'step', which needs step_epochs; schedule is 'step', which needs step_factor",
+            "train: schedule is 'step', which needs step_epochs\n"
+            "  train: schedule is 'step', which needs step_factor",
         ),
         ({"train__step_factor": 0.5}, "step_factor is 0.5, but schedule is 'cosine'"),
         (
@@ -221,7 +374,7 @@ def test_the_projects_own_params_are_valid() -> None:
         ),
         (
             {"train__early_stopping_patience": 30},
-            "early_stopping_patience is 30, which epochs 30 cannot exhaust",
+            "early_stopping_patience: 10 # is 30, which epochs 30 cannot exhaust",
         ),
         (
             {"train__strategy": "deepspeed_stage_3", "train__ema_decay": 0.9},
@@ -236,19 +389,20 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__unfreeze_epochs": 2}, "unfreeze_epochs is 2, but freeze_epochs is 0"),
         (
             {"train__class_weights": "some"},
-            "train.class_weights: found 'some'. Input should be 'balanced', or a valid dictionary",
+            "train.class_weights: found 'some', expected 'balanced', or a mapping",
         ),
         (
             {"train__class_weights": {"cat": -1.0}},
-            "has 1 mistake:\n  train.class_weights.cat: found -1.0. Input should be greater than 0",
+            "has 1 mistake:\n  train.class_weights.cat: found -1.0, expected a number above 0",
         ),
         (
             {"train__devices": 0},
-            "has 1 mistake:\n  train.devices: found 0. Input should be 'auto', or greater than or equal to 1",
+            "has 1 mistake:\n  train.devices: found 0, "
+            "expected 'auto', or a whole number of at least 1",
         ),
         (
             {"train__channels_last": 3},
-            "has 1 mistake:\n  train.channels_last: found 3. Input should be 'auto', or a valid boolean",
+            "has 1 mistake:\n  train.channels_last: found 3, expected 'auto', or true or false",
         ),
         ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
@@ -265,20 +419,20 @@ def test_the_projects_own_params_are_valid() -> None:
         ),
         (
             {"evaluate__gates__accuracy": {"min": None, "max": float("inf")}},
-            "evaluate.gates.accuracy.max: found inf",
+            "evaluate.gates.accuracy.max: found .inf, expected a number",
         ),
         (
             {"evaluate__gates__accuracy": {"min": 95.0, "max": None}},
-            "evaluate.gates.accuracy asks for min 95, but it is never above 1",
+            "evaluate.gates.accuracy requires min 95, but it is never above 1",
         ),
         (
             {"evaluate__slice_gates": {"log_loss": {"min": None, "max": -1.0}}},
-            "slice_gates.log_loss asks for max -1, but it is never below",
+            "slice_gates.log_loss requires max -1, but it is never below",
         ),
         ({"export__variants": ["fp32", "fp16", "fp16"]}, "variants names 'fp16' more than once"),
     ],
 )
-def test_a_mistake_is_named_with_what_was_found_and_expected(
+def test_a_mistake_is_described_with_found_and_expected_values(
     changes: dict[str, Any], words: str
 ) -> None:
     assert words in message(content(**changes))
@@ -298,14 +452,35 @@ def _keys(model: dict[str, Any], place: tuple[str, ...] = ()) -> list[tuple[str,
     return keys
 
 
-@pytest.mark.parametrize("place", _keys(CONTENT), ids=".".join)
-def test_no_key_has_a_default(place: tuple[str, ...]) -> None:
-    changed = content()
+@pytest.mark.parametrize(
+    ("read", "place"),
+    [(lambda: copy.deepcopy(OWN), place) for place in _keys(OWN)]
+    + [(table_content, tuple(key.split("."))) for key in COLUMNS.settings],
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
+)
+def test_no_key_has_a_default(read: Callable[[], dict[str, Any]], place: tuple[str, ...]) -> None:
+    changed = read()
     section = changed
     for part in place[:-1]:
         section = section[part]
     del section[place[-1]]
     assert f"{'.'.join(place)}: missing; it has no default" in message(changed)
+
+
+def test_every_key_that_the_epochs_are_too_few_for_is_named_with_a_value_to_paste() -> None:
+    pretrained = {"network": "timm/resnet18", "network_arguments": {}, "pretrained": "hub"}
+    wanted = {"warmup_epochs": 5.0, "freeze_epochs": 4, "unfreeze_epochs": 4}
+    changed = content()
+    changed["train"] |= pretrained | wanted | {"early_stopping_patience": 5, "epochs": 10}
+    changed["audit"] |= {"folds": 3, "epochs": 10}
+    parse_params(changed)
+    changed["train"]["epochs"], changed["audit"]["epochs"] = 3, 2
+    text = message(changed)
+    assert "has 1 mistake:" in text
+    pasted = yaml.safe_load(text.partition("set in `train`:\n")[2])
+    assert pasted.keys() == {*wanted, "early_stopping_patience"}
+    changed["train"] |= pasted
+    parse_params(changed)
 
 
 def test_every_mistake_is_named_at_once() -> None:
@@ -314,24 +489,26 @@ def test_every_mistake_is_named_at_once() -> None:
     assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))
 
 
-def test_arguments_that_do_not_fit_the_network_are_found_before_any_stage_with_a_line_that_does() -> (
-    None
-):
+def test_invalid_network_arguments_are_refused_with_a_valid_example() -> None:
     table = {
         "data__task": "table_classification",
         "data__target_column": "y",
         "train__network": "tabm",
     }
     text = message(content(**table))
-    assert "blocks: unknown argument; did you mean 'num_blocks'?" in text
+    assert "blocks: unknown key; did you mean 'num_blocks'?" in text
     assert "num_bins: missing" in text
     start = text.partition("network_arguments: {")[2]
     assert parse_params(content(**table, train__network_arguments=yaml.safe_load("{" + start)))
 
 
-@pytest.mark.parametrize("network", STARTS)
-def test_a_line_to_begin_with_is_right(network: str) -> None:
-    assert argument_mistakes(network, yaml.safe_load(STARTS[network])) == ""
+@pytest.mark.parametrize(
+    ("network", "kind"), [("small_resnet", SmallResnetArguments), ("tabm", TabmArguments)]
+)
+def test_the_example_of_a_networks_arguments_is_correct(
+    network: str, kind: type[NetworkArguments]
+) -> None:
+    assert argument_mistakes(network, yaml.safe_load(kind.EXAMPLE)) == ""
     assert "dropout: missing" in argument_mistakes(network, {})
 
 
@@ -363,7 +540,8 @@ def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
         ("!!python/object:os.system {}", "is not YAML"),
         (
             "a: [2024-02-29, 2024-02-30, 2024-06-31]",
-            r"dates that do not exist: 2024-02-30, 2024-06-31\. Correct it, and write dates in quotes",
+            r"dates that do not exist: 2024-02-30, 2024-06-31\. "
+            r"Correct it, and write dates in quotes",
         ),
         ("a: 2024-02-28T25:00:00", "holds a wrong value: hour must be in"),
         ("a: !!int x", "holds a wrong value: invalid literal"),
@@ -371,10 +549,24 @@ def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
         ("[" * 3000, "nested too deeply"),
     ],
 )
-def test_a_file_that_holds_no_params_is_refused(
-    tmp_path: Path, text: str | None, words: str
-) -> None:
+def test_a_file_without_params_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
     if text is not None:
         (tmp_path / "params.yaml").write_text(text, errors="surrogatepass")
     with pytest.raises(ParamsError, match=words):
         load_params(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("latn-1", "latin-1"), ("windows-125", "windows-125[0-9]"), ("", "utf-8")]
+)
+def test_an_unknown_encoding_is_refused_with_the_one_that_was_probably_meant(
+    name: str, meant: str
+) -> None:
+    found = message(content(data__encoding=name))
+    assert re.search(f"no encoding of text; did you mean '{meant}'", found)
+
+
+@pytest.mark.parametrize("wrong", ["%d/%m", "day", "%d/%m/%Q"])
+def test_a_date_format_without_day_month_and_year_is_refused(wrong: str) -> None:
+    changed = of_kind(content(data__date_format=wrong), "table_regression")
+    assert f"data.date_format: found {wrong!r}, expected a day, a month" in message(changed)

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,18 +14,35 @@ from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 
 from slipway.config.params import Params
+from slipway.serving.settings import EXTENSION_VARIABLES, PREFIX, Settings
+from tests.monitoring.queries import alerts, documented_metrics
 from tests.structure.tracked import tracked_files
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVING = ROOT / "docs/reference/serving.md"
 RENAMES: dict[str, Any] = YAML(typ="safe").load(ROOT / "slipway/config/renames.yaml")
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-# The module that writes each file or answer whose fields were renamed.
+# The modules that define the records of each file or answer whose fields were renamed.
 WRITERS = {
-    "artifacts/bundle/bundle.json": "slipway/artifacts/bundle.py",
-    "artifacts/model/model.json": "slipway/training/networks/networks.py",
-    "artifacts/rebuilt_engine/target_certificate.json": "slipway/runtimes/rebuild.py",
-    "metrics/evaluate.json": "slipway/reports/evaluation/record.py",
-    "GET /model": "serving/models/model.py",
+    "artifacts/bundle/bundle.json": (
+        "slipway/artifacts/bundle.py",
+        "slipway/artifacts/uncertainty.py",
+        "slipway/inputs/images.py",
+    ),
+    "artifacts/pruned/model.json": ("slipway/training/pruning/result.py",),
+    "reports/prune.json": ("slipway/training/pruning/run.py",),
+    "artifacts/model/model.json": (
+        "slipway/training/networks/networks.py",
+        "slipway/inputs/images.py",
+    ),
+    "data/packed/manifest.json": ("slipway/data/store/packed.py", "slipway/inputs/images.py"),
+    "artifacts/rebuilt_engine/target_certificate.json": ("slipway/runtimes/rebuild.py",),
+    "metrics/evaluate.json": ("slipway/reports/evaluation/record.py",),
+    "artifacts/calibration.json": ("slipway/artifacts/uncertainty.py",),
+    "GET /model": ("slipway/predictor/model.py", "slipway/artifacts/uncertainty.py"),
+    "POST /explain": ("slipway/predictor/model.py",),
+    "POST /predict": ("slipway/predictor/model.py",),
+    "POST /v2/models/slipway/infer": ("slipway/serving/open_inference/conversion.py",),
 }
 # Old names may stay in the table itself, in history and in results as they were measured.
 HISTORY = (
@@ -96,6 +112,10 @@ def names_in_code(module: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def names_written_by(file: str) -> frozenset[str]:
+    return frozenset().union(*map(names_in_code, WRITERS[file]))
+
+
 def written(paths: Iterable[str]) -> set[str]:
     """The paths that are outputs of a stage, or that the code names: in full, or in an output."""
     outputs = {
@@ -103,7 +123,7 @@ def written(paths: Iterable[str]) -> set[str]:
         for stage in STAGES.values()
         for output in stage.get("outs", [])
     }
-    code = [p for p in tracked_files(ROOT) if p.startswith(("slipway/", "serving/", "stages/"))]
+    code = [p for p in tracked_files(ROOT) if p.startswith("slipway/")]
     named = outputs.union(*map(names_in_code, code))
     return {
         path
@@ -156,11 +176,6 @@ def test_every_surface_has_a_comment_that_names_its_readers() -> None:
     assert commented == [surface for surface in RENAMES if surface not in ("from", "to")]
 
 
-def test_renames_are_installed_with_the_package() -> None:
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert "renames.yaml" in setuptools["package-data"]["slipway.config"]
-
-
 def test_every_renamed_key_of_params_exists_by_its_new_name_only() -> None:
     assert faults(RENAMES["params"], FIELDS) == []
 
@@ -181,7 +196,7 @@ def test_every_renamed_artifact_is_written_by_its_new_name_only() -> None:
 @pytest.mark.parametrize("file", [*RENAMES["file_format"], *RENAMES["endpoint"]])
 def test_every_renamed_field_is_written_by_its_new_name_only(file: str) -> None:
     fields = (RENAMES["file_format"] | RENAMES["endpoint"])[file]
-    assert faults(fields, names_in_code(WRITERS[file])) == []
+    assert faults(fields, names_written_by(file)) == []
 
 
 def test_every_renamed_metric_is_recorded_by_its_new_name_only() -> None:
@@ -189,17 +204,29 @@ def test_every_renamed_metric_is_recorded_by_its_new_name_only() -> None:
         re.sub("^[a-z]+", "", old): re.sub("^[a-z]+", "", new)
         for old, new in RENAMES["metric"].items()
     }
-    assert faults(endings, names_in_code(WRITERS["metrics/evaluate.json"])) == []
+    assert faults(endings, names_written_by("metrics/evaluate.json")) == []
 
 
 def test_every_renamed_command_runs_by_its_new_name_only() -> None:
     assert faults(RENAMES["command"], runnable(both(RENAMES["command"]))) == []
 
 
-def test_no_old_key_path_metric_or_command_is_named_in_code_or_docs() -> None:
-    old = [
-        name for surface in ("params", "artifact", "metric", "command") for name in RENAMES[surface]
+def test_every_renamed_variable_metric_and_alert_of_the_service_has_its_new_name_only() -> None:
+    variables = [
+        f"{PREFIX}{name.upper()}" for name in (*Settings.model_fields, *EXTENSION_VARIABLES)
     ]
+    assert faults(RENAMES["env"], variables) == []
+    assert faults(RENAMES["service_metric"], documented_metrics()) == []
+    assert faults(RENAMES["alert"], alerts()) == []
+    for metric, outcomes in RENAMES["service_metric_label"].items():
+        row = re.search(rf"^\| `{metric}` .*$", SERVING.read_text(), flags=re.MULTILINE)
+        assert row
+        assert faults(outcomes, re.findall(r"`(\w+)`", row[0])) == []
+
+
+def test_no_old_name_is_used_in_code_or_docs() -> None:
+    surfaces = ("params", "artifact", "metric", "command", "env", "service_metric", "alert")
+    old = [name for surface in surfaces for name in RENAMES[surface]]
     assert mentions(old) == []
 
 
@@ -229,10 +256,13 @@ def test_an_entry_whose_old_name_is_still_in_use_is_found() -> None:
     assert faults({"train.epochs": "train.batch_size"}, FIELDS) == ["train.epochs still exists"]
     paths = {"artifacts/bundle": "artifacts/model"}
     assert faults(paths, written(both(paths))) == ["artifacts/bundle still exists"]
-    commands = {"make plan": "make profile", "python -m stages.train": "python -m slipway.replay"}
+    commands = {
+        "make plan": "make profile",
+        "python -m slipway.stages.train": "python -m slipway.replay",
+    }
     assert faults(commands, runnable(both(commands))) == [
         "make plan still exists",
-        "python -m stages.train still exists",
+        "python -m slipway.stages.train still exists",
     ]
     assert "Makefile: python -m slipway.planning.plan" in mentions(
         ["python -m slipway.planning.plan"]

@@ -1,6 +1,7 @@
-"""Cleans damaged copies of a table, one bit flipped in each: `python -m tests.data.bit_flips FILE COUNT SEED` in a process of its own.
+"""Cleans damaged copies of a table, each with one flipped bit, in a process of its own.
 
-Prints how many gave a result and how many a DataError; anything else ends it. Each copy that is read has all its rows accounted for.
+`python -m tests.data.bit_flips FILE COUNT SEED` prints the number of results and of DataErrors;
+any other error ends it. Every row of a copy that can be read must be accounted for.
 """
 
 import csv
@@ -12,8 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.clean_step import table_report
 from slipway.data.tables.cleaning import clean_table
-from slipway.data.tables.report import table_report
 from slipway.system.errors import DataError
 from tests.data.raw_files import data_params
 from tests.project_params import clean_params

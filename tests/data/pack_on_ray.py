@@ -1,6 +1,7 @@
-"""`python -m tests.data.pack_on_ray FOLDER ENGINE [kill]` packs 600 pictures, and kills one of Ray's workers midway.
+"""Packs 600 images on Ray, and with `kill` ends one of Ray's workers midway.
 
-A process of its own, as a stage is: Ray changes the process that connects to it. Prints how many workers it killed.
+`python -m tests.data.pack_on_ray FOLDER ENGINE [kill]` is a process of its own, like a stage,
+because Ray changes the process that connects to it. Prints the number of killed workers.
 """
 
 import os
@@ -42,7 +43,7 @@ def ray_workers(parent: int) -> list[int]:
 
 
 def is_below(process: int, parent: int) -> bool:
-    """Whether `process` is `parent` or descends from it."""
+    """Return True if `process` is `parent` or descends from it."""
     while process > 1:
         if process == parent:
             return True

@@ -1,5 +1,6 @@
 """Small pictures and params for the tests of the data room."""
 
+import base64
 import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.config.sections import CleanParams, DataParams
-from slipway.data.images.cleaning import Cleaned, clean_samples, compare_samples, digest_pixels
+from slipway.data.images.cleaning import clean_samples, compare_samples, digest_pixels
+from slipway.data.rules.result import Cleaned
 from slipway.data.sources.checksums import ChecksumList
 from slipway.data.sources.samples import RawSample
-from slipway.inputs.images import ImageContract
+from slipway.data.splits.split_file import SplitFile
+from slipway.inputs.images import FORMATS, ImageContract
 from slipway.kinds.registry import Task
 from slipway.system.files import sha256_bytes
 from tests.project_params import PROJECT, clean_params
@@ -38,6 +41,20 @@ def pixels(seed: int, size_px: int = 8, channels: int = 3) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(
         0, 256, (size_px, size_px, channels), dtype=np.uint8
     )
+
+
+# A HEIC of 16x24 pixels, (200, 30, 39) above and (20, 60, 220) below, which pi-heif cannot write.
+HEIC = base64.b64decode(
+    "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAXxtZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAA"
+    "AAAAAAAAAAAAAAACJpbG9jAAAAAERAAAEAAQAAAAABoAABAAAAAAAAAFIAAAAjaWluZgAAAAAAAQAAABVpbmZl"
+    "AgAAAAABAABodmMxAAAAAA5waXRtAAAAAAABAAAA/GlwcnAAAADcaXBjbwAAAHVodmNDAQNwAAAAkAAAAAAAHv"
+    "AA/P34+AAADwNgAAEAGEABDAH//wNwAAADAJAAAAMAAAMAHroCQGEAAQApQgEBA3AAAAMAkAAAAwAAAwAeoCCB"
+    "BZbqrprm4CGgwIAAAAyAAAADAIRiAAEABkQBwXPBiQAAABNjb2xybmNseAABAA0ABoAAAAAUaXNwZQAAAAAAAA"
+    "BAAAAAQAAAAChjbGFwAAAAEAAAAAEAAAAYAAAAAf///9AAAAAC////2AAAAAIAAAAQcGl4aQAAAAADCAgIAAAA"
+    "GGlwbWEAAAAAAAAAAQABBYECAwWEAAAAWm1kYXQAAABOKAGvBPIa8caAQlMov8f///ngdl3AtEukQtn48uiWdV"
+    "Qx51/6LS/bFW+P1xr5b8nA4aAAGvwytDp6WcluXdS0IkBnlL6fw6kgZv2abByc"
+)
+WRITTEN = tuple(name for name in FORMATS if name != "HEIF")  # the formats that Pillow writes
 
 
 def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
@@ -78,14 +95,20 @@ def cleaned_by(
     num_workers: int = 1,
     classes: Iterable[str] | None = None,
     digests: ChecksumList | None = None,
+    split_file: SplitFile | None = None,
 ) -> Cleaned:
-    """What the stage makes of the samples that `read` gives: all of them, or those with some sources."""
+    """Clean samples as the stage does; `read` yields all of them, or those with some sources."""
 
     def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
         return digest_pixels(read(wanted), params, num_workers)
 
     return compare_samples(
-        clean_samples(read(None), params, num_workers, classes), params, task, again, digests
+        clean_samples(read(None), params, num_workers, classes),
+        params,
+        task,
+        again,
+        digests,
+        split_file,
     )
 
 

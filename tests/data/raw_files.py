@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.config.sections import ColumnParams, DataParams
-from slipway.data.sources.raw_tables import read_raw_table
 from slipway.data.tables.cleaning import CleanedTable, clean_table
+from slipway.data.tables.source import read_table_of
 from tests.project_params import PROJECT, clean_params
 
 
@@ -31,7 +31,7 @@ def write_csv(path: Path, text: str | bytes) -> Path:
 
 
 def numbered_csv(path: Path, num_rows: int = 30, **cells: str) -> Path:
-    """Columns a, b and target of different numbers, with some cells replaced: `a_3="x"` is row 3 of column a."""
+    """Columns a, b and target of different numbers; `a_3="x"` replaces row 3 of column a."""
     rows = [
         {"a": f"{(7 * row) % 31}.5", "b": f"{(11 * row) % 37}", "target": f"{(5 * row) % 29}"}
         for row in range(num_rows)
@@ -45,7 +45,7 @@ def numbered_csv(path: Path, num_rows: int = 30, **cells: str) -> Path:
 
 def cleaned(data: DataParams, **changes: Any) -> CleanedTable:
     """The table cleaned with the project's params and some changes of the section clean."""
-    return clean_table(read_raw_table(Path(data.path)), data, clean_params(**changes))
+    return clean_table(read_table_of(data), data, clean_params(**changes))
 
 
 def refusals(table: CleanedTable) -> dict[str, tuple[str, str]]:

@@ -1,6 +1,7 @@
-"""Memory that no file backs does not grow with the number of images, and with that of a table's rows by about its file.
+"""Anonymous memory of `clean` per further image, and per further row of a table.
 
-Each measurement is a process of its own, which cleans fewer rows and then more: the difference of the two peaks, for each row more.
+It does not grow with the number of images, and for a table only by about the size of its file. Each
+measurement is a process of its own that cleans fewer rows and then more, and compares the peaks.
 """
 
 import subprocess
@@ -92,11 +93,11 @@ def peak(work: Callable[[int], None], count: int) -> int:
                 int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024,
             )
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    sampler = threading.Thread(target=watch, daemon=True)
+    sampler.start()
     work(count)
     done.set()
-    watcher.join()
+    sampler.join()
     return most
 
 

@@ -1,4 +1,4 @@
-"""Some of thousands of images are corrupted in eight ways: all of them are named, no good one is dropped, the run goes on."""
+"""Thousands of images, some corrupted in eight ways: exactly those are refused, and named."""
 
 import json
 from collections.abc import Callable

@@ -20,6 +20,7 @@ from slipway.data.store.packed import open_split, read_manifest
 from slipway.system import files
 from tests import warm_starts
 from tests.data.pictures import picture, write_folder
+from tests.project_params import of_kind
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "data" / "demo" / "digits.parquet"
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.process
 
 
 def prepare(folder: Path, data_path: Path, **changes: Any) -> None:
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = of_kind(content, changes.get("data__task", content["data"]["task"]))
     params["data"]["path"] = str(data_path)
     for key, value in changes.items():
         section, name = key.split("__")
@@ -41,11 +43,11 @@ def environment() -> dict[str, str]:
 
 def ended(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
     """The stage, run to its end."""
-    return warm_starts.run([f"stages.{stage}"], folder, environment(), timeout=300)
+    return warm_starts.run([f"slipway.stages.{stage}"], folder, environment(), timeout=300)
 
 
 def run(folder: Path, *stages: str) -> str:
-    """What the last of the stages wrote to stderr, all of them having succeeded."""
+    """Run the stages, all of which must succeed; return stderr of the last one."""
     errors = ""
     for stage in stages:
         done = ended(folder, stage)
@@ -66,7 +68,7 @@ def digests(folder: Path, *names: str) -> dict[str, str]:
     return {str(path.relative_to(folder)): files.sha256_file(path) for path in paths}
 
 
-def test_digits_go_the_whole_way_twice_with_the_same_result(tmp_path: Path) -> None:
+def test_two_runs_of_the_data_stages_on_the_digits_are_identical(tmp_path: Path) -> None:
     prepare(tmp_path, DIGITS, augment__offline_copies=1)
     run(tmp_path, "clean", "split", "precompute", "augment")
     manifest = read_manifest(tmp_path / "data" / "packed")
@@ -107,7 +109,7 @@ def _split_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("encoding", ["raw", pytest.param("jpeg", marks=pytest.mark.nightly)])
-def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(
+def test_a_precompute_killed_several_times_resumes_to_the_same_result(
     tmp_path: Path, split_images: Path, encoding: str
 ) -> None:
     shutil.copytree(split_images / "data", tmp_path / "data")
@@ -123,7 +125,7 @@ def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(
     shutil.rmtree(packed)
     killed, seen = 0, [0]
     while killed < 3:
-        with warm_starts.start(["stages.precompute"], tmp_path, environment()) as process:
+        with warm_starts.start(["slipway.stages.precompute"], tmp_path, environment()) as process:
             while process.poll() is None and len(finished_rows(tmp_path)) <= seen[-1]:
                 time.sleep(0.005)
             process.kill()
@@ -140,18 +142,18 @@ def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(
     assert [path.name for path in (tmp_path / ".work" / "precompute").iterdir()] == ["lock"]
 
 
-def test_a_precompute_whose_params_are_edited_keeps_what_it_packed(
+def test_a_precompute_with_edited_params_fails_and_keeps_its_work(
     tmp_path: Path, split_images: Path
 ) -> None:
     shutil.copytree(split_images / "data", tmp_path / "data")
     prepare(tmp_path, split_images / "images", precompute__image_size_px=160)
     params = tmp_path / "params.yaml"
     before = params.read_text()
-    with warm_starts.start(["stages.precompute"], tmp_path, environment()) as process:
+    with warm_starts.start(["slipway.stages.precompute"], tmp_path, environment()) as process:
         while not finished_rows(tmp_path):
             assert process.poll() is None
             time.sleep(0.005)
-        params.write_text(before.replace("num_quantiles: ", "num_quantiles: 1"))
+        params.write_text(before.replace("jpeg_quality: 9", "jpeg_quality: 8"))
         assert process.wait(120) == 1
     assert not (tmp_path / "data/packed").exists()
     assert len(finished_rows(tmp_path)) == 3000
@@ -164,7 +166,7 @@ def test_a_precompute_whose_params_are_edited_keeps_what_it_packed(
 
 
 @pytest.mark.parametrize(("size_px", "says_so"), [(160, False), (8, True)])
-def test_jpeg_says_where_pixels_would_be_smaller(
+def test_precompute_reports_when_raw_pixels_are_smaller_than_jpeg(
     tmp_path: Path, size_px: int, says_so: bool
 ) -> None:
     write_folder(
@@ -194,8 +196,8 @@ def halve(image):
 
 
 @pytest.mark.nightly(seconds=40)
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
-def test_a_transform_of_the_users_runs_here_and_on_ray_with_the_same_result(tmp_path: Path) -> None:
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra ray)")
+def test_a_user_transform_gives_the_same_result_locally_and_on_ray(tmp_path: Path) -> None:
     write_folder(
         tmp_path / "images",
         {
@@ -250,7 +252,7 @@ def test_too_much_bad_data_fails_and_keeps_the_list_for_the_user(tmp_path: Path)
     assert not (tmp_path / "data").exists()
 
 
-def test_the_line_at_the_end_adds_up(tmp_path: Path) -> None:
+def test_the_counts_in_the_summary_line_add_up(tmp_path: Path) -> None:
     write_folder(
         tmp_path / "images",
         {
@@ -259,7 +261,9 @@ def test_the_line_at_the_end_adds_up(tmp_path: Path) -> None:
         },
     )
     prepare(tmp_path, tmp_path / "images", clean__max_bad_fraction=0.5)
-    assert "read 7, kept 4, bad 1, duplicates 2" in ended(tmp_path, "clean").stdout
+    printed = ended(tmp_path, "clean").stdout
+    assert "read 7, kept 4, bad 1, duplicates 2" in printed
+    assert "\nrefused: a/3.png (undecodable), a/2.png (exact_duplicate), b/" in printed
 
 
 def test_an_image_that_changed_after_cleaning_is_refused_by_name(tmp_path: Path) -> None:
@@ -341,8 +345,8 @@ def test_split_folders_go_through_clean_and_split_as_the_given_split(tmp_path: P
     prepare(tmp_path, Path("images"))
     said = ended(tmp_path, "clean").stdout
     assert (
-        "given split: Train/ -> train (45 rows), TEST/ -> test (15 rows); `split` cuts val from train"
-        in said
+        "given split: Train/ -> train (45 rows), TEST/ -> test (15 rows); "
+        "`split` cuts val from train" in said
     )
     assert "copies of rows in another given split: 1" in said
     split_output = ended(tmp_path, "split").stdout
@@ -369,6 +373,6 @@ def test_split_folders_go_through_clean_and_split_as_the_given_split(tmp_path: P
     )
 
 
-def test_a_stage_before_its_turn_names_what_is_missing(tmp_path: Path) -> None:
+def test_a_stage_run_too_early_names_the_missing_input(tmp_path: Path) -> None:
     prepare(tmp_path, DIGITS)
     assert "data/clean/rows.parquet is missing" in refusal(tmp_path, "split")

@@ -1,4 +1,4 @@
-"""Generated image files, valid or not, as raw data: no stage ends, and each file has its verdict."""
+"""Generated image files, valid or not: no stage crashes, and each file gets a verdict."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every rule of `clean` for images: what breaks it, what does not, and what the user's choice makes of it."""
+"""Tests of every image rule of `clean`, with each action that the user may choose."""
 
 import io
 from typing import Any
@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.config.sections import CleanParams
-from slipway.data.images.cleaning import Cleaned
+from slipway.data.images.cleaning import image_report
 from slipway.data.images.quality import measure
+from slipway.data.rules.result import Cleaned
 from slipway.data.sources.samples import RawSample
 from slipway.kinds.registry import Task
-from tests.data.pictures import cleaned_by, encode, from_memory, picture, sample
-from tests.project_params import clean_params
+from tests.data.pictures import CLEAN, cleaned_by, encode, from_memory, picture, sample
+from tests.project_params import PROJECT, clean_params
 
 
 def scene(seed: int, width: int = 64, height: int = 48) -> Image.Image:
@@ -82,7 +83,7 @@ CLASSES = ["cat", "dog"]
 
 
 @pytest.mark.parametrize("rule", BREAKING)
-def test_the_user_chooses_what_a_broken_rule_leads_to(rule: str) -> None:
+def test_a_broken_rule_refuses_flags_or_ignores_as_the_params_say(rule: str) -> None:
     broken, words = BREAKING[rule]
     every = dict.fromkeys(BREAKING, None)
     good = sample("good.png", encode(scene(2)), "dog")
@@ -105,6 +106,44 @@ def test_the_user_chooses_what_a_broken_rule_leads_to(rule: str) -> None:
     assert words in flagged.flagged["detail"][0].as_py()
     unchecked = clean([broken, good], clean_params(rules=every, max_aspect=8.0), classes=CLASSES)
     assert [row["flags"] for row in unchecked.rows.to_pylist()] == [[], []]
+
+
+def test_an_image_of_10_bits_that_is_refused_as_constant_gets_the_hint_of_12_bits() -> None:
+    values = np.random.default_rng(0).integers(0, 512, (48, 64)).astype(np.uint16)
+    values[0, 0] = 1023
+    images = [encode(Image.fromarray(values)), encode(scene(1)), encode(scene(2))]
+    cleaned = clean(
+        [sample(f"{name}.png", image, name) for name, image in zip("abc", images, strict=True)],
+        CLEAN,
+    )
+    (row,) = cleaned.quarantine.to_pylist()
+    assert row["rule"] == "constant_image"
+    assert row["detail"].endswith("; its highest value is 1023 of 65535: it uses 2% of its range")
+    hint = image_report(cleaned, CLEAN, PROJECT.data).hints[0]
+    assert hint.startswith("1 images of 16 bits are nearly black to the network (a.png: ")
+
+
+@pytest.mark.parametrize(("bits", "flags"), [(12, ["narrow_range"]), (15, []), (16, [])])
+def test_an_image_of_16_bits_that_uses_a_quarter_of_them_is_flagged_with_a_hint(
+    bits: int, flags: list[str]
+) -> None:
+    values = np.random.default_rng(0).integers(0, 1 << bits, (48, 64)).astype(np.uint16)
+    values[0, 0] = (1 << bits) - 1
+    image = encode(Image.fromarray(values))
+    cleaned = clean(
+        [sample("a.png", image, "cat"), sample("b.png", encode(scene(1)), "dog")],
+        clean_params(rules=dict.fromkeys(BREAKING, None)),
+    )
+    assert {row["source"]: row["flags"] for row in cleaned.rows.to_pylist()} == {
+        "a.png": flags,
+        "b.png": [],
+    }
+    hints = image_report(cleaned, CLEAN, PROJECT.data).hints
+    assert bool(hints) is bool(flags)
+    if flags:
+        words = "a.png: its highest value is 4095 of 65535: it uses 6% of its range"
+        assert words in hints[0]
+        assert "precompute.transform" in hints[0]
 
 
 def test_a_good_picture_breaks_no_rule() -> None:
@@ -143,7 +182,7 @@ def _one_white_row(row: int) -> NDArray[np.uint8]:
     return pixels
 
 
-def test_a_picture_of_any_size_is_measured() -> None:
+def test_quality_is_measured_for_images_of_any_size() -> None:
     every = dict.fromkeys(BREAKING, None) | {"too_dark": "refuse", "constant_image": "refuse"}
     for width, height in ((4, 4), (5, 129), (500, 127), (500, 128), (500, 129), (1000, 700)):
         [row] = clean(
@@ -152,7 +191,7 @@ def test_a_picture_of_any_size_is_measured() -> None:
         assert (row["width"], row["height"]) == (width, height)
 
 
-def test_a_turned_picture_is_corrected_and_says_so() -> None:
+def test_clean_rotates_an_image_by_its_exif_tag_and_records_the_correction() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     [row] = clean(
@@ -162,7 +201,7 @@ def test_a_turned_picture_is_corrected_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("image", "hint"), [(Image.new("F", (8, 8)), False), (None, True)])
-def test_only_bytes_of_no_format_look_like_something_else(
+def test_only_undecodable_bytes_get_a_guess_of_their_file_type(
     image: Image.Image | None, hint: bool
 ) -> None:
     payload = encode(image, "TIFF") if image else b"II*\0 and no more"
@@ -192,7 +231,9 @@ def test_equal_pixels_are_duplicates_in_any_format_and_with_any_metadata() -> No
     ("choice", "num_kept", "flags"),
     [("refuse", 0, []), ("flag", 1, ["conflicting_label"]), (None, 1, [])],
 )
-def test_the_same_picture_under_two_classes(choice: str, num_kept: int, flags: list[str]) -> None:
+def test_equal_images_under_two_classes_follow_the_conflict_rule(
+    choice: str, num_kept: int, flags: list[str]
+) -> None:
     samples = [sample("1", picture(1), "cat"), sample("2", picture(1), "dog")]
     cleaned = clean(samples, clean_params(rules={"conflicting_label": choice}))
     assert cleaned.rows.num_rows == num_kept
@@ -225,7 +266,7 @@ def test_near_duplicates_are_one_cluster_named_by_its_smallest_id() -> None:
     assert (alone["cluster"], alone["flags"]) == (None, [])
 
 
-def test_near_duplicates_can_be_refused_or_left_alone() -> None:
+def test_near_duplicates_can_be_refused_or_ignored() -> None:
     samples = [sample(f"{index}", payload, "cat") for index, payload in enumerate(looks_same(1))]
     refused = clean(samples, clean_params(rules={"near_duplicate": "refuse"}))
     assert (refused.rows.num_rows, refused.num_bad) == (1, 0)

@@ -1,4 +1,4 @@
-"""The forecast of `precompute` with more workers comes true on a transform that waits."""
+"""The predicted time of `precompute` with more workers comes true for a transform that waits."""
 
 import statistics
 import time
@@ -22,9 +22,7 @@ from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 
 SLOW = "import time\n\n\ndef wait(image):\n    time.sleep(0.02)\n    return image\n"
 NAME = "waits_for_a_server.crop:wait"
 NUM_WORKERS, NUM_ROUNDS = 4, 3
-AHEAD = (
-    NUM_WORKERS * 2 * 16
-)  # images on their way: two chunks of 16 for each worker (`slipway.data.engine.parallel`, `filling`)
+AHEAD = NUM_WORKERS * 2 * 16  # two chunks of 16 images per worker are in flight
 NUM_TIMED = {1: 48, NUM_WORKERS: 192}
 NUM_IMAGES = 2 * AHEAD + NUM_TIMED[NUM_WORKERS]
 SAMPLES = [
@@ -57,7 +55,7 @@ def _read(wanted: Collection[str]) -> Iterator[RawSample]:
 
 
 def _seconds(form: StoreForm, work: Path, num_workers: int) -> float:
-    """For an image, while all workers are at work: without those that were on their way before, and without the last."""
+    """Seconds per image while all workers are busy: without the first and the last images."""
     work.mkdir(parents=True)
     ahead, timed = (AHEAD if num_workers > 1 else 1), NUM_TIMED[num_workers]
     rows = _rows(2 * ahead + timed)
@@ -69,14 +67,20 @@ def _seconds(form: StoreForm, work: Path, num_workers: int) -> float:
 
 
 @pytest.mark.nightly
-def test_the_gain_of_more_workers_is_foretold(
+def test_the_predicted_gain_of_more_workers_comes_true(
     tmp_path: Path, write_functions: WriteFunctions
 ) -> None:
     write_functions("waits_for_a_server", {"__init__.py": "", "crop.py": SLOW})
     transform = TransformContract(function=NAME, sha256=code_digest(NAME))
     contract = ImageContract(
-        kind="images", transform=transform, size_px=8, channels=3, resize_mode="stretch", interpolation="bilinear", max_pixels=10_000
-    )  # fmt: skip
+        kind="images",
+        transform=transform,
+        size_px=8,
+        channels=3,
+        resize_mode="stretch",
+        interpolation="bilinear",
+        max_pixels=10_000,
+    )
     form = StoreForm(network=contract, train_size_px=8, encoding="raw", jpeg_quality=None)
     times = time_raw_rows(SAMPLES[:64], contract)
     assert times.largest == "transform"
@@ -90,6 +94,7 @@ def test_the_gain_of_more_workers_is_foretold(
         )
         gains.append(alone / together)
     print(
-        f"expected {expected:.2f}, measured {statistics.median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
+        f"expected {expected:.2f}, measured {statistics.median(gains):.2f} "
+        f"({min(gains):.2f} to {max(gains):.2f})"
     )
     assert abs(statistics.median(gains) / expected - 1) < 0.25

@@ -1,4 +1,4 @@
-"""The data stages on tables as a user runs them, and damaged files, in processes of their own."""
+"""The data stages on tables as a user runs them, in real processes; and damaged files."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from slipway.config.network_arguments import STARTS
+from slipway.config.network_arguments import TabmArguments
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.system import files
 from tests.data.raw_files import numbered_csv, write_csv
@@ -26,13 +26,16 @@ def prepare_table(folder: Path, path: Path, task: str, target: str) -> None:
         if task == "table_classification"
         else {"rmse": {"min": None, "max": 1.0}}
     )
-    network = {"train__network": "tabm", "train__network_arguments": yaml.safe_load(STARTS["tabm"])}
+    network = {
+        "train__network": "tabm",
+        "train__network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
+    }
     prepare(
         folder, path, data__task=task, data__target_column=target, evaluate__gates=gates, **network
     )
 
 
-def test_wine_goes_through_the_data_stages_twice_with_the_same_result(tmp_path: Path) -> None:
+def test_two_runs_of_the_data_stages_on_the_wines_are_identical(tmp_path: Path) -> None:
     prepare_table(tmp_path, WINE, "table_classification", "cultivar")
     run(tmp_path, "clean", "split", "precompute")
     manifest = read_manifest(tmp_path / "data" / "packed")
@@ -82,7 +85,7 @@ def test_the_report_names_the_columns_that_are_no_inputs(tmp_path: Path) -> None
     assert report["columns"][2]["note"] == "ids or free text: 200 different values in 200 cells"
 
 
-def test_a_failed_clean_leaves_the_kinds_to_be_corrected(tmp_path: Path) -> None:
+def test_a_failed_clean_leaves_the_inferred_kinds_for_correction(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv", num_rows=40, a_3="x", a_4="x", b_5="x")
     prepare_table(tmp_path, path, "table_regression", "target")
     assert "the columns' kinds are in .work/clean/columns.yaml" in refusal(tmp_path, "clean")
@@ -94,7 +97,8 @@ def mixed_file(folder: Path, suffix: str) -> Path:
     """Every kind of column, quotes and missing cells."""
     towns = ["Oslo", '"Bergen, south"', "", "Tromsø"]
     rows = [
-        f"{7 * row % 31}.25,{towns[row % 4]},{['yes', 'no'][row % 2]},2026-11-{row % 28 + 1:02},{5 * row % 29}"
+        f"{7 * row % 31}.25,{towns[row % 4]},{['yes', 'no'][row % 2]},"
+        f"2026-11-{row % 28 + 1:02},{5 * row % 29}"
         for row in range(80)
     ]
     path = write_csv(folder / "t.csv", "\n".join(["size,town,owned,day,target", *rows]) + "\n")
@@ -118,7 +122,7 @@ def test_500_files_with_a_flipped_bit_give_a_result_or_a_data_error(
     assert min(results, errors) > 10  # both ways are tried
 
 
-def test_a_table_that_is_not_the_one_listed_stops_the_stage(tmp_path: Path) -> None:
+def test_a_table_that_differs_from_its_checksum_stops_the_stage(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv")
     prepare_table(tmp_path, path, "table_regression", "target")
     params = yaml.safe_load((tmp_path / "params.yaml").read_text())
@@ -130,7 +134,7 @@ def test_a_table_that_is_not_the_one_listed_stops_the_stage(tmp_path: Path) -> N
     assert "altered after it was listed" in refusal(tmp_path, "clean")
 
 
-def test_what_has_no_effect_on_a_table_is_named(tmp_path: Path) -> None:
+def test_precompute_names_settings_without_effect_on_a_table(tmp_path: Path) -> None:
     prepare_table(tmp_path, WINE, "table_classification", "cultivar")
     params = yaml.safe_load((tmp_path / "params.yaml").read_text())
     params["precompute"] |= {"encoding": "jpeg", "train_size_px": 64}

@@ -1,4 +1,4 @@
-"""A user's transform through the whole seam: run once per row, its values in Parquet, the same pixels in the service."""
+"""A user's transform end to end: run once per row, values in Parquet, equal service pixels."""
 
 import asyncio
 from collections.abc import Collection, Iterator
@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from serving.http.responses import Refusal
-from serving.requests.decoding import ImageDecoder
 from slipway.data.engine.work_folder import work_folder
 from slipway.data.sources.samples import RawSample
 from slipway.data.store.packed import open_split, read_manifest
@@ -17,6 +15,8 @@ from slipway.data.store.packing import pack, packing_key
 from slipway.data.store.store_form import StoreForm
 from slipway.inputs import user_function
 from slipway.inputs.images import ImageContract, TransformContract, array_from_bytes
+from slipway.serving.http.responses import Refusal
+from slipway.serving.requests.decoding import ImageDecoder
 from slipway.system import files
 from slipway.system.errors import DataError, IntegrityError
 from tests.data.pictures import CONTRACT, picture
@@ -28,7 +28,8 @@ from PIL import ImageOps
 def crop(image):
     side = min(image.size) // 2
     red = image.getpixel((0, 0))[0]
-    return ImageOps.invert(image.crop((0, 0, side, side))), {"side": side, "red": red / 255, "name": f"r{red}"}
+    found = {"side": side, "red": red / 255, "name": f"r{red}"}
+    return ImageOps.invert(image.crop((0, 0, side, side))), found
 """
 MIXED = """
 def f(image):
@@ -123,7 +124,10 @@ def test_every_failing_row_is_named_in_one_pass(
     write_functions(
         "faces",
         {
-            "__init__.py": "def f(image):\n    if image.getpixel((0, 0))[0] < 128:\n        raise ValueError('no face')\n    return image\n"
+            "__init__.py": "def f(image):\n"
+            "    if image.getpixel((0, 0))[0] < 128:\n"
+            "        raise ValueError('no face')\n"
+            "    return image\n"
         },
     )
     samples, rows = data_set(20)

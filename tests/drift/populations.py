@@ -24,8 +24,8 @@ from tests.calibrations import CALIBRATION
 NUM_COLUMNS = 20
 CLASSES = [str(number) for number in range(10)]
 COLUMN = {
-    "kind": "number", "required": True, "min": None, "max": None, "has_missing": False, "categories": [],
-    "mean": 0.0, "std": 1.0, "fill": 0.0, "quantiles": [],
+    "kind": "number", "required": True, "min": None, "max": None, "has_missing": False,
+    "categories": [], "mean": 0.0, "std": 1.0, "fill": 0.0, "quantiles": [],
 }  # fmt: skip
 CONTRACT = ColumnContract(
     kind="columns",

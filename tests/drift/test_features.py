@@ -24,8 +24,8 @@ VALUE = OutputContract(kind="value", labels=[])
 def images(size_px: int, channels: int) -> ImageContract:
     return ImageContract.model_validate(
         {
-            "kind": "images", "size_px": size_px, "channels": channels, "resize_mode": "stretch", "interpolation": "bilinear",
-            "max_pixels": 10**6, "transform": None,
+            "kind": "images", "size_px": size_px, "channels": channels, "resize_mode": "stretch",
+            "interpolation": "bilinear", "max_pixels": 10**6, "transform": None,
         }
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_extract_returns_finite_features_in_the_listed_order(size_px: int, chann
     assert found.shape == (5, len(names))
     assert found.dtype == np.float32
     assert np.isfinite(found).all()
-    assert names[-5:] == ["predicted_class", "confidence", "entropy", "margin", "outlier_score"]
+    assert names[-5:] == ["predicted_class", "confidence", "entropy", "margin", "ood_score"]
 
 
 @pytest.mark.parametrize(("size_px", "channels"), [(28, 1), (32, 3), (224, 3)])
@@ -166,4 +166,4 @@ def test_class_answers_give_label_confidence_entropy_margin_and_ood_score() -> N
 def test_numeric_answers_give_value_and_ood_score() -> None:
     found = extract_outputs(np.array([[3.5], [-1.0]], np.float32), np.array([0.5, 2.0], np.float32))
     assert found.tolist() == [[3.5, 0.5], [-1.0, 2.0]]
-    assert [feature.name for feature in output_features(VALUE)] == ["value", "outlier_score"]
+    assert [feature.name for feature in output_features(VALUE)] == ["value", "ood_score"]

@@ -54,7 +54,7 @@ def test_accuracy_of_the_reference_rows_is_no_substitute_for_an_estimate() -> No
     assert abs(_estimate(Population(hardness=0.9), 3)[1] - accuracy(REFERENCE_ROWS)) > 0.1
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=20)
 def test_estimate_interval_covers_the_true_accuracy_in_at_least_90_percent_of_windows() -> None:
     random, held, widths = np.random.default_rng(5), 0, []
     for _ in range(150):

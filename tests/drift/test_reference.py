@@ -70,7 +70,7 @@ def test_drift_json_with_one_altered_bit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"format_version": 1}, {"colour": "red"}, {"inputs": None}])
 def test_drift_json_of_another_format_is_refused(change: dict[str, object]) -> None:
     content = json.loads(reference_bytes(reference_of(ROWS))) | change
-    with pytest.raises(BundleError, match="is not a drift reference of format 2"):
+    with pytest.raises(BundleError, match="is not a drift reference of format 3"):
         parse_references(json.dumps(content).encode())
 
 

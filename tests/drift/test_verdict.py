@@ -51,7 +51,7 @@ def _fraction_drifted(
 def test_windows_without_drift_alarm_no_more_often_than_the_level(
     num_reference: int, num_rows: int
 ) -> None:
-    """Level 5 %, with a new reference for every ten windows. Bonferroni errs towards fewer alarms."""
+    """Level 5 %, a new reference for every ten windows. Bonferroni errs towards fewer alarms."""
     random, alarms = np.random.default_rng(7), 0
     for _ in range(15):
         reference = reference_of(ORDINARY.draw(random, num_reference))

@@ -1,4 +1,4 @@
-"""Two runs of the whole pipeline, on pictures and on a table, shared by all tests of this folder."""
+"""Two runs of the whole pipeline, on pictures and on a table, shared by all tests here."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,12 +56,13 @@ def _write_pictures(project: Project) -> None:
     (own / "ring" / "half.png").write_bytes((own / "ring" / "02.png").read_bytes()[:150])
     (own / "square" / "again.png").write_bytes((own / "square" / "03.png").read_bytes())
     project.set_params(SMALL)
-    # A circle moved by a pixel is a near duplicate of the other circles: too few units would be left to split.
+    # A circle moved by a pixel is a near duplicate of the others: too few units would be left.
     project.set_value("clean.rules.near_duplicate", None)
 
 
 def _write_table(project: Project) -> None:
     project.set_params(readme_params()[1])
+    project.keep_own_keys()
     project.set_params({"evaluate": {"slices": ["alcohol", "hue"], "slice_min_rows": 5}})
 
 
@@ -75,7 +76,10 @@ WRITERS = {
 def both_finished(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Project]:
-    """The two projects, or the one that tests ask for, after `dvc repro`; side by side, as each mostly keeps one core busy."""
+    """The projects that the selected tests use, after `dvc repro`.
+
+    They run in parallel, because each keeps mostly one core busy.
+    """
     asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     projects = {
         name: copy_checkout(tmp_path_factory.mktemp(name)) for name in WRITERS if name in asked
@@ -91,19 +95,19 @@ def both_finished(
 
 @pytest.fixture(scope="session")
 def finished(both_finished: dict[str, Project]) -> Project:
-    """64 pictures, three of them joined by a bad file each, in a fresh copy of the checkout after `dvc repro`."""
+    """A copy of the checkout after `dvc repro` on 64 good pictures and three bad files."""
     return both_finished["finished"]
 
 
 @pytest.fixture(scope="session")
 def finished_table(both_finished: dict[str, Project]) -> Project:
-    """The embedded table with the params that the README shows for it, in a fresh copy of the checkout after `dvc repro`."""
+    """A copy of the checkout after `dvc repro` on the embedded table with the README's params."""
     return both_finished["finished_table"]
 
 
 @pytest.fixture(scope="package")
 def service(finished: Project) -> Iterator[str]:
-    """The address of the service of the pictures' project as `bentoml serve` starts it, ready, for tests that only ask it."""
+    """The address of the pictures' service, started by `bentoml serve`, for read-only tests."""
     with finished.service() as address:
         wait_until_ready(address)
         yield address
@@ -111,7 +115,7 @@ def service(finished: Project) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def table_service(finished_table: Project) -> Iterator[str]:
-    """The same of the table's project."""
+    """The address of the table's service."""
     with finished_table.service() as address:
         wait_until_ready(address)
         yield address

@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 
 from tests import plain_http
 from tests.conftest import ROOT
+from tests.project_params import of_kind
 
 SHAPES = ("circle", "cross", "ring", "square")
 NUM_IMAGES = 64
@@ -50,7 +51,10 @@ class Project:
         return answer.stdout
 
     def environment(self) -> dict[str, str]:
-        """The caller's variables, with a home that must stay empty and an author for commits; bytecode is kept, as for a user."""
+        """The caller's variables, with a home that must stay empty and an author for commits.
+
+        Python writes bytecode, as it does for users.
+        """
         author = {
             f"GIT_{role}_{part}": "end-to-end"
             for role in ("AUTHOR", "COMMITTER")
@@ -62,14 +66,14 @@ class Project:
         return {
             **inherited,
             **author,
-            **self.watched_network(),
+            **self.loopback_only(),
             "HOME": str(self.path / ".work" / "home"),
         }
 
-    def watched_network(self) -> dict[str, str]:
-        """Variables that let a process reach loopback only, and log what else it tries in `network_log`.
+    def loopback_only(self) -> dict[str, str]:
+        """Variables that limit a process to loopback and log other attempts in `network_log`.
 
-        Empty where no C compiler built the library for it.
+        Empty if there was no C compiler to build the library.
         """
         library = self.path / ".work" / "only_loopback.so"
         return (
@@ -90,6 +94,11 @@ class Project:
             content[section].update(values)
         self._write_params(content)
 
+    def keep_own_keys(self) -> None:
+        """Remove the keys of params.yaml that only another kind of input has."""
+        content = self._read_params()
+        self._write_params(of_kind(content, content["data"]["task"]))
+
     def set_value(self, key: str, value: Any) -> None:
         """Change one key of params.yaml, such as "clean.rules.blurred"."""
         content = self._read_params()
@@ -102,7 +111,7 @@ class Project:
         self._write_params(content)
 
     def _read_params(self) -> dict[str, Any]:
-        """As DVC and the stages read it, YAML 1.2: `off` is text."""
+        """Read params.yaml as DVC and the stages do, as YAML 1.2: `off` is text."""
         content: dict[str, Any] = YAML(typ="safe", pure=True).load(self.path / "params.yaml")
         return content
 
@@ -111,7 +120,7 @@ class Project:
 
     @contextlib.contextmanager
     def service(self, line: str = "bentoml serve", **settings: str) -> Iterator[str]:
-        """Run the service in a process of its own; its address. It is stopped at the end, by its id."""
+        """Run the service in a process of its own and yield its address."""
         with free_port() as port:
             pass
         log = self.path / ".work" / "service.log"
@@ -136,16 +145,19 @@ class Project:
 
 
 def readme_params() -> list[dict[str, dict[str, Any]]]:
-    """The changes of params.yaml that the README shows: for small photographs, and for the embedded table."""
+    """The README's changes of params.yaml: for small photographs, and for the embedded table."""
     blocks = re.findall(
         r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    return [YAML(typ="safe", pure=True).load(block) for block in blocks]
+    small, table = (YAML(typ="safe", pure=True).load(block) for block in blocks)
+    rules = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")["clean"]["rules"]
+    table["clean"]["rules"] = rules | table["clean"]["rules"]
+    return [small, table]
 
 
 @contextlib.contextmanager
 def free_port() -> Iterator[int]:
-    """A port of the loopback interface that nobody listens on."""
+    """An unused port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         yield listener.getsockname()[1]
@@ -171,7 +183,10 @@ def _wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) 
 
 
 def copy_checkout(target: Path) -> Project:
-    """The files git knows or would add, committed in a new repository, with this environment as its .venv."""
+    """Copy the checkout's tracked and new files and commit them to a new repository.
+
+    This environment is linked as its .venv.
+    """
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,

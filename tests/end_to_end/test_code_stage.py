@@ -65,7 +65,7 @@ def after(project: Project, name: str, old: str, new: str) -> set[str]:
         project.shell("dvc repro")
 
 
-def test_changed_comments_and_docstrings_run_nothing(project: Project) -> None:
+def test_changed_comments_and_docstrings_rerun_no_stage(project: Project) -> None:
     cores = project.path / "slipway/system/cores.py"
     before = cores.read_text()
     try:
@@ -84,22 +84,22 @@ def test_changed_comments_and_docstrings_run_nothing(project: Project) -> None:
             "\nimport sys\nimport",
             {"audit", "train", "prune"},
         ),
-        ("serving/page/app.js", "import", "import ", {"verify"}),
+        ("slipway/serving/page/app.js", "import", "import ", {"verify"}),
     ],
 )
-def test_a_changed_line_runs_exactly_the_stages_that_reach_it(
+def test_a_changed_line_reruns_exactly_the_stages_that_reach_its_module(
     project: Project, name: str, old: str, new: str, stages: set[str]
 ) -> None:
     reach = {
         stage
         for stage in STAGES
-        if Path(name) in reached_files(project.path, [Path(f"stages/{stage}.py")])
+        if Path(name) in reached_files(project.path, [Path(f"slipway/stages/{stage}.py")])
     }
     assert after(project, name, old, new) == reach
     assert reach >= stages
 
 
-def test_the_users_function_runs_the_stages_that_call_it(project: Project) -> None:
+def test_a_changed_user_function_reruns_the_stages_that_call_it(project: Project) -> None:
     assert after(project, "transforms/__init__.py", '"""', 'X = 1\n"""') == {
         "precompute",
         "evaluate",
@@ -107,7 +107,7 @@ def test_the_users_function_runs_the_stages_that_call_it(project: Project) -> No
     }
 
 
-def test_a_changed_param_of_another_stage_changes_no_digest(project: Project) -> None:
+def test_a_changed_param_changes_no_code_digest(project: Project) -> None:
     before = (project.path / "code.yaml").read_bytes()
     assert after(project, "params.yaml", "seed: ", "seed: 1") == set()
     assert (project.path / "code.yaml").read_bytes() == before
@@ -127,13 +127,13 @@ def test_a_mistake_in_params_yaml_is_found_before_any_other_stage_runs(project: 
 
 
 @pytest.mark.parametrize("options", ["", "--temp"])
-def test_an_experiment_runs_with_digests(project: Project, options: str) -> None:
+def test_a_dvc_experiment_runs_with_code_digests(project: Project, options: str) -> None:
     said = project.shell(f"dvc exp run {options} -n with{options.strip('-')} -S seed=11")
     assert "Ran experiment" in said
     project.shell("git checkout -q -f . && dvc repro")
 
 
-def test_a_fresh_clone_has_no_digests_and_makes_them(project: Project, tmp_path: Path) -> None:
+def test_a_fresh_clone_recreates_the_code_digests(project: Project, tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "-q", str(project.path), str(tmp_path / "clone")], check=True)
     clone = Project(tmp_path / "clone")
     (clone.path / ".venv").symlink_to((project.path / ".venv").resolve())

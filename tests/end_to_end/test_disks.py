@@ -1,7 +1,7 @@
-"""Disks that refuse, for real: each stage runs in a copy of a finished project on a small file system of its own.
+"""Full, read-only and forbidden disks: each stage runs in a copy of a project on a small tmpfs.
 
-A full or read-only one needs a mount namespace; without the right to make one these are skipped. A missing permission is
-tested without root's right to ignore it, a limit of file sizes anywhere.
+The file system needs a mount namespace; without the right to create one these tests are skipped.
+Missing permissions are tested without root's privilege to ignore them.
 """
 
 import re
@@ -40,7 +40,7 @@ OWN = {  # what a stage may have replaced, file by file, before it met the fault
         "reports/confusion",
         "reports/slices",
         "artifacts/calibration",
-        "artifacts/outlier_score",
+        "artifacts/ood_score",
     ),
     "export": ("artifacts/bundle", "reports/leaderboard"),
     "compile": ("artifacts/engine",),
@@ -84,7 +84,10 @@ def can_mount() -> bool:
 def run_on(
     project: Project, folder: Path, prepare: str, command: str
 ) -> tuple[int, float, str, dict[str, str]]:
-    """Exit code, seconds, stderr and the digests of all results, of `command` run on a prepared copy of the project."""
+    """Run `command` on a prepared copy of the project.
+
+    Returns the exit code, seconds, stderr and the digests of all results.
+    """
     if not can_mount():
         pytest.skip("no right to mount a file system here")
     (folder / "disk").mkdir(parents=True)
@@ -92,15 +95,22 @@ def run_on(
     results = (
         "find data artifacts metrics reports -type f ! -path 'data/demo/*' -exec sha256sum {} +"
     )
+    variables = f"DVC_SITE_CACHE_DIR='{folder}/dvc' PYTHONDONTWRITEBYTECODE=1"
     script = (
-        f"{MAKE_DISK} && source env.sh && export DVC_SITE_CACHE_DIR='{folder}/dvc' PYTHONDONTWRITEBYTECODE=1; {prepare}\n"
-        f"date +%s.%N >&3; {command} >/dev/null 2>../stderr; code=$?; date +%s.%N >&3; echo $code >&3; {results} >&3"
+        f"{MAKE_DISK} && source env.sh && export {variables}; {prepare}\n"
+        f"date +%s.%N >&3; {command} >/dev/null 2>../stderr; code=$?; "
+        f"date +%s.%N >&3; echo $code >&3; {results} >&3"
     )
     with (folder / "found").open("w") as found:
+        script = script.replace(">&3", f">>/proc/self/fd/{found.fileno()}")
         subprocess.run(
-            ["unshare", "-m", "bash", "-c", script.replace(">&3", f">>/proc/self/fd/{found.fileno()}")],
-            cwd=folder, env=project.environment(), pass_fds=[found.fileno()], timeout=300, check=True,
-        )  # fmt: skip
+            ["unshare", "-m", "bash", "-c", script],
+            cwd=folder,
+            env=project.environment(),
+            pass_fds=[found.fileno()],
+            timeout=300,
+            check=True,
+        )
     begin, end, code, *digests = (folder / "found").read_text().splitlines()
     return (
         int(code),
@@ -111,8 +121,10 @@ def run_on(
 
 
 @pytest.mark.nightly(seconds=4)
-def test_what_is_run_here_succeeds_on_a_disk_with_room(finished: Project, tmp_path: Path) -> None:
-    code, _, said, _ = run_on(finished, tmp_path / "run", "", "python -m stages.split")
+def test_split_succeeds_on_a_copied_project_with_free_space(
+    finished: Project, tmp_path: Path
+) -> None:
+    code, _, said, _ = run_on(finished, tmp_path / "run", "", "python -m slipway.stages.split")
     assert code == 0, said
 
 
@@ -126,12 +138,12 @@ def test_what_is_run_here_succeeds_on_a_disk_with_room(finished: Project, tmp_pa
         for fault in FAULTS
     ],
 )
-def test_a_disk_that_refuses_is_one_line_and_harms_nothing(
+def test_a_stage_on_a_failing_disk_prints_one_error_and_leaves_other_results_unchanged(
     finished: Project, tmp_path: Path, stage: str, fault: str, is_nightly: bool
 ) -> None:
     prepare, runner = FAULTS[fault]
     code, seconds, said, after = run_on(
-        finished, tmp_path / "run", prepare, f"{runner} python -m stages.{stage}"
+        finished, tmp_path / "run", prepare, f"{runner} python -m slipway.stages.{stage}"
     )
     if code == 0 and fault in ("nearly full", "with a limit of file sizes"):
         return  # all that it writes is small enough

@@ -1,4 +1,7 @@
-"""`kill -9` of the trainer, of dvc or of both, then `dvc repro`: `python -m bench.kills` does it 25 times."""
+"""Results after `kill -9` of the trainer, of dvc or of both, then `dvc repro`.
+
+`python -m bench.kills` repeats it 25 times.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +13,7 @@ from bench.kills import EQUAL, digests, run_killed, small_project
 pytestmark = pytest.mark.process
 
 
-def test_a_training_killed_three_ways_ends_with_the_digests_of_an_uninterrupted_one(
+def test_a_training_killed_three_ways_ends_with_the_digests_of_an_uninterrupted_training(
     tmp_path: Path,
 ) -> None:
     whole, killed = (small_project(tmp_path / name) for name in ("whole", "killed"))
@@ -25,7 +28,7 @@ def test_a_training_killed_three_ways_ends_with_the_digests_of_an_uninterrupted_
 
 
 @pytest.mark.nightly(seconds=150)
-def test_killed_within_and_before_stages_a_project_ends_with_equal_digests(tmp_path: Path) -> None:
+def test_a_project_killed_during_and_between_stages_ends_with_equal_digests(tmp_path: Path) -> None:
     whole, killed = (small_project(tmp_path / name) for name in ("whole", "killed"))
     whole.shell("dvc repro evaluate")
     kills = run_killed(killed, 3, ("split", "train", "evaluate"), targets="evaluate")

@@ -1,4 +1,4 @@
-"""The whole way with real processes: 64 pictures, two DeepSpeed ranks, ten stages, one certificate."""
+"""The whole pipeline in real processes: 64 pictures, two DeepSpeed ranks, ten stages."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_every_file_is_kept_or_quarantined_with_its_rule(finished: Project) -> None:
+def test_clean_quarantines_each_bad_file_under_its_rule(finished: Project) -> None:
     kept = pq.read_table(finished.path / "data/clean/rows.parquet")
     refused = pq.read_table(finished.path / "data/clean/quarantine.parquet").to_pydict()
     assert kept.num_rows == NUM_IMAGES
@@ -30,7 +30,7 @@ def test_every_file_is_kept_or_quarantined_with_its_rule(finished: Project) -> N
     assert list(rules.values()) == ["exact_duplicate"]
 
 
-def test_the_splits_share_no_row_and_every_class_is_in_each(finished: Project) -> None:
+def test_splits_share_no_row_and_each_has_every_class(finished: Project) -> None:
     rows = pq.read_table(finished.path / "data/split/rows.parquet").to_pydict()
     assert len(set(rows["id"])) == NUM_IMAGES
     assert {(split, label) for split, label in zip(rows["split"], rows["label"], strict=True)} == {
@@ -38,14 +38,14 @@ def test_the_splits_share_no_row_and_every_class_is_in_each(finished: Project) -
     }
 
 
-def test_what_was_asked_for_is_what_trained(finished: Project) -> None:
+def test_training_used_the_requested_strategy_precision_and_devices(finished: Project) -> None:
     model = read_json(finished.path / "artifacts/model/model.json")
     assert model["actual"]["strategy"] == model["requested"]["strategy"] == "deepspeed_stage_2"
     assert model["actual"]["precision"] == model["requested"]["precision"] == "bf16-mixed"
     assert model["actual"]["world_size"] == 2
 
 
-def test_every_test_row_is_counted_once_at_every_hop(finished: Project) -> None:
+def test_each_executed_hop_of_the_certificate_counts_every_test_row_once(finished: Project) -> None:
     rows = pq.read_table(finished.path / "data/split/rows.parquet").to_pydict()
     num_test = rows["split"].count("test")
     assert pq.read_table(finished.path / "artifacts/predictions.parquet").num_rows == num_test
@@ -53,7 +53,7 @@ def test_every_test_row_is_counted_once_at_every_hop(finished: Project) -> None:
     assert {hop.rows for hop in hops if hop.status != "not_executed"} == {num_test}
 
 
-def test_the_certificate_covers_every_variant_and_live_http(finished: Project) -> None:
+def test_every_variant_and_live_http_agree_in_the_certificate(finished: Project) -> None:
     certificate = read_certificate(finished.path / "artifacts/certificate.json")
     assert certificate.status == "certified"
     agreeing = {hop.name for hop in certificate.hops if hop.status == "agrees"}
@@ -70,7 +70,7 @@ def test_the_certificate_covers_every_variant_and_live_http(finished: Project) -
     assert all(hop.flipped == [] for hop in exact)
 
 
-def test_no_file_that_a_stage_wrote_is_a_pickle(finished: Project) -> None:
+def test_no_stage_writes_a_pickle(finished: Project) -> None:
     written = [
         finished.path / name
         for name in ("artifacts", "metrics", "reports", "data/clean", "data/split", "data/packed")
@@ -81,22 +81,48 @@ def test_no_file_that_a_stage_wrote_is_a_pickle(finished: Project) -> None:
     }
 
 
-def test_a_second_repro_does_nothing(finished: Project) -> None:
+def test_a_second_dvc_repro_runs_no_stage(finished: Project) -> None:
     assert "Data and pipelines are up to date." in finished.shell("dvc repro")
 
 
-def test_the_summary_prints_one_table(finished: Project) -> None:
-    text = finished.shell("python -m slipway.reports.summary")
-    for expected in ("accuracy", "f1_macro", "fp16", "int8", "not executed", "make serve"):
-        assert expected in text, text
+def test_the_console_of_a_run_says_each_thing_once_and_what_to_do_now(finished: Project) -> None:
+    log = (finished.path / ".work" / "repro.log").read_text()
+    printed = {
+        part.partition("'")[0]: [
+            line
+            for line in part.partition("> python -m")[2].splitlines()[1:]
+            if line and not line.startswith(("Updating lock file", "Use `dvc push`"))
+        ]
+        for part in log.split("Running stage '")[1:]
+    }
+    assert len(printed) == 12
+    summary = finished.shell("python -m slipway.reports.summary")
+    reasons = [
+        line for line in (log + summary).splitlines() if "no NVIDIA driver" in line
+    ]  # none on a machine with a GPU
+    assert len(reasons) <= 1
+    assert all("not executed" in line and "tensorrt/fp16" in line for line in reasons)
+    assert printed["audit"] == printed["prune"] == []
+    assert len(printed["evaluate"]) <= 6
+    assert [line for line in printed["clean"] if line.startswith("refused: ")] == [
+        "refused: ring/half.png (truncated), ring/notes.png (undecodable), "
+        "square/again.png (exact_duplicate)"
+    ]
+    assert any(line.startswith("onnxruntime/cpu/int8 ") for line in printed["verify"])
+    assert "make serve" in printed["verify"][-1]
+    assert not {line.strip() for line in printed["verify"]} & {
+        line.strip() for line in summary.splitlines()
+    }
+    assert all(words in summary for words in ("accuracy", "f1_macro"))
+    assert summary.splitlines()[-5] == "what now"
 
 
-def test_nothing_was_written_to_the_users_home(finished: Project) -> None:
+def test_the_pipeline_writes_nothing_to_the_users_home(finished: Project) -> None:
     written = [path for path in (finished.path / ".work" / "home").rglob("*") if path.is_file()]
     assert written == []
 
 
-def test_no_partial_file_is_left(finished: Project) -> None:
+def test_the_pipeline_leaves_no_partial_file(finished: Project) -> None:
     assert [
         path
         for folder in ("data", "artifacts", "reports", "metrics")

@@ -1,4 +1,7 @@
-"""Data that lives elsewhere, through DVC: imported, pushed, and pulled into a fresh clone. The remote is a folder on this machine."""
+"""Remote data through DVC: imported, pushed, and pulled into a fresh clone.
+
+The remote is a folder on this machine.
+"""
 
 import json
 import shutil
@@ -26,7 +29,7 @@ def clone(origin: Project, target: Path) -> Project:
 def configure(project: Project, data_path: str) -> None:
     # Few pictures: exact shares put every class into every split.
     project.set_params({"data": {"path": data_path}, "split": {"assignment": "exact"}})
-    project.set_value("clean.rules.near_duplicate", None)  # the shapes look alike, see conftest.py
+    project.set_value("clean.rules.near_duplicate", None)  # see conftest.py
 
 
 def results(project: Project) -> dict[str, str]:
@@ -44,7 +47,7 @@ def kept(project: Project) -> int:
 
 
 @pytest.mark.nightly(seconds=40)
-def test_an_imported_archive_is_pushed_pulled_and_updated(tmp_path: Path) -> None:
+def test_an_imported_archive_can_be_pushed_pulled_and_updated(tmp_path: Path) -> None:
     elsewhere, remote = tmp_path / "elsewhere", tmp_path / "remote"
     draw_shapes(elsewhere / "shapes")
     shutil.make_archive(str(elsewhere / "shapes"), "zip", elsewhere / "shapes")
@@ -71,9 +74,8 @@ def test_an_imported_archive_is_pushed_pulled_and_updated(tmp_path: Path) -> Non
     assert "Stage 'clean' didn't change, skipping" in second.shell("dvc repro split")
     assert results(second) == results(first)
     shutil.rmtree(second.path / "data" / "clean")
-    second.shell(
-        "dvc repro --force --single-item clean split"
-    )  # without it DVC would look at the source, too
+    # Without --single-item DVC would also look at the source.
+    second.shell("dvc repro --force --single-item clean split")
     assert results(second) == results(first)
 
     # The source grows: `dvc update` takes the new version, and the stages notice.
@@ -85,14 +87,15 @@ def test_an_imported_archive_is_pushed_pulled_and_updated(tmp_path: Path) -> Non
 
 
 def draw_more(folder: Path) -> None:
-    """One more picture in each class: an old one upside down."""
+    """Add one picture to each class: an existing one upside down."""
     for shape in folder.iterdir():
         picture = min(shape.iterdir())
         with Image.open(picture) as image:
             ImageOps.flip(image).save(shape / f"flipped_{picture.name}")
 
 
-def test_an_added_folder_is_pushed_and_pulled(tmp_path: Path) -> None:
+@pytest.mark.nightly(seconds=60)
+def test_an_added_folder_can_be_pushed_and_pulled(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     first = copy_checkout(tmp_path / "first")
     draw_shapes(first.path / "data" / "shapes")
@@ -106,8 +109,8 @@ def test_an_added_folder_is_pushed_and_pulled(tmp_path: Path) -> None:
     assert kept(second) == 64
 
 
-def test_without_pulling_the_error_says_what_is_missing(tmp_path: Path) -> None:
-    """The twin: it is the pull that makes the tests above pass."""
+def test_repro_without_a_pull_names_the_missing_data(tmp_path: Path) -> None:
+    """Proves that the tests above pass because of the pull."""
     (tmp_path / "first").mkdir()
     first = copy_checkout(tmp_path / "first")
     draw_shapes(first.path / "data" / "shapes")

@@ -1,4 +1,7 @@
-"""What one changed parameter costs: `dvc repro` with nothing to do is quick, and a change runs the stages that read it, no other."""
+"""The cost of a changed parameter: only the stages that read it run again.
+
+`dvc repro` with nothing to do is quick.
+"""
 
 import json
 import resource
@@ -16,10 +19,9 @@ pytestmark = pytest.mark.process
 READERS: dict[str, tuple[Any, set[str]]] = {
     "seed": (8, {"split", "augment", "audit", "train", "evaluate", "prune", "export", "verify"}),
     "data.engine": ("ray", {"clean", "precompute"}),
-    "data.image_column": (
-        "picture",
-        {"clean", "precompute", "evaluate", "verify"},
-    ),  # those that read raw bytes
+    # Read by the stages that read raw bytes.
+    "data.image_column": ("picture", {"clean", "precompute", "evaluate", "verify"}),
+    "data.sources": (["*"], {"clean", "precompute", "evaluate", "verify"}),
     "data.split_column": ("part", {"clean", "split"}),
     "clean.blur_variance": (21.0, {"clean"}),
     "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
@@ -42,8 +44,9 @@ READERS: dict[str, tuple[Any, set[str]]] = {
 }
 
 
-# `dvc status`, once for each content of params.yaml: DVC takes a second to be imported. Another second goes to parsing YAML, the same
-# dvc.lock again and again and params.yaml for each stage, so equal texts are parsed once.
+# Runs `dvc status` for each content of params.yaml in one process, because importing DVC takes a
+# second. Equal YAML texts are parsed once: DVC parses dvc.lock again and again, and params.yaml for
+# each stage.
 STATUS_OF_EACH = """
 import json, sys
 from copy import deepcopy
@@ -68,7 +71,7 @@ for content in json.load(sys.stdin):
 def _stages_to_run(
     finished: Project, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, set[str]]:
-    """The stages that DVC finds changed by themselves once a key has another value; what follows from them is not among these."""
+    """The stages that DVC reports as changed for a new value of each key, without later stages."""
     path = finished.path / "params.yaml"
     before, contents = path.read_text(), tmp_path_factory.mktemp("contents") / "contents.json"
     try:
@@ -82,33 +85,31 @@ def _stages_to_run(
 
 
 def _with_value(project: Project, key: str, content: str) -> str:
-    """params.yaml with another value of that key."""
+    """params.yaml with the other value of `key` in READERS."""
     (project.path / "params.yaml").write_text(content)
     project.set_value(key, READERS[key][0])
     return (project.path / "params.yaml").read_text()
 
 
 @pytest.mark.parametrize("key", READERS)
-def test_a_changed_parameter_runs_the_stages_that_read_it_and_no_other(
+def test_a_changed_parameter_reruns_only_the_stages_that_read_it(
     key: str, stages_to_run: dict[str, set[str]]
 ) -> None:
-    assert stages_to_run[key] == {
-        "code",
-        *READERS[key][1],
-    }  # which checks params.yaml whatever changed
+    # The stage `code` checks params.yaml after any change.
+    assert stages_to_run[key] == {"code", *READERS[key][1]}
 
 
-def test_nothing_changed_runs_nothing(finished: Project) -> None:
+def test_an_unchanged_project_has_no_stage_to_run(finished: Project) -> None:
     assert json.loads(finished.shell("dvc status --json").splitlines()[-1]) == {}
 
 
 @pytest.mark.nightly
-def test_a_repro_with_nothing_to_do_takes_less_than_three_seconds_of_a_core(
+def test_repro_with_nothing_to_do_takes_less_than_three_seconds_of_a_core(
     finished: Project,
 ) -> None:
-    """Of a core that needs half a second for `dvc version`, so that a slow machine does not count; nor does what else runs on it.
+    """Compared with `dvc version`, which takes half a second, so the machine's speed cancels out.
 
-    Processor time: DVC waits for nothing and uses one core.
+    Measures processor time, because DVC uses one core and other processes may use it, too.
     """
 
     def seconds(command: str) -> float:

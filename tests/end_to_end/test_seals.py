@@ -1,4 +1,4 @@
-"""Inputs that change while a stage runs: real stages, a real `dvc`, and an editor at the wrong moment."""
+"""Inputs that are edited while a stage runs, with real stages and a real `dvc`."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]  # the first test 
 EDITS: dict[str, tuple[str, Any, str, Any]] = {
     "clean": ("clean.outlier_mad_threshold", 7.0, "split.folds", 5),
     "split": ("split.assignment", "exact", "clean.num_workers", 1),
-    "precompute": ("precompute.num_quantiles", 32, "split.folds", 5),
+    "precompute": ("precompute.jpeg_quality", 90, "split.folds", 5),
     "augment": ("seed", 8, "train.epochs", 9),
     "audit": ("audit.epochs", 9, "prune.epochs", 9),
     "train": ("train.label_smoothing", 0.1, "evaluate.top_k", 2),
@@ -51,7 +51,7 @@ def _project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(name="unchanged", autouse=True)
 def _unchanged(project: Project) -> Iterator[None]:
-    """Everything that a test edits or a stage writes is as it was, after each test."""
+    """Restore params.yaml, dvc.lock and the seals after each test."""
     edited = {
         path: path.read_bytes()
         for path in [project.path / "params.yaml", project.path / "dvc.lock", *_seals(project)]
@@ -71,7 +71,7 @@ def run_and(project: Project, stage: str, act: Callable[[], None]) -> tuple[int,
     assert seal.is_file()
     log = project.path / ".work/stage.log"
     with log.open("w") as output:
-        line = f"source env.sh && exec python -m stages.{stage}"
+        line = f"source env.sh && exec python -m slipway.stages.{stage}"
         process = subprocess.Popen(
             ["bash", "-c", line],
             cwd=project.path,
@@ -98,7 +98,7 @@ def edit_of(project: Project, key: str, value: Any) -> Callable[[], None]:
     return lambda: os.replace(edited, path)
 
 
-# The last stage first, and each but once: what a stage writes anew does not fit later ones any more.
+# The last stage first, and each only once: new outputs of a stage do not match later ones.
 IN_TURN = [
     stage
     if stage in ("verify", "train", "clean")
@@ -108,7 +108,7 @@ IN_TURN = [
 
 
 @pytest.mark.parametrize("stage", IN_TURN)
-def test_only_params_that_a_stage_reads_must_not_change_while_it_runs(
+def test_a_stage_fails_if_params_that_it_reads_change_while_it_runs(
     project: Project, stage: str
 ) -> None:
     seal = project.path / f"artifacts/seals/{stage}.json"
@@ -126,12 +126,12 @@ def test_only_params_that_a_stage_reads_must_not_change_while_it_runs(
     assert not seal.exists()
 
 
-def test_restored_params_let_train_end_without_another_step(project: Project) -> None:
+def test_train_with_restored_params_ends_without_another_step(project: Project) -> None:
     before = (project.path / "params.yaml").read_bytes()
     code, said = run_and(project, "train", edit_of(project, "train.label_smoothing", 0.1))
     assert code == 1, said
     (project.path / "params.yaml").write_bytes(before)
-    again = project.shell("python -m stages.train")
+    again = project.shell("python -m slipway.stages.train")
     assert "resumed   after epoch 4" in again
     assert "epoch 1/4" not in again
     assert not list((project.path / ".work/train").glob("*/step-*"))
@@ -140,7 +140,7 @@ def test_restored_params_let_train_end_without_another_step(project: Project) ->
 def test_a_killed_stage_leaves_no_seal_and_runs_again(project: Project) -> None:
     seal = project.path / "artifacts/seals/clean.json"
     before = seal.read_bytes()
-    line = "source env.sh && exec python -m stages.clean"
+    line = "source env.sh && exec python -m slipway.stages.clean"
     with subprocess.Popen(
         ["bash", "-c", line], cwd=project.path, env=project.environment()
     ) as process:
@@ -148,12 +148,12 @@ def test_a_killed_stage_leaves_no_seal_and_runs_again(project: Project) -> None:
             time.sleep(0.001)
         os.kill(process.pid, signal.SIGKILL)
     assert not seal.exists()
-    project.shell("python -m stages.split", succeeds=False)  # a record without its seal
-    project.shell("python -m stages.clean")
+    project.shell("python -m slipway.stages.split", succeeds=False)  # a record without its seal
+    project.shell("python -m slipway.stages.clean")
     assert seal.read_bytes() == before
 
 
-def test_code_that_changes_while_a_stage_runs_fails_it(project: Project) -> None:
+def test_a_stage_fails_if_its_code_changes_while_it_runs(project: Project) -> None:
     path = project.path / "slipway/data/splits/units.py"
     before = path.read_text()
     try:
@@ -162,13 +162,13 @@ def test_code_that_changes_while_a_stage_runs_fails_it(project: Project) -> None
         path.write_text(before)
     assert code == 1, said
     assert (
-        "error: code changed while split ran: slipway/data/splits/units.py. Restore it or run again."
-        in said
+        "error: code changed while split ran: slipway/data/splits/units.py. "
+        "Restore it or run again." in said
     )
 
 
 @pytest.mark.nightly
-def test_a_comment_that_changes_while_a_stage_runs_is_allowed(project: Project) -> None:
+def test_a_stage_succeeds_if_only_a_comment_changes_while_it_runs(project: Project) -> None:
     path = project.path / "slipway/data/splits/units.py"
     before = path.read_text()
     try:
@@ -178,7 +178,7 @@ def test_a_comment_that_changes_while_a_stage_runs_is_allowed(project: Project) 
     assert code == 0, said
 
 
-def test_raw_data_that_changes_while_a_stage_runs_fails_it(project: Project) -> None:
+def test_a_stage_fails_if_raw_data_changes_while_it_runs(project: Project) -> None:
     name = readme_params()[1]["data"]["path"]
     raw = project.path / name
     facts = raw.stat()
@@ -191,8 +191,8 @@ def test_raw_data_that_changes_while_a_stage_runs_fails_it(project: Project) -> 
 
 
 @pytest.mark.nightly
-def test_a_stage_with_other_code_than_code_yaml_is_refused(project: Project) -> None:
-    """Else `dvc repro -s split` would record the old digest for the new code."""
+def test_a_stage_whose_code_differs_from_code_yaml_is_refused(project: Project) -> None:
+    """Otherwise `dvc repro -s split` would record the old digest for the new code."""
     path = project.path / "slipway/data/splits/units.py"
     before = path.read_text()
     try:
@@ -201,7 +201,7 @@ def test_a_stage_with_other_code_than_code_yaml_is_refused(project: Project) -> 
     finally:
         path.write_text(before)
         project.shell("dvc repro split")
-    assert "the code that split runs was changed after the stage `code` wrote code.yaml" in said
+    assert "the code that split runs changed after the stage `code` wrote code.yaml" in said
 
 
 def test_params_edited_while_dvc_recorded_a_stage_are_refused_by_the_next(project: Project) -> None:
@@ -210,7 +210,7 @@ def test_params_edited_while_dvc_recorded_a_stage_are_refused_by_the_next(projec
     head, train, rest = text.partition("\n  train:\n")
     lock.write_text(head + train + rest.replace("label_smoothing: 0.05", "label_smoothing: 0.1", 1))
     assert lock.read_text() != text
-    said = project.shell("python -m stages.evaluate", succeeds=False)
+    said = project.shell("python -m slipway.stages.evaluate", succeeds=False)
     assert "dvc.lock is not true of train: train.label_smoothing 0.05 -> 0.1" in said
 
 
@@ -222,9 +222,7 @@ def test_params_edited_while_dvc_recorded_a_stage_are_refused_by_the_next(projec
         pytest.param("verify", marks=pytest.mark.nightly),
     ],
 )
-def test_a_model_of_other_params_than_dvc_lock_says_is_refused(
-    project: Project, stage: str
-) -> None:
+def test_a_model_whose_params_differ_from_dvc_lock_is_refused(project: Project, stage: str) -> None:
     card = project.path / "artifacts/model/model.json"
     before = card.read_bytes()
     content = json.loads(before)
@@ -232,7 +230,7 @@ def test_a_model_of_other_params_than_dvc_lock_says_is_refused(
     try:
         card.chmod(0o644)
         card.write_text(json.dumps(content))
-        said = project.shell(f"python -m stages.{stage}", succeeds=False)
+        said = project.shell(f"python -m slipway.stages.{stage}", succeeds=False)
     finally:
         card.write_bytes(before)
     assert (
@@ -241,10 +239,10 @@ def test_a_model_of_other_params_than_dvc_lock_says_is_refused(
     )
 
 
-def test_the_bundle_names_what_the_stages_ran_with_and_not_params_yaml(project: Project) -> None:
+def test_the_bundle_records_the_params_of_the_runs_and_not_later_edits(project: Project) -> None:
     project.set_value("split.folds", 5)
     project.set_value("train.label_smoothing", 0.2)
-    project.shell("python -m stages.export")
+    project.shell("python -m slipway.stages.export")
     params = json.loads((project.path / "artifacts/bundle/bundle.json").read_text())["lineage"][
         "params"
     ]
@@ -264,7 +262,7 @@ def test_the_bundle_names_what_the_stages_ran_with_and_not_params_yaml(project: 
 
 
 @pytest.mark.nightly
-def test_a_seal_is_the_same_after_each_run_and_nothing_is_left_to_do(project: Project) -> None:
+def test_a_repeated_stage_writes_identical_seals(project: Project) -> None:
     before = {path.name: path.read_bytes() for path in _seals(project)}
     assert set(before) == {f"{stage}.json" for stage in EDITS}
     project.shell("dvc repro -f -s split")
@@ -272,7 +270,7 @@ def test_a_seal_is_the_same_after_each_run_and_nothing_is_left_to_do(project: Pr
 
 
 @pytest.mark.nightly
-def test_an_experiment_in_a_folder_of_its_own_is_sealed(project: Project) -> None:
+def test_a_dvc_experiment_in_a_temporary_folder_is_sealed(project: Project) -> None:
     assert "Ran experiment" in project.shell(
         "dvc exp run --temp -n sealed -S evaluate.coverage=0.8"
     )

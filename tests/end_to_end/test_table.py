@@ -1,4 +1,4 @@
-"""The whole way of a table with real processes: from a CSV to a certified service that answers rows."""
+"""The whole pipeline on a table in real processes: from a CSV to a certified service."""
 
 import csv
 import json
@@ -39,19 +39,19 @@ def test_every_executed_hop_agrees_and_http_is_one_of_them(finished_table: Proje
     } <= agreeing
 
 
-def test_every_row_is_kept_and_in_one_split(finished_table: Project) -> None:
+def test_every_table_row_is_in_exactly_one_split(finished_table: Project) -> None:
     rows = pq.read_table(finished_table.path / "data/split/rows.parquet").to_pydict()
     assert len(set(rows["id"])) == len(raw_rows(finished_table))
     assert set(rows["split"]) == {"train", "val", "test"}
 
 
-def test_the_inferred_columns_are_written_down_for_the_user(finished_table: Project) -> None:
+def test_clean_writes_the_inferred_columns_to_columns_yaml(finished_table: Project) -> None:
     columns = yaml.safe_load((finished_table.path / "reports/columns.yaml").read_text())
     assert set(columns) == set(raw_rows(finished_table)[0])
     assert {column["kind"] for column in columns.values()} == {"number"}
 
 
-def test_the_service_answers_one_row_and_several_alike(
+def test_the_service_gives_the_same_predictions_for_single_and_grouped_rows(
     finished_table: Project, table_service: str
 ) -> None:
     rows = raw_rows(finished_table)[:3]
@@ -89,16 +89,16 @@ def test_the_services_contract_was_fitted_on_the_training_rows(finished_table: P
     )
 
 
-def test_the_pages_of_a_table_are_there(finished_table: Project) -> None:
+def test_the_report_pages_of_a_table_exist(finished_table: Project) -> None:
     for name in ("clean.html", "split.html", "evaluate.html", "augment.png"):
         assert (finished_table.path / "reports" / name).stat().st_size > 0, name
 
 
-def test_a_second_repro_does_nothing(finished_table: Project) -> None:
+def test_a_second_dvc_repro_of_a_table_runs_no_stage(finished_table: Project) -> None:
     assert "Data and pipelines are up to date." in finished_table.shell("dvc repro")
 
 
-def test_the_columns_that_the_user_names_cut_the_test_rows(finished_table: Project) -> None:
+def test_evaluate_slices_the_test_rows_by_the_configured_columns(finished_table: Project) -> None:
     content = json.loads((finished_table.path / "metrics/evaluate.json").read_text())
     found = {entry["by"]: 0 for entry in content["slices"]}
     for entry in content["slices"] + content["slices_too_small"]:
@@ -106,10 +106,10 @@ def test_the_columns_that_the_user_names_cut_the_test_rows(finished_table: Proje
     assert found == dict.fromkeys(("class", "alcohol", "hue"), content["rows"])
 
 
-def test_a_released_bundle_is_compared_with_itself_on_rows_that_it_does_not_know(
+def test_a_reference_bundle_is_compared_with_itself_on_unseen_rows(
     finished_table: Project,
 ) -> None:
-    """Through raw rows: the last test of this project, whose params it changes."""
+    """Compares on raw rows. Must be the last test of this project, because it changes params."""
     assert "released" in finished_table.shell("python -m slipway.export.release")
     finished_table.set_params(
         {"evaluate": {"reference_model": "artifacts/reference_model", "max_regression": 0.0}}

@@ -1,4 +1,4 @@
-"""A small trained project on disk: raw images, packed store, checkpoint and metrics, as the stages before export leave them."""
+"""A small trained project on disk, as the stages before export leave it."""
 
 import io
 from collections.abc import Mapping
@@ -34,8 +34,7 @@ from slipway.export.graphs.graph import torch_answers
 from slipway.export.precision.leaderboard import Effort
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import Task
-from slipway.metrics.baseline import baseline_scores
-from slipway.metrics.scores import Resampling, classification_metrics, regression_metrics
+from slipway.metrics.scores import Resampling, baseline_scores, measure
 from slipway.reports.evaluation.record import Evaluation, write_evaluation
 from slipway.system import files
 from slipway.training.networks.networks import (
@@ -77,7 +76,7 @@ QUICK = Effort(limit_s=0.0, memory=False)  # six rounds of one row
 
 @dataclass(frozen=True)
 class Project:
-    """A folder laid out like the repository after `evaluate`, or, once `bundle` was asked for, after `export`."""
+    """A project after `evaluate`; once `bundle` was called, after `export`."""
 
     root: Path
     task: Task
@@ -99,7 +98,7 @@ class Project:
 
     def calibrated(self) -> CalibratedNetwork:
         return calibrated(
-            self.network(), self.calibration(), self.root / "artifacts/outlier_score.safetensors"
+            self.network(), self.calibration(), self.root / "artifacts/ood_score.safetensors"
         )
 
     def calibration(self) -> Calibration:
@@ -171,7 +170,7 @@ def make_project(
     _calibrate(project)
     _write_metrics(project)
     (root / "artifacts/pruned").mkdir()
-    files.write_json(root / "artifacts/pruned/model.json", {"format_version": 1, "kind": None})
+    files.write_json(root / "artifacts/pruned/model.json", {"format_version": 2, "kind": None})
     write_reports(project.root, NUM_ROWS)
     return project
 
@@ -231,17 +230,17 @@ def _write_packed(
         )
         start += size
     train = targets[: NUM_ROWS["train"]]
-    is_classification = task == "image_classification"
+    has_classes = task == "image_classification"
     pixels = images[: NUM_ROWS["train"]] / 255
     manifest = PackedManifest(
         format_version=3,
         task=task,
         input=contract,
-        classes=CLASSES if is_classification else [],
+        classes=CLASSES if has_classes else [],
         mean=pixels.mean(axis=(0, 1, 2)).tolist(),
         std=pixels.std(axis=(0, 1, 2)).tolist(),
         target_scale=None
-        if is_classification
+        if has_classes
         else TargetScale(mean=float(train.mean()), std=float(train.std())),
         splits=splits,
     )
@@ -290,17 +289,14 @@ def _calibrate(project: Project) -> None:
         project.split("train"), project.split("val")
     )
     write_calibration(project.root / "artifacts/calibration.json", fitted.calibration)
-    save_ood_score(project.root / "artifacts/outlier_score.safetensors", fitted.score)
+    save_ood_score(project.root / "artifacts/ood_score.safetensors", fitted.score)
 
 
 def trained(project: Project) -> Trained:
     network = project.calibrated()
     card = ModelManifest.model_validate_json((project.checkpoint / "model.json").read_text())
     outputs = torch_answers(network, project.split("test").inputs[:]).outputs
-    measure = (
-        classification_metrics if project.task == "image_classification" else regression_metrics
-    )
-    metrics = measure(project.split("test").targets, outputs, RESAMPLING)
+    metrics = measure(project.task, project.split("test").targets, outputs, RESAMPLING)
     targets, classes = project.split("test").targets, card.network.classes
     baseline = baseline_scores(
         project.task, project.split("train").targets, targets, len(classes), None
@@ -319,7 +315,7 @@ def trained(project: Project) -> Trained:
 
 
 def write_reports(root: Path, num_rows: dict[str, int]) -> None:
-    """What clean and split tell of the rows, as far as a model card repeats it."""
+    """Reports of clean and split, as far as a model card uses them."""
     total = sum(num_rows.values())
     refused = {"exact_duplicate": {"count": 2, "examples": []}}
     clean = {

@@ -1,4 +1,4 @@
-"""The reference that export puts into a real bundle: of every variant, and fit for the rows that a service sees."""
+"""The drift reference of a real bundle, for every variant and for rows as served."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.export.conftest import Project
 pytestmark = pytest.mark.process
 
 
-def test_every_variant_has_a_reference_of_its_own_answers(classifier: Project) -> None:
+def test_every_variant_has_a_drift_reference_of_its_own_answers(classifier: Project) -> None:
     bundle = classifier.bundle()
     payload = bundle.drift_bytes()
     assert payload is not None
@@ -32,7 +32,7 @@ def test_every_variant_has_a_reference_of_its_own_answers(classifier: Project) -
         references.of("fp64")
 
 
-def test_the_rows_that_it_was_made_of_are_no_drift_and_inverted_ones_are(
+def test_a_drift_reference_finds_no_drift_in_its_own_rows_but_in_inverted_ones(
     classifier: Project,
 ) -> None:
     bundle, inputs = classifier.bundle(), classifier.split("val").inputs[:]
@@ -52,13 +52,13 @@ def test_the_rows_that_it_was_made_of_are_no_drift_and_inverted_ones_are(
     assert [verdict.drifted for verdict in verdicts] == [False, True], verdicts
 
 
-def test_a_regressors_bundle_has_a_reference_of_its_values(regressor: Project) -> None:
+def test_the_drift_reference_of_a_regressor_describes_its_values(regressor: Project) -> None:
     reference = read_reference(regressor.bundle(), "fp32")
     assert reference is not None
-    assert [feature.name for feature in reference.features][-2:] == ["value", "outlier_score"]
+    assert [feature.name for feature in reference.features][-2:] == ["value", "ood_score"]
 
 
-def test_one_changed_byte_of_it_makes_the_bundle_unusable(
+def test_a_changed_byte_in_the_drift_reference_makes_the_bundle_unusable(
     classifier: Project, tmp_path: Path
 ) -> None:
     bundle = classifier.bundle()
@@ -72,13 +72,15 @@ def test_one_changed_byte_of_it_makes_the_bundle_unusable(
         path.write_bytes(whole)
 
 
-def test_rows_that_are_stored_larger_than_they_are_served_are_left_out(classifier: Project) -> None:
+def test_training_rows_stored_larger_than_served_are_left_out_of_the_drift_reference(
+    classifier: Project,
+) -> None:
     split, contract = classifier.split("train"), classifier.bundle().manifest.input
     assert has_served_form(split.inputs, contract)
     assert not has_served_form(split.inputs[:, :-1], contract)
 
 
-def test_the_chosen_rows_depend_on_seed_and_ids_alone(classifier: Project) -> None:
+def test_the_choice_of_reference_rows_depends_only_on_seed_and_ids(classifier: Project) -> None:
     split = classifier.split("train")
     assert choose_rows(split, 7, 10).tolist() == choose_rows(split, 7, 10).tolist()
     assert choose_rows(split, 7, 10).tolist() != choose_rows(split, 8, 10).tolist()

@@ -1,4 +1,4 @@
-"""The card that travels with a bundle: figures of the stages, words of the user, and no byte of it may change."""
+"""The model card: figures from the stages, the user's purpose, and protection by digest."""
 
 import json
 from dataclasses import replace
@@ -40,13 +40,15 @@ def facts_of(project: Project, params: Params) -> CardFacts:
 
 
 @pytest.mark.process
-def test_every_figure_is_one_that_was_measured(classifier: Project, export_params: Params) -> None:
+def test_every_figure_of_the_model_card_was_measured(
+    classifier: Project, export_params: Params
+) -> None:
     facts, manifest = facts_of(classifier, export_params), classifier.bundle().manifest
     text = model_card(facts, manifest.models, manifest.choice)
     accuracy = facts.metrics["accuracy"]
     assert (
-        f"accuracy is **{accuracy.value:.4f}** (95 % interval {accuracy.low:.4f} to {accuracy.high:.4f})"
-        in text
+        f"accuracy is **{accuracy.value:.4f}** "
+        f"(95 % interval {accuracy.low:.4f} to {accuracy.high:.4f})" in text
     )
     difference = accuracy.value - facts.baseline["accuracy"]
     assert f"| {facts.baseline['accuracy']:.4f} | {difference:+.4g} |" in text
@@ -64,7 +66,9 @@ def test_every_figure_is_one_that_was_measured(classifier: Project, export_param
 
 
 @pytest.mark.process
-def test_a_number_has_its_name_and_no_classes(regressor: Project, export_params: Params) -> None:
+def test_the_model_card_of_a_regressor_names_the_target_and_no_classes(
+    regressor: Project, export_params: Params
+) -> None:
     params = export_params.model_copy(
         update={"data": export_params.data.model_copy(update={"target_column": "level"})}
     )
@@ -75,7 +79,7 @@ def test_a_number_has_its_name_and_no_classes(regressor: Project, export_params:
     assert "F1" not in text
 
 
-def test_the_purpose_is_the_users_own_words_or_said_to_be_missing(
+def test_the_model_card_quotes_the_purpose_or_says_that_it_is_missing(
     classifier: Project, export_params: Params
 ) -> None:
     facts = facts_of(classifier, export_params)
@@ -91,7 +95,7 @@ def test_the_purpose_is_the_users_own_words_or_said_to_be_missing(
     assert "Nobody has written" not in text
 
 
-def test_what_is_weak_is_told(classifier: Project, export_params: Params) -> None:
+def test_the_model_card_lists_weaknesses(classifier: Project, export_params: Params) -> None:
     facts = facts_of(classifier, export_params)
     slice_ = {
         "by": "brightness",
@@ -107,8 +111,8 @@ def test_what_is_weak_is_told(classifier: Project, export_params: Params) -> Non
         replace(facts, evaluation={**facts.evaluation, "slices": slices, "leaked_rows": 3}), {}, {}
     )
     assert (
-        "Worse than the rest where brightness is below 40: accuracy 0.5000 (0.3000 to 0.7000, n = 12)."
-        in text
+        "Worse than the rest if brightness is below 40: "
+        "accuracy 0.5000 (0.3000 to 0.7000, n = 12)." in text
     )
     assert "above 40" not in text
     assert "3 test rows leak" in text
@@ -116,7 +120,7 @@ def test_what_is_weak_is_told(classifier: Project, export_params: Params) -> Non
 
 
 @pytest.mark.process
-def test_the_stage_bundles_a_card_that_no_byte_of_may_change(
+def test_the_export_stage_bundles_a_model_card_that_must_not_change(
     classifier: Project, export_params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("data", "artifacts", "metrics", "reports"):
@@ -147,7 +151,9 @@ def test_the_stage_bundles_a_card_that_no_byte_of_may_change(
     ("content", "message"),
     [(None, "is missing"), ("{", "is not JSON"), (json.dumps([1]), "holds list")],
 )
-def test_a_report_that_is_none_is_refused(tmp_path: Path, content: Any, message: str) -> None:
+def test_the_model_card_refuses_a_malformed_report(
+    tmp_path: Path, content: Any, message: str
+) -> None:
     if content is not None:
         (tmp_path / "clean.json").write_text(content)
     with pytest.raises(SchemaError, match=message):

@@ -1,4 +1,4 @@
-"""Variants of a pruned network: they answer as it does, with its calibration, and a gain that no runtime makes is not promised."""
+"""Variants of a pruned network: equal answers, own calibration, and no promised gain."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from slipway.system import files
 from slipway.system.errors import BundleError
 from slipway.training.pruning.channels import prune_channels
 from slipway.training.pruning.result import pruned_network
+from slipway.training.targets.classes import ClassHead
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from slipway.training.uncertainty.calibration import Calibrator
 from tests.export.conftest import QUICK, RESAMPLING, Project, trained
@@ -35,7 +36,10 @@ def _smaller(classifier: Project) -> Pruned:
     )
     calibration = fitted.calibration.model_copy(update={"temperature": 0.5})
     return Pruned(
-        "structured", CalibratedNetwork(network, 0.5, fitted.score).eval(), "a" * 64, calibration
+        "structured",
+        CalibratedNetwork(network, ClassHead, 0.5, fitted.score).eval(),
+        "a" * 64,
+        calibration,
     )
 
 
@@ -65,7 +69,7 @@ def _bundle(
 
 
 @pytest.mark.parametrize(("variant", "most"), [("pruned", 1e-5), ("pruned_int8", 0.1)])
-def test_the_graph_answers_as_the_pruned_network_of_torch(
+def test_the_pruned_graph_answers_as_the_pruned_network(
     bundle: LoadedBundle, smaller: Pruned, classifier: Project, variant: str, most: float
 ) -> None:
     rows = classifier.split("test").inputs[:20]
@@ -85,15 +89,15 @@ def test_the_graph_answers_as_the_pruned_network_of_torch(
     )  # it is another network
 
 
-def test_a_pruned_variant_has_a_calibration_of_its_own_and_the_others_the_bundles(
+def test_only_pruned_variants_have_their_own_calibration(
     bundle: LoadedBundle, smaller: Pruned
 ) -> None:
     manifest = bundle.manifest
     assert manifest.calibration_of("pruned") == smaller.calibration
     rounded = manifest.calibration_of("pruned_int8")  # has thresholds of its own on top
-    assert (rounded.temperature, rounded.outlier.statistics_sha256) == (
+    assert (rounded.temperature, rounded.ood.statistics_sha256) == (
         0.5,
-        smaller.calibration.outlier.statistics_sha256,
+        smaller.calibration.ood.statistics_sha256,
     )
     assert (
         manifest.calibration_of("fp32")
@@ -103,7 +107,9 @@ def test_a_pruned_variant_has_a_calibration_of_its_own_and_the_others_the_bundle
     assert manifest.calibration.temperature != 0.5
 
 
-def test_smaller_is_smaller_and_both_take_part_in_the_choice(bundle: LoadedBundle) -> None:
+def test_a_structured_pruned_graph_is_smaller_and_takes_part_in_the_choice(
+    bundle: LoadedBundle,
+) -> None:
     models = bundle.manifest.models
     assert models["pruned_int8"].bytes < models["pruned"].bytes < models["fp32"].bytes
     assert set(bundle.manifest.choice["cpu"].figures) == {"fp32", *OF_PRUNED}
@@ -112,10 +118,10 @@ def test_smaller_is_smaller_and_both_take_part_in_the_choice(bundle: LoadedBundl
     }
 
 
-def test_zeros_in_a_dense_graph_are_never_chosen(
+def test_a_magnitude_pruned_variant_is_never_chosen(
     classifier: Project, smaller: Pruned, tmp_path: Path
 ) -> None:
-    """What `fp32` is compared with is of another width here, faster than any zeros: it is not chosen either."""
+    """The choice ignores magnitude pruning even if the graph happens to be faster."""
     bundle = bundle_of(classifier, tmp_path / "bundle", replace(smaller, kind="magnitude"))
     assert [bundle.manifest.models[variant].meant_for for variant in OF_PRUNED] == [[], []]
     choice = bundle.manifest.choice["cpu"]
@@ -123,8 +129,8 @@ def test_zeros_in_a_dense_graph_are_never_chosen(
     assert {choice.figures[variant].verdict for variant in OF_PRUNED} == {"not meant for cpu"}
 
 
-def test_variants_of_a_network_that_is_not_there_are_refused(
+def test_pruned_variants_without_a_pruned_network_are_refused(
     classifier: Project, tmp_path: Path
 ) -> None:
-    with pytest.raises(BundleError, match="asks for a pruned network, but there is none"):
+    with pytest.raises(BundleError, match="has variants of a pruned network, but there is none"):
         bundle_of(classifier, tmp_path / "bundle", None)

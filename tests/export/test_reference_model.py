@@ -1,4 +1,4 @@
-"""The released bundle answers the very same test rows through its own preprocessing, and `make release` is what makes one."""
+"""The reference model answers the test rows by its own preprocessing; `make release` makes one."""
 
 import csv
 from pathlib import Path
@@ -17,7 +17,7 @@ from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.export.release import RELEASED, read_known_rows, release
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
-from slipway.kinds.registry import is_table
+from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import BundleError, CertificateError, GateMissedError, IntegrityError
 from tests.data.raw_files import data_params
@@ -67,7 +67,7 @@ def no_raw_data() -> DataParams:
 
 @pytest.fixture
 def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
-    """A folder of classes with pictures larger than the bundle takes, as a packed split of its own size, and as the bundle takes them."""
+    """Pictures larger than the bundle's input: raw, packed at their size, and at the bundle's."""
     payloads = {f"{CLASSES[row % 3]}/{row:02d}.png": picture(row, (20, 12)) for row in range(40)}
     for source, payload in payloads.items():
         files.write_bytes(tmp_path / "raw" / source, payload)
@@ -78,7 +78,7 @@ def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
     return data_params(tmp_path / "raw", "image_classification"), test, own
 
 
-def test_the_packed_rows_are_asked_where_the_released_model_takes_them_and_its_columns_come_in_the_new_order(
+def test_a_reference_model_of_equal_input_answers_the_packed_rows_in_the_new_class_order(
     tmp_path: Path,
 ) -> None:
     pixels = np.random.default_rng(0).integers(
@@ -96,7 +96,7 @@ def test_the_packed_rows_are_asked_where_the_released_model_takes_them_and_its_c
     assert found.version == load_bundle(tmp_path).version
 
 
-def test_raw_images_are_decoded_by_the_released_models_own_contract(
+def test_raw_images_are_decoded_by_the_reference_models_own_contract(
     tmp_path: Path, images: tuple[DataParams, PackedSplit, NDArray[np.uint8]]
 ) -> None:
     data, test, own = images
@@ -109,7 +109,7 @@ def test_raw_images_are_decoded_by_the_released_models_own_contract(
     assert not found.refused.any()
 
 
-def test_an_image_that_the_released_contract_does_not_take_is_marked_and_not_guessed(
+def test_an_image_that_the_reference_model_refuses_is_marked_as_refused(
     tmp_path: Path, images: tuple[DataParams, PackedSplit, NDArray[np.uint8]]
 ) -> None:
     data, test, _ = images
@@ -155,7 +155,7 @@ def packed_table(data: DataParams) -> tuple[PackedSplit, list[dict[str, object]]
     return split, [dict(row) for _, _, row in raw]
 
 
-def test_raw_rows_of_a_table_are_encoded_by_the_released_contract_and_those_it_refuses_are_marked(
+def test_raw_table_rows_are_encoded_by_the_reference_models_contract_and_refusals_are_marked(
     tmp_path: Path,
 ) -> None:
     data = write_rows(
@@ -175,7 +175,7 @@ def test_raw_rows_of_a_table_are_encoded_by_the_released_contract_and_those_it_r
     assert found.outputs[~found.refused] == pytest.approx(expected[:, ORDER], abs=1e-5)
 
 
-def test_a_table_that_lacks_a_column_of_the_released_model_is_refused_by_its_name(
+def test_a_table_that_lacks_a_column_of_the_reference_model_is_refused_and_the_column_named(
     tmp_path: Path,
 ) -> None:
     data = write_rows(tmp_path / "rows.csv", "red")
@@ -203,7 +203,7 @@ def test_a_table_that_lacks_a_column_of_the_released_model_is_refused_by_its_nam
         ),
     ],
 )
-def test_a_released_model_of_another_question_is_refused(
+def test_a_reference_model_of_another_task_or_other_classes_is_refused(
     tmp_path: Path, task: str, classes: list[str], said: str
 ) -> None:
     write_bundle(tmp_path)
@@ -211,7 +211,7 @@ def test_a_released_model_of_another_question_is_refused(
         open_reference(tmp_path, manifest_like(task, classes=classes))
 
 
-def test_an_altered_or_missing_bundle_is_refused(tmp_path: Path) -> None:
+def test_an_altered_or_missing_reference_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="make release"):
         open_reference(tmp_path, manifest_like())
     write_bundle(tmp_path)
@@ -241,7 +241,7 @@ def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest
     )
     (releasing.BUNDLE / CARD).write_bytes(b"# A card")
     certify(releasing.CERTIFICATE, with_golden_rows(bundle))
-    assert is_table(manifest.task)
+    assert not kind_of(manifest.task).input.has_pixels
     return manifest
 
 
@@ -249,7 +249,7 @@ def packed_ids(first: int, number: int) -> list[str]:
     return [files.sha256_bytes(str(row).encode())[:32] for row in range(first, first + number)]
 
 
-def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(
+def test_release_copies_a_certified_bundle_with_its_certificate_and_row_ids(
     certified: PackedManifest,
 ) -> None:
     said = release()
@@ -268,7 +268,7 @@ def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(
     assert "12 of 20" in knowledge
 
 
-def test_released_twice_is_the_same_folder(certified: PackedManifest) -> None:
+def test_two_releases_of_a_bundle_write_equal_folders(certified: PackedManifest) -> None:
     release()
     first = {path.name: path.read_bytes() for path in RELEASED.iterdir()}
     release()
@@ -276,7 +276,7 @@ def test_released_twice_is_the_same_folder(certified: PackedManifest) -> None:
 
 
 @pytest.mark.parametrize("status", ["refused", "draft"])
-def test_a_bundle_that_is_not_certified_is_not_released_and_the_former_release_stays(
+def test_release_refuses_an_uncertified_bundle_and_keeps_the_earlier_release(
     certified: PackedManifest, status: str
 ) -> None:
     release()
@@ -288,7 +288,7 @@ def test_a_bundle_that_is_not_certified_is_not_released_and_the_former_release_s
 
 
 @pytest.mark.parametrize("value", [0.5, None])
-def test_a_bundle_with_missed_or_unjudged_gates_is_not_released(
+def test_release_refuses_a_bundle_with_missed_or_unjudged_gates(
     certified: PackedManifest, value: float | None
 ) -> None:
     release()
@@ -299,7 +299,7 @@ def test_a_bundle_with_missed_or_unjudged_gates_is_not_released(
     assert (RELEASED / "release.json").read_bytes() == before
 
 
-def test_an_altered_bundle_is_not_released(certified: PackedManifest) -> None:
+def test_release_refuses_an_altered_bundle(certified: PackedManifest) -> None:
     path = releasing.BUNDLE / "model_fp32.onnx"
     path.write_bytes(path.read_bytes() + b"!")
     with pytest.raises(BundleError, match="was altered"):
@@ -307,7 +307,7 @@ def test_an_altered_bundle_is_not_released(certified: PackedManifest) -> None:
     assert not RELEASED.exists()
 
 
-def test_of_other_packed_rows_nothing_is_claimed(certified: PackedManifest) -> None:
+def test_a_release_after_repacking_has_no_row_ids(certified: PackedManifest) -> None:
     (releasing.PACKED / "manifest.json").write_text(
         (releasing.PACKED / "manifest.json").read_text() + "\n"
     )
@@ -317,7 +317,7 @@ def test_of_other_packed_rows_nothing_is_claimed(certified: PackedManifest) -> N
     assert "training rows are unknown" in knowledge
 
 
-def test_a_bundle_of_these_very_packed_rows_knows_none_of_the_test_rows(
+def test_a_bundle_of_the_same_packed_rows_knows_no_test_row(
     certified: PackedManifest,
 ) -> None:
     known, knowledge = read_known_rows(
@@ -328,7 +328,9 @@ def test_a_bundle_of_these_very_packed_rows_knows_none_of_the_test_rows(
     assert "the same packed rows" in knowledge
 
 
-def test_altered_rows_and_a_record_of_another_bundle_are_refused(certified: PackedManifest) -> None:
+def test_altered_row_ids_and_a_release_record_of_another_bundle_are_refused(
+    certified: PackedManifest,
+) -> None:
     release()
     bundle, path = load_bundle(RELEASED), RELEASED / "known_rows.parquet"
     path.write_bytes(path.read_bytes() + b"!")

@@ -1,4 +1,4 @@
-"""The first hop of a replay: the trained network, and the fp32 graph that has to agree with it."""
+"""Replay on torch: the trained network is the reference of the fp32 graph."""
 
 import json
 import shutil
@@ -16,8 +16,8 @@ from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.traffic.request_log import LoggedRequest, digest_inputs
 from tests.calibrations import described
+from tests.export.certification.test_planted_faults import altered, scale_weights
 from tests.export.conftest import Project, _png
-from tests.export.test_planted_faults import altered, scale_weights
 
 pytestmark = pytest.mark.process
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
@@ -56,19 +56,19 @@ def replay(
         payload=_png(inputs[0]),
         is_list=False,
         inputs_sha256=digest_inputs(inputs),
-        outputs={"probabilities": outputs, "outlier_score": scores},
+        outputs={"probabilities": outputs, "ood_score": scores},
         answers=[described(answer, float(scores[0]), bundle.manifest.calibration)],
     )
     places = Places(checkpoint or project.checkpoint, bundle.root.parent / "engine", None)
-    return {hop.name: hop for hop in Replay(request, bundle, None, places).run()}
+    return {one.name: one for one in Replay(request, bundle, None, places).run()}
 
 
-def test_the_trained_network_is_the_reference_and_every_hop_agrees(
+def test_replay_on_the_trained_network_agrees_with_every_backend(
     classifier: Project, tmp_path: Path
 ) -> None:
-    hops = replay(classifier, with_lineage(classifier, classifier.bundle(), tmp_path / "bundle"))
-    assert hops["torch"].status == "reference"
-    assert hops["onnxruntime/cpu/fp32"].reference == "torch"
+    results = replay(classifier, with_lineage(classifier, classifier.bundle(), tmp_path / "bundle"))
+    assert results["torch"].status == "reference", results["torch"]
+    assert results["onnxruntime/cpu/fp32"].reference == "torch"
     for name in (
         "decode",
         "onnxruntime/cpu/fp32",
@@ -76,29 +76,30 @@ def test_the_trained_network_is_the_reference_and_every_hop_agrees(
         "onnxruntime/cpu/int8",
         "recorded",
     ):
-        assert hops[name].status == "equal", hops[name]
-    assert 0 < (hops["onnxruntime/cpu/int8"].difference or 0) < 0.2
+        assert results[name].status == "equal", results[name]
+    assert 0 < (results["onnxruntime/cpu/int8"].difference or 0) < 0.2
 
 
-def test_a_graph_of_other_weights_parts_from_torch(classifier: Project, tmp_path: Path) -> None:
-    bundle = altered(classifier, tmp_path, scale_weights(1.05))
-    hops = replay(classifier, with_lineage(classifier, bundle, bundle.root))
-    assert (
-        next(name for name, hop in hops.items() if hop.status == "parted") == "onnxruntime/cpu/fp32"
-    )
-    assert hops["onnxruntime/cpu/fp32"].reference == "torch"
-    assert hops["recorded"].status == "equal"
-
-
-def test_another_checkpoint_is_not_executed_with_the_reason(
+def test_replay_names_a_graph_that_diverges_from_the_trained_network(
     classifier: Project, tmp_path: Path
 ) -> None:
+    bundle = altered(classifier, tmp_path, scale_weights(1.05))
+    results = replay(classifier, with_lineage(classifier, bundle, bundle.root))
+    assert (
+        next(name for name, one in results.items() if one.status == "diverged")
+        == "onnxruntime/cpu/fp32"
+    )
+    assert results["onnxruntime/cpu/fp32"].reference == "torch"
+    assert results["recorded"].status == "equal"
+
+
+def test_replay_skips_a_checkpoint_of_another_bundle(classifier: Project, tmp_path: Path) -> None:
     bundle = with_lineage(classifier, classifier.bundle(), tmp_path / "bundle")
     other = tmp_path / "checkpoint"
     shutil.copytree(classifier.checkpoint, other)
     weights = other / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
-    hops = replay(classifier, bundle, other)
-    assert hops["torch"].status == "not_executed"
-    assert "the bundle was made of" in hops["torch"].detail
-    assert hops["onnxruntime/cpu/fp32"].status == "reference"
+    results = replay(classifier, bundle, other)
+    assert results["torch"].status == "not_executed"
+    assert "the bundle was made of" in results["torch"].detail
+    assert results["onnxruntime/cpu/fp32"].status == "reference"

@@ -1,4 +1,4 @@
-"""The engine builder, run for real: tensorrt_rtx has TensorRT's own API and parser and builds without a GPU."""
+"""Real engine builds: tensorrt_rtx has TensorRT's API and parser and needs no GPU to build."""
 
 import importlib
 import importlib.util
@@ -45,9 +45,15 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
         max_pixels=10**6,
     )
     spec = NetworkSpec(
-        task="image_classification", name="timm/resnet18", arguments={}, classes=["a", "b", "c"], input=contract,
-        mean=[0.5] * 3, std=[0.25] * 3, target_scale=None,
-    )  # fmt: skip
+        task="image_classification",
+        name="timm/resnet18",
+        arguments={},
+        classes=["a", "b", "c"],
+        input=contract,
+        mean=[0.5] * 3,
+        std=[0.25] * 3,
+        target_scale=None,
+    )
     torch.manual_seed(0)
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
     trained = Trained(
@@ -85,9 +91,15 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
         "num_bins": 16,
     }
     spec = NetworkSpec(
-        task=manifest.task, name="tabm", arguments=arguments, classes=manifest.classes, input=manifest.input, mean=[], std=[],
+        task=manifest.task,
+        name="tabm",
+        arguments=arguments,
+        classes=manifest.classes,
+        input=manifest.input,
+        mean=[],
+        std=[],
         target_scale=None,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     train, val = (open_split(root / "packed", manifest, split) for split in ("train", "val"))
     network = calibrated(build_network(spec), train.inputs[:])
@@ -133,7 +145,7 @@ def nothing() -> BuildRequest:
 @needs_rtx
 @pytest.mark.process
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
-def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profile(
+def test_every_tensorrt_variant_builds_with_a_dynamic_profile(
     classifier: Project, variant: str
 ) -> None:
     request = request_for(classifier.bundle(), variant)
@@ -145,7 +157,9 @@ def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profil
 @needs_rtx
 @pytest.mark.nightly
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
-def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, variant: str) -> None:
+def test_every_tensorrt_variant_of_a_timm_network_builds_with_a_dynamic_profile(
+    resnet18: LoadedBundle, variant: str
+) -> None:
     built = build_engine_apart("tensorrt_rtx", request_for(resnet18, variant))
     assert len(built.plan) > resnet18.manifest.models[variant].bytes / 2
 
@@ -153,7 +167,9 @@ def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, vari
 @needs_rtx
 @pytest.mark.process
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
-def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, variant: str) -> None:
+def test_every_tensorrt_variant_of_a_table_network_builds_with_a_dynamic_profile(
+    table: LoadedBundle, variant: str
+) -> None:
     request = request_for(table, variant)
     built = build_engine_apart("tensorrt_rtx", request)
     assert len(built.plan) > 1000
@@ -162,7 +178,7 @@ def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, vari
 
 @needs_rtx
 @pytest.mark.process
-def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(
+def test_a_graph_that_tensorrt_rejects_is_refused_with_the_parsers_message(
     classifier: Project,
 ) -> None:
     with pytest.raises(EngineError, match=r"does not take the graph(.|\n)*DequantizeLinear"):
@@ -171,7 +187,9 @@ def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(
 
 @needs_rtx
 @pytest.mark.process
-def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Project) -> None:
+def test_build_engine_refuses_a_graph_of_another_precision_than_requested(
+    classifier: Project,
+) -> None:
     tensorrt_rtx = importlib.import_module("tensorrt_rtx")
     for found, requested in (("fp32", "fp16"), ("fp16", "int8"), ("int8_tensorrt", "fp16")):
         with pytest.raises(
@@ -185,7 +203,7 @@ def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Proj
 
 @needs_rtx
 @pytest.mark.process
-def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
+def test_a_timing_cache_can_be_reused(classifier: Project) -> None:
     first = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16"))
     assert build_engine_apart(
         "tensorrt_rtx", request_for(classifier.bundle(), "fp16", first.timing_cache)
@@ -201,7 +219,7 @@ def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
         ("os._exit(3)", "ended with exit code 3"),
     ],
 )
-def test_a_crash_inside_tensorrt_is_a_message(
+def test_a_crash_inside_tensorrt_becomes_an_error_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, message: str
 ) -> None:
     (tmp_path / "crashing_tensorrt.py").write_text(f"import os\n{death}\n")
@@ -211,7 +229,7 @@ def test_a_crash_inside_tensorrt_is_a_message(
 
 
 @pytest.mark.process
-def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
+def test_a_missing_tensorrt_becomes_an_error_message() -> None:
     with pytest.raises(EngineError, match="No module named 'no_such_tensorrt'"):
         build_engine_apart("no_such_tensorrt", nothing())
 
@@ -222,19 +240,22 @@ def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
     [
         (
             "Builder",
-            "create_network create_builder_config create_optimization_profile build_serialized_network",
+            "create_network create_builder_config "
+            "create_optimization_profile build_serialized_network",
         ),
         ("INetworkDefinition", "num_layers get_layer"),
         ("ILayer", "num_outputs get_output"),
         ("OnnxParser", "parse num_errors get_error"),
         (
             "IBuilderConfig",
-            "clear_flag set_memory_pool_limit create_timing_cache set_timing_cache get_timing_cache profiling_verbosity",
+            "clear_flag set_memory_pool_limit create_timing_cache "
+            "set_timing_cache get_timing_cache profiling_verbosity",
         ),
         ("Runtime", "deserialize_cuda_engine"),
         (
             "ICudaEngine",
-            "num_io_tensors get_tensor_name get_tensor_dtype get_tensor_profile_shape create_engine_inspector",
+            "num_io_tensors get_tensor_name get_tensor_dtype "
+            "get_tensor_profile_shape create_engine_inspector",
         ),
         ("ICudaEngine", "create_execution_context"),
         ("EngineInspector", "get_engine_information"),
@@ -244,9 +265,7 @@ def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
         ("DataType", "FLOAT HALF BF16 INT8 UINT8"),
     ],
 )
-def test_what_we_call_and_what_our_pretended_tensorrt_has_is_in_the_real_interface(
-    kind: str, names: str
-) -> None:
+def test_the_fake_tensorrt_has_only_members_of_the_real_one(kind: str, names: str) -> None:
     real = getattr(importlib.import_module("tensorrt_rtx"), kind)
     assert [name for name in names.split() if not hasattr(real, name)] == []
     assert not hasattr(real, "no_such_name")

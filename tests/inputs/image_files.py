@@ -1,4 +1,4 @@
-"""Small image files built byte by byte: every layout that a format allows, and many that it forbids.
+"""Small image files built byte by byte: every layout of a format, and many forbidden ones.
 
 The generator is deterministic: the same name has the same bytes in each run.
 """
@@ -75,7 +75,7 @@ class ImageFile(NamedTuple):
 
 
 def tiff_files() -> Iterator[ImageFile]:
-    """Photometric x samples and extra samples x bits x sample format, and some of the other tags."""
+    """Photometric x samples and extra samples x bits x sample format, and some other tags."""
     samples: list[tuple[int, int | None]] = [(1, None), (2, None), (3, None), (4, None), (5, None)]
     samples += [(count, extra) for count in (2, 4, 5) for extra in (0, 1, 2)]
     layouts = product((0, 1, 2, 3, 4, 5, 6, 8, 9), samples, (1, 2, 4, 8, 12, 16, 32), (None, 2, 3))
@@ -91,7 +91,10 @@ def tiff_files() -> Iterator[ImageFile]:
             "predictor": 2 if position % 13 == 0 else None,
             "orientation": 6 if position % 17 == 0 else None,
         }
-        name = f"tiff photometric={photometric} samples={count} extra={extra} bits={bits} format={sample_format} {others}"
+        name = (
+            f"tiff photometric={photometric} samples={count} extra={extra} bits={bits} "
+            f"format={sample_format} {others}"
+        )
         yield ImageFile(name, tiff(photometric, count, extra, bits, sample_format, **others))
 
 
@@ -183,7 +186,7 @@ def _compressed(strip: bytes, compression: int) -> bytes:
 
 
 def png_files() -> Iterator[ImageFile]:
-    """Colour type x depth x interlacing x order of the chunks; five of the types and all pairs but 15 are valid."""
+    """Colour type x depth x interlacing x order of the chunks; all but 15 pairs are valid."""
     for colour, depth, interlace, order in product(
         (0, 2, 3, 4, 6, 1), (1, 2, 4, 8, 16), (0, 1), _PNG_ORDERS
     ):
@@ -419,7 +422,7 @@ def _with_adobe(jpeg: bytes, transform: int) -> bytes:
 
 
 def mutated_files() -> Iterator[ImageFile]:
-    """Valid files with flipped bits, changed, missing and doubled bytes, and with a tail of another file."""
+    """Valid files with flipped bits, changed, missing and doubled bytes, or a foreign tail."""
     for name, payload in _valid_files():
         yield ImageFile(f"{name} whole", payload)
         generator = random.Random(name)

@@ -109,7 +109,7 @@ def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(
 
 
 def column_by_column(columns: dict[str, Any], wanted: ColumnContract) -> NDArray[np.float32]:
-    """What `encode` does, written plainly."""
+    """A plain reimplementation of `encode`."""
     values, indicators, codes = [], [], []
     for found in wanted.columns:
         cells = columns[found.name]
@@ -271,7 +271,7 @@ def test_unknown_column_that_differs_in_case_gets_a_suggestion(name: str, hint: 
 
 
 def test_copied_contract_encodes_its_own_columns() -> None:
-    """What was made of the columns before is not copied with them."""
+    """Cached properties of the old columns are not copied."""
     one = contract(column("size", "number"))
     assert encode_rows([read_row({"size": 5}, one)], one).tolist() == [[5.0]]
     two = one.model_copy(update={"columns": [*one.columns, column("owned", "boolean")]})

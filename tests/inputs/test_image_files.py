@@ -1,4 +1,4 @@
-"""Generated image files: valid or not, each has one verdict in `clean`, `precompute` and the service."""
+"""Each generated image file has one verdict in `clean`, `precompute` and the service."""
 
 from collections import Counter
 from pathlib import Path
@@ -110,6 +110,13 @@ def test_sixteen_bits_have_one_mode_in_either_byte_order(is_big_endian: bool) ->
     assert decode_with_pillow(payload, NUM_PIXELS).image.mode == "I;16"
     assert verdict("grey.tif", payload) == READ
     assert set(array_from_bytes(payload, CONTRACT).ravel().tolist()) == {90}
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_tiff_of_five_bands_is_refused_with_their_number(bits: int) -> None:
+    expected = f"5 bands of unsigned integers of {bits} bits, .* expected grey, RGB or RGBA"
+    with pytest.raises(ImageError, match=expected):
+        decode_with_pillow(tiff(1, 5, bits=bits), NUM_PIXELS)
 
 
 def test_a_transform_may_return_any_mode_that_becomes_rgb(

@@ -1,16 +1,17 @@
 """Decoding of every mode and orientation, and refusals of unreadable images."""
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from slipway.inputs.images import (
-    FORMATS,
     ImageContract,
     PixelBuffer,
     array_from_bytes,
@@ -21,6 +22,7 @@ from slipway.inputs.images import (
     read_jpeg_header,
 )
 from slipway.system.errors import ImageError
+from tests.data.pictures import HEIC, WRITTEN
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 
@@ -92,10 +94,58 @@ def test_crop_keeps_the_middle_and_pad_keeps_everything() -> None:
     assert np.array_equal(padded[4:8], oblong)
 
 
-@pytest.mark.parametrize("image_format", FORMATS)
+@pytest.mark.parametrize("image_format", WRITTEN)
 def test_every_format_is_read(image_format: str) -> None:
     grey = Image.new("RGB", (8, 8), (90, 90, 90))
     assert np.abs(read(grey, image_format).astype(int) - 90).max() <= 2
+
+
+def test_a_heic_is_read() -> None:
+    pixels = np.asarray(decode_image(HEIC, 1000))
+    assert pixels.shape == (24, 16, 3)
+    assert np.abs(pixels[:12].astype(int) - (200, 30, 40)).max() <= 2
+    assert np.abs(pixels[12:].astype(int) - (20, 60, 220)).max() <= 2
+
+
+def test_a_heic_of_another_size_than_its_header_says_is_refused() -> None:
+    place = HEIC.index(b"ispe") + 8
+    before, after = HEIC[:place], HEIC[place + 8 :]
+    assert before + struct.pack(">II", 64, 64) + after == HEIC  # of which 16x24 are shown
+    assert rule_of(before + struct.pack(">II", 1, 1) + after) == "truncated"
+    assert rule_of(before + struct.pack(">II", 20_000, 20_000) + after) == "pixel_bomb"
+
+
+def test_pixels_of_a_heic_may_look_like_a_box_of_its_size() -> None:
+    size = b"ispe" + bytes(4) + struct.pack(">II", 20_000, 20_000)
+    padding = struct.pack(">I", 20) + size  # as in pixels that the decoder skips
+    payload = HEIC + struct.pack(">I4s", 8 + 2 * len(padding), b"mdat") + 2 * padding
+    assert decode_image(payload, 1000).tobytes() == decode_image(HEIC, 1000).tobytes()
+
+
+def test_a_heic_with_a_flipped_byte_is_read_or_refused_by_a_rule() -> None:
+    damaged = [
+        HEIC[:place] + bytes([HEIC[place] ^ 0x5A]) + HEIC[place + 1 :] for place in range(len(HEIC))
+    ]
+    assert {outcome(payload) for payload in damaged} <= {
+        "read",
+        "undecodable",
+        "truncated",
+        "pixel_bomb",
+    }
+
+
+def test_an_animation_is_its_first_frame_composed_over_white() -> None:
+    frames = [Image.fromarray(NOISE).convert("P"), Image.new("P", NOISE.shape[1::-1])]
+    payload = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    first = np.asarray(frames[0].convert("RGB"))
+    assert np.array_equal(np.asarray(decode_image(payload, 1000).convert("RGB")), first)
+
+
+def test_a_gif_whose_frame_is_larger_than_its_screen_is_a_pixel_bomb() -> None:
+    payload = encode(Image.new("L", (8, 8)), "GIF")
+    place = payload.index(b",\0\0\0\0\x08\0\x08\0") + 5
+    huge = payload[:place] + struct.pack("<HH", 60_000, 3_000) + payload[place + 4 :]
+    assert rule_of(huge) == "pixel_bomb"
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(255, 0), (0, 255), (128, 127)])
@@ -185,7 +235,7 @@ def test_the_first_frame_of_several_is_read() -> None:
         (b"", "empty"),
         (b"words", "undecodable"),
         (bytes(100), "undecodable"),
-        (encode(Image.new("L", (8, 8)), "GIF"), "undecodable"),
+        (encode(Image.new("L", (8, 8)), "ICO"), "undecodable"),
         (encode(Image.new("F", (8, 8)), "TIFF"), "undecodable"),
         (encode(Image.new("I", (8, 8), -1), "TIFF"), "undecodable"),
         (encode(Image.new("I", (8, 8), 65536), "TIFF"), "undecodable"),
@@ -197,7 +247,7 @@ def test_the_first_frame_of_several_is_read() -> None:
         "nothing",
         "text",
         "zeros",
-        "gif",
+        "icon",
         "float",
         "negative",
         "more than 16 bits",
@@ -210,12 +260,41 @@ def test_unreadable_image_is_refused_by_a_rule(payload: bytes, rule: str) -> Non
     assert rule_of(payload) == rule
 
 
+def tiff_of(values: NDArray[Any]) -> bytes:
+    """An uncompressed TIFF of numbers of any width, which Pillow cannot write."""
+    kinds = {"u": 1, "i": 2, "f": 3}
+    height, width = values.shape
+    tags = {256: width, 257: height, 258: values.itemsize * 8, 259: 1, 262: 1, 273: 8}
+    tags |= {277: 1, 278: height, 279: values.nbytes, 339: kinds[values.dtype.kind]}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    directory = struct.pack("<H", len(tags)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + values.nbytes) + values.tobytes() + directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (np.uint32, "its pixels are unsigned integers of 32 bits from 4000000000 to 4000000063"),
+        (np.uint64, "its pixels are unsigned integers of 64 bits"),
+        (np.int64, "its pixels are signed integers of 64 bits"),
+        (np.float64, "its pixels are floating-point numbers of 64 bits"),
+    ],
+)
+def test_a_tiff_of_wide_numbers_is_refused_for_them(kind: type[Any], words: str) -> None:
+    values = (4_000_000_000 + np.arange(64, dtype=np.int64)).reshape(8, 8).astype(kind)
+    with pytest.raises(ImageError) as refused:
+        decode_image(tiff_of(values), 1000)
+    assert refused.value.rule == "undecodable"
+    assert refused.value.detail.startswith(words)
+    assert "scale it to 16 bits and save it again" in refused.value.detail
+
+
 def test_image_with_exactly_the_maximum_number_of_pixels_is_read() -> None:
     assert decode_image(encode(Image.new("1", (1000, 1))), 1000).size == (1000, 1)
 
 
 def outcome(payload: bytes) -> str:
-    """The rule under which bytes are refused, or "read". Any other error than ImageError goes through."""
+    """The rule that refuses the bytes, or "read". Errors other than ImageError propagate."""
     try:
         array = array_from_bytes(payload, contract())
     except ImageError as error:
@@ -239,7 +318,7 @@ def test_arbitrary_bytes_raise_only_image_errors(payload: bytes, signature: byte
     }
 
 
-@pytest.mark.parametrize("image_format", FORMATS)
+@pytest.mark.parametrize("image_format", WRITTEN)
 def test_image_with_a_flipped_byte_is_read_or_refused_by_a_rule(image_format: str) -> None:
     good = encode(Image.fromarray(NOISE), image_format)
     damaged = [
@@ -272,7 +351,7 @@ JPEGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", JPEGS)
 @pytest.mark.parametrize("quality", [30, 75, 97])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_both_decoders_give_the_same_pixels_of_a_jpeg(kind: str, quality: int, mode: str) -> None:
+def test_both_jpeg_decoders_return_equal_pixels(kind: str, quality: int, mode: str) -> None:
     payload = encode(SCENE.convert(mode), "JPEG", quality=quality, **JPEGS[kind])
     array = decode_jpeg(payload, 10_000)
     assert array is not None
@@ -338,7 +417,7 @@ def test_jpeg_luma_equals_the_grey_of_its_colours(kind: str) -> None:
 
 
 def decodes_alike(payload: bytes) -> bool | None:
-    """Whether the luma can be decoded, which it must exactly where the colours can; None where there is none."""
+    """True if the luma is decoded, which must hold exactly if colours are; None without luma."""
     try:
         header = read_jpeg_header(payload, 10_000)
     except ImageError:  # the flipped byte is the size

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.requests.reading import FormReader
 from slipway.inputs.multipart import decode_images, encode_images
+from slipway.serving.requests.bodies import FormReader
 
 IMAGES = st.lists(
     st.binary(max_size=60) | st.sampled_from([b"\r\n", b"\r\n--slipway-", b"--", b"\r\n\r\n"]),

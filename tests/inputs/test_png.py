@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from slipway.inputs.images import decode_with_pillow
-from slipway.inputs.png import decode_plain_png, read_png_header
+from slipway.inputs.images import decode_image, decode_with_pillow
+from slipway.inputs.png import MAX_CHUNKS, MAX_TEXT_BYTES, decode_plain_png, read_png_header
 from slipway.system.errors import ImageError
 
 MAX_PIXELS = 10**6
@@ -166,3 +166,61 @@ def test_png_with_a_flipped_byte_decodes_alike_or_is_left_to_pillow(channels: in
                 num_read += 1
                 assert np.array_equal(decoded, pillows(damaged))
     assert num_read  # the twin: some are read
+
+
+MIB = bytes(1 << 20)
+MANY = MAX_TEXT_BYTES // len(MIB)
+TEXTS = {
+    b"tEXt": b"k\0" + MIB,
+    b"zTXt": b"k\0\0" + zlib.compress(MIB, 9),
+    b"iTXt": b"k\0\1\0\0\0" + zlib.compress(MIB, 9),
+    b"iCCP": b"k\0\0" + zlib.compress(MIB, 9),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_texts_of_a_png_that_are_large_only_together_are_refused(
+    kind: bytes, is_first: bool
+) -> None:
+    """A single one of them is not; Pillow accepts 64 MiB, and does not count profiles."""
+    plain = encoded(random_pixels(1, (9, 9), 3))
+
+    def with_texts(number: int) -> bytes:
+        text = chunk(kind, TEXTS[kind]) * number
+        at = plain.index(b"IDAT") - 4 if is_first else plain.index(b"IEND") - 4
+        return plain[:at] + text + plain[at:]
+
+    assert not isinstance(pillows(with_texts(MANY - 1)), str)
+    with pytest.raises(ImageError, match="its text and colour profiles exceed") as error:
+        decode_with_pillow(with_texts(MANY + 1), MAX_PIXELS)
+    assert error.value.rule == "undecodable"
+
+
+def test_texts_of_a_png_that_do_not_decompress_count_as_well() -> None:
+    """Pillow decompresses up to the damage, and ignores the text."""
+    damaged = b"k\0\1\0\0\0" + zlib.compress(MIB, 9)[:-2] + b"xx"
+    plain = encoded(random_pixels(1, (9, 9), 3))
+    at = plain.index(b"IDAT") - 4
+    payload = plain[:at] + chunk(b"iTXt", damaged) * (MANY + 1) + plain[at:]
+    assert pillows(payload) == "undecodable"
+
+
+@pytest.mark.parametrize(("kind", "content"), [(b"tEXt", b""), (b"gAMA", bytes(4)), (b"IDAT", b"")])
+def test_a_png_of_very_many_chunks_is_refused(kind: bytes, content: bytes) -> None:
+    """A million empty ones took a second."""
+    plain = encoded(random_pixels(1, (9, 9), 3))
+    at = plain.index(b"IEND") - 4
+
+    def with_chunks(number: int) -> bytes:
+        return plain[:at] + chunk(kind, content) * number + plain[at:]
+
+    assert np.asarray(decode_image(with_chunks(MAX_CHUNKS - 3), MAX_PIXELS)).shape == (9, 9, 3)
+    with pytest.raises(ImageError, match="it has more than 10000 chunks with few or no") as error:
+        decode_image(with_chunks(MAX_CHUNKS + 1), MAX_PIXELS)
+    assert error.value.rule == "undecodable"
+
+
+def test_a_second_header_of_a_png_is_left_to_pillow() -> None:
+    plain = encoded(random_pixels(1, (9, 9), 3))
+    assert decode_plain_png(with_chunk(plain, b"IHDR", plain[16:29]), MAX_PIXELS) is None

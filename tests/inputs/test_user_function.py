@@ -11,7 +11,9 @@ from slipway.system.errors import ImageError, IntegrityError, ParamsError, Unava
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 IMAGE = Image.new("RGB", (8, 6), (10, 20, 30))
-CROP = "def crop(image):\n    return image.crop((0, 0, 4, 4)), {'left': 0, 'share': 0.5, 'name': 'a', 'found': True}\n"
+CROP = """def crop(image):
+    return image.crop((0, 0, 4, 4)), {'left': 0, 'share': 0.5, 'name': 'a', 'found': True}
+"""
 
 
 def run(function: str, image: Image.Image = IMAGE) -> tuple[Image.Image, user_function.Values]:
@@ -30,7 +32,10 @@ def test_transform_may_return_an_image_or_an_image_with_values(
 
 
 def test_numpy_numbers_become_plain_ones(write_functions: WriteFunctions) -> None:
-    source = "import numpy\ndef f(image):\n    return image, {'a': numpy.int64(3), 'b': numpy.float32(0.5), 'c': numpy.bool_(True)}\n"
+    source = (
+        "import numpy\ndef f(image):\n    return image, "
+        "{'a': numpy.int64(3), 'b': numpy.float32(0.5), 'c': numpy.bool_(True)}\n"
+    )
     write_functions("faces", {"__init__.py": source})
     _, values = run("faces:f")
     assert {name: type(value) for name, value in values.items()} == {

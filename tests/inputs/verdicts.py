@@ -1,7 +1,5 @@
-"""The verdict on an image file in `clean`, in `precompute` and in the service, each by its own code."""
+"""Verdicts of `clean`, `precompute` and the service on an image file, each by its own code."""
 
-from serving.http.responses import Refusal
-from serving.requests.decoding import ImageDecoder
 from slipway.data.images.inspection import Inspector
 from slipway.inputs.images import (
     ImageContract,
@@ -11,6 +9,8 @@ from slipway.inputs.images import (
     flatten,
     image_array,
 )
+from slipway.serving.http.responses import Refusal
+from slipway.serving.requests.decoding import ImageDecoder
 from slipway.system.errors import ImageError
 from tests.data.pictures import CLEAN, CONTRACT, encode, sample
 
@@ -26,7 +26,7 @@ _DECODER = ImageDecoder(_CONTRACTS[1])
 
 
 def verdict(name: str, payload: bytes) -> str:
-    """`read`, or the rule that refuses it; AssertionError unless all three agree, on the pixels too.
+    """`read`, or the rule that refuses it; AssertionError unless all three agree, also on pixels.
 
     Any error but a refusal passes through.
     """
@@ -65,7 +65,7 @@ def _in_service(payload: bytes) -> str:
 
 
 def _check_pixels(name: str, payload: bytes, digest: bytes | None) -> None:
-    """The quick decoders give what Pillow gives, and a lossless copy has the digest that `clean` took."""
+    """The fast decoders equal Pillow, and a lossless copy has the digest that `clean` computed."""
     image, by_pillow = (
         decode_image(payload, MAX_PIXELS),
         decode_with_pillow(payload, MAX_PIXELS).image,

@@ -16,16 +16,18 @@ from slipway.kinds.code_digest import (
     stage_digest,
     stage_files,
     stage_names,
+    untracked_user_code,
+    user_code,
 )
-from slipway.kinds.parts import InputPart, import_part
+from slipway.kinds.parts import InputPart, TargetPart, import_part
 from slipway.kinds.registry import KINDS, TaskKind
-from slipway.system.errors import IntegrityError
+from slipway.system.errors import IntegrityError, UnavailableError
 
 FILES = {
-    "stages/__init__.py": "",
-    "stages/code.py": "",
-    "stages/train.py": "from slipway import a\n",
-    "stages/verify.py": "from slipway import service_process\n",
+    "slipway/stages/__init__.py": "",
+    "slipway/stages/code.py": "",
+    "slipway/stages/train.py": "from slipway import a\n",
+    "slipway/stages/verify.py": "from slipway import service_process\n",
     "slipway/__init__.py": "",
     "slipway/a.py": "from .b import c\n",
     "slipway/b.py": "def f():\n    import slipway.deep.d\n",
@@ -33,14 +35,14 @@ FILES = {
     "slipway/deep/d.py": "import numpy\nfrom .. import e\n",
     "slipway/e.py": "X = 1\n",
     "slipway/unused.py": "",
-    "slipway/service_process.py": 'COMMAND = ["serve", "serving.service:Service"]\n',
-    "serving/__init__.py": "",
-    "serving/service.py": "import serving.page.site\n",
-    "serving/page/site.py": "",
-    "serving/page/app.js": "1",
-    "serving/page/pictures/icon.svg": "2",
-    "serving/page/__pycache__/site.pyc": "3",
-    "serving/page/.hidden": "4",
+    "slipway/service_process.py": 'COMMAND = ["serve", "slipway.serving.service:Service"]\n',
+    "slipway/serving/__init__.py": "",
+    "slipway/serving/service.py": "import slipway.serving.page.site\n",
+    "slipway/serving/page/site.py": "",
+    "slipway/serving/page/app.js": "1",
+    "slipway/serving/page/pictures/icon.svg": "2",
+    "slipway/serving/page/__pycache__/site.pyc": "3",
+    "slipway/serving/page/.hidden": "4",
     "transforms/__init__.py": "",
     "transforms/faces.py": "from slipway.unused import x\n",
     "transforms/table.csv": "5",
@@ -57,35 +59,42 @@ def _tree(tmp_path: Path) -> Path:
 
 def test_a_stage_reaches_imports_of_imports_and_no_more(tree: Path) -> None:
     assert set(stage_files(tree, "train")) == {
-        *("stages/train.py", "slipway/__init__.py", "slipway/a.py", "slipway/b.py"),
-        *("slipway/deep/__init__.py", "slipway/deep/d.py", "slipway/e.py", "stages/__init__.py"),
+        *("slipway/stages/train.py", "slipway/__init__.py", "slipway/a.py", "slipway/b.py"),
+        *(
+            "slipway/deep/__init__.py",
+            "slipway/deep/d.py",
+            "slipway/e.py",
+            "slipway/stages/__init__.py",
+        ),
     }
 
 
 def test_verify_reaches_the_service_its_assets_and_the_users_code(tree: Path) -> None:
     reached = set(stage_files(tree, "verify"))
     assert {
-        "serving/service.py",
-        "serving/page/app.js",
-        "serving/page/pictures/icon.svg",
+        "slipway/serving/service.py",
+        "slipway/serving/page/app.js",
+        "slipway/serving/page/pictures/icon.svg",
     } <= reached
     assert {"transforms/faces.py", "transforms/table.csv", "slipway/unused.py"} <= reached
-    assert not {"serving/page/__pycache__/site.pyc", "serving/page/.hidden"} & reached
+    assert (
+        not {"slipway/serving/page/__pycache__/site.pyc", "slipway/serving/page/.hidden"} & reached
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "stages"),
     [
         ("slipway/e.py", {"train"}),
-        ("stages/verify.py", {"verify"}),
+        ("slipway/stages/verify.py", {"verify"}),
         ("slipway/unused.py", {"verify"}),
-        ("serving/page/app.js", {"verify"}),
+        ("slipway/serving/page/app.js", {"verify"}),
         ("transforms/faces.py", {"verify"}),
         ("slipway/__init__.py", {"train", "verify"}),
         ("slipway/deep/__init__.py", {"train"}),
-        ("stages/__init__.py", {"train", "verify"}),
-        ("serving/__init__.py", {"verify"}),
-        ("stages/code.py", set()),
+        ("slipway/stages/__init__.py", {"train", "verify"}),
+        ("slipway/serving/__init__.py", {"verify"}),
+        ("slipway/stages/code.py", set()),
     ],
 )
 def test_a_changed_line_changes_the_digests_of_the_stages_that_reach_it(
@@ -100,13 +109,13 @@ def test_code_in_every_package_of_a_stages_modules_changes_its_digest(
     tmp_path: Path,
     root: Path,
 ) -> None:
-    start = Path("stages/train.py")
+    start = Path("slipway/stages/train.py")
     modules = [path for path in reached_files(root, [start]) if path.suffix == ".py"]
-    for package in ("slipway", "stages", "serving", "transforms"):
+    for package in ("slipway", "transforms"):
         shutil.copytree(root / package, tmp_path / package)
     before = stage_digest(tmp_path, "train")
     folders = {folder for path in modules for folder in path.parents if folder != Path()}
-    assert {Path("slipway"), Path("slipway/training/networks"), Path("stages")} <= folders
+    assert {Path("slipway"), Path("slipway/training/networks"), Path("slipway/stages")} <= folders
     for init in (folder / "__init__.py" for folder in folders):
         text = (tmp_path / init).read_text()
         (tmp_path / init).write_text(f"{text}X = 1\n")
@@ -130,7 +139,7 @@ def test_a_changed_comment_changes_no_digest(tree: Path) -> None:
 
 def test_files_of_editors_and_patch_change_no_digest(tree: Path) -> None:
     before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
-    for folder in ("slipway", "serving/page/pictures", "transforms"):
+    for folder in ("slipway", "slipway/serving/page/pictures", "transforms"):
         for name in ("#{}#", "{}~", "{}.orig", "{}.rej", "{}.bak", "{}.swp", ".{}.swp"):
             (tree / folder / name.format("a.py")).write_text("X = 2\n")
     assert {stage: stage_digest(tree, stage) for stage in before} == before
@@ -144,8 +153,10 @@ def test_a_users_file_that_is_not_python_counts_as_it_is(tree: Path) -> None:
 
 
 def test_a_stage_without_code_is_an_error_and_no_empty_digest(tree: Path) -> None:
-    (tree / "stages/train.py").unlink()
-    with pytest.raises(IntegrityError, match=r"train has no digest: stages/train\.py is missing"):
+    (tree / "slipway/stages/train.py").unlink()
+    with pytest.raises(
+        IntegrityError, match=r"train has no digest: slipway/stages/train\.py is missing"
+    ):
         stage_digest(tree, "train")
 
 
@@ -190,7 +201,7 @@ def test_a_cache_of_another_version_or_form_is_ignored(
 def test_a_project_without_code_of_its_own_has_the_installed_ones(
     tmp_path: Path, root: Path
 ) -> None:
-    start = Path("stages/train.py")
+    start = Path("slipway/stages/train.py")
     shutil.copy(root / "params.yaml", tmp_path)
     assert reached_files(tmp_path, [start]) == reached_files(root, [start])
     assert stage_digest(tmp_path, "train") == stage_digest(root, "train")
@@ -204,7 +215,7 @@ IMAGES = {
 
 
 def reached_by(root: Path, stage: str, task: str) -> set[str]:
-    found = reached_files(root, [Path(f"stages/{stage}.py")], [KINDS[task]])
+    found = reached_files(root, [Path(f"slipway/stages/{stage}.py")], [KINDS[task]])
     return {path.as_posix() for path in found}
 
 
@@ -221,6 +232,33 @@ def test_the_networks_for_images_are_no_part_of_the_training_of_tables(root: Pat
     assert not reached & IMAGES
 
 
+NUMBERS = {
+    "slipway/training/targets/numbers.py",
+    "slipway/metrics/number_scores.py",
+    "slipway/reports/evaluation/number_results.py",
+    "slipway/reports/pages/sections/numbers.py",
+}
+CLASSES = {
+    "slipway/training/targets/classes.py",
+    "slipway/metrics/class_scores.py",
+    "slipway/metrics/class_uncertainty.py",
+    "slipway/reports/evaluation/class_results.py",
+    "slipway/reports/pages/sections/classes.py",
+}
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate", "export"])
+def test_the_code_of_numeric_targets_is_no_part_of_the_stages_of_classes(
+    root: Path, stage: str
+) -> None:
+    reached = reached_by(root, stage, "image_classification")
+    assert reached & CLASSES
+    assert not reached & NUMBERS
+    reached = reached_by(root, stage, "image_regression")
+    assert reached & NUMBERS
+    assert not reached & CLASSES
+
+
 def test_code_digests_follow_every_kind_if_params_name_none(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("data: {task: no_such_task}\n")
     assert project_kinds(tmp_path) == list(KINDS.values())
@@ -233,13 +271,108 @@ def test_the_task_in_params_chooses_the_kind_of_a_code_digest(tmp_path: Path) ->
 
 
 def test_each_part_that_code_loads_is_named_by_a_literal_and_declared(root: Path) -> None:
-    for path in [*root.glob("slipway/**/*.py"), *root.glob("serving/**/*.py")]:
+    for path in root.glob("slipway/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".load_part"):
-                assert ast.literal_eval(node.args[0]) in get_args(InputPart), path
+                assert ast.literal_eval(node.args[0]) in (
+                    *get_args(InputPart),
+                    *get_args(TargetPart),
+                ), path
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_each_part_of_a_record_can_be_imported(kind: TaskKind) -> None:
     assert kind.input.parts.keys() <= set(get_args(InputPart))
-    assert all(callable(import_part(path)) for path in kind.input.parts.values())
+    assert kind.target.parts.keys() == set(get_args(TargetPart))
+    parts = [*kind.input.parts.values(), *kind.target.parts.values()]
+    assert all(callable(import_part(path)) for path in parts)
+
+
+def test_input_and_target_have_no_part_of_the_same_name() -> None:
+    assert not set(get_args(InputPart)) & set(get_args(TargetPart))
+
+
+USERS: dict[str, str] = {
+    "nets.py": "import numpy\nfrom own import layers\n",
+    "own/layers.py": "from . import blocks\n",
+    "own/blocks.py": "X = 1\n",
+    "own/unused.py": "",
+    "own/weights.bin": "1",
+    "scores.py": "from slipway.unused import x\n",
+    "params.yaml": "train: {network: 'nets:Net', loss: auto}\n"
+    "evaluate: {metrics: ['scores:f', 'gone:f']}\n",
+}
+OF_NETWORK = {"nets.py", "own/layers.py", "own/blocks.py"}
+
+
+@pytest.fixture(name="users_tree")
+def _users_tree(tree: Path) -> Path:
+    (tree / "slipway/stages/evaluate.py").write_text("")
+    (tree / "own").mkdir()
+    for name, content in USERS.items():
+        (tree / name).write_text(content)
+    return tree
+
+
+def test_a_stage_reaches_the_users_code_that_it_runs_and_the_modules_it_imports(
+    users_tree: Path,
+) -> None:
+    reached = {stage: set(stage_files(users_tree, stage)) for stage in ("train", "evaluate")}
+    names = {*USERS, "gone.py"}
+    assert reached["train"] & names == OF_NETWORK
+    assert reached["evaluate"] & names == OF_NETWORK | {"scores.py"}
+    assert "slipway/unused.py" in reached["evaluate"]
+    named = {"train.network": ["scores:f"]}
+    assert set(stage_files(users_tree, "train", named=named)) & names == {"scores.py"}
+
+
+def test_the_digest_of_users_code_changes_with_what_it_reaches_in_the_project(
+    users_tree: Path,
+) -> None:
+    def digest() -> str:
+        (code,) = user_code(users_tree, "train.network", ["nets:Net", "small_resnet", None])
+        return code.sha256
+
+    before = digest()
+    (users_tree / "own/blocks.py").write_text("X = 1  # why\n")
+    (users_tree / "own/unused.py").write_text("Y = 1\n")
+    (users_tree / "slipway/a.py").write_text("Y = 1\n")
+    assert digest() == before
+    (users_tree / "own/blocks.py").write_text("X = 2\n")
+    assert digest() != before
+
+
+@pytest.mark.parametrize(("folder", "is_link"), [("metrics", False), ("linked", True)])
+def test_code_that_the_stamp_of_the_stage_code_leaves_out_is_refused(
+    users_tree: Path, folder: str, is_link: bool
+) -> None:
+    if is_link:
+        (users_tree / folder).symlink_to(users_tree / "own")
+    else:
+        (users_tree / folder).mkdir()
+    (users_tree / folder / "layers.py").write_text("")
+    (users_tree / "nets.py").write_text(f"import {folder}.layers\n")
+    with pytest.raises(UnavailableError, match=f"'nets:Net' reaches {folder}/layers.py, in a fold"):
+        user_code(users_tree, "train.network", ["nets:Net"])
+
+
+@pytest.mark.parametrize("name", ["gone:Net", "numpy:array", "slipway.a:f"])
+def test_code_without_a_file_in_the_project_is_refused(users_tree: Path, name: str) -> None:
+    with pytest.raises(UnavailableError, match=r"which has no file in the project's folder"):
+        user_code(users_tree, "train.network", [name])
+
+
+@pytest.mark.parametrize(
+    ("stage", "untracked"),
+    [
+        ({"deps": ["params.yaml", "transforms"]}, {*OF_NETWORK, "scores.py"}),
+        ({"deps": ["nets.py", "own"]}, {"scores.py"}),
+        ({"always_changed": True}, set()),
+        ({}, set()),
+    ],
+)
+def test_the_users_files_without_a_dependency_are_named(
+    users_tree: Path, stage: dict[str, object], untracked: set[str]
+) -> None:
+    found = untracked_user_code(users_tree, {"stages": {"code": stage}})
+    assert found == sorted(untracked)

@@ -1,4 +1,4 @@
-"""What launch/ says of the service, read without a container engine or a cluster."""
+"""Readers and checks of the manifests in launch/, without a container engine or a cluster."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from serving.auth.extension import AuthSettings
-from serving.endpoints.listing import all_routes
-from serving.http.routes import Routes
-from serving.settings import PREFIX, Settings, SettingsError
+from slipway.serving.app import all_routes
+from slipway.serving.auth.extension import AuthSettings
+from slipway.serving.http.routes import Routes
+from slipway.serving.settings import PREFIX, Settings, SettingsError
 from tests.serving.in_process import full_worker, read_all_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,23 +59,21 @@ def container_of(deployment: Object) -> Object:
 
 
 def settings_of(container: Object) -> Settings:
-    """The settings that a container's environment gives the service; SettingsError if it would not start."""
+    """The service's settings from a container's environment; SettingsError if they are invalid."""
     environment = container["env"] if "env" in container else container["environment"]
     variables = (
         environment
         if isinstance(environment, dict)
         else {one["name"]: one["value"] for one in environment}
     )
-    assert all(isinstance(value, str) for value in variables.values()), (
-        "a variable that is no string"
-    )
+    assert all(isinstance(value, str) for value in variables.values()), "a variable is not a string"
     return read_all_settings(
         {name: value for name, value in variables.items() if name.startswith(PREFIX)}
     )
 
 
 def routes() -> Routes:
-    """Everything that the service answers."""
+    """All routes of the service."""
     return all_routes(full_worker(read_all_settings({})))
 
 
@@ -88,24 +86,53 @@ def probes(container: Object) -> Iterator[tuple[str, str, int]]:
 
 
 def faults(deployment: Object) -> list[str]:
-    """What would keep the service from starting, from being asked or from ending well."""
+    """Faults that keep the service from starting, receiving requests or draining."""
     pod, container = pod_of(deployment), container_of(deployment)
     try:
         settings = settings_of(container)
     except SettingsError as error:
         return [str(error)]
+    keys = settings.section(AuthSettings).keys
+
+    def is_mounted(variable: str) -> bool:
+        return _is_mounted(container, Path(_variable(container, variable)))
+
+    def is_open(path: str) -> bool:
+        return routes()[path].access == "open"
+
     checks: list[tuple[str, Callable[[], bool]]] = [
-        ("its own Service's variables would be unknown settings", lambda: pod["enableServiceLinks"] is False),
-        ("it is killed before it has drained", lambda: _grace(pod) > settings.drain_s + settings.request_timeout_s),
-        ("a port of a probe is not the service's", lambda: {port for _, _, port in probes(container)} == {3000}),
-        ("the operators' port is not the one it listens on", lambda: _port(container, "admin") == settings.admin_port),
-        ("nobody outside the pod reaches the operators' port", lambda: settings.admin_host == "0.0.0.0"),
-        ("the keys are not where they are mounted", lambda: _is_mounted(container, settings.section(AuthSettings).keys)),
-        ("the state is not on a volume", lambda: _is_mounted(container, Path(_variable(container, "SLIPWAY_STATE")))),
-        ("it computes with other threads than it asks CPUs for", lambda: settings.num_threads == _num_cpus(container)),
-        ("BENTOML_HOME is not writable", lambda: _is_mounted(container, Path(_variable(container, "BENTOML_HOME")))),
-        ("a probe's path needs a key", lambda: all(routes()[path].access == "open" for _, path, _ in probes(container))),
-    ]  # fmt: skip
+        (
+            "Kubernetes' Service variables would be unknown settings",
+            lambda: pod["enableServiceLinks"] is False,
+        ),
+        (
+            "the service is killed before it has drained",
+            lambda: _grace(pod) > settings.drain_s + settings.request_timeout_s,
+        ),
+        (
+            "a probe uses another port than the service",
+            lambda: {port for _, _, port in probes(container)} == {3000},
+        ),
+        (
+            "the admin port is not the port of the settings",
+            lambda: _port(container, "admin") == settings.admin_port,
+        ),
+        (
+            "the admin port is not reachable from outside the pod",
+            lambda: settings.admin_host == "0.0.0.0",
+        ),
+        ("the key file is not on a mounted volume", lambda: _is_mounted(container, keys)),
+        ("the state is not on a volume", lambda: is_mounted("SLIPWAY_STATE")),
+        (
+            "the number of threads differs from the CPU request",
+            lambda: settings.num_threads == _num_cpus(container),
+        ),
+        ("BENTOML_HOME is not writable", lambda: is_mounted("BENTOML_HOME")),
+        (
+            "a probe's path needs a key",
+            lambda: all(is_open(path) for _, path, _ in probes(container)),
+        ),
+    ]
     return [fault for fault, is_right in checks if not is_right()]
 
 
@@ -122,7 +149,7 @@ def _port(container: Object, name: str) -> int:
 
 
 def _variable(container: Object, name: str) -> str:
-    """As it is written, or "": the settings resolve a relative path in the checkout that runs the test."""
+    """The raw value, or "". The settings would resolve a relative path in the current checkout."""
     return next((str(one["value"]) for one in container["env"] if one["name"] == name), "")
 
 

@@ -1,4 +1,4 @@
-"""The compose file: what it says of the service, of Prometheus and of Grafana is so."""
+"""The compose file matches the settings of the service, Prometheus and Grafana."""
 
 import copy
 import re
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.auth.extension import AuthSettings
-from serving.settings import SettingsError
+from slipway.serving.auth.extension import AuthSettings
+from slipway.serving.settings import SettingsError
 from tests.launch.manifests import COMPOSE, ROOT, UID, Object, routes, settings_of
 
 SERVICES: dict[str, Object] = COMPOSE["services"]
 
 
 def faults(compose: Object) -> list[str]:
-    """What would keep the service from starting, from being asked or from ending well."""
+    """Faults that keep the service from starting, receiving requests or draining."""
     service = compose["services"]["slipway"]
     try:
         settings = settings_of(service)
@@ -27,14 +27,14 @@ def faults(compose: Object) -> list[str]:
     scratch = [Path(mount.split(":")[0]) for mount in service["tmpfs"]]
     path, port = re.fullmatch(
         r"http://127\.0\.0\.1:(\d+)(/\w+)", service["healthcheck"]["test"][-1]
-    ).group(2, 1)  # type: ignore[union-attr] # it fails if it is no URL
+    ).group(2, 1)  # type: ignore[union-attr] # a test failure if it is not a URL
     checks = [
         (
-            "it is killed before it has drained",
+            "the service is killed before it has drained",
             seconds(service["stop_grace_period"]) > settings.drain_s + settings.request_timeout_s,
         ),
         (
-            "the keys are not where they are mounted",
+            "the key file is not a mounted secret",
             str(settings.section(AuthSettings).keys)
             in {f"/run/secrets/{name}" for name in service["secrets"]},
         ),
@@ -49,15 +49,15 @@ def faults(compose: Object) -> list[str]:
                 for mount in scratch
             ),
         ),
-        ("Prometheus does not reach the operators' port", settings.admin_host == "0.0.0.0"),
-        ("Prometheus asks another port", scrape_target() == f"slipway:{settings.admin_port}"),
+        ("Prometheus does not reach the admin port", settings.admin_host == "0.0.0.0"),
+        ("Prometheus scrapes another port", scrape_target() == f"slipway:{settings.admin_port}"),
         (
-            "the operators' port is published",
+            "the admin port is published",
             not any(f":{settings.admin_port}" in port for port in service["ports"]),
         ),
         ("the health check needs a key", routes()[path].access == "open" and port == "3000"),
         (
-            "other threads than CPUs",
+            "the number of threads differs from the CPU limit",
             settings.num_threads == float(service["deploy"]["resources"]["limits"]["cpus"]),
         ),
     ]
@@ -77,7 +77,7 @@ def scrape_target() -> str:
     return str(target)
 
 
-def test_what_the_file_says_of_the_service_is_so() -> None:
+def test_the_compose_file_matches_the_settings_and_routes_of_the_service() -> None:
     assert faults(COMPOSE) == []
 
 
@@ -90,11 +90,14 @@ def set_variable(name: str, value: str) -> Callable[[Object], None]:
     [
         (set_variable("SLIPWAY_DRIAN_S", "1"), "did you mean SLIPWAY_DRAIN_S"),
         (set_variable("SLIPWAY_REQUEST_TIMEOUT_S", "60"), "killed before it has drained"),
-        (set_variable("SLIPWAY_KEYS", "/run/secrets/other"), "the keys are not where"),
+        (
+            set_variable("SLIPWAY_KEYS", "/run/secrets/other"),
+            "the key file is not a mounted secret",
+        ),
         (set_variable("SLIPWAY_STATE", "/state"), "the state is not on a volume"),
-        (set_variable("SLIPWAY_ADMIN_PORT", "3009"), "Prometheus asks another port"),
+        (set_variable("SLIPWAY_ADMIN_PORT", "3009"), "Prometheus scrapes another port"),
         (set_variable("SLIPWAY_ADMIN_HOST", "127.0.0.1"), "does not reach"),
-        (set_variable("SLIPWAY_NUM_THREADS", "8"), "other threads"),
+        (set_variable("SLIPWAY_NUM_THREADS", "8"), "the number of threads differs"),
         (set_variable("BENTOML_HOME", "/home/bentoml"), "BENTOML_HOME is not writable"),
         (
             lambda compose: compose["services"]["slipway"]["ports"].append("3001:3001"),
@@ -108,7 +111,9 @@ def set_variable(name: str, value: str) -> Callable[[Object], None]:
         ),
     ],
 )
-def test_a_file_that_is_wrong_would_be_seen(spoil: Callable[[Object], None], fault: str) -> None:
+def test_each_fault_of_the_compose_file_is_detected(
+    spoil: Callable[[Object], None], fault: str
+) -> None:
     compose = copy.deepcopy(COMPOSE)
     spoil(compose)
     (found,) = faults(compose)
@@ -124,7 +129,7 @@ def test_every_secret_and_volume_is_declared_and_used() -> None:
     assert {volume for volume in volumes if not volume.startswith(".")} == set(COMPOSE["volumes"])
 
 
-def test_every_file_that_is_mounted_is_there_and_read_only() -> None:
+def test_every_mounted_file_exists_and_is_read_only() -> None:
     mounted = [
         volume.split(":")
         for service in SERVICES.values()
@@ -148,17 +153,29 @@ def test_no_port_is_published_to_other_machines() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_every_container_has_limits_and_gets_no_new_privileges() -> None:
+def test_every_container_has_limits_no_new_privileges_a_read_only_root_and_rotated_logs() -> None:
     for name, service in SERVICES.items():
         assert set(service["deploy"]["resources"]["limits"]) >= {"cpus", "memory"}, name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert not re.search(r":latest$", service["image"]), name
+        assert service["read_only"] is True, name
+        assert service["logging"]["driver"] == "json-file", name
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
     assert SERVICES["slipway"]["user"] == f"{UID}:{UID}"
-    assert SERVICES["slipway"]["read_only"] is True
 
 
-def test_prometheus_reads_the_rules_and_the_key_from_where_they_are_mounted() -> None:
+def test_nobody_changes_dashboards_and_the_data_source_in_grafana() -> None:
+    provisioning = ROOT / "monitoring/grafana/provisioning"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/slipway.yml").read_text())["providers"]
+    assert (provider["allowUiUpdates"], provider["disableDeletion"]) == (False, True)
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert source["editable"] is False
+
+
+def test_prometheus_reads_the_rules_and_the_key_from_their_mount_paths() -> None:
     configuration: dict[str, Any] = yaml.safe_load(
         (ROOT / "monitoring/prometheus.secured.yml").read_text()
     )

@@ -1,9 +1,10 @@
-"""The Kubernetes manifests: what they say of the service is so, by the service's own settings, ports and routes."""
+"""The Kubernetes manifests match the service's settings, ports and routes."""
 
 import copy
 import shutil
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +25,10 @@ from tests.launch.manifests import (
     settings_of,
 )
 from tests.monitoring.queries import RULES
+from tests.monitoring.test_rules import needs_promtool, promtool
 
 BASE = objects("base")
+QUEUE_WAIT = "slipway_queue_wait_seconds"
 DEPLOYMENT = of_kind("Deployment", BASE)
 POD = pod_of(DEPLOYMENT)
 CONTAINER = container_of(DEPLOYMENT)
@@ -36,7 +39,7 @@ needs_kustomize = pytest.mark.skipif(
 )
 
 
-def test_what_the_deployment_says_of_the_service_is_so() -> None:
+def test_the_deployment_matches_the_settings_ports_and_routes_of_the_service() -> None:
     assert faults(DEPLOYMENT) == []
 
 
@@ -54,12 +57,12 @@ def variable(name: str, value: str) -> Callable[[Object], None]:
     ("spoil", "fault"),
     [
         (variable("SLIPWAY_ADMIN_PRT", "3001"), "did you mean SLIPWAY_ADMIN_PORT"),
-        (variable("SLIPWAY_ADMIN_PORT", "3002"), "the operators' port is not the one"),
-        (variable("SLIPWAY_ADMIN_HOST", "127.0.0.1"), "nobody outside the pod"),
+        (variable("SLIPWAY_ADMIN_PORT", "3002"), "the admin port is not the port"),
+        (variable("SLIPWAY_ADMIN_HOST", "127.0.0.1"), "not reachable from outside the pod"),
         (variable("SLIPWAY_DRAIN_S", "40"), "killed before it has drained"),
-        (variable("SLIPWAY_KEYS", "/etc/keys"), "the keys are not where they are mounted"),
+        (variable("SLIPWAY_KEYS", "/etc/keys"), "the key file is not on a mounted volume"),
         (variable("SLIPWAY_STATE", ".work/serving"), "the state is not on a volume"),
-        (variable("SLIPWAY_NUM_THREADS", "0"), "other threads"),
+        (variable("SLIPWAY_NUM_THREADS", "0"), "the number of threads differs"),
         (variable("BENTOML_HOME", "/home/bentoml"), "BENTOML_HOME is not writable"),
         (
             lambda deployment: pod_of(deployment).update(enableServiceLinks=True),
@@ -75,11 +78,11 @@ def variable(name: str, value: str) -> Callable[[Object], None]:
             lambda deployment: container_of(deployment)["livenessProbe"]["httpGet"].update(
                 port="admin"
             ),
-            "a port of a probe",
+            "a probe uses another port",
         ),
     ],
 )
-def test_a_deployment_that_is_wrong_would_be_seen(
+def test_each_fault_of_a_deployment_is_detected(
     spoil: Callable[[Object], None], fault: str
 ) -> None:
     deployment = copy.deepcopy(DEPLOYMENT)
@@ -88,7 +91,7 @@ def test_a_deployment_that_is_wrong_would_be_seen(
     assert fault in found
 
 
-def test_the_pod_may_do_nothing_but_serve() -> None:
+def test_the_pod_runs_without_root_privileges_on_a_read_only_root_file_system() -> None:
     assert POD["securityContext"] == {
         "runAsNonRoot": True,
         "runAsUser": UID,
@@ -105,8 +108,8 @@ def test_the_pod_may_do_nothing_but_serve() -> None:
     assert "memory" in CONTAINER["resources"]["limits"]
 
 
-def test_alive_is_not_ready() -> None:
-    """A refused model is no reason to start the process again; a pod without one gets no requests."""
+def test_only_the_readiness_probe_depends_on_a_loaded_model() -> None:
+    """A refused model must not restart the process, but its pod must not receive requests."""
     paths = {
         name: CONTAINER[name]["httpGet"]["path"]
         for name in ("startupProbe", "readinessProbe", "livenessProbe")
@@ -118,7 +121,7 @@ def test_alive_is_not_ready() -> None:
     }
 
 
-def test_every_volume_is_mounted_and_keys_are_for_the_service_alone() -> None:
+def test_every_volume_is_mounted_and_only_the_service_can_read_the_keys() -> None:
     volumes = {volume["name"]: volume for volume in POD["volumes"]}
     assert set(volumes) == {mount["name"] for mount in CONTAINER["volumeMounts"]}
     assert volumes["keys"]["secret"] == {"secretName": "slipway-keys", "defaultMode": KEY_FILE_MODE}
@@ -127,7 +130,7 @@ def test_every_volume_is_mounted_and_keys_are_for_the_service_alone() -> None:
     )
 
 
-def test_whatever_selects_the_pods_finds_them() -> None:
+def test_every_selector_matches_the_labels_of_the_pods() -> None:
     template = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
     selectors = [
         DEPLOYMENT["spec"]["selector"]["matchLabels"],
@@ -143,7 +146,7 @@ def test_whatever_selects_the_pods_finds_them() -> None:
     assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "slipway"}
 
 
-def test_every_named_port_is_one_of_the_containers() -> None:
+def test_services_and_network_policy_use_ports_of_the_container() -> None:
     names = {port["name"] for port in CONTAINER["ports"]}
     services = [of_kind("Service", BASE), of_kind("Service", BASE, "slipway-admin")]
     policy = of_kind("NetworkPolicy", BASE)["spec"]
@@ -152,23 +155,21 @@ def test_every_named_port_is_one_of_the_containers() -> None:
     assert asked == names == {"http", "admin"}
 
 
-def test_the_service_calls_nobody() -> None:
+def test_the_network_policy_forbids_outgoing_connections() -> None:
     policy = of_kind("NetworkPolicy", BASE)["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["egress"] == []
 
 
-def test_a_rolling_update_never_has_fewer_replicas_than_before() -> None:
+def test_a_rolling_update_never_reduces_the_number_of_replicas() -> None:
     assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
-    assert "replicas" not in DEPLOYMENT["spec"]  # the autoscaler's
+    assert "replicas" not in DEPLOYMENT["spec"]  # the autoscaler sets them
     scaler = of_kind("HorizontalPodAutoscaler", BASE)["spec"]
     assert 2 <= scaler["minReplicas"] < scaler["maxReplicas"]
     assert of_kind("PodDisruptionBudget", BASE)["spec"]["maxUnavailable"] == 1
 
 
-def test_prometheus_finds_every_replica_ready_or_not_under_the_job_that_the_rules_look_for() -> (
-    None
-):
+def test_prometheus_scrapes_every_replica_in_a_job_that_the_rules_select() -> None:
     monitor = of_kind("ServiceMonitor", objects("monitoring"))["spec"]
     admin = of_kind("Service", BASE, "slipway-admin")
     assert monitor["selector"]["matchLabels"].items() <= admin["metadata"]["labels"].items()
@@ -183,7 +184,7 @@ def test_prometheus_finds_every_replica_ready_or_not_under_the_job_that_the_rule
     assert endpoint["path"] == "/metrics"
 
 
-def test_the_rules_are_the_same_as_objects_of_the_prometheus_operator() -> None:
+def test_the_objects_for_the_prometheus_operator_contain_the_same_rules() -> None:
     done = subprocess.run([KUBERNETES / "rules.sh"], capture_output=True, text=True, check=True)
     found = list(yaml.safe_load_all(done.stdout))
     assert [one["metadata"]["name"] for one in found] == [f"slipway-{path.stem}" for path in RULES]
@@ -193,7 +194,7 @@ def test_the_rules_are_the_same_as_objects_of_the_prometheus_operator() -> None:
 
 @needs_kustomize
 @pytest.mark.parametrize("folder", ["base", "gpu"])
-def test_what_kustomize_renders_is_as_right_as_the_files(folder: str) -> None:
+def test_the_objects_that_kustomize_renders_have_no_faults(folder: str) -> None:
     found = rendered(folder)
     assert {(one["kind"], one["metadata"]["name"]) for one in found} == {
         (one["kind"], one["metadata"]["name"]) for one in BASE
@@ -203,22 +204,104 @@ def test_what_kustomize_renders_is_as_right_as_the_files(folder: str) -> None:
 
 
 @needs_kustomize
-def test_on_gpus_each_replica_has_one_and_says_so_or_is_not_ready() -> None:
+def test_each_gpu_replica_requests_one_gpu_and_never_falls_back_to_the_cpu() -> None:
     found = rendered("gpu")
     container = container_of(of_kind("Deployment", found))
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert settings_of(container).provider == "cuda"
     metrics: list[Any] = of_kind("HorizontalPodAutoscaler", found)["spec"]["metrics"]
-    assert [metric["pods"]["metric"]["name"] for metric in metrics] == ["slipway_queue_depth"]
-    assert "| `slipway_queue_depth` |" in (ROOT / "docs/serving.md").read_text()
+    assert [metric["pods"]["metric"]["name"] for metric in metrics] == [QUEUE_WAIT]
     assert of_kind("Deployment", found)["spec"]["strategy"]["rollingUpdate"] == {
         "maxUnavailable": 1,
         "maxSurge": 0,
     }
 
 
-def test_every_file_is_named_in_its_kustomization() -> None:
-    for folder in ("base", "monitoring", "gpu"):
+def test_replicas_are_added_by_the_wait_in_the_queue_that_the_adapter_reads() -> None:
+    metrics = of_kind("HorizontalPodAutoscaler", BASE)["spec"]["metrics"]
+    assert [one["pods"]["metric"]["name"] for one in metrics if one["type"] == "Pods"] == [
+        QUEUE_WAIT
+    ]
+    (rule,) = yaml.safe_load((ROOT / "monitoring/adapter.yml").read_text())["rules"]["custom"]
+    assert rule["name"]["as"] == QUEUE_WAIT
+    assert rule["seriesQuery"].startswith(f"{QUEUE_WAIT}_bucket{{")
+    assert f"| `{QUEUE_WAIT}` |" in (ROOT / "docs/reference/serving.md").read_text()
+
+
+@needs_promtool
+@pytest.mark.process
+def test_the_adapter_reads_the_95th_percentile_and_0_without_requests(tmp_path: Path) -> None:
+    (rule,) = yaml.safe_load((ROOT / "monitoring/adapter.yml").read_text())["rules"]["custom"]
+    query = rule["metricsQuery"]
+    for name, value in (
+        ("GroupBy", "pod"),
+        ("Series", f"{QUEUE_WAIT}_bucket"),
+        ("LabelMatchers", 'namespace="here"'),
+    ):
+        query = query.replace(f"<<.{name}>>", value)
+    series = [
+        {"series": f'{QUEUE_WAIT}_bucket{{namespace="here",pod="{pod}",le="{le}"}}', "values": seen}
+        for pod, counts in (("busy", "0+60x10"), ("idle", "5x10"))
+        for le in ("0.1", "0.5", "+Inf")
+        for seen in ("0x10" if (pod, le) == ("busy", "0.1") else counts,)
+    ]
+    samples = [
+        {"labels": '{pod="busy"}', "value": 0.48},  # between 0.1 and 0.5
+        {"labels": '{pod="idle"}', "value": 0},
+    ]
+    expected = {"expr": query, "eval_time": "10m", "exp_samples": samples}
+    tests = {"interval": "1m", "input_series": series, "promql_expr_test": [expected]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [tests]}))
+    done = promtool("test", "rules", tmp_path / "test.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_slow_probe_takes_no_replica_from_the_service() -> None:
+    probe = CONTAINER["readinessProbe"]
+    assert probe["failureThreshold"] == 3
+    assert probe["failureThreshold"] * probe["periodSeconds"] < settings_of(CONTAINER).drain_s
+
+
+def test_the_ingress_speaks_tls_and_leads_to_the_service() -> None:
+    found = objects("ingress")
+    ingress = of_kind("Ingress", found)
+    (tls,), (rule,) = ingress["spec"]["tls"], ingress["spec"]["rules"]
+    assert tls["hosts"] == [rule["host"]]
+    (path,) = rule["http"]["paths"]
+    service = of_kind("Service", BASE)
+    assert path["backend"]["service"] == {
+        "name": "slipway",
+        "port": {"name": service["spec"]["ports"][0]["name"]},
+    }
+    options = {
+        name.rpartition("/")[2]: value for name, value in ingress["metadata"]["annotations"].items()
+    }
+    settings = settings_of(CONTAINER)
+    assert options["ssl-redirect"] == "true"
+    assert int(options["proxy-body-size"].removesuffix("m")) << 20 == settings.max_body_bytes
+    assert int(options["proxy-read-timeout"]) > settings.request_timeout_s
+    assert options["affinity"] == "cookie"
+    policy = of_kind("NetworkPolicy", found, "slipway-ingress")["spec"]
+    assert policy["podSelector"]["matchLabels"] == LABELS
+    assert [port["port"] for port in policy["ingress"][0]["ports"]] == ["http"]
+
+
+@needs_kustomize
+def test_stateful_replicas_keep_their_state_and_their_callers() -> None:
+    found = rendered("stateful")
+    kinds = {one["kind"] for one in found}
+    assert not kinds & {"Deployment", "HorizontalPodAutoscaler"}
+    replicas = of_kind("StatefulSet", found)
+    assert faults(replicas) == []
+    (claim,) = replicas["spec"]["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == "state"
+    assert {volume["name"] for volume in pod_of(replicas)["volumes"]} == {"keys", "tmp"}
+    assert of_kind("Service", found, replicas["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
+    assert of_kind("Service", found)["spec"]["sessionAffinity"] == "ClientIP"
+
+
+def test_every_manifest_is_listed_in_its_kustomization() -> None:
+    for folder in ("base", "monitoring", "gpu", "ingress", "stateful"):
         content = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
         named = {name for name in content["resources"] if name.endswith(".yaml")} | {
             patch["path"] for patch in content.get("patches", [])
@@ -230,7 +313,7 @@ def test_every_file_is_named_in_its_kustomization() -> None:
 
 @pytest.fixture
 def schemas() -> Any:
-    """The schemas of Kubernetes itself."""
+    """The official Kubernetes schemas."""
     return pytest.importorskip(
         "kubernetes_validate",
         reason="kubernetes-validate is not installed: the environment is older than the lock",
@@ -241,7 +324,7 @@ OLDEST = "1.31"
 
 
 @pytest.mark.parametrize("version", [OLDEST, "newest"])
-def test_every_object_has_the_form_that_kubernetes_takes(schemas: Any, version: str) -> None:
+def test_every_object_is_valid_by_the_kubernetes_schemas(schemas: Any, version: str) -> None:
     for one in BASE:
         schemas.validate(
             one, schemas.latest_version() if version == "newest" else OLDEST, strict=True
@@ -250,8 +333,10 @@ def test_every_object_has_the_form_that_kubernetes_takes(schemas: Any, version: 
 
 @pytest.mark.process
 @needs_kustomize
-@pytest.mark.parametrize("folder", ["base", "gpu"])
-def test_what_kustomize_makes_of_them_has_that_form_too(schemas: Any, folder: str) -> None:
+@pytest.mark.parametrize("folder", ["base", "gpu", "ingress", "stateful"])
+def test_every_rendered_object_is_valid_by_the_kubernetes_schemas(
+    schemas: Any, folder: str
+) -> None:
     for one in rendered(folder):
         schemas.validate(one, OLDEST, strict=True)
 
@@ -263,9 +348,11 @@ def test_what_kustomize_makes_of_them_has_that_form_too(schemas: Any, folder: st
         lambda deployment: pod_of(deployment).update(terminationGracePeriodSeconds="60 s"),
         lambda deployment: container_of(deployment).update(readynessProbe={}),
     ],
-    ids=["unknown key", "a text for a number", "misspelled probe"],
+    ids=["unknown key", "string for a number", "misspelled probe"],
 )
-def test_an_object_of_another_form_is_found(schemas: Any, spoil: Callable[[Object], None]) -> None:
+def test_the_kubernetes_schemas_reject_invalid_objects(
+    schemas: Any, spoil: Callable[[Object], None]
+) -> None:
     deployment = copy.deepcopy(DEPLOYMENT)
     spoil(deployment)
     with pytest.raises(schemas.ValidationError):

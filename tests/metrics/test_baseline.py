@@ -5,7 +5,7 @@ import pytest
 from sklearn import dummy, metrics
 
 from slipway.kinds.targets import CLASS, NUMBER
-from slipway.metrics.baseline import baseline_scores
+from slipway.metrics.scores import baseline_scores
 
 TRAIN = np.repeat([0.0, 1.0, 2.0], [20, 50, 30])
 TEST = np.repeat([0.0, 1.0, 2.0], [30, 40, 10])

@@ -1,7 +1,8 @@
-"""Metrics: hand-computed cases, scikit-learn as the second opinion, refusals. Intervals are in test_metric_intervals.
+"""Metrics: hand-computed cases, comparison with scikit-learn, refusals.
 
-For ROC-AUC and average precision the second opinion is a slow one of our own, which has scikit-learn as the third: that
-refuses classes without rows. For the calibration error it is a loop over bins.
+Intervals are tested in test_metric_intervals. ROC-AUC and average precision are compared with a
+slow implementation of our own, which is compared with scikit-learn, because that refuses classes
+without rows. The calibration error is compared with a loop over bins.
 """
 
 import json
@@ -13,17 +14,19 @@ from numpy.typing import NDArray
 from sklearn import metrics as sklearn_metrics
 
 from slipway.kinds.targets import CLASS, NUMBER
-from slipway.metrics import scores
+from slipway.metrics import class_scores as scores
 from slipway.metrics.calibration_error import calibration_errors, reliability_bins
-from slipway.metrics.scores import (
-    classification_metrics,
-    confusion_matrix,
-    measure,
-    regression_metrics,
-    why_absent,
-)
+from slipway.metrics.class_scores import confusion_matrix
+from slipway.metrics.scores import measure, why_absent
 from slipway.system.errors import MetricError
-from tests.metric_cases import FEW, TWO, one_hot, random_case
+from tests.metric_cases import (
+    FEW,
+    TWO,
+    classification_metrics,
+    one_hot,
+    random_case,
+    regression_metrics,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning"),
@@ -80,7 +83,7 @@ def slow_calibration_error(targets: NDArray[np.int64], probabilities: NDArray[np
 def slow_scores(
     targets: NDArray[np.int64], probabilities: NDArray[np.float64], top_k: int
 ) -> dict[str, float]:
-    """What scikit-learn has not, or not for every case here."""
+    """Metrics that scikit-learn lacks, or lacks for some of these cases."""
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
     distances = [
         sum((p - (k == target)) ** 2 for k, p in enumerate(row))
@@ -312,7 +315,8 @@ def test_probabilities_measured_by_hand() -> None:
     found = classification_metrics(targets, probabilities, FEW, top_k=2)
     assert found["top_k_accuracy"].value == 0.5  # of the last two rows the right class is the third
     assert found["brier"].value == pytest.approx((0.38 + 0.38 + 0.98 + 0.98) / 4)
-    # class 0: the own 0.5 ties with 0.5 and leads 0.3, the own 0.2 leads none; class 1: 0.5 leads all; class 2: 0.2 ties twice
+    # Class 0: the own 0.5 ties with 0.5 and leads 0.3, the own 0.2 leads none.
+    # Class 1: 0.5 leads all. Class 2: 0.2 ties twice.
     assert found["roc_auc"].value == pytest.approx((1.5 / 4 + 1 + 1 / 3) / 3)
     assert found["average_precision"].value == pytest.approx(
         ((0.5 * 1 / 2 + 0.5 * 2 / 4) + 1 + 1 / 4) / 3

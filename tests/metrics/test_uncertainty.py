@@ -18,8 +18,8 @@ def test_ood_fraction_counts_rows_above_the_threshold_with_its_interval() -> Non
 
 
 def test_ood_fraction_is_none_without_a_threshold() -> None:
-    none = CALIBRATION.outlier.model_copy(update={"threshold": None})
-    without: Calibration = CALIBRATION.model_copy(update={"outlier": none})
+    none = CALIBRATION.ood.model_copy(update={"threshold": None})
+    without: Calibration = CALIBRATION.model_copy(update={"ood": none})
     assert ood_fraction(SCORES, without, 0.95) is None
 
 

@@ -1,4 +1,4 @@
-"""A real Prometheus in a process of its own."""
+"""A Prometheus server in its own process."""
 
 import json
 import subprocess
@@ -23,14 +23,14 @@ class Prometheus:
     log: Path
     targets: Path
 
-    def watch(self, target: str) -> None:
-        """Scrape another process from now on, as the same instance."""
+    def scrape(self, target: str) -> None:
+        """Scrape another process from now on, under the same instance label."""
         partial = self.targets.with_suffix(".partial")
         partial.write_text(json.dumps([{"targets": [target], "labels": {"instance": "a"}}]))
         partial.rename(self.targets)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The instant vector of a query; AssertionError with Prometheus' words if it takes none."""
+        """The instant vector of a query; AssertionError if it is invalid."""
         answer = plain_http.get(
             self.url + "/api/v1/query", params={"query": expression}, timeout=10
         )
@@ -44,11 +44,11 @@ class Prometheus:
         return float(found[0]["value"][1]) if found else None
 
     def firing(self) -> set[str]:
-        """The names of the alerts that fire."""
+        """The names of the firing alerts."""
         return {found["metric"]["alertname"] for found in self.query('ALERTS{alertstate="firing"}')}
 
     def wait_until(self, what: str, is_so: Callable[[], bool], seconds: float = 60) -> None:
-        """Wait for something that Prometheus sees at one of its next scrapes."""
+        """Wait until a condition holds after one of the next scrapes."""
         started = time.monotonic()
         while not is_so():
             assert time.monotonic() - started < seconds, (
@@ -57,8 +57,8 @@ class Prometheus:
             time.sleep(0.2)
 
 
-def hurried(rules: str) -> str:
-    """The rules, whose alerts wait for a second instead of minutes."""
+def without_delays(rules: str) -> str:
+    """The rules with a pending time of one second for all alerts."""
     content = yaml.safe_load(rules)
     for group in content["groups"]:
         for rule in group["rules"]:
@@ -68,14 +68,17 @@ def hurried(rules: str) -> str:
 
 
 @contextmanager
-def watching(
+def running_prometheus(
     folder: Path, configuration: Path, target: str, credentials: Path | None = None
 ) -> Iterator[Prometheus]:
-    """Prometheus with a configuration of monitoring/, on another target, every second, with alerts that do not wait."""
+    """Prometheus with a configuration of monitoring/ that scrapes `target` every second.
+
+    Alerts fire without their usual delay.
+    """
     folder.mkdir()
     (folder / "rules").mkdir()
     for path in RULES:
-        (folder / "rules" / path.name).write_text(hurried(path.read_text()))
+        (folder / "rules" / path.name).write_text(without_delays(path.read_text()))
     content = yaml.safe_load(configuration.read_text())
     content["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     (job,) = content["scrape_configs"]
@@ -86,7 +89,7 @@ def watching(
     (folder / "prometheus.yml").write_text(yaml.safe_dump(content))
     address, log = f"127.0.0.1:{free_port()}", folder / "prometheus.log"
     prometheus = Prometheus(f"http://{address}", log, folder / "targets.json")
-    prometheus.watch(target)
+    prometheus.scrape(target)
     command = [
         "prometheus",
         "--config.file=prometheus.yml",

@@ -1,7 +1,7 @@
-"""Every query of monitoring/, where it stands, and the metrics that it names.
+"""Queries of monitoring/, by place, and the metrics that they use.
 
-PromQL is read as far as names go: what is left when strings, selectors, label lists, ranges, functions, keywords and numbers are taken
-away. `promtool` reads the rest of it in the tests.
+The metric names of a PromQL query are the words that remain without strings, selectors, label
+lists, ranges, functions, keywords and numbers. In the tests, `promtool` checks the full syntax.
 """
 
 import json
@@ -33,7 +33,7 @@ KEYWORDS = {
     "inf",
     "nan",
 }
-PROMETHEUS_OWN = {"up"}  # of every target, whatever it is
+PROMETHEUS_OWN = {"up"}  # exists for every target
 _STRING = re.compile(r'"(?:\\.|[^"\\])*"' + r"|'(?:\\.|[^'\\])*'")
 _SELECTOR, _RANGE = re.compile(r"\{[^{}]*\}"), re.compile(r"\[[^\[\]]*\]")
 _LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*\)")
@@ -42,19 +42,19 @@ _NAME = re.compile(r"[A-Za-z_:][\w:]*(?!\s*\()(?![\w:])")
 
 
 def metric_names(query: str) -> set[str]:
-    """The metrics (and recorded series) that a query names."""
+    """The metrics and recorded series that a query uses."""
     for pattern in (_STRING, _SELECTOR, _RANGE, _LABELS, _NUMBER):
         query = pattern.sub(" ", query)
     return {name for name in _NAME.findall(query) if name.lower() not in KEYWORDS}
 
 
 def rule_groups() -> list[dict[str, Any]]:
-    """All groups of rules."""
+    """All rule groups."""
     return [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
 
 
 def recorded() -> dict[str, str]:
-    """Each recorded series' query."""
+    """The query of each recorded series."""
     return {
         rule["record"]: rule["expr"]
         for group in rule_groups()
@@ -64,19 +64,19 @@ def recorded() -> dict[str, str]:
 
 
 def alerts() -> dict[str, dict[str, Any]]:
-    """Each alert's rule."""
+    """The rule of each alert."""
     return {
         rule["alert"]: rule for group in rule_groups() for rule in group["rules"] if "alert" in rule
     }
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """Each dashboard, by its file's name."""
+    """Each dashboard by file name."""
     return {path.name: json.loads(path.read_text()) for path in DASHBOARDS}
 
 
 def dashboard_queries() -> Iterator[tuple[str, str]]:
-    """(place, query) of every panel, annotation and variable, with Grafana's variables replaced as Grafana would."""
+    """(place, query) of every panel, annotation and variable, with Grafana variables filled in."""
     for name, dashboard in dashboards().items():
         for panel in dashboard["panels"]:
             for target in panel.get("targets", []):
@@ -95,7 +95,7 @@ def filled(query: str) -> str:
 
 
 def queries() -> dict[str, str]:
-    """Every query, by where it stands."""
+    """Every query by place."""
     return (
         recorded()
         | {name: rule["expr"] for name, rule in alerts().items()}
@@ -104,7 +104,7 @@ def queries() -> dict[str, str]:
 
 
 def base_name(name: str, known: set[str]) -> str:
-    """A histogram's name for its parts (`_bucket`, `_sum`, `_count`); else the name itself."""
+    """The histogram's name for `_bucket`, `_sum` and `_count` series, otherwise the name itself."""
     return next(
         (
             name.removesuffix(part)
@@ -116,16 +116,20 @@ def base_name(name: str, known: set[str]) -> str:
 
 
 def documented_metrics() -> set[str]:
-    """The metrics in the table of docs/serving.md."""
+    """The metrics in the table of docs/reference/serving.md."""
     return set(
-        re.findall(r"^\| `(slipway_\w+)`", (ROOT / "docs/serving.md").read_text(), re.MULTILINE)
+        re.findall(
+            r"^\| `(slipway_\w+)`", (ROOT / "docs/reference/serving.md").read_text(), re.MULTILINE
+        )
     )
 
 
 def documented_labels() -> dict[str, set[str]]:
-    """Each metric's labels in the table of docs/serving.md, where they are named one by one."""
+    """The labels of each metric that the table of docs/reference/serving.md lists."""
     rows = re.findall(
-        r"^\| `(slipway_\w+)` \| ([^|]*) \|", (ROOT / "docs/serving.md").read_text(), re.MULTILINE
+        r"^\| `(slipway_\w+)` \| ([^|]*) \|",
+        (ROOT / "docs/reference/serving.md").read_text(),
+        re.MULTILINE,
     )
     return {
         name: set(re.findall(r"`(\w+)`", labels))
@@ -135,7 +139,7 @@ def documented_labels() -> dict[str, set[str]]:
 
 
 def unknown_labels(known: dict[str, set[str]]) -> dict[str, set[str]]:
-    """By place: "metric: label" of selectors and groupings by labels that a metric does not have."""
+    """By place: "metric: label" for each selected or grouped label that the metric lacks."""
     found: dict[str, set[str]] = {}
     for place, query in queries().items():
         asked = [
@@ -153,7 +157,7 @@ def unknown_labels(known: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def unknown_names(known: set[str]) -> dict[str, set[str]]:
-    """By place: names in queries that are neither in `known`, nor recorded, nor Prometheus' own."""
+    """By place: names that are neither in `known`, nor recorded, nor built into Prometheus."""
     own = set(recorded()) | PROMETHEUS_OWN
     found = {
         place: {name for name in metric_names(query) - own if base_name(name, known) not in known}

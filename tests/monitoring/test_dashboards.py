@@ -1,4 +1,4 @@
-"""Grafana's dashboards: well formed, every query PromQL, every metric one that the service has."""
+"""Grafana dashboards are well formed, with valid PromQL and existing metrics."""
 
 import json
 from pathlib import Path
@@ -21,13 +21,14 @@ from tests.monitoring.queries import (
 from tests.monitoring.test_rules import needs_promtool, promtool
 
 KINDS = {"row", "stat", "timeseries", "table", "heatmap", "alertlist"}
-UNITS = {"short", "none", "s", "bytes", "reqps", "percentunit", "celsius"}  # of Grafana's own list
+UNITS = {"short", "none", "s", "bytes", "reqps", "percentunit", "celsius"}  # from Grafana's list
 WIDTH = 24  # columns of Grafana's grid
 
 
-def test_a_metric_is_found_in_a_query() -> None:
+def test_metric_names_finds_only_the_metrics_of_a_query() -> None:
     query = (
-        'histogram_quantile(0.99, sum by (le, stage) (rate(slipway_a_bucket{b="slipway_c", d=~"x|y"}[5m:1m] offset 1h))) > 1e3'
+        "histogram_quantile(0.99, sum by (le, stage) "
+        '(rate(slipway_a_bucket{b="slipway_c", d=~"x|y"}[5m:1m] offset 1h))) > 1e3'
         " / on (job) group_left (e) f:g:h and not_a_function unless nan_count * Inf"
     )
     assert metric_names(query) == {"slipway_a_bucket", "f:g:h", "not_a_function", "nan_count"}
@@ -37,20 +38,21 @@ def test_every_metric_in_rules_and_dashboards_is_in_the_docs() -> None:
     assert unknown_names(documented_metrics()) == {}
 
 
-def test_a_metric_that_does_not_exist_would_be_seen() -> None:
-    without = documented_metrics() - {"slipway_ready", "slipway_predict_seconds"}
+def test_an_unknown_metric_in_a_query_is_detected() -> None:
+    without = documented_metrics() - {"slipway_ready", "slipway_prediction_duration_seconds"}
     assert "SlipwayNotReady" in unknown_names(without)
     assert any(
-        "slipway_predict_seconds_bucket" in names for names in unknown_names(without).values()
+        "slipway_prediction_duration_seconds_bucket" in names
+        for names in unknown_names(without).values()
     )
 
 
-def test_every_label_in_rules_and_dashboards_is_one_of_its_metric() -> None:
-    """A selector for a label that a metric lacks would find nothing, without an error."""
+def test_every_label_in_rules_and_dashboards_exists_on_its_metric() -> None:
+    """A selector with a label that the metric lacks matches nothing and reports no error."""
     assert unknown_labels(documented_labels()) == {}
 
 
-def test_a_label_that_does_not_exist_would_be_seen() -> None:
+def test_an_unknown_label_in_a_query_is_detected() -> None:
     known = documented_labels()
     without = known | {
         "slipway_errors_total": set(),
@@ -66,7 +68,7 @@ def test_a_label_that_does_not_exist_would_be_seen() -> None:
 
 
 @needs_promtool
-def test_every_query_of_a_dashboard_is_promql(tmp_path: Path) -> None:
+def test_every_query_of_a_dashboard_is_valid_promql(tmp_path: Path) -> None:
     rules = [
         {"record": f"query_{number}", "expr": query}
         for number, (_, query) in enumerate(dashboard_queries())
@@ -75,7 +77,7 @@ def test_every_query_of_a_dashboard_is_promql(tmp_path: Path) -> None:
     assert check_rules(tmp_path, rules) == 0
     assert (
         check_rules(tmp_path, [*rules, {"record": "wrong", "expr": "sum by (slipway_ready"}]) != 0
-    )  # the twin
+    )  # an invalid query fails the check
 
 
 def check_rules(folder: Path, rules: list[dict[str, str]]) -> int:
@@ -85,7 +87,7 @@ def check_rules(folder: Path, rules: list[dict[str, str]]) -> int:
 
 
 def faults(dashboard: dict[str, Any]) -> list[str]:
-    """What Grafana would not show as it is meant."""
+    """Faults that Grafana would display incorrectly."""
     found = []
     panels = dashboard["panels"]
     numbers = [panel["id"] for panel in panels]
@@ -150,7 +152,7 @@ def test_the_dashboards_are_well_formed() -> None:
         ({"fieldConfig": {"defaults": {"unit": "seconds"}}}, "has an unknown unit"),
     ],
 )
-def test_a_malformed_panel_would_be_seen(change: dict[str, Any], fault: str) -> None:
+def test_each_fault_of_a_panel_is_detected(change: dict[str, Any], fault: str) -> None:
     dashboard = json.loads(json.dumps(dashboards()["service.json"]))
     dashboard["panels"][9] |= change
     assert any(fault in line for line in faults(dashboard))
@@ -166,7 +168,7 @@ def test_every_metric_of_the_service_is_in_a_rule_or_on_a_dashboard() -> None:
     assert unseen == set()
 
 
-def test_grafana_finds_the_dashboards_and_prometheus_where_compose_puts_them(root: Path) -> None:
+def test_grafana_provisioning_matches_the_mounts_and_services_of_compose(root: Path) -> None:
     services = yaml.safe_load((root / "launch/compose.yaml").read_text())["services"]
     mounted = dict(
         volume.split(":")[:2]

@@ -1,4 +1,4 @@
-"""docs/operations.md speaks of what there is: settings, metrics, errors, files, commands."""
+"""docs/how-to/operations.md names only existing settings, metrics, errors, files and commands."""
 
 import importlib.util
 import re
@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.http.responses import ERRORS
-from serving.settings import EXTENSION_VARIABLES, PREFIX, Settings
+from slipway.serving.http.responses import ERRORS
+from slipway.serving.settings import EXTENSION_VARIABLES, PREFIX, Settings
 from tests.launch.manifests import COMPOSE, routes
 from tests.monitoring.queries import ROOT, RULES, alerts, documented_metrics
 from tests.monitoring.test_rules import needs_promtool, promtool
 
-PAGE = (ROOT / "docs/operations.md").read_text()
-FOREIGN_SETTINGS = {"SLIPWAY_PORT"}  # which Kubernetes would set
+PAGE = (ROOT / "docs/how-to/operations.md").read_text()
+FOREIGN_SETTINGS = {"SLIPWAY_PORT"}  # set by Kubernetes
 
 
 def wrong_names(page: str) -> set[str]:
-    """Settings, metrics, paths of the service, files and modules that a page names and that are not there."""
+    """Settings, metrics, routes, files and modules that a page names but that do not exist."""
     known = {*Settings.model_fields, *EXTENSION_VARIABLES}
     found = {
         name
@@ -36,7 +36,7 @@ def wrong_names(page: str) -> set[str]:
     found |= {module for module in re.findall(r"python -m ([\w.]+)", page) if not is_module(module)}
     return {
         name for name in found if not name.startswith("launch/secrets")
-    }  # which the reader makes
+    }  # the reader creates them
 
 
 def is_module(name: str) -> bool:
@@ -48,7 +48,7 @@ def is_module(name: str) -> bool:
 
 
 def block(name: str, page: str = PAGE) -> str:
-    """The example of a file, which its first line names."""
+    """The example whose first line names the file."""
     (found,) = re.findall(
         rf"^```yaml\n(# (?:\S+/)?{re.escape(name)}\b.*?)^```$", page, re.MULTILINE | re.DOTALL
     )
@@ -56,11 +56,11 @@ def block(name: str, page: str = PAGE) -> str:
 
 
 def unrouted(alertmanager: str) -> set[str]:
-    """Severities of alerts that no receiver of its own is told of."""
+    """Severities of alerts that have no receiver."""
     content = yaml.safe_load(alertmanager)
     known = {receiver["name"] for receiver in content["receivers"]}
     assert content["route"]["receiver"] in known
-    told = {
+    routed = {
         match
         for route in content["route"]["routes"]
         if route["receiver"] in known
@@ -69,43 +69,45 @@ def unrouted(alertmanager: str) -> set[str]:
     return {
         severity
         for severity in {rule["labels"]["severity"] for rule in alerts().values()}
-        if f'severity="{severity}"' not in told
+        if f'severity="{severity}"' not in routed
     }
 
 
 @needs_promtool
-def test_prometheus_takes_the_example_for_a_machine_of_its_own(tmp_path: Path) -> None:
+def test_the_prometheus_example_for_a_separate_machine_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(block("prometheus.yml"))
     assert promtool("check", "config", "--syntax-only", path).returncode == 0
     content = yaml.safe_load(path.read_text())
     (job,) = content["scrape_configs"]
-    assert job["job_name"].startswith("slipway")  # as the rules look for
+    assert job["job_name"].startswith("slipway")  # the prefix that the rules select
     assert content["alerting"]["alertmanagers"]
     path.write_text(block("prometheus.yml").replace("rule_files", "rules"))
-    assert promtool("check", "config", "--syntax-only", path).returncode != 0  # the twin
+    assert (
+        promtool("check", "config", "--syntax-only", path).returncode != 0
+    )  # an unknown key fails the check
 
 
-def test_the_example_for_alertmanager_tells_somebody_of_every_severity() -> None:
+def test_the_alertmanager_example_routes_every_severity_to_a_receiver() -> None:
     assert unrouted(block("alertmanager.yml")) == set()
     assert unrouted(block("alertmanager.yml").replace('severity="page"', 'severity="pages"')) == {
         "page"
     }
 
 
-def test_the_mounted_folder_is_the_compose_files_services() -> None:
+def test_the_compose_override_for_models_names_a_service_of_the_compose_file() -> None:
     (name,) = yaml.safe_load(block("models.yaml"))["services"]
     assert name in COMPOSE["services"]
 
 
-def test_a_rule_can_be_labelled_by_the_name_that_it_is_applied_under() -> None:
+def test_the_page_uses_the_object_names_that_rules_sh_generates() -> None:
     named = set(re.findall(r"\bprometheusrule/(\S+)", PAGE))
     assert named == {
         f"slipway-{path.stem}" for path in RULES
     }  # as launch/kubernetes/rules.sh makes them
 
 
-def test_the_page_names_only_what_there_is() -> None:
+def test_the_page_names_only_existing_things() -> None:
     assert wrong_names(PAGE) == set()
 
 
@@ -120,11 +122,11 @@ def test_the_page_names_only_what_there_is() -> None:
         "`python -m slipway.data`",
     ],
 )
-def test_a_wrong_name_would_be_seen(name: str) -> None:
+def test_each_wrong_name_on_the_page_is_detected(name: str) -> None:
     assert wrong_names(PAGE + name) - wrong_names(PAGE)
 
 
-def test_the_errors_of_the_runbook_are_the_services() -> None:
+def test_the_runbook_names_only_error_codes_of_the_service() -> None:
     section = PAGE.split("### SlipwayUnavailableFast")[1].split("###")[0]
     assert set(re.findall(r"`([a-z_]+)`", section)) <= set(ERRORS)
     assert "queue_full" in section

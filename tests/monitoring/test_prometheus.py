@@ -1,4 +1,4 @@
-"""A real Prometheus (Debian's) scrapes a real service: queries answer, and an alert fires while the service is not ready."""
+"""Prometheus scrapes a running service: queries return data, alerts fire and resolve."""
 
 import contextlib
 import re
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.auth.keys import digest_of, make_key
-from serving.gpu.metrics import GAUGES
+from slipway.serving.auth.keys import digest_of, make_key
+from slipway.serving.gpu.metrics import GAUGES
 from tests import plain_http
-from tests.monitoring.prometheus import Prometheus, watching
+from tests.monitoring.prometheus import Prometheus, running_prometheus
 from tests.monitoring.queries import (
     MONITORING,
     alerts,
@@ -39,23 +39,22 @@ PNG = {"content-type": "image/png"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with ready_service(tmp_path_factory.mktemp("watched")) as server:
+    with ready_service(tmp_path_factory.mktemp("service")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("prometheus") / "run"
-    with watching(folder, MONITORING / "prometheus.yml", address(server)) as prometheus:
+    with running_prometheus(folder, MONITORING / "prometheus.yml", address(server)) as prometheus:
         yield prometheus
 
 
 def scraped(server: Server) -> set[str]:
-    """The metrics that the service really has once it has answered, and those of GPUs."""
+    """The metrics of the service after its first prediction, and the GPU metrics."""
     plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
-    ended = (
-        time.monotonic() + 30
-    )  # what is watched beside the request path is counted some seconds later
+    # Monitoring counts rows in the background, some seconds after the response.
+    ended = time.monotonic() + 30
     while (
         "slipway_classes_total{" not in (text := plain_http.get(server.url + "/metrics").text)
         and time.monotonic() < ended
@@ -68,15 +67,15 @@ def test_every_metric_in_rules_and_dashboards_is_in_a_live_scrape(server: Server
     assert unknown_names(scraped(server)) == {}
 
 
-def test_what_an_alert_waits_for_to_rise_is_in_a_live_scrape_from_the_start(server: Server) -> None:
-    """Of a series that is not there nobody could say that it does not rise."""
+def test_counters_of_alerts_on_missing_increases_exist_from_the_start(server: Server) -> None:
+    """increase() of a series that does not exist returns nothing, so the alert would not fire."""
     lines = plain_http.get(server.url + "/metrics").text.splitlines()
     waited_for = re.findall(
         r"increase\((slipway_\w+\{[^}]*\})\[\w+\]\)\) == 0",
         "\n".join(rule["expr"] for rule in alerts().values()),
     )
     assert waited_for == [
-        'slipway_watched_rows_total{outcome="watched"}',
+        'slipway_monitored_rows_total{outcome="monitored"}',
         'slipway_feedback_total{outcome="joined"}',
     ]
     assert [
@@ -84,21 +83,21 @@ def test_what_an_alert_waits_for_to_rise_is_in_a_live_scrape_from_the_start(serv
     ] == []
 
 
-def test_the_bound_of_the_latency_is_a_bucket_of_the_live_histogram(server: Server) -> None:
+def test_the_latency_bound_is_a_bucket_of_the_live_histogram(server: Server) -> None:
     bounds = set(
         re.findall(
-            r'slipway_predict_seconds_bucket\{le="([^"]+)"\}',
+            r'slipway_prediction_duration_seconds_bucket\{le="([^"]+)"\}',
             plain_http.get(server.url + "/metrics").text,
         )
     )
     asked = set(re.findall(r'le="([^"]+)"', recorded()["instance:slipway_predict_fast:total"]))
     assert len(asked) == 1
     assert asked <= bounds
-    assert "0.26" not in bounds  # the twin
+    assert "0.26" not in bounds  # the comparison can fail
 
 
-def test_labels_in_queries_are_labels_of_the_live_metrics(server: Server) -> None:
-    """A selector for a label that a metric lacks would find nothing, without an error."""
+def test_labels_in_queries_exist_on_the_live_metrics(server: Server) -> None:
+    """A selector with a label that the metric lacks matches nothing and reports no error."""
     for _ in range(3):
         plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
     text = plain_http.get(server.url + "/metrics").text
@@ -118,7 +117,7 @@ def test_labels_in_queries_are_labels_of_the_live_metrics(server: Server) -> Non
     assert ("slipway_requests_total", frozenset({"route", "code"})) in checked
 
 
-def test_every_query_is_answered_by_prometheus(server: Server, prometheus: Prometheus) -> None:
+def test_prometheus_evaluates_every_query(server: Server, prometheus: Prometheus) -> None:
     prometheus.wait_until(
         "it is scraped", lambda: prometheus.value("instance:slipway_predict:total") is not None
     )
@@ -160,26 +159,28 @@ def test_alerts_fire_while_the_service_is_not_ready_or_gone_and_resolve_when_it_
     model = tmp_path / "bundle/model_fp32.onnx"
     payload = model.read_bytes()
     model.write_bytes(payload[:-1] + b"\0")
-    with contextlib.ExitStack() as watched:
+    with contextlib.ExitStack() as stack:
         with running(tmp_path) as refused:
-            prometheus = watched.enter_context(
-                watching(tmp_path / "run", MONITORING / "prometheus.yml", address(refused))
+            prometheus = stack.enter_context(
+                running_prometheus(
+                    tmp_path / "run", MONITORING / "prometheus.yml", address(refused)
+                )
             )
             prometheus.wait_until(
                 "SlipwayNotReady fires", lambda: prometheus.firing() == {"SlipwayNotReady"}
             )
         prometheus.wait_until("SlipwayDown fires", lambda: prometheus.firing() == {"SlipwayDown"})
         model.write_bytes(payload)
-        with running(tmp_path) as mended:
-            mended.wait()
-            prometheus.watch(address(mended))
+        with running(tmp_path) as repaired:
+            repaired.wait()
+            prometheus.scrape(address(repaired))
             prometheus.wait_until(
                 "none fires",
                 lambda: prometheus.firing() == set() and prometheus.value("slipway_ready") == 1,
             )
 
 
-def test_with_a_key_prometheus_scrapes_the_operators_port_and_without_it_it_is_told_that_it_cannot(
+def test_prometheus_scrapes_the_admin_port_only_with_a_valid_key(
     tmp_path: Path,
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
@@ -195,7 +196,7 @@ def test_with_a_key_prometheus_scrapes_the_operators_port_and_without_it_it_is_t
             == 404
         )  # not on this port
         configuration = MONITORING / "prometheus.secured.yml"
-        with watching(
+        with running_prometheus(
             tmp_path / "run", configuration, f"127.0.0.1:{port}", tmp_path / "key"
         ) as prometheus:
             prometheus.wait_until("it is scraped", lambda: prometheus.value("slipway_ready") == 1)
@@ -209,12 +210,14 @@ def address(server: Server) -> str:
     return server.url.removeprefix("http://")
 
 
-def test_a_recorded_series_is_never_taken_for_one_of_the_service() -> None:
-    """What `unknown_names` leaves out are the rules' own."""
+def test_recorded_series_are_never_confused_with_metrics_of_the_service() -> None:
+    """`unknown_names` ignores only series that the rules record."""
     assert not {name for name in recorded() if name.startswith("slipway_")}
     assert (
-        base_name("slipway_predict_seconds_bucket", {"slipway_predict_seconds"})
-        == "slipway_predict_seconds"
+        base_name(
+            "slipway_prediction_duration_seconds_bucket", {"slipway_prediction_duration_seconds"}
+        )
+        == "slipway_prediction_duration_seconds"
     )
-    assert base_name("slipway_count", {"slipway_predict_seconds"}) == "slipway_count"
+    assert base_name("slipway_count", {"slipway_prediction_duration_seconds"}) == "slipway_count"
     assert metric_names("slipway_ready == 0") == {"slipway_ready"}

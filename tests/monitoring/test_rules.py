@@ -1,4 +1,4 @@
-"""The rules for Prometheus: each alert fires, does not fire and resolves by `promtool`, and leads to what to do about it."""
+"""Alerts fire and resolve in `promtool` tests, and link to their runbooks."""
 
 import re
 import shutil
@@ -23,9 +23,8 @@ from tests.monitoring.queries import (
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
 )
-Evals = dict[
-    str, list[tuple[str, bool]]
-]  # (test, whether it fires), in the order of time, by alert
+# By alert: (test, whether the alert fires), in order of time.
+Evals = dict[str, list[tuple[str, bool]]]
 
 
 def promtool(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -35,7 +34,7 @@ def promtool(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedPr
 
 
 @needs_promtool
-def test_promtool_takes_rules_and_configurations() -> None:
+def test_promtool_accepts_rules_and_configurations() -> None:
     configurations = sorted(MONITORING.glob("prometheus*.yml"))
     assert len(configurations) == 2
     for done in (
@@ -47,7 +46,7 @@ def test_promtool_takes_rules_and_configurations() -> None:
 
 @pytest.mark.process
 @needs_promtool
-def test_each_alert_fires_and_resolves_as_its_tests_say() -> None:
+def test_the_promtool_tests_of_all_alerts_pass() -> None:
     with ThreadPoolExecutor() as threads:
         for done in threads.map(lambda path: promtool("test", "rules", path), RULE_TESTS):
             assert done.returncode == 0, done.stdout + done.stderr
@@ -74,16 +73,15 @@ def test_each_alert_fires_and_resolves_as_its_tests_say() -> None:
         ),  # too early
     ],
 )
-def test_a_rule_that_is_wrong_fails_its_test(
+def test_a_wrong_rule_fails_its_promtool_test(
     tmp_path: Path, rule: str, wrong: str, alert: str
 ) -> None:
-    """The twin: the tests can fail."""
     shutil.copytree(MONITORING, tmp_path / "monitoring")
     path = tmp_path / "monitoring/rules/alerts.yml"
     assert rule in path.read_text()
     path.write_text(path.read_text().replace(rule, wrong))
     tests = tmp_path / "monitoring/tests/gpu.yml"
-    if wrong.endswith("1m"):  # two minutes after it began, which the real rule waits out
+    if wrong.endswith("1m"):  # 2 minutes after the start, within the delay of the real rule
         tests.write_text(
             tests.read_text().replace(
                 f"{{ eval_time: 5m, alertname: {alert} }}",
@@ -99,35 +97,33 @@ def test_a_rule_that_is_wrong_fails_its_test(
 @pytest.mark.parametrize(
     ("low", "fires"), [(1.5, False), (2.5, True)], ids=["by chance", "for certain"]
 )
-def test_an_error_pages_only_where_the_lower_end_of_its_interval_misses_the_objective(
+def test_an_rmse_pages_only_if_the_lower_end_of_its_interval_misses_the_objective(
     tmp_path: Path, low: float, fires: bool
 ) -> None:
     shutil.copytree(MONITORING / "rules", tmp_path / "rules")
     path = tmp_path / "rules/slo.yml"
-    assert (
-        path.read_text().count("expr: vector(Inf)") == 1
-    )  # of the RMSE, which nobody but the user can know
+    assert path.read_text().count("expr: vector(Inf)") == 1  # the objective for the RMSE
     path.write_text(path.read_text().replace("expr: vector(Inf)", "expr: vector(2)"))
-    alert = alerts()["SlipwayTrueQualityLow"]
+    alert = alerts()["SlipwayFeedbackQualityLow"]
     expected = {
         "exp_labels": alert["labels"] | {"job": "slipway", "instance": "a:3000", "metric": "rmse"},
         "exp_annotations": alert["annotations"]
         | {"summary": f"a:3000: rmse over the latest feedback is at best {low}"},
     }
     series = {
-        "slipway_true_quality": 3,
-        "slipway_true_quality_low": low,
-        "slipway_true_quality_high": 9,
+        "slipway_feedback_quality": 3,
+        "slipway_feedback_quality_low": low,
+        "slipway_feedback_quality_high": 9,
     }
     labels = 'job="slipway", instance="a:3000"'
     inputs = [
         {"series": f'{name}{{{labels}, metric="rmse"}}', "values": f"{value}x60"}
         for name, value in series.items()
     ]
-    inputs.append({"series": f"slipway_true_quality_rows{{{labels}}}", "values": "30x60"})
+    inputs.append({"series": f"slipway_feedback_quality_rows{{{labels}}}", "values": "30x60"})
     evaluation = {
         "eval_time": "30m",
-        "alertname": "SlipwayTrueQualityLow",
+        "alertname": "SlipwayFeedbackQualityLow",
         "exp_alerts": [expected] if fires else [],
     }
     test = {"interval": "1m", "input_series": inputs, "alert_rule_test": [evaluation]}
@@ -153,7 +149,7 @@ def evaluations(files: list[dict[str, Any]]) -> Evals:
 
 
 def untested(found: Evals, names: set[str]) -> dict[str, str]:
-    """What the tests of an alert lack, by alert."""
+    """The missing test cases by alert."""
     lacking = {}
     for name in names:
         tests: dict[str, list[bool]] = {}
@@ -177,7 +173,7 @@ def test_every_alert_has_a_test_in_which_it_does_not_fire_then_fires_then_resolv
     )
 
 
-def test_an_alert_without_such_a_test_would_be_seen() -> None:
+def test_an_alert_without_such_a_test_is_detected() -> None:
     found = {
         "A": [("one", False), ("one", True), ("one", False)],
         "B": [("one", False), ("two", True)],
@@ -190,29 +186,31 @@ def test_an_alert_without_such_a_test_would_be_seen() -> None:
     }
 
 
-def test_every_alert_says_how_soon_what_and_where_to_read_on() -> None:
+def test_every_alert_has_a_severity_a_description_and_a_runbook() -> None:
     headings = {
         title.lower()
         for title in re.findall(
-            r"^### (\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE
+            r"^### (\w+)$", (ROOT / "docs/how-to/operations.md").read_text(), re.MULTILINE
         )
     }
     for name, rule in alerts().items():
         assert rule["labels"]["severity"] in {"page", "ticket"}, name
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
         page, _, section = rule["annotations"]["runbook_url"].partition("#")
-        assert (page, section) == ("docs/operations.md", name.lower())
+        assert (page, section) == ("docs/how-to/operations.md", name.lower())
         assert section in headings, f"{page} has no section ### {name}"
 
 
-def test_the_page_has_no_section_for_an_alert_that_is_gone() -> None:
+def test_every_runbook_section_belongs_to_an_alert() -> None:
     sections = set(
-        re.findall(r"^### (Slipway\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+        re.findall(
+            r"^### (Slipway\w+)$", (ROOT / "docs/how-to/operations.md").read_text(), re.MULTILINE
+        )
     )
     assert sections == set(alerts())
 
 
-def test_recorded_series_are_used_and_recorded_before_they_are_used() -> None:
+def test_recorded_series_are_used_and_recorded_before_their_use() -> None:
     known: set[str] = set()
     for name, query in recorded().items():
         assert {used for used in metric_names(query) if ":" in used} <= known, name

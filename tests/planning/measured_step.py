@@ -1,6 +1,7 @@
-"""The memory that real training steps take: `python -m tests.planning.measured_step NETWORK ARGUMENTS ROWS PRECISION`, a fresh process.
+"""Measures the memory of real training steps in a fresh process.
 
-Prints, as JSON, the bytes that torch's own profiler saw allocated at most, by which the resident set grew, and the prediction.
+`python -m tests.planning.measured_step NETWORK ARGUMENTS ROWS PRECISION` prints as JSON the bytes
+that torch's profiler saw allocated at the peak, the growth of the resident set, and the prediction.
 """
 
 import gc
@@ -16,11 +17,12 @@ from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.store.packed import PackedManifest
 from slipway.planning.rehearsal import Rehearsal
 from slipway.planning.step_memory import trace_step
+from slipway.system.memory import own_bytes
 from slipway.training.batches.batches import StepShape
-from slipway.training.distributed.process_memory import own_bytes, peak_bytes
 from slipway.training.distributed.strategies import TrainingHost, place
 from slipway.training.job import TrainingData, network_spec
 from slipway.training.networks.networks import build_network
+from slipway.training.telemetry.telemetry import peak_bytes
 from tests.packed_rows import packed_split
 from tests.packed_tables import fit_contract, table
 from tests.project_params import PROJECT, augment_params
@@ -30,7 +32,7 @@ _SIZE_PX = 32
 
 
 def training_data(network: str, num_rows: int) -> TrainingData:
-    """Coloured noise of 32 px, or rows of a table; two classes."""
+    """Coloured noise of 32 px or rows of a table, in two classes."""
     facts: dict[str, Any] = {
         "format_version": 3,
         "classes": ["one", "two"],
@@ -59,7 +61,7 @@ def training_data(network: str, num_rows: int) -> TrainingData:
 
 
 def measure(network: str, arguments: dict[str, Any], rows: int, precision: str) -> dict[str, float]:
-    """Bytes: predicted and allocated of the tensors, and the growth of the resident set."""
+    """Return the predicted and allocated bytes of tensors, and the growth of the resident set."""
     changes = {
         "network": network,
         "network_arguments": arguments,
@@ -81,14 +83,13 @@ def measure(network: str, arguments: dict[str, Any], rows: int, precision: str) 
     for index in range(3):
         rehearsal.step(index)
     grown = peak_bytes(on_gpu=False) - before
-    held = (
-        predicted.parameters + predicted.optimizer + predicted.buffers + predicted.parameters
-    )  # gradients of the step before
+    # The gradients of the last step, which are as large as the parameters, exist as well.
+    held = 2 * predicted.parameters + predicted.optimizer + predicted.buffers
     return {"predicted": predicted.peak, "allocated": held + _allocated(rehearsal), "grown": grown}
 
 
 def _allocated(rehearsal: Rehearsal) -> int:
-    """The most that a step takes beyond what lived before it, as the allocator reported it."""
+    """Return the peak of a step above the memory before it, as the allocator reports it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         rehearsal.step(4)
     events = [

@@ -1,4 +1,4 @@
-"""Proposals of a batch size and a learning rate, and the patch that carries them."""
+"""Proposals of a batch size and a learning rate, and their patch of params.yaml."""
 
 import math
 from pathlib import Path
@@ -8,8 +8,14 @@ import torch
 
 from slipway.config.edit import changed_text, difference, propose
 from slipway.config.params import load_params
-from slipway.planning.batch_size_search import candidate_sizes, fastest, largest, search
-from slipway.planning.range_test import rate_at, run_range_test
+from slipway.planning.tuning import (
+    candidate_sizes,
+    fastest,
+    largest,
+    rate_at,
+    run_range_test,
+    search,
+)
 from slipway.system.errors import ParamsError, TrainingError
 from tests import warm_starts
 from tests.training.conftest import ROOT, write_project
@@ -19,25 +25,25 @@ TEXT = (ROOT / "params.yaml").read_text()
 
 
 def bowl(index: int, rate: float) -> float:
-    """A loss that is flat, falls to its lowest at 0.1, and rises steeply."""
+    """A loss that falls to its lowest at a rate of 0.1, and then rises steeply."""
     return (
         2.0 + (math.log10(rate) + 1) ** 2 / 10 if rate < 0.1 else 2.0 + (math.log10(rate) + 1) * 40
     )
 
 
-def test_the_rates_go_up_in_equal_ratios() -> None:
+def test_the_range_test_raises_the_rate_in_equal_ratios() -> None:
     rates = [rate_at(index, 7, 1e-6, 1.0) for index in range(7)]
     assert rates == pytest.approx([10.0**power for power in range(-6, 1)])
 
 
-def test_the_proposed_rate_lies_ten_times_below_the_lowest_loss() -> None:
+def test_the_range_test_proposes_a_tenth_of_the_rate_with_the_lowest_loss() -> None:
     found = run_range_test(bowl, 200, 1e-6, 1.0)
     assert found.lowest == pytest.approx(0.1, rel=0.3)
     assert found.proposed == pytest.approx(found.lowest / 10, rel=0.06)
     assert len(found.rates) < 200  # it ended where the loss had diverged
 
 
-def test_a_loss_that_is_not_finite_ends_the_test_and_keeps_what_came_before() -> None:
+def test_the_range_test_ends_at_a_nonfinite_loss_and_uses_the_steps_before_it() -> None:
     def step(index: int, rate: float) -> float:
         if rate > 0.5:
             raise TrainingError("not finite")
@@ -53,20 +59,20 @@ def test_a_loss_that_is_not_finite_ends_the_test_and_keeps_what_came_before() ->
         (lambda index, rate: 1.0 + rate, "did not fall"),
     ],
 )
-def test_a_curve_that_says_nothing_is_refused(step: object, text: str) -> None:
+def test_the_range_test_refuses_a_curve_without_a_minimum(step: object, text: str) -> None:
     with pytest.raises(TrainingError, match=text):
         run_range_test(step, 50, 1e-6, 1.0)  # type: ignore[arg-type]
 
 
-def test_sizes_are_powers_of_two_up_to_the_rows() -> None:
+def test_candidate_batch_sizes_are_powers_of_two_up_to_the_number_of_rows() -> None:
     assert candidate_sizes(100) == [1, 2, 4, 8, 16, 32, 64]
     assert candidate_sizes(64)[-1] == 64
 
 
-def test_the_search_ends_where_the_memory_does() -> None:
+def test_the_batch_size_search_ends_before_the_memory_runs_out() -> None:
     ran: list[int] = []
 
-    def step_seconds(rows: int, most_steps: int) -> float:
+    def step_seconds(rows: int, max_steps: int) -> float:
         ran.append(rows)
         return 1.0 if rows <= 4 else rows / 5  # 4 rows a second, from 8 rows on 5
 
@@ -75,8 +81,8 @@ def test_the_search_ends_where_the_memory_does() -> None:
     assert (largest(trials), fastest(trials)) == (16, 8)
 
 
-def test_a_gpu_that_runs_out_of_memory_ends_the_search() -> None:
-    def step_seconds(rows: int, most_steps: int) -> float:
+def test_the_batch_size_search_ends_if_a_gpu_runs_out_of_memory() -> None:
+    def step_seconds(rows: int, max_steps: int) -> float:
         if rows > 2:
             raise torch.cuda.OutOfMemoryError("no more")
         return 1.0
@@ -85,7 +91,7 @@ def test_a_gpu_that_runs_out_of_memory_ends_the_search() -> None:
     assert largest(search([4], None, None, step_seconds)) is None
 
 
-def test_a_patch_touches_the_numbers_alone() -> None:
+def test_a_patch_of_params_changes_only_the_numbers() -> None:
     after = changed_text(TEXT, {"train.batch_size": 64, "train.learning_rate": 0.0093})
     changed = [
         (old, new)
@@ -99,14 +105,14 @@ def test_a_patch_touches_the_numbers_alone() -> None:
     assert difference(TEXT, TEXT) == ""
 
 
-def test_a_key_that_is_not_there_and_a_value_that_is_not_valid_are_refused() -> None:
+def test_a_patch_refuses_an_unknown_key_and_an_invalid_value() -> None:
     with pytest.raises(ParamsError, match=r"params.yaml has no key train\.batch"):
         changed_text(TEXT, {"train.batch": 1})
     with pytest.raises(ParamsError, match=r"train\.batch_size"):
         changed_text(TEXT, {"train.batch_size": 0})
 
 
-def test_only_applying_writes(tmp_path: Path) -> None:
+def test_propose_writes_params_only_with_apply(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(TEXT)
     patch = propose(path, {"train.batch_size": 64}, apply=False)
@@ -116,7 +122,9 @@ def test_only_applying_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_both_commands_propose_on_a_real_project_and_apply_when_asked(tmp_path: Path) -> None:
+def test_tuning_commands_propose_changes_of_a_real_project_and_apply_them_on_request(
+    tmp_path: Path,
+) -> None:
     project = write_project(tmp_path)
     before = (project / "params.yaml").read_text()
 
@@ -130,8 +138,8 @@ def test_both_commands_propose_on_a_real_project_and_apply_when_asked(tmp_path: 
     assert "largest that fits or that there are rows for: 128" in run(
         "batch", "--seconds", "0.5", "--step"
     )
-    told = run("learning-rate", "--steps", "60", "--plot", "reports/rate.svg")
-    assert "nothing was changed" in told
+    output = run("learning-rate", "--steps", "60", "--plot", "reports/rate.svg")
+    assert "nothing was changed" in output
     assert (project / "params.yaml").read_text() == before
     assert (project / "reports/rate.svg").read_text().lstrip().startswith("<?xml")
     assert "applied." in run("--apply", "learning-rate", "--steps", "60")

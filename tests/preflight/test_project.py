@@ -79,7 +79,11 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("clean__max_bad_shaer", 0.1, "did you mean 'max_bad_fraction'?"),
     ("train__epochs", "ten", "train.epochs: found 'ten'"),
     ("split__on_leak", "warn", "split.on_leak: found 'warn'"),
-    ("split__time_cuts", ["2024-08-01", "2024-06-01"], "expected where val begins, then a later"),
+    (
+        "split__time_cuts",
+        ["2024-08-01", "2024-06-01"],
+        "expected the time at which val begins, then a later",
+    ),
     ("split__time_cuts", ["x", "y"], "split.time_cuts holds 'x', 'y', expected ISO 8601 dates"),
     ("split__time_cuts", ["", ""], "split.time_cuts holds '', ''"),
     ("split__time_cuts", ["2024-02-30", "2024-06-30"], "split.time_cuts holds '2024-02-30'"),
@@ -92,7 +96,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("data__path", "s3://bucket/photos", "is an address"),
     ("data__target_column", "lable", "did you mean 'label'?"),
     ("data__image_column", "picture", "data.image_column is 'picture'"),
-    ("data__group_column", "patient", "data.group_column is 'patient'"),
+    ("data__group_column", "person", "data.group_column is 'person'"),
     ("data__checksums", "digests.txt", "digests.txt"),
     ("precompute__transform", "foo.bar", "does not name a function"),
     ("precompute__transform", "foo.bar:crop", "names the module foo.bar"),
@@ -157,7 +161,7 @@ def test_data_without_permission_is_refused_once_by_its_key(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "data/photos/cats")
 
-    monkeypatch.setattr("slipway.preflight.data.read_samples", refused)
+    monkeypatch.setattr("slipway.data.sources.sources.read_samples", refused)
     monkeypatch.setattr("slipway.preflight.data.check_slice_names", refused)
     said = refusal(evaluate__slices=["size"])
     assert said.startswith("params.yaml has 1 mistake:\n")
@@ -171,7 +175,7 @@ def test_data_without_permission_is_refused_once_by_its_key(
         ({"network": "timm/resnet18x"}, "did you mean 'timm/resnet18'"),
         ({"network": "timm/resnet10t", "network_arguments": {"nonsense": 1}}, "nonsense"),
         ({"network": "timm/vit_tiny_patch16_224"}, "precompute.image_size_px"),
-        ({"network": "timm/resnet10t", "pretrained": "weights.safetensors"}, "which is no file"),
+        ({"network": "timm/resnet10t", "pretrained": "weights.safetensors"}, "which is not a file"),
         ({"network": "timm/resnet10t", "pretrained": "params.yaml"}, "expected 'hub' or a file"),
     ],
 )
@@ -286,6 +290,16 @@ def test_a_transform_that_takes_one_image_is_accepted(
     write_functions("own_functions", {"__init__.py": source})
     write_params(precompute__transform="own_functions:crop")
     check_project()
+
+
+def test_a_split_file_that_dvc_would_not_notice_is_refused() -> None:
+    Path("splits.csv").write_text("row,split\n0,train\n")
+    expected = "is outside data.path, so DVC would not notice its changes. Add it to `deps` of the"
+    assert expected in refusal(data__split_file="splits.csv")
+    Path("dvc.yaml").write_text(yaml.safe_dump({"stages": {"clean": {"deps": ["./splits.csv"]}}}))
+    write_params(data__split_file="splits.csv")
+    check_project()
+    assert "splits.txt' is no file that ends in" in refusal(data__split_file="splits.txt")
 
 
 def test_every_mistake_of_every_section_is_named_at_once() -> None:

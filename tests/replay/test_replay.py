@@ -1,4 +1,4 @@
-"""A kept request through every hop of a bundle: the planted fault is the hop that is named, and nothing else is."""
+"""Replay of a logged request: names exactly the backend with the planted fault."""
 
 import http.server
 import json
@@ -17,7 +17,6 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from serving.worker import ModelWorker
 from slipway.artifacts.bundle import (
     DataSource,
     Lineage,
@@ -28,6 +27,7 @@ from slipway.artifacts.bundle import (
 )
 from slipway.inputs.images import array_from_bytes
 from slipway.replay.__main__ import main
+from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import RequestLogWriter, encode_line, find_requests
 from tests.conftest import ROOT
 from tests.serving.bundles import (
@@ -74,7 +74,7 @@ def replayed(
         assert isinstance(ended.value.code, int)
         return ended.value.code, said.out, said.err
 
-    monkeypatch.setenv("SLIPWAY_KEEP_DIRECTORY", "kept")
+    monkeypatch.setenv("SLIPWAY_REQUEST_LOG_DIRECTORY", "log")
     return run_command
 
 
@@ -96,10 +96,10 @@ def verdicts(output: str) -> dict[str, str]:
     return {line.split()[0]: line.split()[-1] for line in table if ":" not in line.split()[0]}
 
 
-def test_a_healthy_request_is_equal_over_every_hop(
+def test_replay_of_a_healthy_request_agrees_on_every_backend(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     code, output, _ = replayed("one")
     assert code == 0
     assert verdicts(output) == {
@@ -111,12 +111,12 @@ def test_a_healthy_request_is_equal_over_every_hop(
         "recorded": "equal",
         "service": "executed",
     }
-    assert output.endswith("equal: no outputs part over 3 hops\n")
-    assert "torch: the bundle does not say of which weights it was made" in output
+    assert output.endswith("equal: 3 backends agree\n")
+    assert "torch: the bundle does not name the digest of its weights" in output
     assert "service: no --url was given" in output
 
 
-def test_rows_of_a_table_and_numbers_are_replayed(
+def test_replay_of_table_rows_and_numeric_targets_agrees(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier()))
@@ -124,18 +124,20 @@ def test_rows_of_a_table_and_numbers_are_replayed(
         "json": {"rows": [table_row(number) for number in range(40)]},
         "headers": {"x-request-id": "many"},
     }
-    serve(make_settings(keep_directory=tmp_path / "kept"), many)  # more than the largest batch
+    serve(
+        make_settings(request_log_directory=tmp_path / "log"), many
+    )  # more than the largest batch
     code, output, _ = replayed("many")
     assert (code, verdicts(output)["recorded"]) == (0, "equal")
     assert "40 rows" in output
 
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
-    serve(make_settings(keep_directory=tmp_path / "kept"), image("number"))
+    serve(make_settings(request_log_directory=tmp_path / "log"), image("number"))
     code, output, _ = replayed("number")
     assert (code, verdicts(output)["recorded"]) == (0, "equal")
 
 
-def test_rows_with_columns_that_training_ignored_are_replayed(
+def test_replay_accepts_columns_that_training_ignored(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     contract = COLUMNS.model_copy(update={"ignored": ["customer"]})
@@ -144,7 +146,7 @@ def test_rows_with_columns_that_training_ignored_are_replayed(
         write_bundle(certified / "bundle", row_classifier(), input=contract),
     )
     request = {"json": table_row(1) | {"customer": 17}, "headers": {"x-request-id": "one"}}
-    serve(make_settings(keep_directory=tmp_path / "kept"), request)
+    serve(make_settings(request_log_directory=tmp_path / "log"), request)
     code, output, _ = replayed("one")
     assert (code, verdicts(output)["recorded"]) == (0, "equal")
 
@@ -166,7 +168,7 @@ def with_variant(root: Path, variant: str, change: Callable[[Any], Any]) -> Load
 
 
 @pytest.mark.parametrize(("factor", "code"), [(-1.0, 1), (1.001, 0)])
-def test_a_variant_that_answers_another_label_is_named(
+def test_replay_names_a_variant_that_predicts_another_label(
     certified: Path,
     make_settings: MakeSettings,
     tmp_path: Path,
@@ -178,31 +180,33 @@ def test_a_variant_that_answers_another_label_is_named(
         certified / "certificate.json",
         with_variant(certified / "bundle", "fp16", lambda weights: weights * factor),
     )
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     found, output, _ = replayed("one")
     assert found == code
-    assert verdicts(output)["onnxruntime/cpu/fp16"] == ("parted" if code else "equal")
+    assert verdicts(output)["onnxruntime/cpu/fp16"] == ("diverged" if code else "equal")
     assert verdicts(output)["recorded"] == "equal"
     if code:
-        assert "\nparted at onnxruntime/cpu/fp16 from onnxruntime/cpu/fp32: the label is " in output
+        assert (
+            "\ndiverged at onnxruntime/cpu/fp16 from onnxruntime/cpu/fp32: the label is " in output
+        )
 
 
-def test_a_service_that_decoded_otherwise_parted_at_decode(
+def test_replay_reports_divergence_in_decoding(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(
-            "serving.requests.decoding.array_from_bytes",
+            "slipway.serving.requests.decoding.array_from_bytes",
             lambda *arguments: array_from_bytes(*arguments)[:, :, ::-1],
         )
-        serve(make_settings(keep_directory=tmp_path / "kept"), image())
+        serve(make_settings(request_log_directory=tmp_path / "log"), image())
     code, output, _ = replayed("one")
     assert code == 1
-    assert (verdicts(output)["decode"], verdicts(output)["recorded"]) == ("parted", "parted")
-    assert "\nparted at decode from recorded: the pixels differ" in output
+    assert (verdicts(output)["decode"], verdicts(output)["recorded"]) == ("diverged", "diverged")
+    assert "\ndiverged at decode from recorded: the pixels differ" in output
 
 
-def kept_as(folder: Path, **changes: Any) -> None:
+def log_changed(folder: Path, **changes: Any) -> None:
     """The request "one" once more, changed before it was written, as "changed"."""
     (request,) = find_requests(folder, "one")
     writer = RequestLogWriter(folder, 1 << 20, 1)
@@ -210,43 +214,43 @@ def kept_as(folder: Path, **changes: Any) -> None:
     writer.close()
 
 
-def test_an_answer_that_the_model_does_not_give_any_more_parted_at_recorded(
+def test_replay_reports_divergence_from_the_recorded_answer(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
-    (request,) = find_requests(tmp_path / "kept", "one")
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
+    (request,) = find_requests(tmp_path / "log", "one")
     outputs = request.outputs["probabilities"] + np.array([2e-5, -2e-5, 0], np.float32)
     answer = request.answers[0] | {
         "probabilities": dict(
             zip(request.answers[0]["probabilities"], outputs[0].tolist(), strict=True)
         )
     }
-    kept_as(
-        tmp_path / "kept", outputs=request.outputs | {"probabilities": outputs}, answers=[answer]
+    log_changed(
+        tmp_path / "log", outputs=request.outputs | {"probabilities": outputs}, answers=[answer]
     )
     code, output, _ = replayed("changed")
     assert code == 1
     assert (
-        "\nparted at recorded from onnxruntime/cpu/fp32: the largest difference of probabilities is 2e-05"
-        in output
+        "\ndiverged at recorded from onnxruntime/cpu/fp32: "
+        "the largest difference of probabilities is 2e-05" in output
     )
-    assert [name for name, verdict in verdicts(output).items() if verdict == "parted"] == [
+    assert [name for name, verdict in verdicts(output).items() if verdict == "diverged"] == [
         "recorded"
     ]
 
 
-def test_an_answer_that_is_not_what_the_model_answered_parted_at_recorded(
+def test_replay_reports_a_logged_answer_that_contradicts_the_logged_outputs(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
-    (request,) = find_requests(tmp_path / "kept", "one")
-    kept_as(
-        tmp_path / "kept",
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
+    (request,) = find_requests(tmp_path / "log", "one")
+    log_changed(
+        tmp_path / "log",
         outputs=request.outputs | {"probabilities": request.outputs["probabilities"][:, ::-1]},
     )
     code, output, _ = replayed("changed")
     assert code == 1
-    assert "\nparted at recorded: the answer that was sent is not what the model answered" in output
+    assert "\ndiverged at recorded: the logged answer differs from the logged outputs" in output
 
 
 @contextmanager
@@ -281,11 +285,11 @@ def fake_service(card: dict[str, Any], answer: dict[str, Any], status: int = 200
 
 
 @pytest.mark.process
-def test_a_running_service_that_answers_otherwise_is_named(
+def test_replay_names_a_running_service_that_answers_differently(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
-    (request,) = find_requests(tmp_path / "kept", "one")
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
+    (request,) = find_requests(tmp_path / "log", "one")
     card = {
         "model_version": request.model_version,
         "execution": {"actual": request.execution.model_dump()},
@@ -304,35 +308,35 @@ def test_a_running_service_that_answers_otherwise_is_named(
     assert (code, verdicts(output)["recorded"], verdicts(output)["service"]) == (
         1,
         "equal",
-        "parted",
+        "diverged",
     )
-    assert "\nparted at service from onnxruntime/cpu/fp32: " in output
+    assert "\ndiverged at service from onnxruntime/cpu/fp32: " in output
     for answer, status, reason in (
-        (right | {"label": "other"}, 200, "not of this bundle's form"),
-        (right | {"prediction_set": []}, 200, "prediction_set do not go together"),
+        (right | {"label": "other"}, 200, "does not have this bundle's form"),
+        (right | {"prediction_set": []}, 200, "prediction_set are inconsistent"),
         (
-            right | {"outlier_score": right["outlier_score"] + 0.1},
+            right | {"ood_score": right["ood_score"] + 0.1},
             200,
-            "the largest difference of outlier_score is 0.1",
+            "the largest difference of ood_score is 0.1",
         ),
-        ({"error": {"code": "undecodable"}}, 422, "it refused the request: 422"),
+        ({"error": {"code": "undecodable"}}, 422, "the service refused the request: 422"),
     ):
         with fake_service(card, answer, status) as url:
             code, output, _ = replayed("one", "--url", url)
         assert code == 1
-        assert "\nparted at service" in output
+        assert "\ndiverged at service" in output
         assert reason in output
 
 
 @pytest.mark.process
-def test_a_service_that_cannot_be_asked_is_exit_code_2(
+def test_unreachable_service_gives_exit_code_2(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     with fake_service({"model_version": "0" * 12, "execution": {"actual": {}}}, {}) as url:
         gone = url
         code, _, error = replayed("one", "--url", url)
-        assert (code, "does not say what runs there" in error) == (2, True)
+        assert (code, "does not describe its model" in error) == (2, True)
     execution = {
         "backend": "onnxruntime",
         "provider": "cpu",
@@ -341,47 +345,43 @@ def test_a_service_that_cannot_be_asked_is_exit_code_2(
     }
     with fake_service({"model_version": "0" * 12, "execution": {"actual": execution}}, {}) as url:
         code, _, error = replayed("one", "--url", url)
-        assert (code, "runs model 000000000000, the request was answered by" in error) == (2, True)
+        assert (code, "runs model 000000000000, but" in error) == (2, True)
     code, _, error = replayed("one", "--url", gone)
     assert (code, "gave no answer" in error) == (2, True)
 
 
 @pytest.mark.parametrize("request_id", ["unknown", "../../etc/passwd", "a b", "x" * 65, ""])
-def test_an_id_that_is_not_kept_is_exit_code_2(
+def test_unknown_request_id_gives_exit_code_2(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, request_id: str
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     code, output, error = replayed(request_id)
     assert (code, output) == (2, "")
     assert (
-        "is not in kept: what it holds goes back to 20"
-        if request_id == "unknown"
-        else "is no request id"
+        "is not in log: it goes back to 20" if request_id == "unknown" else "is not a request id"
     ) in error
 
 
-def test_without_a_folder_or_a_request_in_it_the_message_says_how_to_keep_some(
-    tmp_path: Path, replayed: Replayed
-) -> None:
-    (tmp_path / "kept").mkdir()
-    assert "it holds no kept request" in replayed("one")[2]
-    code, _, error = replayed("one", "--kept", str(tmp_path / "nowhere"))
-    assert (code, "nowhere is no folder; give with --kept the one" in error) == (2, True)
+def test_missing_or_empty_request_log_is_explained(tmp_path: Path, replayed: Replayed) -> None:
+    (tmp_path / "log").mkdir()
+    assert "it holds no request" in replayed("one")[2]
+    code, _, error = replayed("one", "--request-log", str(tmp_path / "nowhere"))
+    assert (code, "nowhere is not a folder; set --request-log to" in error) == (2, True)
 
 
-def test_no_folder_at_all_is_exit_code_2(
+def test_unset_request_log_gives_exit_code_2(
     replayed: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("SLIPWAY_KEEP_DIRECTORY")
+    monkeypatch.delenv("SLIPWAY_REQUEST_LOG_DIRECTORY")
     code, _, error = replayed("one")
-    assert (code, "give --kept" in error) == (2, True)
+    assert (code, "set --request-log" in error) == (2, True)
 
 
-def test_of_several_requests_with_one_id_the_newest_is_taken_and_the_others_are_named(
+def test_replay_takes_the_newest_request_of_an_id_and_lists_the_others(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image(seed=1), image(seed=2))
-    first, second = find_requests(tmp_path / "kept", "one")
+    serve(make_settings(request_log_directory=tmp_path / "log"), image(seed=1), image(seed=2))
+    first, second = find_requests(tmp_path / "log", "one")
     code, output, error = replayed("one")
     assert code == 0
     assert "2 requests have this id, this is the newest" in error
@@ -392,10 +392,10 @@ def test_of_several_requests_with_one_id_the_newest_is_taken_and_the_others_are_
     assert replayed("one", "--time", "2001-01-01")[0] == 2
 
 
-def test_the_bundle_that_answered_is_found_below_artifacts_or_named(
+def test_replay_finds_the_bundle_below_artifacts_or_names_it(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     version = load_bundle(certified / "bundle").version
     (certified / "reference_model").mkdir()
     for name in ("bundle", "certificate.json"):
@@ -404,27 +404,25 @@ def test_the_bundle_that_answered_is_found_below_artifacts_or_named(
     for given in ([], ["--bundle", "artifacts/bundle"]):
         code, output, error = replayed("one", *given)
         assert code == 0
-        assert f"model {version} was found in artifacts/reference_model/bundle" in error
+        assert f"found model {version} in artifacts/reference_model/bundle" in error
         assert "certified, gates passed, artifacts/reference_model/certificate.json" in output
     for name in ("bundle.json", "model_fp32.onnx"):  # the folder that `make release` makes
         (certified / "reference_model/bundle" / name).rename(certified / "reference_model" / name)
     code, output, error = replayed("one")
     assert code == 0
-    assert f"model {version} was found in artifacts/reference_model\n" in error
+    assert f"found model {version} in artifacts/reference_model\n" in error
     assert "certified, gates passed, artifacts/reference_model/certificate.json" in output
     (certified / "reference_model/bundle.json").unlink()
     code, _, error = replayed("one")
     assert code == 2
-    assert (
-        f"model {version} is needed, but artifacts/bundle is model {load_bundle(certified / 'bundle').version}"
-        in error
-    )
+    other = load_bundle(certified / "bundle").version
+    assert f"model {version} is needed, but artifacts/bundle is model {other}" in error
 
 
-def test_an_altered_bundle_is_refused(
+def test_altered_bundle_is_refused(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     model = certified / "bundle/model_fp32.onnx"
     model.write_bytes(model.read_bytes()[:-1] + b"\0")
     code, output, error = replayed("one")
@@ -432,14 +430,14 @@ def test_an_altered_bundle_is_refused(
     assert "model_fp32.onnx was altered" in error
 
 
-def test_an_altered_request_is_refused(
+def test_altered_request_is_refused(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
-    (segment,) = (tmp_path / "kept").iterdir()
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
+    (segment,) = (tmp_path / "log").iterdir()
     segment.write_bytes(segment.read_bytes().replace(b'"payload":"iV', b'"payload":"iW'))
     code, _, error = replayed("one")
-    assert (code, "was altered: the payload's SHA-256 is another" in error) == (2, True)
+    assert (code, "was altered: the payload's SHA-256 does not match" in error) == (2, True)
 
 
 LINEAGE = Lineage(
@@ -455,18 +453,18 @@ LINEAGE = Lineage(
 )
 
 
-def test_lineage_leads_from_an_answer_to_code_params_and_data(
+def test_lineage_shows_code_params_and_data_of_an_answer(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
     bundle = write_bundle(certified / "bundle", lineage=LINEAGE)
     certify(certified / "certificate.json", bundle)
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     code, output, _ = replayed("one", "--lineage")
     assert code == 0
     for fact in (
         f"model        {bundle.version} in artifacts/bundle",
         "certificate  certified, gates passed, artifacts/certificate.json",
-        f"code         git {'c0ffee' * 6}, with changes that were not committed",
+        f"code         git {'c0ffee' * 6}, with uncommitted changes",
         "data         data/own, md5 0123abcd.dir, 64 files, 1,234,567 bytes",
         f"bundle       SHA-256 {bundle.digest}",
         f"packed data  SHA-256 {'22' * 32}",
@@ -479,20 +477,20 @@ def test_lineage_leads_from_an_answer_to_code_params_and_data(
     assert replayed("unknown", "--lineage")[0] == 2
 
 
-def test_a_model_that_missed_its_gates_is_replayed_with_its_certificate(
+def test_model_that_missed_its_gates_is_replayed_with_its_certificate(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     certify(certified / "certificate.json", load_bundle(certified / "bundle"), gates=[gate(0.5)])
     code, output, _ = replayed("one")
     assert code == 0
     assert "certified, gates missed, " in output
 
 
-def test_a_bundle_without_a_certificate_says_so(
+def test_missing_certificate_is_reported(
     certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     (certified / "certificate.json").unlink()
     code, output, _ = replayed("one")
     assert code == 0
@@ -500,19 +498,20 @@ def test_a_bundle_without_a_certificate_says_so(
 
 
 @pytest.mark.process
-def test_it_needs_no_package_that_a_bento_lacks(
+def test_replay_runs_with_the_packages_of_a_bento(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    serve(make_settings(request_log_directory=tmp_path / "log"), image())
     script = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        absent = {"torch", "httpx", "onnx", "pyarrow", "yaml", "ruamel", "slipway.export", "slipway.data", "slipway.training"}
+        absent = {"torch", "httpx", "onnx", "pyarrow", "yaml", "ruamel"}
+        absent |= {"slipway.export", "slipway.data", "slipway.training"}
         if name.partition(".")[0] in absent or name in absent:
             raise ModuleNotFoundError(f"refused {name}", name=name)
 sys.meta_path.insert(0, Refuse())
-sys.argv = ["replay", "one", "--kept", "kept"]
+sys.argv = ["replay", "one", "--request-log", "log"]
 from slipway.replay.__main__ import main
 main()
 """

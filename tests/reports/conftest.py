@@ -1,4 +1,4 @@
-"""A small project on disk: a network that was never trained, and targets made from its own answers, so that its score is known."""
+"""A small project on disk, whose targets are made from an untrained network's own answers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +68,7 @@ def images(num_rows: int) -> NDArray[np.uint8]:
 
 
 def targets(task: Task) -> NDArray[np.float64]:
-    """What the network answers, but every fifth row has the next class, or is 1 more."""
+    """The network's answers, but every fifth row has the next class or is larger by 1."""
     answers = predict(network(task), images(NUM_TEST_ROWS), NUM_TEST_ROWS, "cpu")
     wrong = np.arange(NUM_TEST_ROWS) % 5 == 0
     changed = (
@@ -112,7 +112,7 @@ def write_project(task: Task) -> None:
 
 
 def split_rows(task: Task) -> pa.Table:
-    """`rows.SPLIT_ROWS` of the test rows, the last first: wide ones and square ones in turn, two groups, every seventh row flagged."""
+    """Test rows in reverse order: wide and square in turn, two groups, every seventh flagged."""
     rows = [
         {
             "id": f"{row:032x}",
@@ -144,6 +144,6 @@ def params_with(task: Task, gates: dict[str, dict[str, float | None]], **evaluat
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], None]:
-    """Call it with a task: makes the project in an empty directory, which becomes the current one."""
+    """Make the project of a task in an empty directory, which becomes the current one."""
     monkeypatch.chdir(tmp_path)
     return write_project

@@ -5,7 +5,7 @@ import pytest
 from slipway.reports.console import number, size, text_table
 
 
-def test_columns_are_as_wide_as_their_widest_cell_and_numbers_flush_right() -> None:
+def test_text_table_aligns_columns_and_right_aligns_numbers() -> None:
     table = text_table(["name", "value"], [["a", "1.5"], ["longer", "10.25"], ["none", ""]], "  ")
     assert table.splitlines() == ["  name    value", "  a         1.5", "  longer  10.25", "  none"]
 
@@ -26,7 +26,7 @@ def test_columns_are_as_wide_as_their_widest_cell_and_numbers_flush_right() -> N
         (1e13, "1e+13"),
     ],
 )
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_number_writes_four_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
@@ -34,5 +34,5 @@ def test_numbers_are_short(value: float, text: str) -> None:
     ("num_bytes", "text"),
     [(0, "0 B"), (999, "999 B"), (1234, "1.2 kB"), (44_800_000, "44.8 MB"), (10**13, "10.0 TB")],
 )
-def test_sizes_have_one_decimal(num_bytes: int, text: str) -> None:
+def test_size_writes_one_decimal(num_bytes: int, text: str) -> None:
     assert size(num_bytes) == text

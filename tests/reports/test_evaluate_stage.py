@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from slipway.data.engine.rows import PACKED_ROWS, read_table
 from slipway.data.store.packed import write_split
 from slipway.kinds.registry import Task
 from slipway.kinds.targets import CLASS
-from slipway.reports.evaluation.predictions import read_predictions
-from slipway.reports.evaluation.record import read_baseline, read_metrics
+from slipway.reports.evaluation.record import read_baseline, read_metrics, read_user_code
+from slipway.reports.evaluation.tables import predictions_schema
 from slipway.system.errors import DataError, IntegrityError, ParamsError, SchemaError, TrainingError
 from slipway.training.uncertainty.prediction import predict
 from stages import evaluate
@@ -37,7 +38,7 @@ Project = Callable[[Task], None]
 OUTPUTS = [
     evaluate.GATES,
     evaluate.CALIBRATION,
-    evaluate.OUTLIER_SCORE,
+    evaluate.OOD_SCORE,
     evaluate.PREDICTIONS,
     evaluate.METRICS,
     evaluate.CONFUSION,
@@ -80,7 +81,7 @@ def test_a_classification_writes_every_output(
 def test_predictions_and_confusion_hold_each_test_row_once(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    table = read_predictions(evaluate.PREDICTIONS, classification=True)
+    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_classification"))
     assert table["id"].to_pylist() == [f"{row:032x}" for row in range(NUM_TEST_ROWS)]
     assert len(set(table["source"].to_pylist())) == NUM_TEST_ROWS
     assert not any(table["leaked"].to_pylist())
@@ -98,7 +99,7 @@ def test_the_reliability_table_has_every_test_row_in_one_bin_with_its_accuracy(
 ) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    table = read_predictions(evaluate.PREDICTIONS, classification=True)
+    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_classification"))
     hits = np.array(table["target"].to_pylist()) == np.array(table["prediction"].to_pylist())
     with evaluate.RELIABILITY.open(newline="") as file:
         bins = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
@@ -134,7 +135,7 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
         "outliers",
         "calibration",
     }
-    table = read_predictions(evaluate.PREDICTIONS, classification=False)
+    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_regression"))
     assert table.num_rows == NUM_TEST_ROWS
     assert content["mse"] == pytest.approx(
         5 / 21
@@ -178,7 +179,7 @@ def test_every_column_that_dvc_plots_is_in_its_table_whatever_the_task(
         assert set(names) <= set(Path(path).read_text().splitlines()[0].split(",")), path
 
 
-def test_twice_the_same_run_writes_the_same_bytes(project: Project) -> None:
+def test_two_equal_evaluations_write_equal_bytes(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
     first = [path.read_bytes() for path in OUTPUTS]
@@ -225,7 +226,7 @@ def mark_leaked(wrong_rows: bool, num_rows: int = NUM_TEST_ROWS) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def test_without_leaks_there_is_no_word_of_them(project: Project) -> None:
+def test_outputs_do_not_mention_leaks_if_there_are_none(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
     assert "leaked" not in evaluate.METRICS.read_text()
@@ -253,7 +254,7 @@ def test_every_metric_is_also_measured_without_the_leaked_rows(
     assert "accuracy_without_leaked" in capsys.readouterr().out
     page = evaluate.PAGE.read_text()
     assert "5 of 21 test rows have a near duplicate" in page
-    table = read_predictions(evaluate.PREDICTIONS, classification=True)
+    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_classification"))
     honest = table.filter(pc.invert(table["leaked"]))
     assert honest.num_rows == 16
     assert honest["target"].equals(honest["prediction"])
@@ -276,7 +277,7 @@ def test_a_numeric_target_is_measured_without_the_leaked_rows(project: Project) 
 
 
 @pytest.mark.parametrize("num_leaked", [20, 21])
-def test_where_too_few_other_rows_are_left_the_page_says_so(
+def test_the_page_says_if_too_few_rows_remain_without_the_leaked_ones(
     project: Project, num_leaked: int
 ) -> None:
     project("image_regression")
@@ -320,7 +321,7 @@ def number_sources() -> None:
 def test_slices_are_in_the_metrics_the_plots_and_on_the_page(
     project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every fifth row is wrong, and these alone come from the old camera and are of the third class."""
+    """Every fifth row is wrong; only these have the third class and come from the old camera."""
     project("image_classification")
     number_sources()
     camera = ["old" if row % 5 == 0 else "new" for row in range(NUM_TEST_ROWS)]
@@ -370,7 +371,7 @@ def test_a_slice_gate_names_the_slice_with_its_interval_and_rows(project: Projec
     assert all(path.is_file() for path in OUTPUTS)
 
 
-def test_a_column_that_is_not_there_is_named_before_anything_is_written(
+def test_a_missing_slice_column_is_named_before_anything_is_written(
     project: Project, tmp_path: Path
 ) -> None:
     project("image_classification")
@@ -395,7 +396,7 @@ def test_a_numeric_target_has_slices_by_rmse_and_no_least_certain_rows(project: 
 # gates
 
 
-def test_gates_that_are_reached_pass(project: Project) -> None:
+def test_reached_gates_pass(project: Project) -> None:
     project("image_classification")
     evaluate.run(
         params_with(
@@ -404,6 +405,39 @@ def test_gates_that_are_reached_pass(project: Project) -> None:
         )
     )
     assert "2 of 2 passed" in evaluate.PAGE.read_text()
+
+
+def test_a_metric_of_the_users_is_measured_gated_and_shown_like_the_built_in_ones(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project("image_classification")
+    sys.modules.pop("own_scores", None)
+    Path("own_scores.py").write_text(
+        "def hits(targets, outputs):\n    return (outputs.argmax(1) == targets).mean()\n"
+    )
+    mark_leaked(wrong_rows=True)
+    gates: dict[str, dict[str, float | None]] = {"hits": {"min": 0.9, "max": None}}
+    evaluate.run(
+        params_with(
+            "image_classification",
+            gates,
+            metrics=["own_scores:hits"],
+            slice_gates={"hits": {"min": 0.1, "max": None}},
+            slice_min_rows=5,
+        )
+    )
+    content = json.loads(evaluate.METRICS.read_text())
+    assert (content["hits"], content["hits_without_leaked"]) == (content["accuracy"], 1)
+    assert read_baseline(evaluate.METRICS)["hits"] == read_baseline(evaluate.METRICS)["accuracy"]
+    measured = read_metrics(evaluate.METRICS)["hits"]
+    assert measured.low < measured.value < measured.high
+    results = read_gates(evaluate.GATES).results
+    assert (results[0].measured, results[0].outcome) == (measured, "missed")
+    assert {result.name for result in results if result.is_of_slice} == {"hits"}
+    (code,) = read_user_code(evaluate.METRICS)
+    assert (code.key, code.name) == ("evaluate.metrics", "own_scores:hits")
+    assert "hits 0.7619" in capsys.readouterr().out
+    assert evaluate.PAGE.read_text().count("Hits") >= 2
 
 
 def test_every_missed_gate_is_recorded_with_its_interval_rows_and_key_and_fails_nothing(
@@ -442,7 +476,7 @@ def test_a_changed_gate_changes_no_file_that_export_reads(project: Project) -> N
     assert changed == {evaluate.GATES, evaluate.PAGE}
 
 
-def test_results_and_verdict_that_contradict_each_other_are_refused(project: Project) -> None:
+def test_a_gate_file_whose_verdict_contradicts_its_results_is_refused(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {"accuracy": {"min": 0.9, "max": None}}))
     content = json.loads(evaluate.GATES.read_text())
@@ -460,10 +494,10 @@ def test_without_a_gate_the_verdict_is_none(project: Project) -> None:
     assert read_gates(evaluate.GATES).gates == "none"
 
 
-def test_the_baseline_stands_beside_every_metric(
+def test_every_metric_is_shown_beside_its_baseline(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every split has the same rows, so that the majority class has its own share of the test rows."""
+    """Every split has the same rows, so the baseline's accuracy is the majority's fraction."""
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
     baseline, share = (
@@ -474,7 +508,8 @@ def test_the_baseline_stands_beside_every_metric(
     assert baseline["accuracy"] == pytest.approx(share)
     printed = capsys.readouterr().out
     [line] = [line for line in printed.splitlines() if line.strip().startswith("accuracy ")]
-    assert line.split()[-2:] == [f"{share:.4f}", f"{16 / 21 - share:+.4g}"]
+    assert f"), baseline {share:.4f}; f1_macro" in line
+    assert len(printed.splitlines()) <= 6
     assert f"baseline {share:.4f}" in evaluate.PAGE.read_text()
 
 
@@ -568,7 +603,7 @@ def test_a_missing_checkpoint_is_refused(project: Project) -> None:
         evaluate.run(params_with("image_classification", {}))
 
 
-def test_an_answer_that_is_not_finite_is_refused() -> None:
+def test_evaluate_refuses_non_finite_answers() -> None:
     diverged = network("image_classification")
     next(diverged.parameters()).data.fill_(float("nan"))
     with pytest.raises(TrainingError, match="3 of 3 rows"):

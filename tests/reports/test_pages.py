@@ -1,4 +1,4 @@
-"""Pages stand alone: nothing is loaded from elsewhere, every text is escaped, pictures are exact."""
+"""Pages are self-contained, every text is escaped, and pictures are exact."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ from slipway.reports.evaluation.record import Evaluation
 from slipway.reports.pages import charts, html_page
 from slipway.reports.pages.charts import Series
 from slipway.reports.pages.evaluation_page import evaluation_page
-from slipway.reports.pages.html_page import Html, PageSection
+from slipway.reports.pages.html_page import Html
 from slipway.system.errors import MetricError
 
 EVIL = "<script>alert('1')</script>\"&"
@@ -107,7 +107,7 @@ def whole_page(classes: list[str]) -> str:
 @pytest.mark.parametrize(
     "classes", [["ape", EVIL, "bee"], [f"{EVIL}{index}" for index in range(60)], []]
 )
-def test_an_evaluation_page_is_whole_escaped_and_loads_nothing(classes: list[str]) -> None:
+def test_the_evaluation_page_is_valid_escaped_and_loads_nothing(classes: list[str]) -> None:
     document = whole_page(classes)
     assert not FOREIGN.search(document)
     assert faults(document) == []
@@ -132,10 +132,23 @@ def test_the_worst_rows_of_a_table_are_shown_with_their_cells() -> None:
     contract = ColumnContract(
         kind="columns",
         columns=[
-            Column.model_validate(column | {"name": "place", "kind": "category", "has_missing": True, "categories": [EVIL]}),
-            Column.model_validate(column | {"name": "rooms", "kind": "number", "has_missing": True, "mean": 10, "std": 4}),
-            Column.model_validate(column | {"name": "day", "kind": "date", "has_missing": False, "mean": 20000, "std": 2}),
-            Column.model_validate(column | {"name": "garden", "kind": "boolean", "has_missing": False, "mean": 0.5, "std": 0.5}),
+            Column.model_validate(
+                column
+                | {"name": "place", "kind": "category", "has_missing": True, "categories": [EVIL]}
+            ),
+            Column.model_validate(
+                column
+                | {"name": "rooms", "kind": "number", "has_missing": True, "mean": 10, "std": 4}
+            ),
+            Column.model_validate(
+                column
+                | {"name": "day", "kind": "date", "has_missing": False, "mean": 20000, "std": 2}
+            ),
+            Column.model_validate(
+                column
+                | {"name": "garden", "kind": "boolean", "has_missing": False}
+                | {"mean": 0.5, "std": 0.5}
+            ),
         ],
     )  # fmt: skip
     rows = np.tile(
@@ -159,18 +172,18 @@ def test_the_worst_rows_of_a_table_are_shown_with_their_cells() -> None:
         assert text in document, text
 
 
-def test_a_foreign_reference_and_an_unclosed_tag_would_be_seen() -> None:
+def test_the_checks_find_a_foreign_reference_and_an_unclosed_tag() -> None:
     for body in (
         '<img src="https://a.b/c.png">',
         "<script>1</script>",
         '<img src="//cdn/x.png">',
         '<i style="background: url(x)"></i>',
     ):
-        assert FOREIGN.search(html_page.page("t", "s", [PageSection("a", Html(body))]))
-    assert faults(html_page.page("t", "s", [PageSection("a", Html("<b>"))]))
+        assert FOREIGN.search(html_page.page("t", "s", [html_page.section("a", Html(body))]))
+    assert faults(html_page.page("t", "s", [html_page.section("a", Html("<b>"))]))
 
 
-def test_every_builder_escapes_what_it_is_given() -> None:
+def test_every_html_builder_escapes_its_texts() -> None:
     parts = [
         html_page.paragraph(EVIL),
         html_page.table([EVIL], [[EVIL]]),
@@ -185,14 +198,14 @@ def test_every_builder_escapes_what_it_is_given() -> None:
     document = html_page.page(
         EVIL,
         EVIL,
-        [PageSection(EVIL, html_page.join([html_page.beside(parts), html_page.gallery(parts)]))],
+        [html_page.section(EVIL, html_page.beside(parts), html_page.gallery(parts))],
     )
     assert "<script" not in document
     assert faults(document) == []
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 1), (5, 7, 3)])
-def test_a_picture_keeps_its_pixels(shape: tuple[int, ...]) -> None:
+def test_an_embedded_image_keeps_its_pixels(shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, size=shape, dtype=np.uint8)
     encoded = re.search(r"base64,([^\"]+)", html_page.image(pixels, "noise"))
     assert encoded
@@ -200,7 +213,7 @@ def test_a_picture_keeps_its_pixels(shape: tuple[int, ...]) -> None:
     assert (decoded.reshape(shape) == pixels).all()
 
 
-def test_a_heat_map_says_what_each_cell_counts() -> None:
+def test_each_cell_of_a_heat_map_states_its_count() -> None:
     cells = html_page.heat_map(np.array([[3, 1], [0, 2]]), ["ape", "bee"])
     assert 'title="1 of 4 rows of ape were predicted bee">1</td>' in cells
     assert 'title="0 of 2 rows of bee were predicted ape"></td>' in cells
@@ -255,7 +268,7 @@ def test_a_chart_keeps_every_mark_inside_its_frame(values: list[float]) -> None:
         assert all(0 <= x <= 480 and 0 <= y <= 280 for x, y in places)
 
 
-def test_a_chart_of_nothing_but_zeros_has_no_axis_below_zero() -> None:
+def test_a_chart_of_zeros_has_no_axis_below_zero() -> None:
     drawing = charts.line_chart(
         [Series("score", [0.1, 0.5, 1.0], [0.0, 0.0, 0.0])], "share of rows answered", "error rate"
     )
@@ -265,7 +278,7 @@ def test_a_chart_of_nothing_but_zeros_has_no_axis_below_zero() -> None:
     ), "the twin"
 
 
-def test_a_histogram_has_one_bar_for_each_filled_bin_as_high_as_its_count() -> None:
+def test_histogram_bars_are_as_high_as_their_counts() -> None:
     root = xml.etree.ElementTree.fromstring(
         charts.histogram([0.0, 0.0, 0.0, 10.0], "x", num_bins=10)
     )
@@ -274,7 +287,7 @@ def test_a_histogram_has_one_bar_for_each_filled_bin_as_high_as_its_count() -> N
     assert heights[0] == pytest.approx(3 * heights[1], abs=0.2)
 
 
-def test_large_numbers_on_an_axis_are_short_enough_for_their_place() -> None:
+def test_large_numbers_on_an_axis_are_abbreviated() -> None:
     root = xml.etree.ElementTree.fromstring(
         charts.residuals([0.0, 550_000.0], [-350_000.0, 1.0], "target", "error")
     )
@@ -284,6 +297,6 @@ def test_large_numbers_on_an_axis_are_short_enough_for_their_place() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf"), 1.0]])
-def test_numbers_that_cannot_be_drawn_are_refused(values: list[float]) -> None:
+def test_charts_refuse_empty_and_non_finite_numbers(values: list[float]) -> None:
     with pytest.raises(MetricError, match="finite"):
         charts.scatter(values, values, "x", "y")

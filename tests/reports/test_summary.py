@@ -83,7 +83,7 @@ def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResul
     labels = ["ape", "bee"] if task == "image_classification" else []
     names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
     manifest = Bundle(
-        format_version=6,
+        format_version=7,
         task=task,
         input=INPUT,
         input_name="image",
@@ -104,7 +104,7 @@ def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResul
     )
     write_manifest(folder, manifest)
     certificate = Certificate(
-        format_version=3,
+        format_version=4,
         status="certified",
         gates=verdict_of(gates),
         gate_results=list(gates),
@@ -112,6 +112,7 @@ def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResul
         bundle_digest=load_bundle(folder).digest,
         engine_digest=None,
         digests={},
+        user_code=[],
         hops=hops,
         hardware={},
         versions={},
@@ -140,7 +141,9 @@ HOPS = [
 ]
 
 
-def test_one_screen_tells_the_whole_run(tmp_path: Path) -> None:
+def test_summary_shows_rows_metrics_and_what_to_do_now_and_no_line_of_verify(
+    tmp_path: Path,
+) -> None:
     write_run(tmp_path, "image_classification", HOPS)
     text = summary(tmp_path)
     for part in (
@@ -150,17 +153,16 @@ def test_one_screen_tells_the_whole_run(tmp_path: Path) -> None:
         "trained network on 270 test rows",
         "accuracy  0.9852  95 % 0.9752 to 0.9952    0.1000     +0.8852",
         "f1_macro",
-        "differs, 268/270",
-        "1.5 MB",
-        f"tensorrt/fp16: {REASON}",
         "make serve",
-        "bentoml serve serving.service:Slipway",
+        "bentoml serve slipway.serving.service:Slipway",
     ):
         assert part in text
+    assert "what now" in text.splitlines()[-5]
+    assert not any(words in text for words in (REASON, "268/270", "onnxruntime"))
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(0.5, "missed"), (None, "unjudged")])
-def test_the_command_ends_with_1_on_a_failed_gate_and_names_value_limit_and_key(
+def test_summary_exits_with_1_on_a_failed_gate_and_names_value_limit_and_key(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -177,13 +179,13 @@ def test_the_command_ends_with_1_on_a_failed_gate_and_names_value_limit_and_key(
     assert "make serve" not in output
     found = "0.5 (95 % interval 0.5 to 0.5, 100 rows)" if value else "not defined"
     assert (
-        f"{outcome}: f1_macro is {found}, required at least 0.8 (evaluate.gates.f1_macro in params.yaml)"
-        in said
+        f"{outcome}: f1_macro is {found}, required at least 0.8 "
+        "(evaluate.gates.f1_macro in params.yaml)" in said
     )
     assert "1 of 2 quality gates" in said
 
 
-def test_the_command_ends_well_if_every_gate_passed(
+def test_summary_exits_with_0_if_every_gate_passed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path, "image_classification", HOPS, [gate()])
@@ -193,7 +195,7 @@ def test_the_command_ends_well_if_every_gate_passed(
     assert "make serve" in output
 
 
-def test_a_run_that_agrees_fits_into_100_columns(tmp_path: Path) -> None:
+def test_the_summary_of_an_agreeing_run_fits_into_100_columns(tmp_path: Path) -> None:
     long = [
         hop(f"onnxruntime/cpu/{variant}", "onnxruntime", "fp16")
         for variant in ("fp32", "fp16", "int8", "int8_tensorrt")
@@ -202,24 +204,12 @@ def test_a_run_that_agrees_fits_into_100_columns(tmp_path: Path) -> None:
     assert max(len(line) for line in summary(tmp_path).splitlines()) <= 100
 
 
-def test_a_hop_that_ran_elsewhere_than_asked_shows_both(tmp_path: Path) -> None:
-    write_run(
-        tmp_path,
-        "image_classification",
-        [hop("onnxruntime/cpu/fp16", "onnxruntime", "fp16", actual_provider="cuda")],
-    )
-    assert "cpu fp32 -> cuda fp32" in summary(tmp_path)
-    write_run(tmp_path, "image_classification", HOPS)
-    assert "->" not in summary(tmp_path)
-
-
-def test_a_numeric_target_shows_rmse_and_r2(tmp_path: Path) -> None:
+def test_the_summary_of_a_numeric_target_shows_rmse_and_r2(tmp_path: Path) -> None:
     write_run(tmp_path, "image_regression", HOPS)
     text = summary(tmp_path)
     assert "rmse" in text
     assert "r2" in text
     assert "accuracy" not in text
-    assert "agrees" in text
 
 
 @pytest.mark.parametrize(
@@ -232,7 +222,7 @@ def test_a_numeric_target_shows_rmse_and_r2(tmp_path: Path) -> None:
         ("reports/split.json", SchemaError),
     ],
 )
-def test_a_missing_file_is_named_with_the_command_that_makes_it(
+def test_summary_names_a_missing_file_and_the_command_that_writes_it(
     tmp_path: Path, missing: str, error: type[SlipwayError]
 ) -> None:
     write_run(tmp_path, "image_classification", HOPS)
@@ -244,7 +234,7 @@ def test_a_missing_file_is_named_with_the_command_that_makes_it(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"read": 1}'])
-def test_a_report_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+def test_summary_refuses_a_report_of_another_form(tmp_path: Path, text: str) -> None:
     write_run(tmp_path, "image_classification", HOPS)
     (tmp_path / "reports/clean.json").write_text(text)
     with pytest.raises(SchemaError, match="dvc repro --force clean"):

@@ -1,4 +1,4 @@
-"""Bodies for a table's service as hypothesis draws them: right rows, nearly right ones, other JSON, and bytes."""
+"""Bodies for a table's service, drawn by hypothesis: valid and nearly valid rows, JSON, bytes."""
 
 import json
 

@@ -1,7 +1,8 @@
-"""A real browser for tests of the page: Chromium without a window, driven over its DevTools protocol.
+"""A real browser for tests of the page: headless Chromium, driven over its DevTools protocol.
 
-https://chromedevtools.github.io/devtools-protocol/ has the names of methods and events. Everything that the browser complains of is in
-`Tab.complaints`: a script's error, a blocked request, a violation of the content security policy.
+https://chromedevtools.github.io/devtools-protocol/ documents the methods and events.
+`Tab.complaints` collects script errors, blocked requests and violations of the content security
+policy.
 """
 
 import asyncio
@@ -21,8 +22,10 @@ import aiohttp
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
-    "--headless=new", "--remote-debugging-port=0", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-    "--no-default-browser-check", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+    "--headless=new", "--remote-debugging-port=0", "--no-sandbox", "--disable-gpu",
+    "--disable-dev-shm-usage", "--no-first-run", "--no-default-browser-check",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-extensions",
 )  # fmt: skip
 _START_S = 60  # on a loaded machine
 _KEYS = {"Tab": 9, "Enter": 13, " ": 32}
@@ -104,7 +107,7 @@ class Tab:
             await asyncio.sleep(0.05)
 
     async def text(self, selector: str) -> str:
-        """What a reader sees of an element, and "" where there is none."""
+        """The visible text of an element, or "" if there is none."""
         return str(
             await self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
         )
@@ -116,7 +119,7 @@ class Tab:
         await self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
 
     async def press(self, key: str) -> None:
-        """Press and let go of Tab, Enter or the space bar."""
+        """Press and release Tab, Enter or the space bar."""
         text = {"Enter": "\r", " ": " "}.get(key)
         common = {
             "key": key,
@@ -164,12 +167,13 @@ class Tab:
 
 @asynccontextmanager
 async def browsing(profile: Path) -> AsyncIterator[Tab]:
-    """A browser of its own with an empty `profile`, and one tab in it; ended with all of its processes."""
+    """A new browser with an empty `profile` and one tab; its processes end with the block."""
     binary = command()
     assert binary
     process = await asyncio.create_subprocess_exec(
         binary, *FLAGS, f"--user-data-dir={profile}", "about:blank",
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )  # fmt: skip
     try:
         address = await _address(profile / "DevToolsActivePort", process)
@@ -203,7 +207,7 @@ async def browsing(profile: Path) -> AsyncIterator[Tab]:
 
 
 async def _address(file: Path, process: asyncio.subprocess.Process) -> str:
-    """Where the browser listens, which it writes down as soon as it does."""
+    """The browser's address, which it writes to `file` when it starts to listen."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         assert process.returncode is None, f"the browser ended with {process.returncode}"
@@ -224,5 +228,5 @@ async def _result(socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
 
 
 def _end_group(leader: int) -> None:
-    """The browser is the first process of a group of its own, which its others belong to."""
+    """End the process group of the browser, which holds all of its processes."""
     os.killpg(leader, signal.SIGKILL)

@@ -42,10 +42,10 @@ CLASS_FIELDS = [
     "label",
     "probabilities",
     "prediction_set",
-    "outlier_score",
-    "is_outlier",
+    "ood_score",
+    "is_ood",
 ]  # of one prediction
-VALUE_FIELDS = ["value", "interval", "outlier_score", "is_outlier"]
+VALUE_FIELDS = ["value", "interval", "ood_score", "is_ood"]
 CONTRACT = ImageContract(
     kind="images",
     transform=None,
@@ -121,7 +121,7 @@ def table_row(number: int) -> dict[str, Any]:
 
 
 def row_probabilities(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What `row_classifier` answers to (rows, width) encoded rows, in numpy."""
+    """The answers of `row_classifier` to (rows, width) encoded rows, in numpy."""
     logits = vectors @ ROW_WEIGHTS
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -160,7 +160,7 @@ def _encoded_rows() -> onnx.ValueInfoProto:
 
 
 def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """What the graph of `write_bundle` answers, in numpy."""
+    """The answers of the graph of `write_bundle`, in numpy."""
     logits = pixels.reshape(len(pixels), -1).astype(np.float32) @ WEIGHTS
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -181,9 +181,9 @@ def classifier() -> onnx.ModelProto:
 
 
 def slow_classifier(num_layers: int = 4) -> onnx.ModelProto:
-    """The same answers as `classifier`, after work of 25 million multiplications for each image and layer that counts for nothing.
+    """`classifier` with 25 million useless multiplications per image and layer.
 
-    The work is in proportion to the images of a batch: batching does not help it, as with most networks on a CPU.
+    The work is proportional to the batch size: batching does not help, as in most networks on CPUs.
     """
     width = 256
     mixing = (np.random.default_rng(3).normal(size=(width, width)) / width**0.5).astype(np.float32)
@@ -206,8 +206,9 @@ def slow_classifier(num_layers: int = 4) -> onnx.ModelProto:
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
     constants = {
-        "white": np.float32(255), "last": np.array([-1], dtype=np.int64), "ones": np.ones((1, 1, width), dtype=np.float32),
-        "mixing": mixing, "work_axes": np.array([1, 2], dtype=np.int64), "zero": np.float32(0), "weights": WEIGHTS,
+        "white": np.float32(255), "last": np.array([-1], dtype=np.int64),
+        "ones": np.ones((1, 1, width), dtype=np.float32), "mixing": mixing,
+        "work_axes": np.array([1, 2], dtype=np.int64), "zero": np.float32(0), "weights": WEIGHTS,
     }  # fmt: skip
     return _model(
         nodes,
@@ -237,7 +238,10 @@ def _model(
     width: int,
     taken: onnx.ValueInfoProto | None = None,
 ) -> onnx.ModelProto:
-    """A model that takes `taken`, or images; a row's outlier score is the mean of its absolute numbers, of a picture in [0, 1]."""
+    """A model of the input `taken`, by default images.
+
+    The OOD score is the mean absolute value of a row, or of a picture scaled to [0, 1].
+    """
     image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", SIZE_PX, SIZE_PX, 3])
     answer = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])
     scale, axes = (np.float32(255), [1, 2, 3]) if taken is None else (np.float32(1), [1])
@@ -274,7 +278,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     else:
         task = "image_regression" if is_value else "image_classification"
     manifest = Bundle(
-        format_version=6,
+        format_version=7,
         task=task,
         input=COLUMNS if is_table else CONTRACT,
         input_name=graph.graph.input[0].name,
@@ -300,7 +304,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
 
 
 def with_golden_rows(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:
-    """The bundle of `write_bundle`'s classifier with golden rows; its manifest, and so its version, is another."""
+    """The bundle of `write_bundle` with golden rows, which change its manifest and its version."""
     pixels = np.random.default_rng(5).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
     scores = (pixels.reshape(num_rows, -1).mean(axis=1) / 255).astype(np.float32)
     rows = GoldenRows(
@@ -353,7 +357,7 @@ def hop(
 
 
 def gate(value: float | None = 0.9, at_least: float = 0.8, name: str = "accuracy") -> GateResult:
-    """The result of a gate on all test rows; `value` is None where the rows define no metric."""
+    """The result of a gate on all test rows; `value` is None if the rows define no metric."""
     measured = None
     if value is not None:
         measured = Metric(value=value, low=value, high=value, confidence=0.95, rows=100)
@@ -380,9 +384,10 @@ def certify(
     """A certificate for `bundle` at `path`, with a passed gate if `gates` names no others."""
     results = [gate()] if gates is None else gates
     content: dict[str, Any] = {
-        "format_version": 3, "gates": verdict_of(results), "gate_results": results,
-        "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
-        "digests": {}, "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
+        "format_version": 4, "user_code": [], "gates": verdict_of(results), "gate_results": results,
+        "status": status, "metric": "accuracy", "bundle_digest": bundle.digest,
+        "engine_digest": engine_digest, "digests": {},
+        "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
     }  # fmt: skip
     write_certificate(path, Certificate.model_validate(content))
     return path

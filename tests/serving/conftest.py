@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.monitoring import watcher
-from serving.rollout import commands
-from serving.settings import Settings
+from slipway.serving.monitoring import aggregator, monitor
+from slipway.serving.rollout import commands
+from slipway.serving.settings import Settings
 from tests.serving.bundles import certify, row_classifier, write_bundle
 from tests.serving.in_process import read_all_settings
-from tests.serving.watched import watched_bundle
+from tests.serving.monitoring.monitored import monitored_bundle
 
 MakeSettings = Callable[..., Settings]
 
@@ -24,7 +24,7 @@ def certified(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def certified_table(certified: Path) -> Path:
-    """The same folder with a bundle for rows of a table."""
+    """The folder of `certified` with a bundle for table rows."""
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier()))
     return certified
 
@@ -50,26 +50,26 @@ def make_settings(certified: Path) -> MakeSettings:
 
 @pytest.fixture
 def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process of its own for each candidate: it takes seconds, and has tests of its own."""
+    """Skip the rehearsal of candidates, which takes seconds and has its own tests."""
     monkeypatch.setattr(commands, "rehearse", lambda settings: None)
 
 
 @pytest.fixture
-def quick_watching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds, parts and gauges come at once, and nothing is thinned."""
+def quick_monitoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run rounds, merges and refreshes at once, without a limit of processor time."""
     for name, seconds in (
         ("GATHER_S", 0.02),
         ("MERGE_S", 0.04),
         ("REFRESH_S", 0.04),
         ("TIDY_S", 0.1),
     ):
-        monkeypatch.setattr(watcher, name, seconds)
-    for name in ("FEATURES_SHARE", "RECORDS_SHARE"):
-        monkeypatch.setattr(watcher, name, 10.0)
+        monkeypatch.setattr(monitor, name, seconds)
+    for name in ("FEATURES_BUDGET", "RECORDS_BUDGET"):
+        monkeypatch.setattr(aggregator, name, 10.0)
 
 
 @pytest.fixture
-def make_watched(certified: Path, make_settings: MakeSettings) -> MakeSettings:
+def make_monitored(certified: Path, make_settings: MakeSettings) -> MakeSettings:
     """Settings for a bundle with a reference for drift."""
-    watched_bundle(certified)
+    monitored_bundle(certified)
     return make_settings

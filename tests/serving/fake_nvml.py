@@ -1,4 +1,4 @@
-"""A `pynvml` without a GPU: what serving/metrics/gpu_metrics.py calls of it, with figures that a test sets."""
+"""A `pynvml` without a GPU: what the service calls of it, with values set by tests."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 @dataclass
 class Gpu:
-    """One pretended GPU. `failing` names the calls that raise, with NVML's number for the reason."""
+    """A simulated GPU. `failing` maps the calls that raise to NVML's error number."""
 
     used: int = 3 * GIB
     total: int = 80 * GIB

@@ -1,6 +1,7 @@
-"""Requests as nobody should send them, drawn from a seed: bytes for a connection, with the right answer where there is one.
+"""Hostile requests, drawn from a seed: bytes for a connection, and the right answer if known.
 
-Every one of them is framed as HTTP/1.1 has it, so that the service can find its end; tests/serving/test_connections.py has the others.
+Each is framed as HTTP/1.1 requires, so that the service can find its end. Others are in
+tests/serving/http/test_hostile_clients.py.
 """
 
 import json
@@ -43,25 +44,31 @@ PATHS = (
     "/status",
 )
 MEDIA_TYPES = (
-    "image/png", "image/jpeg", "IMAGE/PNG", "image/", "application/octet-stream", "application/json", "application/json; charset=utf-8",
-    "application/json; charset=latin-1", "text/plain", "text/html; x", "application/x-www-form-urlencoded", "multipart/form-data",
-    "multipart/form-data; boundary=", "multipart/form-data; boundary=b", 'multipart/form-data; boundary="b', "multipart/mixed; boundary=b",
-    "application/vnd.bentoml+pickle", "", ";", ";;;=", "a", "/", "image/png; charset=\xff", "x" * 300,
+    "image/png", "image/jpeg", "IMAGE/PNG", "image/", "application/octet-stream",
+    "application/json", "application/json; charset=utf-8", "application/json; charset=latin-1",
+    "text/plain", "text/html; x", "application/x-www-form-urlencoded", "multipart/form-data",
+    "multipart/form-data; boundary=", "multipart/form-data; boundary=b",
+    'multipart/form-data; boundary="b', "multipart/mixed; boundary=b",
+    "application/vnd.bentoml+pickle", "", ";", ";;;=", "a", "/", "image/png; charset=\xff",
+    "x" * 300,
 )  # fmt: skip
 HEADERS = (
-    ("x-request-id", "mine-1"), ("x-request-id", "../../etc"), ("x-request-id", "a" * 100), ("accept", "text/html"), ("accept", ""),
-    ("accept-encoding", "gzip, br"), ("expect", "100-continue"), ("range", "bytes=0-1"), ("cookie", "a=b; c"),
-    ("authorization", "Basic x"), ("if-none-match", "*"), ("x-forwarded-for", "1.2.3.4, evil"), ("x-forwarded-proto", "gopher"),
-    ("te", "trailers"), ("forwarded", "for=\"[::1]\""), ("x", "\xff\xfe"), ("x", "a" * 4000), ("via", "1.0 x"),
+    ("x-request-id", "mine-1"), ("x-request-id", "../../etc"), ("x-request-id", "a" * 100),
+    ("accept", "text/html"), ("accept", ""), ("accept-encoding", "gzip, br"),
+    ("expect", "100-continue"), ("range", "bytes=0-1"), ("cookie", "a=b; c"),
+    ("authorization", "Basic x"), ("if-none-match", "*"), ("x-forwarded-for", "1.2.3.4, evil"),
+    ("x-forwarded-proto", "gopher"), ("te", "trailers"), ("forwarded", "for=\"[::1]\""),
+    ("x", "\xff\xfe"), ("x", "a" * 4000), ("via", "1.0 x"),
 )  # fmt: skip
 REFUSED_HEADERS = (
-    ("content-encoding", "gzip"), ("origin", "null"), ("origin", "http://elsewhere.example"), ("expect", "200-maybe"), ("expect", ""),
+    ("content-encoding", "gzip"), ("origin", "null"), ("origin", "http://elsewhere.example"),
+    ("expect", "200-maybe"), ("expect", ""),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """One request, and the rows of probabilities of its answer where it is a right one."""
+    """One request, and the probabilities of its answer if the request is valid."""
 
     kind: str
     request: bytes
@@ -69,7 +76,7 @@ class Case:
 
 
 def image_case(seed: int) -> Case:
-    """For a service of images."""
+    """Draw a request for a service of images."""
     draw = random.Random(seed)
     make = draw.choice(
         [
@@ -87,7 +94,7 @@ def image_case(seed: int) -> Case:
 
 
 def table_case(seed: int) -> Case:
-    """For a service of rows."""
+    """Draw a request for a service of table rows."""
     draw = random.Random(seed)
     make = draw.choice(
         [
@@ -105,7 +112,7 @@ def table_case(seed: int) -> Case:
 
 
 def is_right(case: Case, content: dict[str, Any]) -> bool:
-    """Whether an answer to a right request is the right one."""
+    """True if an answer to a valid request is correct."""
     assert case.right is not None
     answers = content.get("predictions", [content])
     found = [[answer["probabilities"][label] for label in LABELS] for answer in answers]
@@ -120,7 +127,10 @@ def framed(
     path: str = "/predict",
     is_right: bool = False,
 ) -> bytes:
-    """A request with that body: of a declared length or in chunks, with headers that do not belong there, harmless ones if it is right."""
+    """A request with that body, of a declared length or in chunks, and with unexpected headers.
+
+    The headers are harmless if the request is valid (`is_right`).
+    """
     lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1"]
     if media_type is not None:
         lines.append(f"content-type: {media_type}")
@@ -145,7 +155,7 @@ def framed(
 
 
 def _one_of(draw: random.Random, *makers: Callable[[], Made]) -> Made:
-    """What one of them makes."""
+    """The result of one of the makers, drawn at random."""
     return draw.choice(makers)()
 
 
@@ -169,7 +179,8 @@ def _right_image(draw: random.Random) -> Case:
 
 
 def _part(draw: random.Random, content: bytes) -> bytes:
-    disposition = f'Content-Disposition: form-data; name="image"; filename="{draw.choice(["x.png", "", "ä.png", "../x", "a b"])}"'
+    filename = draw.choice(["x.png", "", "ä.png", "../x", "a b"])
+    disposition = f'Content-Disposition: form-data; name="image"; filename="{filename}"'
     return (
         disposition.encode()
         + draw.choice([b"", b"\r\nContent-Type: image/png", b"\r\nX-Other: 1"])
@@ -244,7 +255,8 @@ def _changed_form(draw: random.Random) -> Case:
             lambda: draw.randbytes(30),
             lambda: b"Content-Disposition: attachment\r\n\r\nx",
             lambda: (
-                b'content-disposition: form-data; name="image"; filename="x"; filename*=UTF-8\'\'%ff\r\n\r\nx'
+                b'content-disposition: form-data; name="image"; filename="x"; '
+                b"filename*=UTF-8''%ff\r\n\r\nx"
             ),
         )
         for _ in range(draw.choice([0, 1, 1, 2, 3, 40]))
@@ -324,7 +336,7 @@ _VALUES: list[Callable[[random.Random], Any]] = [
 
 
 def _wrong_cells(draw: random.Random) -> Case:
-    """A row with values of other kinds, further or missing keys, keys that are there twice, numbers that are none."""
+    """A row with values of wrong types, unknown, missing or duplicate keys, or invalid numbers."""
     row = dict(ROW)
     for _ in range(draw.choice([1, 1, 3])):
         name = draw.choice([*ROW, "rows", "", "unknown", "__proto__", "a" * 200])
@@ -395,7 +407,7 @@ def _other_request(draw: random.Random) -> Case:
 
 
 def finite(content: Any) -> bool:
-    """Whether all numbers in a JSON value are finite."""
+    """True if all numbers in a JSON value are finite."""
     if isinstance(content, dict):
         return all(map(finite, content.values()))
     if isinstance(content, list):

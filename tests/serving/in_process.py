@@ -11,15 +11,17 @@ import httpx
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
-from serving.app import Application
-from serving.engine_rebuild.extension import EngineRebuild
-from serving.extensions import EXTENSIONS, SECTIONS
-from serving.http.responses import ERRORS
-from serving.models.live_model import LiveModel
-from serving.rollout.canary import Canary
-from serving.rollout.reconciler import RolloutReconciler
-from serving.settings import Settings, read_settings
-from serving.worker import ModelWorker
+from slipway.serving.api_docs.openapi import openapi
+from slipway.serving.app import Application, all_routes
+from slipway.serving.engine_rebuild.extension import EngineRebuild
+from slipway.serving.extensions import EXTENSIONS, SECTIONS
+from slipway.serving.http.responses import ERRORS
+from slipway.serving.http.routes import find_route
+from slipway.serving.models.live_model import LiveModel
+from slipway.serving.rollout.canary import Canary
+from slipway.serving.rollout.reconciler import RolloutReconciler
+from slipway.serving.settings import Settings, read_settings
+from slipway.serving.worker import ModelWorker
 
 Work = Callable[[httpx.AsyncClient, ModelWorker], Coroutine[Any, Any, None]]
 
@@ -80,9 +82,29 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, 
     worker.start()
     await worker.loaded()
     transport = httpx.ASGITransport(Application(behind, worker), raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+    async def check(response: httpx.Response) -> None:
+        require_documented(worker, response)
+
+    hooks = {"response": [check]}
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://localhost", event_hooks=hooks
+    ) as client:
         yield client, worker
     await worker.stop()
+
+
+def require_documented(worker: ModelWorker, response: httpx.Response) -> None:
+    """Raise AssertionError if `/docs.json` lacks the status of an answer for its path."""
+    routes = all_routes(worker)
+    method, found = response.request.method, find_route(routes, response.request.url.path)
+    if found is None or routes[found].handler is None or method not in routes[found].methods:
+        return
+    bundle = worker.model.bundle.manifest if worker.model else None
+    paths = openapi({found: routes[found]}, bundle, None, worker.caller_check)["paths"]
+    (item,) = paths.values()
+    documented = item["get" if method == "HEAD" else method.lower()]["responses"]
+    assert str(response.status_code) in documented, f"{method} {found}: {response.status_code}"
 
 
 def run(settings: Settings, work: Work) -> None:
@@ -94,7 +116,7 @@ def run(settings: Settings, work: Work) -> None:
 
 
 async def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait for it; AssertionError where it takes longer."""
+    """Wait until `is_so()` is true. Raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
         while not is_so():
             await asyncio.sleep(0.01)
@@ -113,10 +135,12 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def metric(worker: ModelWorker, line: str) -> float:
-    found = re.search(rf"^{re.escape(line)} (\S+)$", worker.exposition().decode(), re.MULTILINE)
+    found = re.search(
+        rf"^{re.escape(line)} (\S+)$", worker.metrics.exposition().decode(), re.MULTILINE
+    )
     return float(found.group(1)) if found else 0.0
 
 
 def put_in_place_of(live: LiveModel, run: Callable[[NDArray[Any]], Any]) -> None:
-    """Have `run` answer the batches of a live model, all of them on its thread: how long `run` takes was not measured."""
+    """Make `run` answer all batches of a live model on its thread, because it has no timings."""
     live.batcher._run, live.batcher.quick_rows = run, 0

@@ -1,4 +1,4 @@
-"""A real service of a tiny certified bundle, ready to be asked."""
+"""A real service of a tiny certified bundle, ready for requests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from tests.serving.server import Server, running
 def ready_service(
     folder: Path, graph: onnx.ModelProto | None = None, **settings: object
 ) -> Iterator[Server]:
-    """The bundle and its certificate are written to `folder`; `settings` are further SLIPWAY_ variables."""
+    """Write bundle and certificate to `folder`; `settings` are further SLIPWAY_ variables."""
     certify(folder / "certificate.json", write_bundle(folder / "bundle", graph))
     with running(folder, **settings) as server:  # type: ignore[arg-type]  # its own arguments have other names
         server.wait()

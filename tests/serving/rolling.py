@@ -1,4 +1,4 @@
-"""Candidates on disk that answer otherwise than the stable model, what each of them answers, and orders to one worker in this process."""
+"""Candidates whose answers differ from the stable model's, and rollout commands to one worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from serving.app import Application
-from serving.rollout import commands
-from serving.rollout.state import RolloutPlan, read_rollout
-from serving.settings import Settings
-from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Metric
 from slipway.inputs.images import array_from_bytes
+from slipway.serving.app import Application
+from slipway.serving.rollout import commands
+from slipway.serving.rollout.state import RolloutPlan, read_rollout
+from slipway.serving.settings import Settings
+from slipway.serving.worker import ModelWorker
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, picture, write_bundle
 from tests.serving.in_process import behind, full_worker, reconciler_of
 
@@ -26,7 +26,7 @@ PICTURES = [picture(number) for number in range(8)]
 
 
 def scaled_classifier(factor: float) -> onnx.ModelProto:
-    """`classifier` with its weights times `factor`: the labels stay while it is above 0, the probabilities do not."""
+    """`classifier` with scaled weights: a positive `factor` changes probabilities, not labels."""
     graph = classifier()
     graph.graph.initializer[0].CopyFrom(
         onnx.numpy_helper.from_array((WEIGHTS * factor).astype(np.float32), "weights")
@@ -35,7 +35,7 @@ def scaled_classifier(factor: float) -> onnx.ModelProto:
 
 
 def scaled_probabilities(factor: float) -> NDArray[np.float32]:
-    """(PICTURES, labels): what `scaled_classifier` answers."""
+    """The (PICTURES, labels) answers of `scaled_classifier`."""
     pixels = np.stack([array_from_bytes(payload, CONTRACT) for payload in PICTURES])
     logits = pixels.reshape(len(pixels), -1).astype(np.float32) @ (WEIGHTS * np.float32(factor))
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -44,7 +44,10 @@ def scaled_probabilities(factor: float) -> NDArray[np.float32]:
 
 
 def failing_classifier(threshold: float) -> onnx.ModelProto:
-    """`classifier` that answers NaN for pictures whose first value is `threshold` (0 to 255) or more; not in warm-up's first rows."""
+    """`classifier` that answers NaN for pictures whose first value (0 to 255) reaches `threshold`.
+
+    It does not do so for the first rows of the warm-up.
+    """
     helper = onnx.helper
     graph = classifier()
     nodes = [
@@ -65,7 +68,7 @@ def failing_classifier(threshold: float) -> onnx.ModelProto:
 
 
 def write_candidate(folder: Path, graph: onnx.ModelProto | None = None, **changes: Any) -> Path:
-    """A certified bundle in `folder`/bundle, beside its certificate; `changes` replace fields of its manifest."""
+    """Write a certified bundle to `folder`/bundle; `changes` replace fields of its manifest."""
     certify(folder / "certificate.json", write_bundle(folder / "bundle", graph, **changes))
     return folder / "bundle"
 
@@ -92,6 +95,25 @@ async def settle(worker: ModelWorker, is_done: Callable[[], bool], seconds: floa
     async with asyncio.timeout(seconds):
         while not is_done():
             await asyncio.sleep(0.02)
+
+
+async def settle_evidence(worker: ModelWorker) -> None:
+    """Wait until this worker has reported its present counts, and then decided on its report."""
+    reconciler = reconciler_of(worker)
+    assert reconciler._trial
+    counts = reconciler._trial.evidence.counts()
+    await settle(
+        worker, lambda: reconciler._reported is not None and reconciler._reported.counts == counts
+    )
+    reconcile, num_rounds = reconciler.reconcile, 0
+
+    async def counted() -> None:
+        nonlocal num_rounds
+        await reconcile()
+        num_rounds += 1
+
+    reconciler.reconcile = counted  # type: ignore[method-assign]
+    await settle(worker, lambda: num_rounds > 0)
 
 
 class Callers:
@@ -157,7 +179,7 @@ async def serves(worker: ModelWorker, version: str) -> None:
 
 
 def salt_of(settings: Settings) -> str:
-    """What the requests of the candidate are drawn with."""
+    """The salt that selects the candidate's requests."""
     candidate = read_rollout(settings.state).candidate
     assert candidate
     return candidate.salt

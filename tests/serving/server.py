@@ -1,6 +1,7 @@
 """The real service in a process of its own, as an operator starts it."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -51,8 +52,22 @@ class Server:
         raise AssertionError(f"no {status} from {path} in {seconds} s:\n{self.log.read_text()}")
 
 
+def copy_service(folder: Path) -> Path:
+    """Make a package `slipway` in `folder`, and return its room `serving`.
+
+    That room is a copy, for a test to change; the others are links.
+    """
+    (folder / "slipway").mkdir(parents=True)
+    for path in (ROOT / "slipway").iterdir():
+        if path.name not in ("serving", "__pycache__"):
+            (folder / "slipway" / path.name).symlink_to(path)
+    serving = folder / "slipway/serving"
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(ROOT / "slipway/serving", serving, ignore=ignored)
+
+
 def until(is_so: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for it; AssertionError where it takes longer."""
+    """Wait until `is_so()` is true. Raises AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, f"it is not so after {seconds} s"
@@ -66,19 +81,20 @@ def free_port() -> int:
 
 
 def environment(folder: Path, **settings: object) -> dict[str, str]:
-    """The environment of a service for `folder`/bundle and its certificate, with a BENTOML_HOME in the folder."""
+    """Variables of a service for the bundle and certificate in `folder`, its BENTOML_HOME too."""
     paths = {
         "bundle": folder / "bundle",
         "certificate": folder / "certificate.json",
         "engine": folder / "engine",
         "state": folder / "state",
     }
-    quick = {"drain_s": 0}  # nobody has to be told that it ends
+    quick = {"drain_s": 0}  # no load balancer waits for its end
     variables = {
         f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()
     }
-    # Its two processes compile the checkout's code once, and not at every start, also where the caller keeps no bytecode.
-    # Under `make` every bash reads env.sh, which would give a service that is started through one the checkout's BENTOML_HOME.
+    # Without PYTHONDONTWRITEBYTECODE, the service compiles the checkout's code only once.
+    # Without BASH_ENV, a service started through bash under `make` does not read env.sh, which
+    # would set the checkout's BENTOML_HOME.
     left_out = ("SLIPWAY_", "PROMETHEUS_", "PYTHONDONTWRITEBYTECODE", "BASH_ENV")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return (
@@ -91,14 +107,14 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
 @contextmanager
 def running(
     folder: Path,
-    target: str = "serving.service:Slipway",
+    target: str = "slipway.serving.service:Slipway",
     cwd: Path = ROOT,
     under: tuple[str, ...] = (),
     port: int | None = None,
     host: str = "127.0.0.1",
     **settings: object,
 ) -> Iterator[Server]:
-    """A started server; ended with SIGTERM, which has to be a clean end. `under` is a command that it is run by."""
+    """A started server. SIGTERM must end it cleanly. `under` is a command that runs it."""
     port, log = port or free_port(), folder / "service.log"
     command = [
         *under,

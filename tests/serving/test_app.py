@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.app import Application
-from serving.endpoints.documenting import PASSED_ON
-from serving.gpu.metrics import GAUGES
-from serving.http.responses import ERRORS
-from serving.worker import ModelWorker
 from slipway.inputs.images import array_from_bytes
+from slipway.serving.app import Application
+from slipway.serving.gpu.metrics import GAUGES
+from slipway.serving.http.responses import ERRORS
+from slipway.serving.worker import ModelWorker
 from tests.calibrations import CALIBRATION
 from tests.serving.bundles import (
     CLASS_FIELDS,
@@ -36,7 +35,9 @@ PNG = {"content-type": "image/png"}
 CPU_FP32 = {"backend": "onnxruntime", "provider": "cpu", "precision": "fp32", "variant": "fp32"}
 
 
-def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings) -> None:
+def test_a_raw_body_and_a_form_get_the_same_answer_as_the_graph(
+    make_settings: MakeSettings,
+) -> None:
     payload = picture(3, (20, 12))
     expected = probabilities(array_from_bytes(payload, CONTRACT)[None])[0]
 
@@ -57,7 +58,37 @@ def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings
     run(make_settings(), work)
 
 
-def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(
+def test_errors_below_v2_have_the_shape_of_the_protocol_at_the_operators_port_too(
+    make_settings: MakeSettings,
+) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        transport = httpx.ASGITransport(Application(behind, worker).for_operators())
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as operators:
+            for headers, status in ({}, 404), ({"expect": "x"}, 417):
+                for path in ("/v2/nowhere", "/v2/models/slipway"):
+                    answer = await operators.get(path, headers=headers)
+                    assert (answer.status_code, type(answer.json()["error"])) == (status, str)
+                error_of(await operators.get("/nowhere", headers=headers))
+
+    run(make_settings(admin_port=3999), work)
+
+
+def test_the_time_of_failed_predictions_is_counted(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        name = "slipway_failed_prediction_seconds_total"
+        for path in ("/nowhere", "/feedback"):
+            await client.post(path, content=b"x", headers=PNG)
+        await client.post("/predict", content=picture(), headers=PNG)
+        assert metric(worker, name) == 0.0
+        for path in ("/predict", "/v2/models/slipway/infer"):
+            before, started = metric(worker, name), time.perf_counter()
+            assert (await client.post(path, content=b"x", headers=PNG)).is_client_error
+            assert before < metric(worker, name) < before + time.perf_counter() - started
+
+    run(make_settings(), work)
+
+
+def test_a_regression_value_is_answered_and_a_non_finite_one_is_a_counted_500(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -86,7 +117,7 @@ def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(
         (picture(1, (300, 300), "JPEG")[:-5000], "truncated"),
     ],
 )
-def test_an_image_that_cannot_be_read_is_refused_with_its_rule(
+def test_an_unreadable_image_is_refused_with_its_rule(
     make_settings: MakeSettings, payload: bytes, code: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -101,13 +132,13 @@ def test_an_image_that_cannot_be_read_is_refused_with_its_rule(
     run(make_settings(), work)
 
 
-def test_unknown_paths_are_404_and_add_one_series_in_all(make_settings: MakeSettings) -> None:
+def test_unknown_paths_are_404_and_add_a_single_metric_series(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for number in range(50):
             error = error_of(await client.get(f"/scan/{number}"))
             assert error["code"] == "not_found"
-        lines = worker.exposition().decode().splitlines()
-        assert [line for line in lines if "404" in line and "_created" not in line] == [
+        lines = worker.metrics.exposition().decode().splitlines()
+        assert [line for line in lines if 'code="404"' in line and "_created" not in line] == [
             'slipway_requests_total{code="404",route="other"} 50.0'
         ]
 
@@ -118,7 +149,7 @@ def test_unknown_paths_are_404_and_add_one_series_in_all(make_settings: MakeSett
     ("method", "path", "allowed"),
     [("GET", "/predict", "POST"), ("POST", "/model", "GET, HEAD"), ("PUT", "/predict", "POST")],
 )
-def test_other_methods_are_405_with_those_that_are_allowed(
+def test_other_methods_are_405_with_the_allowed_ones(
     make_settings: MakeSettings, method: str, path: str, allowed: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -129,17 +160,30 @@ def test_other_methods_are_405_with_those_that_are_allowed(
     run(make_settings(), work)
 
 
-def test_only_bentomls_own_description_reaches_bentoml(make_settings: MakeSettings) -> None:
+def test_only_schema_json_reaches_bentoml(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         own = ("/", "/livez", "/healthz", "/readyz", "/metrics", "/model", "/docs", "/docs.json")
-        answers = {path: (await client.get(path)).status_code for path in (*own, *PASSED_ON)}
-        assert answers == dict.fromkeys(own, 200) | dict.fromkeys(PASSED_ON, 299)
+        answers = {path: (await client.get(path)).status_code for path in (*own, "/schema.json")}
+        assert answers == dict.fromkeys(own, 200) | {"/schema.json": 299}
         assert metric(worker, 'slipway_requests_total{code="299",route="/schema.json"}') == 1
 
     run(make_settings(), work)
 
 
-def test_head_has_no_body(make_settings: MakeSettings) -> None:
+def test_bentoml_reads_no_body_so_its_response_says_that_the_connection_ends(
+    make_settings: MakeSettings,
+) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        for method in ("GET", "HEAD"):
+            with_body = await client.request(method, "/schema.json", content=b"{}")
+            assert with_body.headers["connection"] == "close"
+            without = await client.request(method, "/schema.json")
+            assert "connection" not in without.headers
+
+    run(make_settings(), work)
+
+
+def test_the_response_to_head_has_no_body(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         response = await client.head("/readyz")
         assert (response.status_code, response.content) == (200, b"")
@@ -148,7 +192,9 @@ def test_head_has_no_body(make_settings: MakeSettings) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, "<script>", "ä"])
-def test_a_request_id_that_is_not_sane_is_replaced(make_settings: MakeSettings, given: str) -> None:
+def test_the_response_replaces_an_invalid_request_id(
+    make_settings: MakeSettings, given: str
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         response = await client.get("/livez", headers=[(b"x-request-id", given.encode())])
         assert re.fullmatch(r"[0-9a-f]{16}", response.headers["x-request-id"])
@@ -156,7 +202,7 @@ def test_a_request_id_that_is_not_sane_is_replaced(make_settings: MakeSettings, 
     run(make_settings(), work)
 
 
-def test_a_model_that_is_refused_leaves_the_service_alive_not_ready_with_the_reason(
+def test_a_refused_model_leaves_the_service_alive_and_not_ready_with_the_reason(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     (certified / "certificate.json").unlink()
@@ -176,7 +222,9 @@ def test_a_model_that_is_refused_leaves_the_service_alive_not_ready_with_the_rea
     run(make_settings(), work)
 
 
-def test_before_the_model_is_loaded_it_is_alive_and_not_ready(make_settings: MakeSettings) -> None:
+def test_while_the_model_loads_the_service_is_alive_and_not_ready(
+    make_settings: MakeSettings,
+) -> None:
     async def main() -> None:
         worker = full_worker(make_settings())
         transport = httpx.ASGITransport(Application(behind, worker))
@@ -236,7 +284,7 @@ def test_a_request_that_expires_in_the_queue_is_504_and_never_reaches_the_model(
     run(make_settings(request_timeout_s=0.3), work)
 
 
-def test_a_body_that_does_not_arrive_is_408(make_settings: MakeSettings) -> None:
+def test_a_body_that_never_arrives_is_408(make_settings: MakeSettings) -> None:
     async def drip() -> AsyncIterator[bytes]:
         yield b"\x89PNG"
         await asyncio.sleep(5)
@@ -250,7 +298,7 @@ def test_a_body_that_does_not_arrive_is_408(make_settings: MakeSettings) -> None
     run(make_settings(request_timeout_s=0.1), work)
 
 
-def test_one_bad_image_among_its_neighbours_fails_alone(make_settings: MakeSettings) -> None:
+def test_one_bad_image_among_concurrent_requests_fails_alone(make_settings: MakeSettings) -> None:
     payloads = [picture(n) for n in range(31)]
     expected = probabilities(
         np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads])
@@ -288,7 +336,7 @@ def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
-def test_the_log_names_the_request_that_the_model_failed(
+def test_the_log_names_the_request_whose_batch_failed(
     make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -331,10 +379,11 @@ def test_the_log_names_the_request_that_has_an_invalid_answer(
         for record in caplog.records
         if record.levelname == "ERROR" and "request mine-8" in record.message
     ]
-    assert "mine-9" not in caplog.text  # what callers do wrong leaves nothing
+    levels = {record.levelname for record in caplog.records if "mine-9" in record.message}
+    assert levels == {"WARNING"}  # what callers do wrong is no fault of the service
 
 
-def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
+def test_an_internal_fault_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert worker._live
         del vars(worker._live.decoder)["_contract"]
@@ -346,8 +395,10 @@ def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings
     run(make_settings(), work)
 
 
-def test_a_fault_of_the_decoding_is_not_called_the_models(make_settings: MakeSettings) -> None:
-    """Wherever it is decoded: a small image when the batch of a quick model is put together, others before."""
+def test_a_decoding_fault_is_not_reported_as_a_fault_of_the_model(
+    make_settings: MakeSettings,
+) -> None:
+    """Small images of quick models are decoded when the batch is built, others earlier."""
 
     def broken(image: bytes, name: str) -> Any:
         raise RuntimeError("planted")
@@ -365,7 +416,9 @@ def test_a_fault_of_the_decoding_is_not_called_the_models(make_settings: MakeSet
     run(make_settings(), work)
 
 
-def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSettings) -> None:
+def test_the_model_info_has_the_requested_and_the_actual_execution(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         card = (await client.get("/model")).json()
         assert card["calibration"] == CALIBRATION.model_dump(mode="json")
@@ -380,7 +433,7 @@ def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSetti
     run(make_settings(provider="cpu"), work)
 
 
-def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> None:
+def test_the_counters_equal_the_responses_that_callers_saw(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         seen: dict[int, int] = {}
         for number in range(30):
@@ -392,7 +445,7 @@ def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> 
                 metric(worker, f'slipway_requests_total{{code="{status}",route="/predict"}}')
                 == count
             )
-        assert metric(worker, "slipway_predict_seconds_count") == seen[200]
+        assert metric(worker, "slipway_prediction_duration_seconds_count") == seen[200]
         assert metric(worker, 'slipway_stage_seconds_count{stage="infer"}') == seen[200]
         assert metric(worker, "slipway_batch_size_sum") == seen[200]
 
@@ -400,13 +453,15 @@ def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> 
 
 
 def test_the_docs_name_every_error_and_every_metric(make_settings: MakeSettings) -> None:
-    text = Path("docs/serving.md").read_text()
+    text = Path("docs/reference/serving.md").read_text()
     assert dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", text, re.MULTILINE)) == {
         code: str(status) for code, status in ERRORS.items()
     }
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        metrics = set(re.findall(r"^# HELP (\w+)", worker.exposition().decode(), re.MULTILINE))
+        metrics = set(
+            re.findall(r"^# HELP (\w+)", worker.metrics.exposition().decode(), re.MULTILINE)
+        )
         metrics |= set(GAUGES)  # which only a machine with a GPU has
         assert set(re.findall(r"^\| `(slipway_\w+)`", text, re.MULTILINE)) == {
             name for name in metrics if not name.endswith("_created")

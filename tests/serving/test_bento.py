@@ -1,4 +1,4 @@
-"""`bentoml build`: what goes into a bento, that it serves on its own, and that none is made of what is not certified."""
+"""`bentoml build`: files of a bento, serving without the project, refusal of uncertified models."""
 
 import os
 import re
@@ -12,36 +12,55 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.process.packing import bento_labels
-from serving.settings import Settings
 from slipway.artifacts.engine_manifest import write_engine
 from slipway.kinds.code_digest import reached_files
+from slipway.serving.process.packing import bento_labels
+from slipway.serving.settings import Settings
 from slipway.system.errors import SlipwayError
 from slipway.system.source_code import imported_modules
 from tests import plain_http
-from tests.export.small_bundle import engine_manifest_for, write_small_bundle
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running
+from tests.small_bundle import engine_manifest_for, write_small_bundle
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES: list[str] = PROJECT["tool"]["bentoml"]["build"]["python"]["packages"]
+LOCKS = {
+    device: (ROOT / f"launch/requirements.{device}.lock").read_text() for device in ("cpu", "gpu")
+}
+RUNTIME = {"onnxruntime", "onnxruntime-gpu"}
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+SERVE = [*EXTRAS["service"], *EXTRAS["serve"]]  # `serve` names `service` as slipway-ml[service]
 
 
 def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[=<>!~;\s]", requirement)[0] for requirement in requirements}
 
 
-def test_a_bento_has_all_of_the_serve_extra() -> None:
-    assert names(PROJECT["project"]["optional-dependencies"]["serve"]) <= names(PACKAGES)
+@pytest.mark.parametrize("device", LOCKS)
+def test_the_lock_of_an_image_has_every_package_of_the_serve_extra_and_one_runtime(
+    device: str,
+) -> None:
+    locked = {name for name, _ in pins(LOCKS[device])}
+    assert names(SERVE) - RUNTIME - {"slipway-ml[service]"} <= locked
+    runtime = "onnxruntime-gpu" if device == "gpu" else "onnxruntime"
+    assert locked & RUNTIME == {runtime}
+    assert any(name.startswith("nvidia-cud") for name in locked) == (device == "gpu")
+    blocks = re.findall(r"^[a-z0-9].*\n(?: .*\n)*", LOCKS[device], re.MULTILINE)
+    assert len(blocks) == len(pins(LOCKS[device]))
+    assert [block for block in blocks if "--hash=sha256:" not in block] == []
 
 
-def test_a_bento_has_what_ring_0_needs_in_the_service() -> None:
+def test_the_locks_of_images_leave_out_what_the_service_does_not_import() -> None:
     """Tables and parameters are files between stages, which the service never reads."""
     unused = {"pyarrow", "ruamel-yaml"}
     modules = {"pyarrow", "ruamel", "yaml"}
-    assert names(PROJECT["project"]["dependencies"]) - unused <= names(PACKAGES)
+    direct = names([one for one in PROJECT["dependency-groups"]["bento"] if isinstance(one, str)])
+    assert names(PROJECT["project"]["dependencies"]) - unused <= direct
+    assert direct <= names(SERVE) | names(PROJECT["project"]["dependencies"]) - unused
     modules_reached = [
-        path for path in reached_files(ROOT, [Path("serving/service.py")]) if path.suffix == ".py"
+        path
+        for path in reached_files(ROOT, [Path("slipway/serving/service.py")])
+        if path.suffix == ".py"
     ]
     reached = {
         module.split(".")[0]
@@ -52,27 +71,29 @@ def test_a_bento_has_what_ring_0_needs_in_the_service() -> None:
     assert not reached & modules
 
 
-def test_a_bento_has_the_versions_of_the_lock() -> None:
-    locked = pins((ROOT / "requirements.lock").read_text())
-    locked |= {
-        ("onnxruntime", version) for name, version in locked if name == "onnxruntime-gpu"
-    }  # the same release for other machines
-    assert {name for name, _ in pins("\n".join(PACKAGES))} == names(PACKAGES)
-    assert pins("\n".join(PACKAGES)) <= locked
+@pytest.mark.parametrize("device", LOCKS)
+def test_the_lock_of_an_image_has_the_versions_of_the_project_lock(device: str) -> None:
+    """So a bento answers as it was certified. The CUDA libraries come with PyTorch there."""
+    project = pins((ROOT / "requirements.lock").read_text())
+    assert {one for one in pins(LOCKS[device]) if not one[0].startswith("nvidia-")} <= project
 
 
 def pins(text: str) -> set[tuple[str, str]]:
     """(name, version) of every exact requirement."""
-    return set(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
+    return set(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", text, re.MULTILINE))
 
 
 def make_project(project: Path) -> Path:
-    """What a bento is built from, with a certified bundle."""
-    for name in ("serving", "slipway", "stages", "transforms"):
+    """A project with a certified bundle, to build a bento from."""
+    for name in ("slipway", "transforms"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     (project / "launch").mkdir()
-    for name in ("pyproject.toml", "launch/container.j2"):
-        shutil.copy(ROOT / name, project / name)
+    for path in (
+        ROOT / "pyproject.toml",
+        ROOT / "launch/container.j2",
+        *ROOT.glob("launch/requirements.*.lock"),
+    ):
+        shutil.copy(path, project / path.relative_to(ROOT))
     certify(project / "artifacts/certificate.json", write_bundle(project / "artifacts/bundle"))
     return project
 
@@ -92,7 +113,7 @@ def build(folder: Path, project: Path, **settings: str) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose `bentoml` is a BENTOML_HOME with a bento; the project that it was built from is gone."""
+    """A folder whose `bentoml` is a BENTOML_HOME with a bento; its project has been deleted."""
     folder = tmp_path_factory.mktemp("bento")
     project = make_project(folder / "project")
     (project / "data").mkdir()
@@ -153,7 +174,7 @@ def swap_the_engine(root: Path) -> None:
         (swap_the_engine, "the engine is not of bundle"),
     ],
 )
-def test_what_is_not_certified_is_not_packed(
+def test_an_uncertified_bundle_is_not_packed(
     tmp_path: Path, spoil: Callable[[Path], object], reason: str
 ) -> None:
     bundle = write_bundle(tmp_path / "artifacts/bundle")
@@ -176,7 +197,7 @@ def test_bentoml_build_refuses_a_bundle_without_its_certificate_whatever_the_set
     elsewhere = (project / "artifacts/certificate.json").rename(tmp_path / "certificate.json")
     done = build(tmp_path, project, SLIPWAY_CERTIFICATE=str(elsewhere))
     assert done.returncode == 1
-    assert "no bento is built of what is not certified" in done.stdout + done.stderr
+    assert "cannot build a bento of a bundle that is not certified" in done.stdout + done.stderr
     assert "Run `dvc repro verify`" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert not list((tmp_path / "bentoml/bentos").glob("slipway/*"))
@@ -195,29 +216,30 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
     (source,) = (built / "bentoml/bentos/slipway").glob("*/src")
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert {
-        "serving/service.py",
-        "serving/page/index.html",
-        "serving/page/app.js",
-        "serving/page/style.css",
-        "serving/page/zh.json",
+        "slipway/serving/service.py",
+        "slipway/serving/page/index.html",
+        "slipway/serving/page/app.js",
+        "slipway/serving/page/style.css",
+        "slipway/serving/page/zh.json",
         "slipway/drift/verdict.py",
         "slipway/replay/__main__.py",
         "slipway/reports/console.py",
         "slipway/runtimes/runtime.py",
         "artifacts/certificate.json",
+        "launch/requirements.cpu.lock",
+        "launch/requirements.gpu.lock",
         "transforms/__init__.py",
     } <= files
     assert {name.split("/")[0] for name in files} == {
-        "serving",
         "slipway",
-        "stages",
         "transforms",
+        "launch",
         "artifacts",
         "bentofile.yaml",
     }
-    assert {name for name in files if name.startswith("stages/")} == {
-        "stages/__init__.py",
-        "stages/compile.py",
+    assert {name for name in files if name.startswith("slipway/stages/")} == {
+        "slipway/stages/__init__.py",
+        "slipway/stages/compile.py",
     }
     assert not any(
         name.startswith(("slipway/data", "slipway/training", "slipway/export")) for name in files
@@ -259,7 +281,9 @@ def last(found: list[tuple[str, str]], instruction: str) -> str:
 
 
 @pytest.mark.process
-def test_the_container_is_no_root_says_how_it_is_and_may_write_its_state(built: Path) -> None:
+def test_the_container_runs_without_root_has_a_health_check_and_a_writable_state(
+    built: Path,
+) -> None:
     found = instructions((bento(built) / "env/docker/Dockerfile").read_text())
     assert last(found, "USER") == "bentoml"
     assert [name for name, _ in found].index("HEALTHCHECK") > [name for name, _ in found].index(
@@ -284,24 +308,21 @@ def test_the_container_is_no_root_says_how_it_is_and_may_write_its_state(built: 
 
 
 @pytest.mark.process
-def test_all_that_the_container_is_made_of_is_in_the_bento(built: Path) -> None:
+def test_the_bento_contains_every_file_of_the_container(built: Path) -> None:
     """No engine is here to build it: what it copies and runs has to be there."""
     context = bento(built)
     found = instructions((context / "env/docker/Dockerfile").read_text())
-    copied = [arguments.split()[-2] for name, arguments in found if name == "COPY"]
-    assert copied
+    copied = [
+        arguments.split()[-2].replace("${DEVICE}", device)
+        for name, arguments in found
+        if name == "COPY"
+        for device in LOCKS
+    ]
+    assert "./src/launch/requirements.cpu.lock" in copied
     assert [source for source in copied if not (context / source).exists()] == []
     entrypoint = re.search(r"/home/bentoml/bento/(\S+)\"", last(found, "ENTRYPOINT"))
     assert entrypoint
     assert (context / entrypoint[1]).is_file()
-    requirements = pins((context / "env/python/requirements.txt").read_text())
-    assert requirements == pins("\n".join(PACKAGES))
-    assert any(
-        arguments.endswith("/bento/env/python/install.sh")
-        for name, arguments in found
-        if name == "RUN"
-    )
-    assert "requirements.txt" in (context / "env/python/install.sh").read_text()
     settings = {
         arguments.split("=")[0]
         for name, arguments in found
@@ -310,10 +331,32 @@ def test_all_that_the_container_is_made_of_is_in_the_bento(built: Path) -> None:
     assert settings <= {f"SLIPWAY_{name.upper()}" for name in Settings.model_fields}
 
 
+@pytest.mark.process
+def test_the_image_starts_from_a_digest_has_no_compilers_and_installs_by_hashes(
+    built: Path,
+) -> None:
+    dockerfile = (bento(built) / "env/docker/Dockerfile").read_text()
+    found = instructions(dockerfile)
+    assert [arguments for name, arguments in found if name == "FROM"] == [
+        "${BASE_IMAGE} AS base-container"
+    ]
+    assert not re.search(r"build-essential|\bg?cc\b|g\+\+|\bmake\b", dockerfile)
+    (install,) = (arguments for name, arguments in found if "pip install" in arguments)
+    assert "--require-hashes" in install
+    assert "--only-binary :all:" in install
+    check = next(arguments for name, arguments in found if name == "RUN")
+    for image, code in (("python:3.12-slim", 1), ("python:3.12-slim@sha256:ab12", 0)):
+        done = subprocess.run(
+            ["sh", "-c", check], env={"BASE_IMAGE": image}, capture_output=True, text=True
+        )
+        assert done.returncode == code
+        assert ("which has no digest" in done.stderr) == bool(code)
+
+
 def serves(
     bento: Path, folder: Path, python: Path, *, under: tuple[str, ...] = (), **variables: str
 ) -> None:
-    """Serve a bento with that Python alone, from an empty folder in `folder`, and ask it once."""
+    """Serve a bento with only that Python, from an empty folder, and send one request."""
     elsewhere, port, log = folder / "empty", free_port(), folder / "served.log"
     elsewhere.mkdir(exist_ok=True)
     outside = {"PATH": f"{python.parent}:/usr/bin:/bin", "BENTOML_DO_NOT_TRACK": "True"}
@@ -346,8 +389,8 @@ exec "$@"
 
 
 @pytest.mark.process
-def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Path) -> None:
-    """What a container with a read-only root allows."""
+def test_a_bento_serves_on_a_read_only_file_system_except_state_and_tmp(built: Path) -> None:
+    """Restrict a process as a container with a read-only root does."""
     writable = {"TMPDIR": built / "tmp", "SLIPWAY_STATE": built / "state"}
     for folder in writable.values():
         folder.mkdir()
@@ -366,15 +409,16 @@ def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Pat
 
 
 @pytest.mark.nightly
-def test_it_serves_with_nothing_but_its_own_requirements(built: Path) -> None:
-    """In an environment made of the bento's requirements, as its container is."""
+def test_a_bento_serves_with_only_its_own_requirements(built: Path) -> None:
+    """Uses an environment made of the bento's requirements, like its container."""
     environment = built / "environment"
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
     python = environment / "bin/python"
-    requirements = bento(built) / "env/python/requirements.txt"
+    requirements = bento(built) / "src/launch/requirements.cpu.lock"
+    install = [*uv, "pip", "install", "--quiet", "--no-config", "--require-hashes"]
     subprocess.run(
-        [*uv, "pip", "install", "--quiet", "--python", python, "--requirement", requirements],
+        [*install, "--only-binary", ":all:", "--python", python, "--requirement", requirements],
         check=True,
         timeout=900,
     )

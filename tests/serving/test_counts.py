@@ -1,4 +1,4 @@
-"""What the metrics of a real service say is what its callers saw, over all workers."""
+"""The metrics of a real service equal the counts of its callers, over all workers."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.load_test.load import Answer, Callers, ask_each, by_status, http_request, run
+from slipway.serving.load_test.load import Answer, Callers, ask_each, by_status, http_request, run
 from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.generated import image_case
@@ -38,7 +38,7 @@ def codes(answers: list[Answer]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_the_counters_of_all_workers_are_the_callers_own_counts(
+def test_the_counters_of_all_workers_equal_the_counts_of_callers(
     tmp_path: Path, num_workers: int
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
@@ -74,7 +74,7 @@ def test_the_counters_of_all_workers_are_the_callers_own_counts(
         assert json.loads(plain_http.get(server.url + "/model").text)["model_version"] in versions
 
 
-def test_what_expires_in_the_queue_never_reaches_the_model_and_both_are_counted(
+def test_requests_that_expire_in_the_queue_never_reach_the_model_and_are_counted(
     tmp_path: Path,
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(64)))

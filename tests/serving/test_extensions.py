@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from serving.extensions import EXTENSIONS
+from slipway.serving.extensions import EXTENSIONS
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.server import ROOT, Server, environment, free_port, running
+from tests.serving.server import Server, copy_service, environment, free_port, running
 
 NAMES = tuple(one.name for one in EXTENSIONS)
 PNG = {"content-type": "image/png"}
 PATHS = {
+    "api_docs": "/docs",
     "explaining": "/explain",
     "monitoring": "/feedback",
     "open_inference": "/v2",
@@ -25,34 +26,31 @@ PATHS = {
 STATUS_PARTS = {"monitoring": {"drift", "feedback"}, "rollout": {"rollout"}, "gpu": {"gpu"}}
 MODEL_INFO = {"engine_rebuild": "rebuild", "rollout": "rolled_out"}
 # Of our modules in a fresh interpreter that imports the service without extensions.
-MAX_MODULES = 78
+MAX_MODULES = 60
 COUNT = """
 import sys, types
-extensions = types.ModuleType("serving.extensions")
+extensions = types.ModuleType("slipway.serving.extensions")
 extensions.EXTENSIONS = extensions.SECTIONS = ()
-sys.modules["serving.extensions"] = extensions
-import serving.service
-print(sum(name.split(".")[0] in ("slipway", "serving") for name in sys.modules))
+sys.modules["slipway.serving.extensions"] = extensions
+import slipway.serving.service
+print(sum(name.split(".")[0] == "slipway" for name in sys.modules))
 """
 
 
 def service_without(folder: Path, *names: str) -> Path:
     """A copy of the service's code without these extensions: neither in the list nor on disk."""
-    shutil.copytree(
-        ROOT / "serving", folder / "serving", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    (folder / "slipway").symlink_to(ROOT / "slipway")
-    path = folder / "serving/extensions.py"
+    serving = copy_service(folder)
+    path = serving / "extensions.py"
     for name in names:
         text, num_lines = re.subn(
-            rf"^(from serving\.{name} import .*|    {name}\.EXTENSION,)\n",
+            rf"^(from slipway\.serving\.{name} import .*|    {name}\.EXTENSION,)\n",
             "",
             path.read_text(),
             flags=re.MULTILINE,
         )
         assert num_lines == 2
         path.write_text(text)
-        shutil.rmtree(folder / "serving" / name)
+        shutil.rmtree(serving / name)
     return folder
 
 
@@ -82,7 +80,7 @@ def test_taking_an_extension_out_takes_its_feature_out_and_nothing_else(
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     code, log = service_without(tmp_path / "code", *names), tmp_path / "requests"
-    with running(tmp_path, cwd=code, keep_directory=log, shadow_share=0.5) as server:
+    with running(tmp_path, cwd=code, request_log_directory=log, shadow_share=0.5) as server:
         server.wait()
         require_only_these_gone(server, set(names))
     assert any(log.rglob("*")) is ("request_log" not in names)
@@ -91,12 +89,12 @@ def test_taking_an_extension_out_takes_its_feature_out_and_nothing_else(
 @pytest.mark.process
 def test_without_authentication_the_service_listens_on_loopback_only(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway"]
+    command = [sys.executable, "-m", "bentoml", "serve", "slipway.serving.service:Slipway"]
     command += ["--host", "0.0.0.0", "--port", str(free_port())]
     done = subprocess.run(
         command,
         cwd=service_without(tmp_path / "code", "auth"),
-        env=environment(tmp_path, allow_anyone="true"),
+        env=environment(tmp_path, disable_auth="true"),
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,4 +1,4 @@
-"""Ready means ready: the first requests are answered like all others, and before that a caller is told to come again."""
+"""The first requests of a ready service are answered like all others; earlier ones get a retry."""
 
 import time
 from pathlib import Path
@@ -8,10 +8,10 @@ import httpx
 import pytest
 from numpy.typing import NDArray
 
-from serving.load_test.load import ask_each, by_status, http_request
-from serving.models.loading import load_model
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.runtime import OnnxRunner
+from slipway.serving.load_test.load import ask_each, by_status, http_request
+from slipway.serving.models.loader import load_model
 from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.conftest import MakeSettings
@@ -38,7 +38,7 @@ def test_each_batch_size_has_run_before_a_model_is_ready(
 
 @pytest.mark.process
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_of_the_first_100_requests_none_fails_and_before_them_callers_are_told_to_come_again(
+def test_none_of_the_first_100_requests_fails_and_earlier_ones_get_retry_after(
     tmp_path: Path, num_workers: int
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(8)))

@@ -1,9 +1,9 @@
-"""Generated image files, valid or not, sent to the service: it answers each with 200 or a refusal."""
+"""Generated image files, valid or not: the service answers each with 200 or a refusal."""
 
 import httpx
 import pytest
 
-from serving.worker import ModelWorker
+from slipway.serving.worker import ModelWorker
 from tests.inputs.image_files import FAMILIES
 from tests.inputs.verdicts import READ, verdict
 from tests.serving.conftest import MakeSettings

@@ -1,4 +1,4 @@
-"""GPUs through NVML, with a pretended one in this process, and with a pretended driver under the real service."""
+"""GPU metrics through NVML: a simulated GPU in this process, a simulated driver for the service."""
 
 import logging
 import re
@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from serving.gpu.metrics import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
+from slipway.serving.gpu.metrics import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
 from tests import plain_http
 from tests.serving.fake_nvml import GIB, FakeNvml, Gpu
 from tests.serving.server import running
@@ -39,7 +39,7 @@ def test_each_gpu_shows_its_own_figures() -> None:
     )
 
 
-def test_the_next_sample_replaces_the_last() -> None:
+def test_a_gpu_sample_replaces_the_one_before() -> None:
     gpu = Gpu()
     metrics, registry = opened(gpu)
     gpu.used, gpu.temperature = 7 * GIB, 90
@@ -59,19 +59,19 @@ def test_the_next_sample_replaces_the_last() -> None:
         pynvml.NVML_ERROR_UNKNOWN,
     ],
 )
-def test_without_a_driver_there_is_nothing_at_all(reason: int) -> None:
+def test_without_a_driver_there_are_no_gpu_metrics(reason: int) -> None:
     registry = CollectorRegistry()
     assert open_gpu_metrics(registry, FakeNvml(Gpu(), init=reason)) is None
     assert generate_latest(registry) == b""
 
 
-def test_a_driver_without_a_gpu_shows_nothing() -> None:
+def test_a_driver_without_a_gpu_adds_no_metrics() -> None:
     registry = CollectorRegistry()
     assert open_gpu_metrics(registry, FakeNvml()) is None
     assert generate_latest(registry) == b""
 
 
-def test_what_a_gpu_does_not_tell_has_no_series_and_the_rest_does() -> None:
+def test_unsupported_gpu_figures_have_no_series_and_the_others_do() -> None:
     _, registry = opened(Gpu(failing={"utilization": pynvml.NVML_ERROR_NOT_SUPPORTED}), Gpu())
     assert shown(registry, "utilization_ratio") is None
     assert shown(registry, "utilization_ratio", 1) == 0.25
@@ -102,7 +102,7 @@ def test_a_lost_gpu_is_nan_until_it_answers_and_is_logged_once(
     assert shown(registry, "memory_used_bytes") == 3 * GIB
 
 
-def test_many_gpus_take_a_bounded_number_of_series() -> None:
+def test_the_number_of_gpu_series_is_limited() -> None:
     _, registry = opened(*[Gpu()] * (MAX_GPUS + 3))
     assert len(
         re.findall(rb"^slipway_gpu_", generate_latest(registry), re.MULTILINE)
@@ -112,18 +112,27 @@ def test_many_gpus_take_a_bounded_number_of_series() -> None:
 DRIVER = r"""
 #include <string.h>
 typedef struct { unsigned long long total, free, used; } memory_t;
-typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2_t;
+typedef struct {
+  unsigned int version; unsigned long long total, reserved, free, used;
+} memory_v2_t;
 typedef struct { unsigned int gpu, memory; } utilization_t;
 int nvmlInitWithFlags(unsigned int flags) { return 0; }
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned int *count) { *count = 1; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) { *device = (void *)0x51; return 0; }
-int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
-  memory->total = 1000; memory->used = 250; memory->free = 750; return device == (void *)0x51 ? 0 : 2;
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
+  *device = (void *)0x51; return 0;
 }
-int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) { rates->gpu = 50; rates->memory = 1; return 0; }
-int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *temperature) { *temperature = 66; return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
+  memory->total = 1000; memory->used = 250; memory->free = 750;
+  return device == (void *)0x51 ? 0 : 2;
+}
+int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) {
+  rates->gpu = 50; rates->memory = 1; return 0;
+}
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *temperature) {
+  *temperature = 66; return 0;
+}
 """
 
 
@@ -134,7 +143,7 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *temperature
 def test_two_workers_of_the_real_service_show_the_gpu_once(
     certified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the real bindings, with a library of the driver's name that answers as a GPU would."""
+    """Uses the real bindings and a library with the driver's name that simulates a GPU."""
     (certified / "driver").mkdir()
     (certified / "driver/nvml.c").write_text(DRIVER)
     subprocess.run(

@@ -1,4 +1,4 @@
-"""The real process: where it listens and for whom, its port for operators, keys that change while it runs, and what its log tells."""
+"""The real process: listening addresses, authentication, admin port, key reload, and its log."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.app import Application
-from serving.auth.keys import add_key
-from serving.metrics.service_metrics import FLUSH_S
+from slipway.serving.app import Application
+from slipway.serving.auth.keys import add_key
+from slipway.serving.metrics.service_metrics import FLUSH_S
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.conftest import MakeSettings
@@ -41,14 +41,17 @@ def bearer(key: str) -> dict[str, str]:
 def refused_start(
     folder: Path, *arguments: str, host: str | None = None, **settings: object
 ) -> str:
-    """The one line that `bentoml serve` prints when it does not start; `host` is BENTOML_HOST, as a container has it."""
+    """The one line that `bentoml serve` prints when it refuses to start.
+
+    `host` is BENTOML_HOST, which containers set.
+    """
     variables = environment(folder, **settings) | ({"BENTOML_HOST": host} if host else {})
     command = [
         sys.executable,
         "-m",
         "bentoml",
         "serve",
-        "serving.service:Slipway",
+        "slipway.serving.service:Slipway",
         "--port",
         str(free_port()),
         *arguments,
@@ -64,16 +67,16 @@ def refused_start(
 
 @pytest.mark.process
 @pytest.mark.parametrize(("host", "arguments"), [("0.0.0.0", ()), (None, ("--host", "::"))])
-def test_without_keys_it_does_not_start_where_others_can_reach_it(
+def test_without_api_keys_the_service_does_not_start_on_a_remote_address(
     folder: Path, host: str | None, arguments: tuple[str, ...]
 ) -> None:
     message = refused_start(folder, *arguments, host=host)
-    assert "can be reached from other machines, and there are no keys" in message
-    assert "SLIPWAY_ALLOW_ANYONE=true" in message
+    assert "can be reached from other machines, and no API keys are configured" in message
+    assert "SLIPWAY_DISABLE_AUTH=true" in message
 
 
 @pytest.mark.process
-def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(
+def test_an_invalid_key_file_or_a_taken_admin_port_ends_the_start_with_one_line(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("alice\n")
@@ -81,10 +84,11 @@ def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         message = refused_start(folder, admin_port=taken.getsockname()[1])
     assert "Address already in use. Choose another with SLIPWAY_ADMIN_PORT" in message
+    assert "set SLIPWAY_IDLE_TIMEOUT_S" in refused_start(folder, "--timeout-keep-alive", "9")
 
 
 @pytest.mark.process
-def test_with_keys_it_listens_for_others_and_lets_in_whoever_has_one(
+def test_with_api_keys_the_service_listens_remotely_and_admits_key_holders(
     folder: Path, tmp_path: Path
 ) -> None:
     key = add_key(tmp_path / "keys", "alice", "caller", None)
@@ -126,11 +130,11 @@ with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
         ("2001:db8::1", {}, True),
         ("127.0.0.1", {}, False),
         ("::ffff:127.0.0.1", {}, False),
-        ("10.0.0.5", {"allow_anyone": True}, False),
+        ("10.0.0.5", {"disable_auth": True}, False),
         ("10.0.0.5", {"keys": "keys"}, False),
     ],
 )
-def test_however_it_was_started_it_refuses_requests_from_elsewhere_that_nobody_allowed(
+def test_a_worker_refuses_remote_requests_however_it_was_started(
     address: str,
     variables: dict[str, Any],
     is_refused: bool,
@@ -168,7 +172,7 @@ def test_however_it_was_started_it_refuses_requests_from_elsewhere_that_nobody_a
 
 
 @pytest.mark.process
-def test_operators_have_a_port_of_their_own_at_every_worker(folder: Path) -> None:
+def test_every_worker_answers_on_the_operators_port(folder: Path) -> None:
     port = free_port()
     with running(folder, workers=2, admin_port=port, request_timeout_s=1) as server:
         server.wait()
@@ -220,7 +224,7 @@ def workers_of(process: int) -> list[int]:
 
 
 @pytest.mark.process
-def test_no_key_and_nothing_of_a_request_is_in_the_log(folder: Path, tmp_path: Path) -> None:
+def test_the_log_contains_no_keys_and_no_request_content(folder: Path, tmp_path: Path) -> None:
     keys = {
         name: add_key(tmp_path / "keys", name, "caller", rate)
         for name, rate in (("alice", None), ("slow", 0.001))
@@ -240,12 +244,13 @@ def test_no_key_and_nothing_of_a_request_is_in_the_log(folder: Path, tmp_path: P
                     client.post(f"/predict?key={secret}", content=content, headers=PNG | headers)
                 form = {"image": (secret, secret.encode(), f"image/{secret}")}
                 client.post("/predict", files=form, headers=headers)
-                client.get(f"/{secret}", headers=headers | {"x-request-id": secret})
+                client.get(f"/{secret}", headers=headers | {"x-request-id": "mine"})
                 client.get("/metrics", headers=headers)
         with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as connection:
             connection.sendall(f"{secret} {keys['alice']}\r\n\r\n".encode())
             connection.recv(65536)
         log = server.log.read_text()
     assert "ready: model" in log  # the twin: what is logged is seen
+    assert "refused " in log  # with the id, which callers choose so that it is found
     assert secret not in log
     assert not [name for name, key in keys.items() if key in log or re.search(key[8:], log)]

@@ -13,7 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.load_test.load import REFUSED, Callers, by_status, closed_loop, http_request, run
+from slipway.serving.load_test.load import (
+    REFUSED,
+    Callers,
+    by_status,
+    closed_loop,
+    http_request,
+    run,
+)
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, running
@@ -81,7 +88,7 @@ class Killed:
 
 
 @pytest.mark.parametrize("num_kills", [2, 20])
-def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(
+def test_killed_workers_lose_only_requests_in_flight_and_restart_soon(
     tmp_path: Path, num_kills: int
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
@@ -104,7 +111,7 @@ def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(
                 answer.due < began + 0.1 for answer in lost
             )  # all of them were asked before, or as it died
         assert statistics.median(killed.back) < BACK_S
-        # What a dead worker counted stays, but for what it had not written yet; and nothing is counted that was not asked.
+        # The counts of a dead worker stay, except those it had not written; none is invented.
         time.sleep(0.5)
         counted = metric(server, 'slipway_requests_total{code="200",route="/predict"}')
         in_its_last_moments = sum(
@@ -118,7 +125,7 @@ def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(
     socket.create_server((url.host, url.port or 80)).close()
 
 
-def test_in_a_container_too_a_worker_of_several_comes_back(
+def test_one_of_several_workers_is_restarted_in_a_container_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BentoML leaves it dead there, and the others do its work until the last of them has died."""
@@ -131,7 +138,7 @@ def test_in_a_container_too_a_worker_of_several_comes_back(
         assert killed.back[0] < LATE_S
 
 
-def test_the_only_worker_comes_back_too(tmp_path: Path) -> None:
+def test_a_single_worker_is_restarted_too(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path) as server:
         server.wait()

@@ -1,4 +1,4 @@
-"""Large requests and answers under `/v2` are read and written on a thread of their own: nothing else waits for them."""
+"""A separate thread reads and writes large requests and answers under `/v2`: nothing else waits."""
 
 import asyncio
 import base64
@@ -13,16 +13,16 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.http.responses import Refusal
-from serving.open_inference import extension as v2
-from serving.open_inference.messages import InferRequest, response
-from serving.open_inference.tensors import Tensor
-from serving.open_inference.worker_thread import OwnThread
-from serving.worker import ModelWorker
+from slipway.serving.http.responses import Refusal
+from slipway.serving.open_inference import extension as v2
+from slipway.serving.open_inference.extension import WorkerThread
+from slipway.serving.open_inference.messages import InferRequest, response
+from slipway.serving.open_inference.tensors import Tensor
+from slipway.serving.worker import ModelWorker
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
-from tests.serving.test_open_inference import HEAD_LENGTH, INFER, error_of
+from tests.serving.open_inference.test_extension import HEAD_LENGTH, INFER, error_of
 
 PIXELS = {"name": "image", "shape": [1, 64, 64, 3], "datatype": "UINT8"}
 LARGE = json.dumps({"inputs": [PIXELS | {"data": [7] * (64 * 64 * 3)}]}).encode()
@@ -62,7 +62,7 @@ def table_tensors(num_rows: int) -> bytes:
 def noting_threads(
     monkeypatch: pytest.MonkeyPatch, name: str, gate: threading.Event | None = None
 ) -> list[str]:
-    """The name of the thread of each call of what `v2` knows by `name`; each waits for the `gate`."""
+    """The thread name of each call of the function `name` in `v2`; calls wait for the `gate`."""
     threads, called = list[str](), getattr(v2, name)
 
     def note(*arguments: Any) -> Any:
@@ -269,7 +269,7 @@ def test_a_list_of_any_length_is_written_as_one() -> None:
         )
 
 
-# The thread itself -----------------------------------------------------------------------------------------------------------------
+# The thread itself ----------------------------------------------------------------------
 
 
 class Work:
@@ -286,7 +286,7 @@ def test_what_nobody_waits_for_any_more_is_let_go_while_the_thread_is_busy(
     gate: threading.Event,
 ) -> None:
     async def work() -> None:
-        thread = OwnThread("busy", 2)
+        thread = WorkerThread("busy", 2)
         busy = asyncio.create_task(thread.run(lambda: gate.wait(10)))
         late = Work(lambda: 1)
         seen = weakref.ref(late)
@@ -304,7 +304,7 @@ def test_what_nobody_waits_for_any_more_is_let_go_while_the_thread_is_busy(
         again = asyncio.create_task(thread.run(lambda: 2))  # its place is free
         gate.set()
         assert (await busy, await again) == (True, 2)
-        thread.close()
+        await thread.close()
 
     asyncio.run(work())
 
@@ -314,10 +314,10 @@ def test_what_the_work_raises_is_raised_to_whoever_waits() -> None:
         raise Refusal("empty", "there is nothing in it at all", field="image")
 
     async def work() -> None:
-        thread = OwnThread("failing", 1)
+        thread = WorkerThread("failing", 1)
         for _ in range(3):
             with pytest.raises(Refusal, match="nothing in it"):
                 await thread.run(fail)
-        thread.close()
+        await thread.close()
 
     asyncio.run(work())

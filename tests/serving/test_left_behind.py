@@ -1,4 +1,4 @@
-"""An answered request leaves nothing in memory that only Python's search for rings would find, hundreds of bodies later."""
+"""Answered requests leave no reference cycles, which only the garbage collector would free."""
 
 import asyncio
 import gc
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from serving.extensions import EXTENSIONS
-from serving.worker import ModelWorker
+from slipway.serving.extensions import EXTENSIONS
+from slipway.serving.worker import ModelWorker
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.http.test_connections import connected_to
@@ -29,7 +29,7 @@ def form(*images: bytes) -> bytes:
 
 
 async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
-    """What our own code made of the objects in rings that `work` leaves."""
+    """The objects of our own code in reference cycles that `work` leaves behind."""
     gc.collect()
     gc.freeze()  # what other tests hold is not searched again
     gc.disable()
@@ -93,18 +93,20 @@ REFUSED = [
     b"no request\r\n\r\n",
     b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
     b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n",
-    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n"
+    b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: other\r\n\r\n",
     b"POST /predict HTTP/1.1\r\nhost: localhost\r\nexpect: more\r\ncontent-length: 1\r\n\r\na",
-    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\nno chunk\r\n",
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
+    b"transfer-encoding: chunked\r\n\r\n1\r\na\r\nno chunk\r\n",
 ]
 
 
 @pytest.mark.parametrize("sent", REFUSED)
-def test_a_connection_that_was_refused_leaves_nothing(
+def test_a_refused_connection_leaves_no_objects_behind(
     sent: bytes, make_settings: MakeSettings
 ) -> None:
-    worker = full_worker(make_settings(watch=False))
+    worker = full_worker(make_settings(monitoring=False))
 
     async def refused() -> bytes:
         asked, connection, transport = connected_to(worker)
@@ -119,7 +121,7 @@ def test_a_connection_that_was_refused_leaves_nothing(
         await worker.loaded()
         assert (await refused()).startswith(b"HTTP/1.1 4")  # what is made once is there
         # Each connection here has an application of its own, which holds itself.
-        assert {"Connection", "Request", "Incoming", "Refusal"}.isdisjoint(
+        assert {"Connection", "Request", "RequestBody", "Refusal"}.isdisjoint(
             await found_after(refused)
         )
         await worker.stop()
@@ -128,25 +130,30 @@ def test_a_connection_that_was_refused_leaves_nothing(
 
 
 @pytest.mark.parametrize(("status", "body", "media_type"), SENT)
-def test_an_image_leaves_nothing(
+def test_an_image_request_leaves_no_objects_behind(
     status: bytes, body: bytes, media_type: bytes, make_settings: MakeSettings
 ) -> None:
-    assert left_behind(full_worker(make_settings(watch=False)), body, media_type) == (status, [])
+    assert left_behind(full_worker(make_settings(monitoring=False)), body, media_type) == (
+        status,
+        [],
+    )
 
 
 @pytest.mark.parametrize("path", [b"/explain", b"/v2/models/slipway/infer", b"/nothing"])
-def test_another_path_leaves_nothing(path: bytes, make_settings: MakeSettings) -> None:
-    assert left_behind(full_worker(make_settings(watch=False)), b"bad", PNG, path)[1] == []
+def test_requests_to_other_paths_leave_no_objects_behind(
+    path: bytes, make_settings: MakeSettings
+) -> None:
+    assert left_behind(full_worker(make_settings(monitoring=False)), b"bad", PNG, path)[1] == []
 
 
 @pytest.mark.parametrize(
     "body",
     [b'{"age": 1}', b'{"age": 1' + b" " * 5000 + b', "x": 2}', b'{"age": 1e300}', b"[", b"[1]"],
 )
-def test_a_row_leaves_nothing(
+def test_a_row_request_leaves_no_objects_behind(
     body: bytes, certified_table: Path, make_settings: MakeSettings
 ) -> None:
-    assert left_behind(full_worker(make_settings(watch=False)), body, JSON)[1] == []
+    assert left_behind(full_worker(make_settings(monitoring=False)), body, JSON)[1] == []
 
 
 PIXELS = b'{"inputs": [{"name": "image", "shape": [1, 64, 64, 3], "datatype": "%s", "data": [%s]}]}'
@@ -161,15 +168,15 @@ SEVENS = b",".join([b"7"] * (64 * 64 * 3))
         (b"400", b"[" * 9999),
     ],
 )
-def test_what_is_read_on_a_thread_of_its_own_leaves_nothing(
+def test_requests_parsed_on_a_thread_leave_no_objects_behind(
     status: bytes, body: bytes, make_settings: MakeSettings
 ) -> None:
     assert left_behind(
-        full_worker(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer"
+        full_worker(make_settings(monitoring=False)), body, JSON, b"/v2/models/slipway/infer"
     ) == (status, [])
 
 
-def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:
+def test_a_failing_batch_leaves_no_objects_behind(make_settings: MakeSettings) -> None:
     def fail(batch: Any) -> Any:
         raise RuntimeError("planted")
 
@@ -179,13 +186,15 @@ def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:
             assert self._live
             put_in_place_of(self._live, fail)
 
-    assert left_behind(Failing(make_settings(watch=False), EXTENSIONS), picture(), PNG) == (
+    assert left_behind(Failing(make_settings(monitoring=False), EXTENSIONS), picture(), PNG) == (
         b"500",
         [],
     )
 
 
-def test_what_is_left_is_seen(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin."""
-    monkeypatch.setattr("serving.app._let_go_of_frames", lambda error: None)
-    assert "Refusal" in left_behind(full_worker(make_settings(watch=False)), b"small", PNG)[1]
+def test_the_check_finds_objects_that_are_left_behind(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the fix, refusals stay behind."""
+    monkeypatch.setattr("slipway.serving.app._drop_tracebacks", lambda error: None)
+    assert "Refusal" in left_behind(full_worker(make_settings(monitoring=False)), b"small", PNG)[1]

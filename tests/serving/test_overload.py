@@ -1,10 +1,14 @@
-"""Four times as much asked for as can be answered, against the real process: what is let in is quick, the rest is told so at once.
+"""A fourfold overload of the real process: admitted requests are quick, others refused at once.
 
-Other load on the machine moves what the service can do while it is measured, so the figures may be missed twice. What is answered may
-never be wrong.
+Other load on the machine changes the capacity, so it is measured next to each load, and the figures
+may be missed twice. The throughput is only judged if the service had a core to itself at its peak:
+otherwise refusals take processor time from answers. Answers must never be wrong, and the model runs
+nothing that is not answered.
 """
 
 import asyncio
+import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.load_test.load import (
+from slipway.serving.load_test.load import (
     Answer,
     by_status,
     closed_loop,
@@ -21,11 +25,13 @@ from serving.load_test.load import (
     open_loop,
     run,
 )
+from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import Server, free_port, running
 
 pytestmark = pytest.mark.nightly
 ATTEMPTS = 3
+FREE_CORE = 0.9  # of its time that the model's thread alone takes at the peak
 IMAGES = [http_request(body=picture(number)) for number in range(8)]
 LIVEZ = http_request("/livez", method="GET")
 
@@ -36,7 +42,7 @@ def image(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model that takes several milliseconds for an image, on one core, so that the client has the other."""
+    """A model that takes several milliseconds per image on one core; the client has the other."""
     folder = tmp_path_factory.mktemp("slow")
     certify(folder / "certificate.json", write_bundle(folder / "bundle", slow_classifier(24)))
     with running(folder, num_threads=1) as server:
@@ -46,7 +52,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @dataclass
 class Measured:
-    """One load, with somebody who asks for /livez meanwhile."""
+    """One load, with concurrent requests to /livez."""
 
     rate: float
     seconds: float
@@ -59,12 +65,12 @@ class Measured:
 
     @property
     def lasting(self) -> list[Answer]:
-        """What was asked after the first second: until then it may have been a burst."""
+        """Requests after the first second: earlier ones may have been a burst."""
         return [answer for answer in self.answers if answer.due > self.answers[0].due + 1]
 
 
 def load(url: str, rate: float, seconds: float, probed: str | None = None) -> Measured:
-    """`probed` is where /livez is asked, if that is elsewhere."""
+    """Send requests at a fixed rate. `probed` is the address for /livez, if it is another one."""
 
     async def both() -> tuple[list[Answer], list[Answer]]:
         probing = open_loop(probed or url, lambda number: LIVEZ, 20, seconds, seed=1)
@@ -75,7 +81,7 @@ def load(url: str, rate: float, seconds: float, probed: str | None = None) -> Me
 
 
 def check_answers(measured: Measured) -> None:
-    """What holds however slow the machine is."""
+    """Properties that hold on a machine of any speed."""
     assert set(by_status(measured.answers)) <= {200, 429, 503}
     assert set(by_status(measured.livez)) == {200}
     for answer in measured.answers:
@@ -84,13 +90,43 @@ def check_answers(measured: Measured) -> None:
             assert answer.content["error"]["code"] in ("queue_full", "too_many_connections")
 
 
+def processor_s(server: Server) -> float:
+    """Processor time of the worker until now."""
+    fields = Path(f"/proc/{server.worker()}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def capacity(server: Server) -> tuple[float, bool]:
+    """Images per second that the service answers now, and True if it has a core to itself."""
+    run(closed_loop(server.url, image, 32, seconds=0.5))
+    before, began = processor_s(server), time.perf_counter()
+    num_answered = len(run(closed_loop(server.url, image, 32, seconds=2)))
+    seconds = time.perf_counter() - began
+    return num_answered / 2, processor_s(server) - before >= FREE_CORE * seconds
+
+
+def rows_run(server: Server) -> float:
+    found = re.search(
+        r"^slipway_batch_size_sum (\S+)$",
+        plain_http.get(server.url + "/metrics").text,
+        re.MULTILINE,
+    )
+    assert found
+    return float(found[1])
+
+
 def missed(server: Server) -> list[str]:
     """The figures that were missed."""
-    run(closed_loop(server.url, image, 32, seconds=0.5))
-    peak = len(run(closed_loop(server.url, image, 32, seconds=2))) / 2
-    normal, overload = load(server.url, 0.8 * peak, 4), load(server.url, 4 * peak, 5)
+    normal = load(server.url, 0.8 * capacity(server)[0], 4)
+    before, was_free = capacity(server)
+    num_run = rows_run(server)
+    overload = load(server.url, 4 * before, 5)
     time.sleep(3)
-    after = load(server.url, 0.8 * peak, 2)
+    num_run = rows_run(server) - num_run
+    after = load(server.url, 0.8 * before, 2)
+    later, is_free = capacity(server)
+    peak = (before + later) / 2
+    assert num_run == by_status(overload.answers)[200]
     for measured in (normal, overload, after):
         check_answers(measured)
     assert by_status(overload.answers)[429] > 0.3 * len(overload.answers)
@@ -100,7 +136,8 @@ def missed(server: Server) -> list[str]:
             normal.answers
         )[200]
         == len(normal.answers),
-        f"goodput {overload.goodput:.0f} of {peak:.0f}": overload.goodput >= 0.9 * peak,
+        f"goodput {overload.goodput:.0f} of {peak:.0f}": overload.goodput >= 0.9 * peak
+        or not (was_free and is_free),
         f"p99 {latency(overload.lasting):.3f} s, at 80 % {usual:.3f}": latency(overload.lasting)
         <= 2 * usual,
         f"/livez p99 {latency(overload.livez):.3f} s": latency(overload.livez) < 0.1,
@@ -111,7 +148,7 @@ def missed(server: Server) -> list[str]:
     return [figure for figure, is_met in figures.items() if not is_met]
 
 
-def test_a_lasting_overload_leaves_throughput_and_waiting_as_they_were(slow: Server) -> None:
+def test_a_lasting_overload_keeps_throughput_and_waiting_time(slow: Server) -> None:
     rounds: list[list[str]] = []
     for _ in range(ATTEMPTS):
         rounds.append(missed(slow))
@@ -120,12 +157,12 @@ def test_a_lasting_overload_leaves_throughput_and_waiting_as_they_were(slow: Ser
     pytest.fail("\n".join(map(str, rounds)))
 
 
-def test_a_model_quicker_than_its_callers_answers_all_it_can_and_resets_nothing(
+def test_an_overload_of_a_quick_model_resets_no_connection(
     tmp_path: Path,
 ) -> None:
-    """Here reading requests is the limit, not the model: callers wait in their connections, or are told that there are too many.
+    """Reading requests is the limit here, not the model: callers wait or are refused.
 
-    Every request has a connection of its own. Probes have the port of operators, where callers do not stand in line before them.
+    Every request has its own connection. Probes use the admin port, where no callers queue.
     """
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     port = free_port()

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.explaining.extension import explain_routes
-from serving.page.site import FOLDER, LANGUAGES, choose_language, read_site, takes_gzip
-from serving.worker import ModelWorker
+from slipway.serving.explaining.extension import explain_routes
+from slipway.serving.page.site import FOLDER, LANGUAGES, choose_language, read_site, takes_gzip
+from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, full_worker, run
 
@@ -21,7 +21,7 @@ HTML = (FOLDER / "index.html").read_text()
 TEXTS: dict[str, dict[str, str]] = {
     language: json.loads((FOLDER / f"{language}.json").read_text()) for language in LANGUAGES
 }
-# Keys that a script puts together of a prefix and something that it was told.
+# Keys that a script composes of a prefix and a value from the service.
 MADE_OF = (
     "ask.",
     "drift.",
@@ -46,7 +46,7 @@ def placeholders(text: str) -> set[str]:
     return set(re.findall(r"\{(\w+)\}", text))
 
 
-def test_all_languages_have_the_same_texts_with_the_same_places_to_fill() -> None:
+def test_all_languages_have_the_same_texts_with_the_same_placeholders() -> None:
     first, *others = LANGUAGES
     for language in others:
         assert list(TEXTS[language]) == list(TEXTS[first])
@@ -55,14 +55,14 @@ def test_all_languages_have_the_same_texts_with_the_same_places_to_fill() -> Non
             assert text.strip() == text != "", key
 
 
-def test_a_language_is_written_in_its_own_script() -> None:
+def test_the_texts_of_a_language_use_its_script() -> None:
     chinese = re.compile(r"[\u4e00-\u9fff]")
     names = {"gpu.title"}
     assert [key for key, text in TEXTS["en"].items() if chinese.search(text)] == []
     assert {key for key, text in TEXTS["zh"].items() if not chinese.search(text)} == names
 
 
-def test_every_text_is_used_and_every_used_one_is_there() -> None:
+def test_every_text_is_used_and_every_used_text_exists() -> None:
     used = set(re.findall(r'"((?:[a-z]+)\.[a-z_]+)"', SCRIPTS + HTML)) & set(TEXTS["en"])
     asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', SCRIPTS)) | set(
         re.findall(r'data-(?:text|label)="([\w.]+)"', HTML)
@@ -71,12 +71,12 @@ def test_every_text_is_used_and_every_used_one_is_there() -> None:
     assert {key for key in set(TEXTS["en"]) - used if not key.startswith(MADE_OF)} == set()
 
 
-def test_a_text_that_is_missing_is_found_by_that() -> None:
+def test_the_check_finds_a_missing_text() -> None:
     asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', 't("try.nothing")'))
     assert asked - set(TEXTS["en"]) == {"try.nothing"}
 
 
-def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
+def test_the_page_loads_nothing_external_and_turns_no_text_into_markup() -> None:
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in (".js", ".css", ".html"):
             assert FORBIDDEN.findall(path.read_text()) == [], path.name
@@ -85,12 +85,12 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
 @pytest.mark.parametrize(
     "bad", ['node.innerHTML = "x"', 'import "https://cdn.example/x.js"', "eval(text)"]
 )
-def test_markup_made_of_text_and_foreign_scripts_are_found(bad: str) -> None:
+def test_the_check_finds_markup_from_text_and_external_scripts(bad: str) -> None:
     assert FORBIDDEN.search(bad)
 
 
 class Inline(HTMLParser):
-    """Collects what a content security policy without `unsafe-inline` forbids, and every address."""
+    """Collects inline code that a strict content security policy forbids, and every address."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Inline(HTMLParser):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_start_page_is_in_its_language_and_names_only_files_that_are_there(
+def test_the_start_page_is_translated_and_links_only_existing_files(
     language: str,
 ) -> None:
     site = read_site()
@@ -126,7 +126,7 @@ def test_the_start_page_is_in_its_language_and_names_only_files_that_are_there(
     assert "{{" not in page
 
 
-def test_inline_script_and_style_are_found() -> None:
+def test_the_check_finds_inline_scripts_and_styles() -> None:
     parser = Inline()
     parser.feed('<p style="color: red" onclick="x()"></p><script>alert(1)</script>')
     assert parser.inline == ["style", "onclick", "alert(1)"]
@@ -160,7 +160,7 @@ def test_the_page_is_small(language: str) -> None:
         ("zh;q=" + "9" * 5000, "en"),
     ],
 )
-def test_the_language_is_the_one_that_the_reader_prefers(accepted: str, language: str) -> None:
+def test_the_page_uses_the_preferred_language_of_the_browser(accepted: str, language: str) -> None:
     assert choose_language(accepted) == language
 
 
@@ -176,22 +176,18 @@ def test_the_language_is_the_one_that_the_reader_prefers(accepted: str, language
         ("x-gzip", False),
     ],
 )
-def test_files_are_packed_for_those_who_take_that(accepted: str, takes: bool) -> None:
+def test_files_are_compressed_for_browsers_that_accept_gzip(accepted: str, takes: bool) -> None:
     assert takes_gzip(accepted) is takes
 
 
-def test_the_page_is_the_same_with_and_without_a_model_and_repeats_nothing_of_the_caller(
+def test_the_page_is_independent_of_the_model_and_of_the_request(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     pages: list[str] = []
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         pages.append(
-            (
-                await client.get(
-                    "/", headers={"host": "<script>alert(1)</script>", "accept-language": "<b>"}
-                )
-            ).text
+            (await client.get("/", headers={"host": "alert(1)", "accept-language": "<b>"})).text
         )
         pages.append((await client.get("/?x=<script>alert(2)</script>")).text)
 
@@ -202,7 +198,7 @@ def test_the_page_is_the_same_with_and_without_a_model_and_repeats_nothing_of_th
     assert "alert(" not in pages[0]
 
 
-def test_files_are_kept_for_good_under_their_digest_alone(make_settings: MakeSettings) -> None:
+def test_files_are_immutable_only_under_their_digest(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         site = read_site()
         for name, file in site.files.items():
@@ -237,14 +233,14 @@ def test_files_are_kept_for_good_under_their_digest_alone(make_settings: MakeSet
         "",
     ],
 )
-def test_there_is_nothing_else_below_static(make_settings: MakeSettings, path: str) -> None:
+def test_other_paths_below_static_are_404(make_settings: MakeSettings, path: str) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert error_of(await client.get(f"/static/{path}"))["code"] == "not_found"
 
     run(make_settings(), work)
 
 
-def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSettings) -> None:
+def test_the_content_security_policy_allows_only_own_files(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.get("/", headers={"accept-language": "zh"})
         policy = dict(
@@ -264,12 +260,12 @@ def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSe
     run(make_settings(), work)
 
 
-def test_every_reason_for_no_explanation_has_words_in_each_language(
+def test_every_explanation_error_is_translated(
     make_settings: MakeSettings,
 ) -> None:
     describe = explain_routes(full_worker(make_settings()))["/explain"].describe
     assert describe
-    # A page that was answered has sent one whole item of the right kind: of what /predict refuses only this is left.
+    # A page with a prediction has sent one valid item: only these errors of /predict are left.
     possible = {"explain_busy", "deadline_exceeded", "model_failed", "invalid_answer", "not_ready"}
     assert possible < {*describe(None).errors}
     assert "queue_full" not in describe(None).errors  # which is of predictions alone

@@ -22,10 +22,10 @@ from tests.serving.bundles import (
     row_sum,
     write_bundle,
 )
+from tests.serving.monitoring.monitored import monitored_bundle, pictures
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, running
 from tests.serving.test_page import TEXTS
-from tests.serving.watched import pictures, watched_bundle
 
 pytestmark = [
     pytest.mark.nightly,
@@ -39,7 +39,7 @@ Work = Callable[[Tab, Server], Awaitable[None]]
 
 
 def browse(folder: Path, server: Server, work: Work) -> None:
-    """Do `work` in a browser of its own, which must not complain, and asks nobody but the service."""
+    """Do `work` in a new browser, which must report no problem and contact only the service."""
 
     async def main() -> None:
         async with browsing(folder / "browser") as tab:
@@ -101,7 +101,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 async def joined(server: Server) -> None:
-    """Until one truth was told and joined to its answer, which may be written down seconds after it."""
+    """Wait until one label was sent and joined to its answer, which is stored seconds later."""
     for _ in range(60):
         if (
             'slipway_feedback_total{outcome="joined"} 1.0'
@@ -141,7 +141,7 @@ def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> 
 
 
 def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
-    watched_bundle(tmp_path)
+    monitored_bundle(tmp_path)
 
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")
@@ -158,12 +158,9 @@ def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
             ).json()
         truth = {"request_id": answer["request_id"], "truth": answer["label"]}
         assert plain_http.post(server.url + "/feedback", json=truth).status_code in (200, 202)
-        await tab.wait_for(
-            "document.querySelector('#live-content').innerText.includes('is unlike the validation rows')"
-        )
-        await tab.wait_for(
-            "document.querySelector('#live-content').innerText.includes('By feedback: accuracy, 1 rows')"
-        )
+        live = "document.querySelector('#live-content').innerText"
+        await tab.wait_for(f"{live}.includes('differs from the validation rows')")
+        await tab.wait_for(f"{live}.includes('By feedback: accuracy, 1 rows')")
         drift = plain_http.get(server.url + "/status").json()["drift"]
         shown = await tab.run("[...document.querySelectorAll('#live-content .bars tr')].length")
         assert shown == min(10, len(drift["features"]))
@@ -186,14 +183,12 @@ def test_several_pictures_are_answered_each_and_a_bad_one_says_why(
         await tab.wait_for(READY)
         await tab.choose_files("#pictures", *paths, bad)
         await tab.wait_for(
-            "document.querySelectorAll('article.answered').length === 5 && document.querySelector('article.refused')"
+            "document.querySelectorAll('article.answered').length === 5"
+            " && document.querySelector('article.refused')"
         )
         answered = "[...document.querySelectorAll('article.answered')]"
-        shown = dict(
-            await tab.run(
-                f"{answered}.map((each) => [each.ariaLabel, each.querySelector('.headline').innerText])"
-            )
-        )
+        headline = "each.querySelector('.headline').innerText"
+        shown = dict(await tab.run(f"{answered}.map((each) => [each.ariaLabel, {headline}])"))
         assert {name: label.split()[0] for name, label in shown.items()} == {
             path.name: label_of(path) for path in paths
         }
@@ -308,10 +303,17 @@ def test_the_language_is_switched_at_once_and_remembered(tmp_path: Path, images:
 REFUSE_TO_EXPLAIN = """
 window.reached = window.fetch;
 window.refusal = "model_failed";
-window.fetch = (path, options) => path !== "explain" ? window.reached(path, options) : Promise.resolve(new Response(
-  JSON.stringify({error: {code: window.refusal, message: "the model failed on what is to be explained", field: null, request_id: "x"}}),
+window.refused = () => new Response(
+  JSON.stringify({error: {
+    code: window.refusal,
+    message: "the model failed on what is to be explained",
+    field: null,
+    request_id: "x",
+  }}),
   {status: 500, headers: {"content-type": "application/json"}},
-));
+);
+window.fetch = (path, options) =>
+  path !== "explain" ? window.reached(path, options) : Promise.resolve(window.refused());
 null"""
 
 
@@ -358,7 +360,8 @@ def test_the_keyboard_reaches_everything_in_order(tmp_path: Path, images: Server
             await tab.press("Tab")
             reached.append(
                 await tab.run(
-                    "document.activeElement.className || document.activeElement.id || document.activeElement.innerText"
+                    "document.activeElement.className || document.activeElement.id"
+                    " || document.activeElement.innerText"
                 )
             )
             assert await tab.run("document.activeElement.matches(':focus-visible')")
@@ -395,9 +398,8 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent(tmp_path: Path) -> None:
             await tab.run("document.getElementById('key').requestSubmit()")
             await tab.wait_for(f"document.getElementById('state').dataset.state === {state!r}")
             if given != key:
-                await tab.wait_for(
-                    "document.getElementById('key-problem').innerText.includes('This key is not known')"
-                )
+                problem = "document.getElementById('key-problem').innerText"
+                await tab.wait_for(f"{problem}.includes('This key is not known')")
         assert await tab.run("document.getElementById('key').hidden")
         await tab.choose_files("#pictures", path)
         await tab.wait_for("document.querySelectorAll('.pixels').length === 2")
@@ -429,7 +431,8 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path, table: Server, width: 
         light = await tab.run("getComputedStyle(document.body).backgroundColor")
         assert dark != light
         small = await tab.run(
-            "[...document.querySelectorAll('button, input, select')].filter((each) => each.offsetHeight && each.offsetHeight < 24).length"
+            "[...document.querySelectorAll('button, input, select')]"
+            ".filter((each) => each.offsetHeight && each.offsetHeight < 24).length"
         )
         assert small == 0  # WCAG 2.2, 2.5.8: targets of 24 px
 

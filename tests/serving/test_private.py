@@ -1,4 +1,4 @@
-"""What holds callers' data or predictions is for its owner alone, whatever the umask; a folder of the operator's own keeps its mode."""
+"""Files with callers' data are private under any umask; an operator's folder keeps its mode."""
 
 import os
 import stat
@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.monitoring.proposals import write_proposal
-from serving.monitoring.settings import Limits
-from serving.monitoring.store import Part, Prediction, Store
-from serving.rollout.state import FILE, change_rollout
-from serving.rollout.store import commanding
-from serving.worker import ModelWorker
+from slipway.serving.monitoring.labels import Prediction
+from slipway.serving.monitoring.proposals import write_proposal
+from slipway.serving.monitoring.settings import Limits
+from slipway.serving.monitoring.store import Part, Store
+from slipway.serving.rollout.state import FILE, change_rollout
+from slipway.serving.rollout.store import command_lock
+from slipway.serving.worker import ModelWorker
 from slipway.traffic.monitoring_records import DATABASE
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import reconciler_of, run
@@ -30,11 +31,11 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("watch", [True, False])
-def test_the_service_begins_with_a_state_that_its_owner_alone_may_enter(
-    make_settings: MakeSettings, watch: bool
+@pytest.mark.parametrize("monitoring", [True, False])
+def test_the_service_creates_a_state_folder_only_for_its_owner(
+    make_settings: MakeSettings, monitoring: bool
 ) -> None:
-    settings = make_settings(watch=watch)
+    settings = make_settings(monitoring=monitoring)
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert mode(settings.state) == 0o700
@@ -45,7 +46,7 @@ def test_the_service_begins_with_a_state_that_its_owner_alone_may_enter(
     assert mode(settings.state) == 0o700
 
 
-def test_a_state_that_an_operator_made_keeps_its_mode(make_settings: MakeSettings) -> None:
+def test_an_existing_state_folder_keeps_its_mode(make_settings: MakeSettings) -> None:
     settings = make_settings()
     settings.state.mkdir()
     settings.state.chmod(0o750)
@@ -57,7 +58,7 @@ def test_a_state_that_an_operator_made_keeps_its_mode(make_settings: MakeSetting
     assert mode(settings.state) == 0o750
 
 
-def test_a_state_that_cannot_be_made_does_not_end_the_service(
+def test_an_uncreatable_state_folder_does_not_end_the_service(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -69,7 +70,7 @@ def test_a_state_that_cannot_be_made_does_not_end_the_service(
     run(settings, work)
 
 
-def test_the_verify_stages_service_makes_no_state(make_settings: MakeSettings) -> None:
+def test_the_service_of_the_verify_stage_creates_no_state(make_settings: MakeSettings) -> None:
     settings = make_settings(accept_draft=True)
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -79,7 +80,7 @@ def test_the_verify_stages_service_makes_no_state(make_settings: MakeSettings) -
 
 
 def test_a_command_before_the_first_start_makes_the_same_state(tmp_path: Path) -> None:
-    with commanding(tmp_path / "state"):
+    with command_lock(tmp_path / "state"):
         assert mode(tmp_path / "state") == 0o700
 
 

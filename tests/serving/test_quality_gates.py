@@ -1,4 +1,7 @@
-"""A certified model that did not pass its quality gates: each reader of the certificate allows what is no release, and nothing else."""
+"""A certified model below its quality gates: each reader of the certificate refuses a release.
+
+Other uses are allowed.
+"""
 
 import argparse
 import asyncio
@@ -8,17 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.load_test.__main__ import tune
-from serving.models.loading import load_model
-from serving.process.packing import bento_labels
-from serving.rollout import commands
-from serving.rollout.rehearsal import rehearse
-from serving.rollout.state import change_rollout, read_rollout
-from serving.rollout.store import add_model, settings_of
-from serving.worker import ModelWorker
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate, write_certificate
 from slipway.artifacts.gates import GateResult
+from slipway.serving.load_test.__main__ import tune
+from slipway.serving.models.loader import load_model
+from slipway.serving.process.packing import bento_labels
+from slipway.serving.rollout import commands
+from slipway.serving.rollout.rehearsal import rehearse
+from slipway.serving.rollout.state import change_rollout, read_rollout
+from slipway.serving.rollout.store import add_model, settings_of
+from slipway.serving.worker import ModelWorker
 from slipway.system.errors import CertificateError, GateMissedError
 from tests.serving.bundles import certify, gate, write_bundle
 from tests.serving.conftest import MakeSettings
@@ -60,9 +63,8 @@ def test_the_service_is_not_ready_and_says_which_gate_and_what_to_do(
 
     run_service(make_settings(), work)
     version = load_bundle(certified / "bundle").version
-    assert said[0].startswith(
-        f"model {version} did not pass its quality gates ({'missed' if failed is MISSED else 'unjudged'})"
-    )
+    verdict = "missed" if failed is MISSED else "unjudged"
+    assert said[0].startswith(f"model {version} did not pass its quality gates ({verdict})")
     assert failed.text in said[0]
     assert "f1_macro" not in said[0]
     assert "change the gate in params.yaml, then run `dvc repro`" in said[0]
@@ -75,7 +77,7 @@ def test_a_model_with_passed_gates_or_without_gates_is_served_with_its_baseline(
     judge(certified, *gates)
     model = load_model(make_settings())
     assert model.certificate.gates == ("passed" if gates else "none")
-    assert model.card()["baseline"] == {"accuracy": 0.4}
+    assert model.info()["baseline"] == {"accuracy": 0.4}
 
 
 def test_a_message_names_the_first_gates_and_counts_the_others(
@@ -206,10 +208,12 @@ def test_no_bento_is_made_of_it(tmp_path: Path, failed: GateResult) -> None:
 def test_no_settings_are_measured_for_it_because_its_service_is_not_ready(
     certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.load_test.__main__.read_settings", lambda _: make_settings())
+    monkeypatch.setattr(
+        "slipway.serving.load_test.__main__.read_settings", lambda _: make_settings()
+    )
     judge(certified, MISSED)
     with pytest.raises(GateMissedError):
         tune(argparse.Namespace(out=certified))
     judge(certified, gate())
-    with pytest.raises(AttributeError, match="samples"):  # goes on to what was asked for
+    with pytest.raises(AttributeError, match="samples"):  # reaches the requested measurement
         tune(argparse.Namespace(out=certified))

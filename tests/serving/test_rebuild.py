@@ -1,6 +1,7 @@
-"""An engine of another machine: the service answers at once, an engine is built and certified here, and swapped in.
+"""An engine of another machine: the service starts without it, rebuilds, certifies and loads it.
 
-The GPU is pretended (tests/fake_tensorrt.py). Processes, files, certificates, loading and the swap are the real ones.
+The GPU is simulated (tests/fake_tensorrt.py). Processes, files, certificates, loading and the swap
+are real.
 """
 
 import asyncio
@@ -19,14 +20,6 @@ import numpy as np
 import onnx
 import pytest
 
-from serving.app import Application
-from serving.engine_rebuild.extension import attach, first_state
-from serving.extensions import EXTENSIONS
-from serving.models.loading import load_model
-from serving.models.model import ServedModel
-from serving.requests.payload import Payload
-from serving.settings import Settings
-from serving.worker import ModelWorker
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import (
@@ -41,10 +34,17 @@ from slipway.inputs.images import array_from_bytes
 from slipway.runtimes import compilation
 from slipway.runtimes.rebuild import CERTIFICATE, main, open_rebuilt, rebuild_engine
 from slipway.runtimes.tensorrt import build_engine
+from slipway.serving.app import Application
+from slipway.serving.engine_rebuild.extension import attach, first_state
+from slipway.serving.extensions import EXTENSIONS
+from slipway.serving.models.loader import load_model
+from slipway.serving.models.model import ServedModel
+from slipway.serving.requests.payload import Payload
+from slipway.serving.settings import Settings
+from slipway.serving.worker import ModelWorker
 from slipway.system import files
 from slipway.system.errors import IntegrityError, ParityError, UnavailableError
 from tests import fake_tensorrt
-from tests.export.small_bundle import MACHINE
 from tests.serving.bundles import (
     CONTRACT,
     WEIGHTS,
@@ -59,6 +59,7 @@ from tests.serving.bundles import (
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, full_worker, put_in_place_of, rebuild_of
 from tests.serving.server import ROOT
+from tests.small_bundle import MACHINE
 
 COMMAND = (sys.executable, "-m", "tests.fake_rebuild")
 PNG = {"content-type": "image/png"}
@@ -71,7 +72,7 @@ REQUEST = EngineRequest(
 
 @pytest.fixture
 def elsewhere(certified: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A certified bundle with golden rows, and an engine that was built and certified on another GPU; here there is one, in pretence."""
+    """A certified bundle with golden rows, an engine from another GPU, and a simulated GPU here."""
     fake_tensorrt.pretend(monkeypatch.setattr)
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
     bundle = with_golden_rows(write_bundle(certified / "bundle"))
@@ -124,7 +125,7 @@ def settings(elsewhere: Path, make_settings: MakeSettings) -> Settings:
 
 
 class Load:
-    """Callers that never stop asking, until they are told to; every answer is checked."""
+    """Callers that send requests until stopped; every answer is checked."""
 
     def __init__(self, client: httpx.AsyncClient, num_callers: int = 2) -> None:
         self._client, self._going = client, True
@@ -221,7 +222,7 @@ def test_an_engine_is_built_here_certified_and_swapped_in_under_load(
 def test_an_engine_built_here_is_not_served_while_its_variant_is_uncertified(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate of another machine: there the variant lost too much, where nothing served it."""
+    """In the certificate of the other machine, the unserved variant lost too much accuracy."""
     build_here(elsewhere, monkeypatch)
     bundle = load_bundle(elsewhere / "bundle")
     assert load_model(settings).selection.actual.backend == "tensorrt"
@@ -439,10 +440,9 @@ def test_the_process_says_what_is_wrong_in_one_line(
 def test_the_container_compiles_without_params_or_data(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a bento holds, and no more: `python -m stages.compile` gets as far as the GPU, which is not there."""
+    """With only the files of a bento, `python -m slipway.stages.compile` ends without a GPU."""
     folder = elsewhere / "container"
-    for name in ("serving", "slipway", "stages"):
-        (folder / name).mkdir(parents=True)
+    (folder / "slipway/stages").mkdir(parents=True)
     ring_0 = [
         f"slipway/{part}"
         for part in (
@@ -457,13 +457,16 @@ def test_the_container_compiles_without_params_or_data(
             "traffic",
         )
     ]
-    for name in (*ring_0, "stages/__init__.py", "stages/compile.py"):
+    for name in (*ring_0, "slipway/stages/__init__.py", "slipway/stages/compile.py"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "artifacts").mkdir()
     for name in ("bundle", "engine"):
         (folder / "artifacts" / name).symlink_to(elsewhere / name)
-    blocked = "import sys; sys.modules.update(dict.fromkeys(['ruamel', 'ruamel.yaml', 'yaml', 'torch', 'pyarrow', 'dvc', 'onnx']));"
-    script = f"{blocked} import runpy; runpy.run_module('stages.compile', run_name='__main__')"
+    blocked = ["ruamel", "ruamel.yaml", "yaml", "torch", "pyarrow", "dvc", "onnx"]
+    script = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({blocked})); "
+        "runpy.run_module('slipway.stages.compile', run_name='__main__')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
     )
@@ -488,8 +491,8 @@ def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
 
         promoted = load_model(settings)
         await worker.swap(promoted)
-        monkeypatch.setattr("serving.engine_rebuild.extension.build", build)
-        monkeypatch.setattr("serving.engine_rebuild.extension.load_model", load)
+        monkeypatch.setattr("slipway.serving.engine_rebuild.extension.build", build)
+        monkeypatch.setattr("slipway.serving.engine_rebuild.extension.load_model", load)
         await rebuild_of(worker).rebuild()
         assert worker.model is promoted
         assert rebuild_of(worker).state.status == "failed"
@@ -577,7 +580,7 @@ def test_model_that_answers_its_golden_rows_differently_is_not_served(
     certify(certified / "certificate.json", bundle)
     model = load_model(make_settings())
     assert model.golden_rows is not None
-    assert model.card()["golden_rows"]["rows"] == 20
+    assert model.info()["golden_rows"]["rows"] == 20
     graph = classifier()
     graph.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(-WEIGHTS, "weights"))
     other = with_golden_rows(write_bundle(certified / "bundle", graph))

@@ -1,4 +1,4 @@
-"""The seam with BentoML is where it was found; which imports the service may have is in tests/structure/."""
+"""Internals of BentoML and circus that the service relies on; allowed imports: tests/structure/."""
 
 import inspect
 import subprocess
@@ -11,8 +11,8 @@ from tests.serving.server import ROOT
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_seam_with_bentoml_is_where_we_found_it() -> None:
-    """What serving/service.py takes from BentoML beyond its documented interface; a new version has to be looked at."""
+def test_the_used_internals_of_bentoml_are_unchanged() -> None:
+    """BentoML's internals that slipway/serving/service.py uses. Check each new version."""
     from _bentoml_impl.worker import service as worker
     from _bentoml_sdk.service import Service
     from bentoml._internal.configuration.containers import BentoMLContainer
@@ -29,8 +29,8 @@ def test_the_seam_with_bentoml_is_where_we_found_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_seam_with_the_process_manager_is_where_we_found_it() -> None:
-    """What serving/process/supervising.py mends; where a new version mended it, ours can go."""
+def test_the_used_internals_of_circus_are_unchanged() -> None:
+    """The faults that slipway/serving/process/supervisor.py fixes until a new version does."""
     from _bentoml_impl.server import serving
     from bentoml._internal.utils import circus
     from circus.watcher import Watcher
@@ -49,11 +49,11 @@ def test_the_seam_with_the_process_manager_is_where_we_found_it() -> None:
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_our_front_is_the_outermost_application_and_absent_behind_another_service() -> None:
+def test_our_application_is_outermost_except_behind_another_service() -> None:
     script = """
-import serving.service as service
+import slipway.serving.service as service
 applications = service.Slipway.to_asgi(), service.Slipway.to_asgi(is_main=False)
-print(*(application.__module__ == "serving.http.connections" for application in applications))
+print(*(application.__class__.__module__ == "slipway.serving.app" for application in applications))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""The real process: what is only true over a socket, under load, or at the beginning and the end."""
+"""The real process: behaviour that shows only over a socket, under load, at start or at exit."""
 
 import json
 import os
@@ -20,8 +20,8 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.http.responses import ERRORS
 from slipway.inputs.images import array_from_bytes
+from slipway.serving.http.responses import ERRORS
 from tests import plain_http
 from tests.serving.bundles import CONTRACT, LABELS, certify, picture, probabilities, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running, until
@@ -52,8 +52,8 @@ def is_right(answer: httpx.Response, payload: bytes) -> bool:
 
 
 @pytest.mark.nightly
-def test_it_is_ready_after_less_than_5_seconds_of_one_core(tmp_path: Path) -> None:
-    """Processor time: on an idle machine that is more than what passes on the clock, and it does not grow on a busy one."""
+def test_the_service_is_ready_within_5_seconds_on_one_core(tmp_path: Path) -> None:
+    """Measures processor time, an upper bound that other load on the machine does not change."""
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path) as server:
         server.wait()
@@ -66,7 +66,7 @@ def cpu_seconds(process: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_process_maps_no_torch(server: Server) -> None:
+def test_the_service_process_does_not_load_torch(server: Server) -> None:
     plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
     maps = Path(f"/proc/{server.worker()}/maps").read_text()
     assert "onnxruntime" in maps  # the twin: what is loaded is seen
@@ -133,13 +133,14 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
 
 
 def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, folder: Path) -> None:
-    """What another service would get through `bentoml.depends`."""
+    """A call as by another service through `bentoml.depends`."""
     script = f"""
-import json, serving.service as service
+import json, slipway.serving.service as service
 from starlette.testclient import TestClient
+right = ("x.png", {picture(8)!r}, "image/png")
 with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
     client.portal.call(service.worker().loaded)
-    print(json.dumps(client.post("/predict", files={{"image": ("x.png", {picture(8)!r}, "image/png")}}).json()))
+    print(json.dumps(client.post("/predict", files={{"image": right}}).json()))
     print(client.post("/predict", files={{"image": ("x.png", b"text", "image/png")}}).status_code)
 """
     done = subprocess.run(
@@ -256,7 +257,7 @@ def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterw
             assert is_right(client.post("/predict", content=payload, headers=PNG), payload), number
 
 
-def test_a_refused_upload_does_not_break_its_connection(server: Server) -> None:
+def test_a_connection_survives_a_refused_upload(server: Server) -> None:
     with httpx.Client(base_url=server.url) as client:
         for _ in range(5):
             declared = client.post("/predict", content=b"x" * 5_000_000, headers=PNG)
@@ -265,7 +266,7 @@ def test_a_refused_upload_does_not_break_its_connection(server: Server) -> None:
             assert is_right(client.post("/predict", content=GOOD, headers=PNG), GOOD)
 
 
-def test_a_url_is_never_fetched(server: Server) -> None:
+def test_the_service_never_fetches_a_url(server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bait:
         bait.settimeout(1)
         url = f"http://127.0.0.1:{bait.getsockname()[1]}/x.png".encode()
@@ -313,7 +314,7 @@ def test_concurrent_callers_get_their_own_answers(server: Server) -> None:
 
 
 def counted(server: Server) -> Counter[int]:
-    """What /metrics says of /predict, by status."""
+    """The requests of /predict in /metrics, by status."""
     text = plain_http.get(server.url + "/metrics").text
     return Counter(
         {
@@ -356,7 +357,9 @@ def test_unknown_paths_add_no_series(server: Server) -> None:
         assert len(before) < 300
 
 
-def test_a_tampered_bundle_leaves_it_alive_and_not_ready_with_the_reason(tmp_path: Path) -> None:
+def test_a_tampered_bundle_leaves_the_service_alive_and_not_ready_with_the_reason(
+    tmp_path: Path,
+) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     model = tmp_path / "bundle/model_fp32.onnx"
     model.write_bytes(model.read_bytes()[:-1] + b"\0")
@@ -373,7 +376,7 @@ def test_a_tampered_bundle_leaves_it_alive_and_not_ready_with_the_reason(tmp_pat
         assert server.log.read_text().count("was altered") == 1
 
 
-def test_sigterm_lets_the_request_in_flight_finish(tmp_path: Path) -> None:
+def test_sigterm_lets_requests_in_flight_finish(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     answers: list[httpx.Response] = []
     with running(tmp_path) as server:
@@ -399,7 +402,7 @@ def test_sigterm_lets_the_request_in_flight_finish(tmp_path: Path) -> None:
     assert is_right(answers[0], GOOD)
 
 
-def test_two_workers_answer_for_each_other_and_survive_one_of_them(tmp_path: Path) -> None:
+def test_either_of_two_workers_reports_for_both_and_survives_the_other(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path, workers=2) as server:
         server.wait()
@@ -422,13 +425,13 @@ def test_two_workers_answer_for_each_other_and_survive_one_of_them(tmp_path: Pat
 
 
 def refused_start(folder: Path, port: int, **settings: object) -> str:
-    """What `bentoml serve` prints when it does not start."""
+    """The output of a `bentoml serve` that does not start."""
     command = [
         sys.executable,
         "-m",
         "bentoml",
         "serve",
-        "serving.service:Slipway",
+        "slipway.serving.service:Slipway",
         "--port",
         str(port),
     ]
@@ -445,7 +448,7 @@ def refused_start(folder: Path, port: int, **settings: object) -> str:
     return done.stderr
 
 
-def test_a_port_in_use_is_one_clear_line(folder: Path) -> None:
+def test_a_port_in_use_ends_the_start_with_one_line(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refused_start(folder, port)
@@ -453,7 +456,7 @@ def test_a_port_in_use_is_one_clear_line(folder: Path) -> None:
     assert len(message.strip().splitlines()) == 1
 
 
-def test_wrong_settings_end_the_start_with_all_of_them(folder: Path) -> None:
+def test_invalid_settings_end_the_start_and_are_all_listed(folder: Path) -> None:
     message = refused_start(folder, free_port(), workers=0, privider="cpu")
     assert "SLIPWAY_WORKERS" in message
     assert "did you mean SLIPWAY_PROVIDER" in message

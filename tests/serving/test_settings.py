@@ -5,9 +5,9 @@ from typing import get_args
 import pytest
 from pydantic.fields import FieldInfo
 
-from serving.auth.extension import AuthSettings
-from serving.extensions import SECTIONS
-from serving.settings import (
+from slipway.serving.auth.extension import AuthSettings
+from slipway.serving.extensions import SECTIONS
+from slipway.serving.settings import (
     EXTENSION_VARIABLES,
     ROOT,
     Settings,
@@ -18,16 +18,16 @@ from serving.settings import (
 )
 from tests.serving.in_process import read_all_settings
 
-DOCS = Path("docs/serving.md")
+DOCS = Path("docs/reference/serving.md")
 
 
-def test_nothing_set_gives_the_documented_defaults() -> None:
+def test_unset_variables_give_the_documented_defaults() -> None:
     settings = read_all_settings({"PATH": "/bin"})
     assert settings.bundle == ROOT / "artifacts/bundle"
     assert (settings.provider, settings.variant, settings.workers) == ("auto", "auto", 1)
 
 
-def test_variables_are_read_in_their_types() -> None:
+def test_variables_are_converted_to_their_types() -> None:
     settings = read_all_settings(
         {"SLIPWAY_NUM_THREADS": "3", "SLIPWAY_MAX_BATCH_SIZE": "8", "SLIPWAY_ACCEPT_DRAFT": "true"}
     )
@@ -50,14 +50,14 @@ def test_variables_are_read_in_their_types() -> None:
         ("ACCEPT_DRAFT", "perhaps"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_name_and_value(name: str, value: str) -> None:
+def test_an_invalid_value_is_refused_with_name_and_value(name: str, value: str) -> None:
     with pytest.raises(
         SettingsError, match=rf"1 wrong setting.*\n  SLIPWAY_{name}: found '{value}'"
     ):
         read_all_settings({f"SLIPWAY_{name}": value})
 
 
-def test_an_unknown_variable_is_refused_with_the_one_it_was_meant_to_be() -> None:
+def test_an_unknown_variable_is_refused_with_the_most_similar_name() -> None:
     with pytest.raises(
         SettingsError, match="SLIPWAY_BUNDEL: unknown setting; did you mean SLIPWAY_BUNDLE"
     ):
@@ -77,7 +77,7 @@ def test_an_unknown_variable_is_refused_with_the_one_it_was_meant_to_be() -> Non
         "CPU_SERVICE_HOST",
     ],
 )
-def test_a_port_and_what_kubernetes_sets_are_refused_with_where_the_port_is_said(name: str) -> None:
+def test_port_variables_and_those_of_kubernetes_are_refused_with_a_hint(name: str) -> None:
     with pytest.raises(
         SettingsError,
         match=rf"SLIPWAY_{name}: unknown .* --port, .* BENTOML_PORT.* enableServiceLinks: false",
@@ -86,7 +86,7 @@ def test_a_port_and_what_kubernetes_sets_are_refused_with_where_the_port_is_said
     assert "did you mean" not in str(error.value)
 
 
-def test_a_setting_that_is_nearly_one_of_ours_is_none_of_kubernetes() -> None:
+def test_a_misspelt_setting_is_not_taken_for_one_of_kubernetes() -> None:
     for name, meant in {
         "ADMIN_PORTS": "ADMIN_PORT",
         "ADMN_PORT": "ADMIN_PORT",
@@ -99,7 +99,7 @@ def test_a_setting_that_is_nearly_one_of_ours_is_none_of_kubernetes() -> None:
             read_all_settings({f"SLIPWAY_{name}": "1"})
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_invalid_settings_are_listed_at_once() -> None:
     with pytest.raises(SettingsError) as error:
         read_all_settings({"SLIPWAY_WORKERS": "0", "SLIPWAY_PROVIDER": "gpu", "SLIPWAY_ZZZ": "1"})
     assert all(
@@ -108,7 +108,7 @@ def test_all_mistakes_are_named_at_once() -> None:
     )
 
 
-def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_divided_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     assert read_all_settings({"SLIPWAY_WORKERS": "4"}).threads_per_worker() == 2
     assert (
@@ -124,7 +124,7 @@ def all_fields() -> dict[str, FieldInfo]:
 
 
 def undocumented_bounds(page: str) -> set[str]:
-    """ "setting bound" where the row of a setting in the docs lacks a bound that the setting has."""
+    """ "setting bound" for each bound of a setting that its row in the docs lacks."""
     rows = dict(re.findall(r"^\| `SLIPWAY_(\w+)` \| [^|]+ \| (.+) \|$", page, re.MULTILINE))
     found = set()
     for name, field in all_fields().items():
@@ -167,8 +167,8 @@ def test_settings_know_the_variables_of_every_extension() -> None:
     assert declared == EXTENSION_VARIABLES
 
 
-def test_variables_of_an_extension_that_is_taken_out_are_ignored() -> None:
-    environment = {"SLIPWAY_KEYS": "keys", "SLIPWAY_WATCH": "nonsense", "SLIPWAY_WORKERS": "3"}
+def test_variables_of_an_uninstalled_extension_are_ignored() -> None:
+    environment = {"SLIPWAY_KEYS": "keys", "SLIPWAY_MONITORING": "nonsense", "SLIPWAY_WORKERS": "3"}
     settings = read_settings((AuthSettings,), environment)
     assert settings.workers == 3
     assert settings.section(AuthSettings).keys == ROOT / "keys"

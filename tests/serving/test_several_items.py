@@ -1,4 +1,4 @@
-"""Several images in one request, in this process; tests/serving/test_kept_service.py and test_replay.py go on from what is kept of them."""
+"""Several images in one request."""
 
 import asyncio
 import io
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.worker import ModelWorker
 from slipway.inputs.images import array_from_bytes
 from slipway.inputs.multipart import encode_images
-from slipway.replay.decoding import decode_payload
+from slipway.replay.backends import decode_payload
+from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import LoggedRequest, digest_inputs, read_requests
 from tests.serving.bundles import (
     CLASS_FIELDS,
@@ -36,7 +36,7 @@ def files(*payloads: bytes) -> Files:
     ]
 
 
-def test_several_images_are_answered_in_their_order_as_each_alone(
+def test_several_images_are_answered_in_order_as_single_images_are(
     make_settings: MakeSettings,
 ) -> None:
     payloads = [
@@ -65,7 +65,7 @@ def test_several_images_are_answered_in_their_order_as_each_alone(
     run(make_settings(), work)
 
 
-def test_a_bad_image_refuses_its_whole_request_by_its_place_and_no_other(
+def test_a_bad_image_refuses_only_its_request_and_names_its_position(
     make_settings: MakeSettings,
 ) -> None:
     good, bad = [picture(1), picture(2)], [picture(1), picture(3, (64, 64))[:-400], b"", picture(2)]
@@ -90,7 +90,7 @@ def test_a_bad_image_refuses_its_whole_request_by_its_place_and_no_other(
     run(make_settings(), work)
 
 
-def test_one_answer_that_is_not_finite_refuses_its_request_and_not_those_of_its_batch(
+def test_a_non_finite_answer_refuses_only_its_own_request(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -108,7 +108,7 @@ def test_one_answer_that_is_not_finite_refuses_its_request_and_not_those_of_its_
     run(make_settings(), work)
 
 
-def test_more_images_than_the_limit_are_413_and_as_many_are_answered(
+def test_images_up_to_the_limit_are_answered_and_more_are_413(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -120,7 +120,7 @@ def test_more_images_than_the_limit_are_413_and_as_many_are_answered(
     run(make_settings(max_items=3), work)
 
 
-def test_several_images_are_kept_as_a_body_that_can_be_sent_again(
+def test_several_images_are_logged_as_a_body_that_can_be_sent_again(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     payloads = [picture(1), picture(2, (30, 20), "JPEG"), picture(3, (12, 12), "BMP")]
@@ -131,8 +131,8 @@ def test_several_images_are_kept_as_a_body_that_can_be_sent_again(
             (await client.post("/predict", files=files(*payloads))).json()["predictions"]
         )
 
-    run(make_settings(keep_directory=tmp_path / "kept"), work)
-    (kept,) = read_requests(tmp_path / "kept")
+    run(make_settings(request_log_directory=tmp_path / "log"), work)
+    (kept,) = read_requests(tmp_path / "log")
     assert isinstance(kept, LoggedRequest)
     assert (kept.content_type, kept.payload) == encode_images(payloads)
     assert (kept.is_list, kept.num_rows) == (True, 3)
@@ -151,7 +151,7 @@ def test_several_images_are_kept_as_a_body_that_can_be_sent_again(
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_a_form_of_several_costs_one_place_in_the_queue(
+def test_a_form_of_several_images_takes_one_place_in_the_queue(
     make_settings: MakeSettings, number: int
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

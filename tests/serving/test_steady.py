@@ -1,4 +1,4 @@
-"""What a service holds after tens of thousands of requests of all kinds is what it held after the first ones."""
+"""The resources of a service stay constant over tens of thousands of requests of all kinds."""
 
 import random
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.load_test.load import REFUSED, ask_each, by_status, http_request
+from slipway.serving.load_test.load import REFUSED, ask_each, by_status, http_request
 from tests import plain_http
 from tests.serving.generated import image_case
 from tests.serving.ready_service import ready_service
@@ -23,7 +23,7 @@ CASES = [image_case(seed).request for seed in range(600)]
 
 
 def unknown(number: int) -> bytes:
-    """A path that nobody asked for before, with an id, a query and a header of its own."""
+    """A request with a new path, id, query and header."""
     headers = [("x-request-id", f"scan-{number}"), (f"x-{number}", str(number))]
     return http_request(
         f"/scan/{number}?{number}",
@@ -48,7 +48,7 @@ def mixed(num_requests: int, first_unknown: int) -> list[bytes]:
 
 
 class Held:
-    """What the worker and the server above it hold now."""
+    """The resources of the worker and of the server above it."""
 
     def __init__(self, server: Server) -> None:
         time.sleep(0.5)  # connections that were closed are forgotten
@@ -89,7 +89,7 @@ def ask(server: Server, requests: Sequence[bytes]) -> None:
     ("num_first", "num_requests"),
     [(2000, 5000), pytest.param(2000, 50_000, marks=pytest.mark.nightly)],
 )
-def test_memory_threads_descriptors_and_series_stay(
+def test_memory_threads_descriptors_and_series_stay_constant_under_load(
     server: Server, num_first: int, num_requests: int, is_nightly: bool
 ) -> None:
     ask(server, mixed(num_first, first_unknown=0))
@@ -111,8 +111,8 @@ def test_memory_threads_descriptors_and_series_stay(
     assert not is_nightly or statistics.median(scrape.seconds for scrape in scrapes) < 0.1
 
 
-def test_what_a_service_holds_is_seen(server: Server) -> None:
-    """The twin: a connection, a thread of its own and a new series would be noticed."""
+def test_the_check_finds_growing_resources(server: Server) -> None:
+    """The check notices an extra connection, an extra thread and a new series."""
     before = Held(server)
     with httpx.Client(base_url=server.url) as client:
         client.get("/livez")

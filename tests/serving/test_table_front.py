@@ -1,4 +1,4 @@
-"""A bundle for rows of a table behind the application: both forms of a request, refusals, isolation."""
+"""A bundle for table rows behind the application: both request formats, refusals, isolation."""
 
 import asyncio
 import json
@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.http.responses import ERRORS
-from serving.worker import ModelWorker
 from slipway.artifacts.bundle import MANIFEST, Metric, load_bundle
 from slipway.inputs.columns import encode_rows, read_row
+from slipway.serving.http.responses import ERRORS
+from slipway.serving.worker import ModelWorker
 from tests.serving.any_json import BODIES
 from tests.serving.bundles import (
     CLASS_FIELDS,
@@ -53,7 +53,7 @@ def probabilities(answer: dict[str, Any]) -> list[float]:
     return [answer["probabilities"][label] for label in LABELS]
 
 
-def test_one_row_has_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
+def test_one_row_gets_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = (
             await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})
@@ -66,7 +66,7 @@ def test_one_row_has_the_flat_answer_of_the_graph(make_settings: MakeSettings) -
     run(make_settings(), work)
 
 
-def test_several_rows_are_answered_in_their_order_over_several_batches(
+def test_several_rows_are_answered_in_order_across_batches(
     make_settings: MakeSettings,
 ) -> None:
     rows = ROWS * 3
@@ -84,7 +84,7 @@ def test_several_rows_are_answered_in_their_order_over_several_batches(
         )
         assert metric(worker, "slipway_batch_size_sum") == len(rows)
         assert (
-            metric(worker, "slipway_predict_seconds_count")
+            metric(worker, "slipway_prediction_duration_seconds_count")
             == metric(worker, 'slipway_stage_seconds_count{stage="infer"}')
             == 1
         )
@@ -92,7 +92,7 @@ def test_several_rows_are_answered_in_their_order_over_several_batches(
     run(make_settings(), work)
 
 
-def test_columns_that_training_ignored_are_accepted_everywhere_and_named(
+def test_ignored_columns_are_accepted_by_all_endpoints_and_listed(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     contract = COLUMNS.model_copy(update={"ignored": ["customer", "note"]})
@@ -101,7 +101,7 @@ def test_columns_that_training_ignored_are_accepted_everywhere_and_named(
         write_bundle(certified / "bundle", row_classifier(), input=contract),
     )
     row = ROW | {"customer": 17, "note": "called twice"}
-    # What is ignored has a shape of its own; also in the first place it does not say how many rows there are.
+    # Ignored columns have another shape. Even as the first tensors they do not set the row count.
     tensors = [
         {"name": name, "datatype": "BYTES", "shape": [2], "data": [str(row[name])] * 2}
         for name in ("customer", "note")
@@ -139,7 +139,7 @@ def test_columns_that_training_ignored_are_accepted_everywhere_and_named(
     run(make_settings(), work)
 
 
-def test_the_model_card_has_the_coverage_that_was_measured(
+def test_the_model_info_has_the_measured_coverage(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     measured = Metric(value=0.797, low=0.719, high=0.857, confidence=0.95, rows=138)
@@ -156,7 +156,7 @@ def test_the_model_card_has_the_coverage_that_was_measured(
     run(make_settings(), work)
 
 
-def test_a_bundle_from_before_the_coverage_was_stored_is_served_without_it(
+def test_a_bundle_without_measured_coverage_is_served(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     bundle = write_bundle(certified / "bundle", row_classifier())
@@ -191,7 +191,7 @@ def test_a_value_is_answered_for_each_row(certified: Path, make_settings: MakeSe
     run(make_settings(), work)
 
 
-def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(
+def test_the_model_gets_bit_for_bit_the_input_vector_of_training(
     make_settings: MakeSettings,
 ) -> None:
     reached: list[NDArray[np.float32]] = []
@@ -211,7 +211,7 @@ def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(
     assert np.concatenate(reached).tobytes() == vectors(ROWS).tobytes()
 
 
-def test_a_bad_row_never_reaches_the_model_and_its_31_neighbours_are_right(
+def test_a_bad_row_never_reaches_the_model_and_31_concurrent_rows_are_right(
     make_settings: MakeSettings,
 ) -> None:
     bad: list[Any] = [ROW | {"age": -1}, {"rows": [ROW, ROW | {"colour": "mauve"}]}, {}]
@@ -232,7 +232,7 @@ def test_a_bad_row_never_reaches_the_model_and_its_31_neighbours_are_right(
     run(make_settings(), work)
 
 
-def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(
+def test_an_expired_request_leaves_no_rows_in_the_queue(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -286,7 +286,7 @@ def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(
         (b" " * 3000 + b"{}", JSON, "body_too_large", "2000 bytes"),
     ],
 )
-def test_what_is_no_row_is_refused_with_a_hint(
+def test_a_body_that_is_not_a_row_is_refused_with_a_hint(
     make_settings: MakeSettings, content: bytes, headers: dict[str, str], code: str, hint: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -316,7 +316,7 @@ def test_a_model_for_images_refuses_json_with_a_hint(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(BODIES, min_size=20, max_size=20))
-def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afterwards(
+def test_any_json_gets_an_answer_of_the_common_shape_and_the_next_request_is_right(
     make_settings: MakeSettings, bodies: list[bytes]
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -333,7 +333,7 @@ def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afte
     run(make_settings(), work)
 
 
-def test_the_card_describes_each_column_and_its_example_can_be_sent(
+def test_the_model_info_describes_each_column_and_its_example_is_valid(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -350,7 +350,8 @@ def test_the_card_describes_each_column_and_its_example_can_be_sent(
         assert described["income"]["required"] is False
         colours = ["red", "green", "blue"]
         assert described["colour"] == {
-            "name": "colour", "kind": "category", "required": True, "categories": colours, "other_categories": "refused",
+            "name": "colour", "kind": "category", "required": True, "categories": colours,
+            "other_categories": "refused",
         }  # fmt: skip
         assert described["city"]["other_categories"] == "missing"
         assert set(card["input"]["example"]) == set(described)
@@ -359,7 +360,7 @@ def test_the_card_describes_each_column_and_its_example_can_be_sent(
     run(make_settings(), work)
 
 
-def test_a_column_that_only_rows_outside_training_lack_may_be_missing(
+def test_a_column_missing_only_outside_training_rows_may_be_missing(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     columns = [

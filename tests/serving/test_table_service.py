@@ -1,4 +1,4 @@
-"""A table's service as a real process: BentoML's client and description, curl, malformed bodies, a crowd of callers."""
+"""A table's service as a real process: BentoML's client, curl, malformed bodies, many callers."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.http.responses import ERRORS
 from slipway.inputs.columns import encode_rows, read_row
+from slipway.serving.http.responses import ERRORS
 from tests import plain_http
 from tests.serving.bundles import (
     COLUMNS,
@@ -77,7 +77,7 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
     assert refusal["error"]["field"] == "rows[0].colour"
 
 
-def test_the_description_of_the_api_is_of_this_bundles_columns(server: Server) -> None:
+def test_the_api_description_lists_the_columns_of_the_bundle(server: Server) -> None:
     description = plain_http.get(server.url + "/docs.json").json()
     content = description["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert list(content) == ["application/json"]
@@ -92,9 +92,9 @@ def test_the_description_of_the_api_is_of_this_bundles_columns(server: Server) -
 
 
 def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, folder: Path) -> None:
-    """What another service would get through `bentoml.depends`."""
+    """A call as by another service through `bentoml.depends`."""
     script = f"""
-import json, serving.service as service
+import json, slipway.serving.service as service
 from starlette.testclient import TestClient
 with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
     client.portal.call(service.worker().loaded)
@@ -200,7 +200,9 @@ def test_concurrent_callers_get_their_own_answers_beside_bad_ones(server: Server
             assert is_right(answer.json(), table_row(number))
 
 
-def test_without_a_bundle_it_starts_and_says_why_it_is_not_ready(tmp_path: Path) -> None:
+def test_without_a_bundle_the_service_starts_and_reports_why_it_is_not_ready(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path) as server:
         server.wait("/livez")
         server.wait("/readyz", 503)
@@ -209,4 +211,4 @@ def test_without_a_bundle_it_starts_and_says_why_it_is_not_ready(tmp_path: Path)
         assert plain_http.get(server.url + "/docs.json").status_code == 200
         assert (
             plain_http.get(server.url + "/").status_code == 200
-        )  # the page asks for the reason itself
+        )  # the page reads the reason itself

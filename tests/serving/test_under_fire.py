@@ -1,4 +1,4 @@
-"""Thousands of requests as nobody should send them, against the real process: each gets one answer that says what is wrong."""
+"""Thousands of hostile requests to the real process: each gets one answer that names the fault."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from serving.http.responses import ERRORS
-from serving.load_test.load import REFUSED, Answer, ask_each, by_status, http_request
+from slipway.serving.http.responses import ERRORS
+from slipway.serving.load_test.load import REFUSED, Answer, ask_each, by_status, http_request
 from tests.serving.bundles import picture, row_classifier, table_row
 from tests.serving.generated import Case, finite, image_case, is_right, table_case
 from tests.serving.ready_service import ready_service
@@ -17,8 +17,9 @@ from tests.serving.server import Server
 pytestmark = pytest.mark.process
 # These are about the request, not about one field of it.
 WITHOUT_A_FIELD = {
-    "malformed_request", "malformed_body", "malformed_json", "not_found", "method_not_allowed", "body_too_large", "too_many_rows",
-    "not_a_row", "headers_too_large", "url_too_long", "too_many_items",
+    "malformed_request", "malformed_body", "malformed_json", "not_found", "method_not_allowed",
+    "body_too_large", "too_many_rows", "not_a_row", "headers_too_large", "url_too_long",
+    "too_many_items",
 }  # fmt: skip
 MAX_BODY_BYTES, MAX_ROWS = 200_000, 1000
 
@@ -44,7 +45,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def check(case: Case, answer: Answer) -> None:
-    """What is true of every answer, whatever was asked."""
+    """Properties of every answer to any request."""
     if case.right is not None:
         assert answer.status == 200
         assert is_right(case, answer.content)
@@ -86,15 +87,20 @@ def fire(
         try:
             check(case, answer)
         except AssertionError as error:
-            shown = f"{case.kind}, seed {first + answer.number}: {case.request[:600]!r}\n-> {answer.status} {answer.body[:600]!r}"
+            shown = (
+                f"{case.kind}, seed {first + answer.number}: {case.request[:600]!r}\n"
+                f"-> {answer.status} {answer.body[:600]!r}"
+            )
             raise AssertionError(shown) from error
     assert server.workers() == processes
     assert not re.search("Traceback|Exception|ERROR", server.log.read_text())
     return Counter(f"{cases[answer.number].kind} {answer.status}" for answer in answers)
 
 
-def test_every_kind_of_request_is_made_and_most_are_refused(images: Server, table: Server) -> None:
-    """The twin of what follows: the requests are what they are meant to be."""
+def test_generated_requests_cover_every_kind_and_most_are_refused(
+    images: Server, table: Server
+) -> None:
+    """Proves that the generated requests have the intended faults."""
     for server, make in ((images, image_case), (table, table_case)):
         outcomes = fire(server, make, 400, first=10**6)
         kinds = {outcome.rpartition(" ")[0] for outcome in outcomes}
@@ -139,9 +145,7 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize("number", NO_NUMBERS)
-def test_what_is_no_number_is_refused_by_each_worker_and_never_comes_back(
-    table: Server, number: str
-) -> None:
+def test_nan_is_refused_by_each_worker_and_never_returned(table: Server, number: str) -> None:
     for text in (
         '{"age": %s}',
         '{"rows": [{"age": 41}, {"age": %s}]}',
@@ -154,7 +158,7 @@ def test_what_is_no_number_is_refused_by_each_worker_and_never_comes_back(
             assert number[:10] in answer.content["error"]["message"]
 
 
-def test_a_key_that_is_there_twice_and_a_number_beyond_its_column_are_named(table: Server) -> None:
+def test_a_repeated_key_and_an_out_of_range_number_are_named(table: Server) -> None:
     row = json.dumps(table_row(1))
     too_large = row.replace('"age": 1,', '"age": 1e300,')
     for body, code, field in [
@@ -170,7 +174,7 @@ def test_a_key_that_is_there_twice_and_a_number_beyond_its_column_are_named(tabl
             assert "age" in answer.content["error"]["message"]
 
 
-def test_numbers_in_the_fields_of_a_form_are_refused_as_well(images: Server) -> None:
+def test_numbers_in_form_fields_are_refused(images: Server) -> None:
     bodies = [
         b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\n%s\r\n--b--\r\n'
         % number.encode()
@@ -190,7 +194,7 @@ def test_numbers_in_the_fields_of_a_form_are_refused_as_well(images: Server) -> 
 
 
 @pytest.mark.parametrize("num_rounds", [100, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_one_bad_image_among_31_neighbours_gets_its_4xx_and_they_their_right_answers(
+def test_one_bad_image_among_32_gets_a_4xx_and_the_others_right_answers(
     images: Server, num_rounds: int
 ) -> None:
     cases = [image_case(seed) for seed in range(3000)]
@@ -209,8 +213,8 @@ def test_one_bad_image_among_31_neighbours_gets_its_4xx_and_they_their_right_ans
     assert seen[422] > num_rounds / 2
 
 
-def test_a_wrong_answer_is_seen() -> None:
-    """The twin: what is checked of each answer can fail."""
+def test_the_check_finds_a_wrong_answer() -> None:
+    """Proves that each check of an answer can fail."""
     case = next(case for case in map(image_case, range(100)) if case.kind == "right image")
     wrong = {"probabilities": {"dark": 0.1, "grey": 0.2, "bright": 0.7}}
     assert not is_right(case, wrong)

@@ -10,13 +10,13 @@ from tests.structure.layout import (
     MOST_MODULES,
     MOST_STATEMENTS,
     duplicate_class_names,
+    gerunds,
     modules,
     modules_by_folder,
     statements,
 )
-from tests.structure.prose import question_docstrings
+from tests.structure.prose import findings
 from tests.structure.rooms import TABLES, arrows, forbidden_arrows
-from tests.structure.unfinished import read_list
 
 _LARGEST = 10
 _LONG_LINE = 100
@@ -35,7 +35,7 @@ def room_table(root: Path, counts: dict[str, int]) -> str:
     imported: dict[str, Counter[str]] = defaultdict(Counter)
     for folder in TABLES:
         for arrow in arrows(root, folder):
-            imported[_full_name(folder, arrow.source)][arrow.target] += 1
+            imported[f"{folder}/{arrow.source}"][arrow.target] += 1
     sizes: Counter[str] = Counter()
     modules_in: Counter[str] = Counter()
     for path, count in counts.items():
@@ -57,26 +57,27 @@ def largest_modules(counts: dict[str, int]) -> str:
 
 def figures(root: Path, sources: dict[str, str], counts: dict[str, int]) -> str:
     """The figures of rooms, names and texts beside their limits."""
-    by_folder = modules_by_folder(path for path in sources if not path.startswith("stages/"))
+    by_folder = modules_by_folder(
+        path for path in sources if not path.startswith("slipway/stages/")
+    )
     folder, most = by_folder.most_common(1)[0]
     forbidden = sum(len(forbidden_arrows(root, table)) for table in TABLES)
-    questions = sum(len(list(question_docstrings(source))) for source in sources.values())
     long_lines = sum(
         len(line) > _LONG_LINE for source in sources.values() for line in source.splitlines()
     )
     dvc_lines = len((root / "dvc.yaml").read_text().splitlines())
-    unfinished = Counter(check for check, _ in read_list())
+    texts = Counter(found.check for found in findings(root))
     rows = [
         ("H1", f"modules in the largest folder ({folder})", most, MOST_MODULES),
         ("H1", "imports against the tables", forbidden, 0),
         ("H3", "lines of dvc.yaml", dvc_lines, 220),
-        ("H4", "docstrings that open with a question word", questions, 0),
+        ("H4", "docstrings that open with a question word", texts["docstring"], 0),
         ("H4", f"lines over {_LONG_LINE} characters", long_lines, 0),
-        ("H4", "places with banned words", unfinished["banned"], 0),
-        ("H4", "pages with long sentences", unfinished["sentence"], 0),
+        ("H4", "banned words", texts["banned"], 0),
+        ("H4", "sentences of more than 35 words in docs", texts["sentence"], 0),
         ("H6", "statements", sum(counts.values()), MOST_STATEMENTS),
         ("H6", "class names used twice", len(duplicate_class_names(sources.values())), 0),
-        ("H6", "modules named after an activity", unfinished["gerund"], 0),
+        ("H6", "modules named after an activity", len(list(gerunds(sources))), 0),
     ]
     lines = [f"{target}  {name:60} {value:6}  limit {limit}" for target, name, value, limit in rows]
     return "\n".join(["figures", *lines])
@@ -87,12 +88,7 @@ def _rooms_around(path: str) -> list[str]:
     parts = Path(path).parts[:-1]
     if parts == ("slipway",):
         return []
-    first = 1 if parts[0] != "slipway" else 2
-    return ["/".join(parts[:depth]) for depth in range(first, min(len(parts), 3) + 1)]
-
-
-def _full_name(folder: str, room: str) -> str:
-    return room if room in ("stages", "serving") else f"{folder}/{room}"
+    return ["/".join(parts[:depth]) for depth in range(2, min(len(parts), 3) + 1)]
 
 
 if __name__ == "__main__":

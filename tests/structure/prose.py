@@ -43,11 +43,6 @@ class Finding:
     line: int
     text: str
 
-    @property
-    def room(self) -> str:
-        """The folder of a Python file, else the file: what one line of unfinished.txt names."""
-        return str(Path(self.path).parent) if self.path.endswith(".py") else self.path
-
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.text}"
 
@@ -108,8 +103,11 @@ def question_docstrings(source: str) -> Iterator[tuple[int, str]]:
 def long_lines(path: str, text: str) -> Iterator[tuple[int, int]]:
     """The number and the length of each line that is too long.
 
-    A row of a table, a link and a line without a space cannot be broken.
+    A row of a table, a link and a line without a space cannot be broken. Blocks of code show
+    what a program prints.
     """
+    if path.endswith(".md"):
+        text = _CODE_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
     for number, line in enumerate(text.splitlines(), start=1):
         breakable = " " in line.strip() and not (
             path.endswith(".md") and (line.startswith("|") or "](http" in line)

@@ -19,7 +19,7 @@ TOP = "(top)"  # the modules of a divided folder that have no row
 RING_0 = (*("system", "kinds", "inputs", "config", "artifacts", "metrics", "runtimes", "traffic"),)
 _BELOW_TRAINING = (*RING_0, "data", "reports")
 _BELOW_EXPORT = (*_BELOW_TRAINING, "training")
-# The rooms of `slipway/`, and the two packages that use them.
+# The rooms of `slipway/`.
 ROOMS: Table = {
     "system": (),
     "kinds": ("system",),
@@ -30,8 +30,11 @@ ROOMS: Table = {
     "runtimes": ("system", "kinds", "inputs", "artifacts"),
     "traffic": ("system", "kinds", "inputs", "config", "artifacts"),
     "drift": RING_0,
+    "predictor": RING_0,
     "data": RING_0,
     "reports": (*RING_0, "data"),
+    "project": (*RING_0, "data"),
+    "inference": (*RING_0, "predictor", "data"),
     "training": _BELOW_TRAINING,
     "planning": _BELOW_EXPORT,
     "profiling": _BELOW_EXPORT,
@@ -39,7 +42,7 @@ ROOMS: Table = {
     "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
     "replay": (*RING_0, "drift", "reports", "training", "export"),
     "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
-    "serving": (*RING_0, "drift"),
+    "serving": (*RING_0, "drift", "predictor"),
 }
 
 
@@ -48,12 +51,21 @@ def in_order(*rooms: str) -> Table:
     return {room: rooms[:place] for place, room in enumerate(rooms)}
 
 
-# Inside the rooms that are divided. The table of `serving/` is in test_serving_imports.py.
+# Inside the rooms that are divided. The table of `slipway/serving/` is in test_serving_imports.py.
 DATA = in_order(
     *("engine", "sources", "rules", "store", "augmentation", "splits", "images", "tables", "merge")
 )
 TRAINING = in_order(
-    *("networks", "distributed", "augmentation", "batches", "recipe", "module", "checkpoints"),
+    *(
+        "targets",
+        "networks",
+        "distributed",
+        "augmentation",
+        "batches",
+        "recipe",
+        "module",
+        "checkpoints",
+    ),
     *("job", "assembly", "telemetry", "short_run", "uncertainty", "pruning"),
 )
 EXPORT = in_order("graphs", "certification", "precision")
@@ -121,15 +133,13 @@ def forbidden_arrows(root: Path, folder: str) -> list[str]:
 
 
 def _lies_in(folder: str, path: Path) -> bool:
-    """True for a module of the folder; `stages` and `serving` belong to the table of `slipway`."""
+    """True for a module of the folder."""
     if path.as_posix() == f"{folder}/__init__.py":
         return False
-    return folder == "slipway" or folder in [parent.as_posix() for parent in path.parents]
+    return folder in [parent.as_posix() for parent in path.parents]
 
 
 def _room(folder: str, path: Path) -> str:
-    if folder == "slipway" and path.parts[0] != "slipway":
-        return path.parts[0]
     inside = path.relative_to(folder)
     if len(inside.parts) > 1:
         return inside.parts[0]
@@ -138,11 +148,7 @@ def _room(folder: str, path: Path) -> str:
 
 def _modules(root: Path) -> list[Path]:
     """All modules below `root`, relative to it."""
-    return [
-        path.relative_to(root)
-        for package in ("slipway", "stages", "serving")
-        for path in sorted((root / package).rglob("*.py"))
-    ]
+    return [path.relative_to(root) for path in sorted((root / "slipway").rglob("*.py"))]
 
 
 def _imports(root: Path, importer: Path) -> list[Path]:

@@ -35,15 +35,16 @@ def _lock(root: Path) -> str:
 
 
 def declared(project: dict[str, Any]) -> list[Requirement]:
-    """Every requirement of the project and its extras."""
-    extras = project["project"]["optional-dependencies"].values()
-    return [
+    """Every requirement of the project and its extras, without serve-cpu and the project itself."""
+    extras = project["project"]["optional-dependencies"]
+    found = [
         Requirement(text)
         for text in [
             *project["project"]["dependencies"],
-            *(text for extra in extras for text in extra),
+            *(text for name, extra in extras.items() if name != "serve-cpu" for text in extra),
         ]
     ]
+    return [one for one in found if one.name != project["project"]["name"]]
 
 
 def locked(lock: str) -> dict[str, list[Version]]:
@@ -65,12 +66,34 @@ def allows(requirements: list[Requirement], name: str, version: str) -> bool:
 def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict[str, Any]) -> None:
     assert set(project["project"]["optional-dependencies"]) == {
         "train",
-        "cluster",
+        "client",
+        "ray",
         "export",
         "serve",
+        "serve-cpu",
+        "service",
         "gpu",
         "dev",
     }
+
+
+def test_the_two_extras_of_the_service_differ_in_their_runtime_and_are_declared_a_conflict(
+    project: dict[str, Any],
+) -> None:
+    extras = project["project"]["optional-dependencies"]
+    both = [{Requirement(text).name for text in extras[name]} for name in ("serve", "serve-cpu")]
+    assert both[0] - both[1] == {"onnxruntime-gpu"}
+    assert "slipway-ml" in both[0] & both[1]
+    assert project["tool"]["uv"]["conflicts"] == [[{"extra": "serve"}, {"extra": "serve-cpu"}]]
+
+
+def test_the_lock_for_cpus_lacks_only_what_torch_imports_without(root: Path, lock: str) -> None:
+    for_cpus = locked((root / "requirements.cpu.lock").read_text())
+    everything = locked(lock)
+    assert {name: everything[name] for name in for_cpus} == for_cpus
+    makefile = (root / "Makefile").read_text()
+    (left_out,) = re.findall(r"^ONLY_ON_A_GPU = (.+)$", makefile, re.MULTILINE)
+    assert set(everything) - set(for_cpus) == set(left_out.split())
 
 
 @pytest.mark.parametrize("name", FLOORS)
@@ -96,7 +119,9 @@ def test_a_poisoned_release_would_be_noticed() -> None:
     assert allows([Requirement("lightning>=2.6")], "lightning", "2.6.3")
 
 
-def test_every_locked_package_has_a_hash(lock: str) -> None:
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements.cpu.lock"])
+def test_every_locked_package_has_a_hash(root: Path, name: str) -> None:
+    lock = (root / name).read_text()
     blocks = re.split(r"\n(?=[a-z0-9])", lock[lock.index("\n", lock.index("make lock")) + 1 :])
     assert [block.splitlines()[0] for block in blocks if "--hash=sha256:" not in block] == []
 

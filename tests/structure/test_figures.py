@@ -1,69 +1,116 @@
-"""Each figure in the README equals the last measurement in bench/results/, to its digits."""
+"""Each measured figure of the pages equals its results file, to the digits that the page gives.
+
+A figure is followed by a comment that quotes one line of a file in bench/results/, or of
+bench/LOG.md, such as `13 times <!-- serving_speed_small: 13.23 ... times BentoML -->`. Bars of
+tables are left out, and `...` stands for anything. All numbers of a quote are figures: the last
+numbers before the comment are the same, rounded.
+"""
 
 import re
+from collections.abc import Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEED, START, DATA, CLEANING, LOADING = (
-    "serving_speed_small",
-    "serving_start",
-    "data_sets",
-    "cleaning",
-    "loading",
-)
-# The pattern in the README, the table, and the pattern there. Group 1 of each is the figure.
-FIGURES = [
-    (r"(\S+) times BentoML's", SPEED, r"\* (\S+) \([^)]*\) times BentoML"),
-    (r"(\S+) times LitServe", SPEED, r"\* (\S+) \([^)]*\) times LitServe"),
-    (r"(\S+ %) of an empty", SPEED, r"Slipway, one worker (?:\|[^|]*){2}\| (\S+)"),
-    (r"two workers (\S+ %);", SPEED, r"Slipway, two workers (?:\|[^|]*){2}\| (\S+)"),
-    (r"latency is (\S+) ms above", SPEED, r"one connection: (\S+) ms above"),
-    (r"Service: start to ready.*?\| (\S+) s,", START, r"`/readyz` \| (\S+) s"),
-    (r"Service: start to ready.*?\| \S+ s, (\S+) MB", START, r"resident, worker.*?\| (\S+) MB"),
-    (r"CIFAR-10 .*?epochs .*?in (\S+) s", DATA, r"CIFAR-10 .*?\| (\d+) s \| \d+ s \|\n"),
-    (r"CIFAR-10 .*?\| (\S+) \(", DATA, r"CIFAR-10 .*?accuracy (\S+)"),
-    (r"California .*?epochs in (\S+) s", DATA, r"California .*?\| (\d+) s \| \d+ s \|\n"),
-    (r"California .*?\| (\S+) \(", DATA, r"California .*?rmse (\S+)"),
-    (r"California .*?\| \S+ \((\S+) to", DATA, r"California .*?rmse \S+ \((\S+) to"),
-    (r"California .*?\| \S+ \(\S+ to (\S+)\)", DATA, r"California .*?rmse \S+ \(\S+ to (\S+)\)"),
-    (
-        r"\| (\S+ %) of the speed of libjpeg-turbo",
-        CLEANING,
-        r"clean over simplejpeg alone \| (\S+)",
-    ),
-    (r"on both cores, (\S+ %) of Pillow", CLEANING, r"clean over Pillow alone \| (\S+)"),
-    (
-        r"Training loader.*?\| (\S+) and",
-        LOADING,
-        r"## 224 px(?:.|\n)*?Slipway, in the trainer .*\| (\S+) \|",
-    ),
-    (
-        r"Training loader.*?\| \S+ and (\S+) times",
-        LOADING,
-        r"### 28 px again(?:.|\n)*?Slipway, in the trainer .*\| (\S+) \|",
-    ),
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = sorted((ROOT / "bench/results").glob("*.md"))
+COMMENT = re.compile(r"<!-- (\w+): (.+?) -->")
+# Not the 8 of int8, nor the 512 of AVX-512.
+NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?: ?%)?(?!\w)")
+CONDITIONS = re.compile(r"20\d\d-\d\d-\d\d, \d+ cores of .+load average at the end [\d.]+", re.S)
 
 
-def figure(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    assert found, pattern
-    return found[1].replace(",", "")
+class Quote(NamedTuple):
+    """A comment, and the text of its page up to it."""
+
+    page: str
+    before: str
+    results: str
+    quoted: str
+
+
+def quotes(page: str, text: str) -> Iterator[Quote]:
+    for comment in COMMENT.finditer(text):
+        # Numbers in other comments are no figures of the page.
+        before = COMMENT.sub("", text[: comment.start()])
+        yield Quote(page, before, *comment.groups())
+
+
+def is_quoted(quote: Quote, results: str) -> bool:
+    parts = (re.escape(part.strip()) for part in quote.quoted.split("..."))
+    pattern = re.compile(".*?".join(rf"(?<![\d.,]){part}(?!\d|[.,]\d)" for part in parts))
+    lines = (" ".join(line.replace("|", " ").split()) for line in results.splitlines())
+    return any(pattern.search(line) for line in lines)
 
 
 def rounded(measured: str, as_said: str) -> Decimal:
     """A measured figure in the unit and to the digits of another."""
-    value = Decimal(measured.removesuffix("%"))
+    value = decimal(measured)
     if as_said.endswith("%") and not measured.endswith("%"):
         value *= 100
-    return value.quantize(Decimal(as_said.removesuffix("%").strip()), ROUND_HALF_UP)
+    return value.quantize(decimal(as_said), ROUND_HALF_UP)
 
 
-@pytest.mark.parametrize(("said", "table", "measured"), FIGURES)
-def test_a_figure_of_the_readme_is_the_measured_one(said: str, table: str, measured: str) -> None:
-    in_readme = figure(said, (ROOT / "README.md").read_text())
-    in_table = figure(measured, (ROOT / f"bench/results/{table}.md").read_text())
-    assert Decimal(in_readme.removesuffix("%").strip()) == rounded(in_table, in_readme), in_table
+def decimal(figure: str) -> Decimal:
+    return Decimal(figure.removesuffix("%").strip().replace(",", ""))
+
+
+def is_true(quote: Quote) -> bool:
+    measured = NUMBER.findall(quote.quoted)
+    said = NUMBER.findall(quote.before)[-len(measured) :]
+    if not measured or len(said) != len(measured):
+        return False
+    pairs = zip(measured, said, strict=True)
+    return all(rounded(one, other) == decimal(other) for one, other in pairs)
+
+
+QUOTES = [quote for page in PAGES for quote in quotes(page.name, page.read_text())]
+
+
+@pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: f"{quote.page}: {quote.quoted}")
+def test_a_figure_of_a_page_is_the_measured_one(quote: Quote) -> None:
+    folder = ROOT / "bench" if quote.results == "LOG" else ROOT / "bench/results"
+    assert is_quoted(quote, (folder / f"{quote.results}.md").read_text())
+    assert is_true(quote), NUMBER.findall(quote.before)[-5:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_begins_with_a_comment_which_would_end_its_paragraph(page: Path) -> None:
+    assert not re.search(r"^\s*<!-- \w+: ", page.read_text(), re.M)
+
+
+def test_the_pages_quote_results() -> None:
+    assert {"README.md", "results.md", "drift.md"} <= {quote.page for quote in QUOTES}
+    in_readme = {quote.results for quote in QUOTES if quote.page == "README.md"}
+    in_results = {quote.results for quote in QUOTES if quote.page == "results.md"}
+    assert in_readme <= in_results
+
+
+LINE = "| 260 | 19.9% | 1,234.6 (0.251 to 9) |"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ("20 % <!-- x: 260 ... 19.9% -->", False),  # 260 is a figure, too
+        ("Of 260, 20 % <!-- x: 260 19.9% -->", True),
+        ("20 % <!-- x: 19.9% -->", True),
+        ("19 % <!-- x: 19.9% -->", False),
+        ("20 % <!-- x: 9.9% -->", False),  # no whole number of the line
+        ("1,235 <!-- x: 1,234.6 -->", True),
+        ("25 % (int8) <!-- x: 0.251 -->", True),
+        ("25 % and 9 <!-- x: 0.251 to 9 -->", True),
+        ("9 <!-- x: 19.9% ... to 9 -->", False),
+    ],
+)
+def test_a_wrong_figure_is_found(text: str, is_right: bool) -> None:
+    (quote,) = quotes("page", text)
+    assert (is_quoted(quote, LINE) and is_true(quote)) == is_right
+
+
+@pytest.mark.parametrize("results", RESULTS, ids=lambda results: results.stem)
+def test_each_results_file_names_its_processor_and_the_load(results: Path) -> None:
+    assert CONDITIONS.search(results.read_text())

@@ -10,7 +10,9 @@ from slipway.kinds.code_digest import reached_files
 from slipway.system.source_code import imported_modules
 from tests.structure.rooms import RING_0, TABLES, forbidden_arrows, unlisted_rooms, upward_rows
 
-PACKAGES_OF_RING_0 = {"imagecodecs", "numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
+PACKAGES_OF_RING_0 = {
+    *("imagecodecs", "numpy", "pi_heif", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel")
+}
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}
 HEAVY = (
     "torch",
@@ -59,12 +61,12 @@ def test_an_import_against_the_arrows_is_reported(tmp_path: Path) -> None:
             "slipway/training/networks/wrong_too.py": "import slipway.training.pruning.fine_tune\n",
             "slipway/training/pruning/fine_tune.py": "",
             "slipway/data/wrong.py": "from slipway.training import run\n",
-            "serving/wrong.py": "import slipway.data.wrong\n",
+            "slipway/serving/wrong.py": "import slipway.data.wrong\n",
         },
     )
     assert forbidden_arrows(tmp_path, "slipway") == [
         "slipway/data/wrong.py -> slipway/training/run.py",
-        "serving/wrong.py -> slipway/data/wrong.py",
+        "slipway/serving/wrong.py -> slipway/data/wrong.py",
     ]
     assert forbidden_arrows(tmp_path, "slipway/training") == [
         "slipway/training/networks/wrong.py -> slipway/training/run.py",
@@ -99,18 +101,23 @@ def test_ring_0_imports_its_few_packages_only(root: Path) -> None:
 
 
 def test_the_service_reaches_no_training_code(root: Path) -> None:
-    reached = {path.as_posix() for path in reached_files(root, [Path("serving/service.py")])}
+    reached = {
+        path.as_posix() for path in reached_files(root, [Path("slipway/serving/service.py")])
+    }
     assert not [
         path
         for path in reached
-        if path.startswith(("slipway/data/", "slipway/training/", "slipway/export/", "stages/"))
+        if path.startswith(
+            ("slipway/data/", "slipway/training/", "slipway/export/", "slipway/stages/")
+        )
     ]
 
 
 @pytest.mark.process
 def test_importing_the_service_loads_nothing_heavy(root: Path) -> None:
     code = (
-        f"import sys, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
+        "import sys, slipway.serving.service; "
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     answer = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
@@ -121,7 +128,7 @@ def test_importing_the_service_loads_nothing_heavy(root: Path) -> None:
 @pytest.mark.process
 def test_a_heavy_package_in_the_service_is_reported(root: Path) -> None:
     code = (
-        "import sys, torch, serving.service; "
+        "import sys, torch, slipway.serving.service; "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     answer = subprocess.run(

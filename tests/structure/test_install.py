@@ -1,50 +1,88 @@
 """`make install` builds an environment only if the present one lacks the locked packages."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+
+LOCK = "numpy==2.4.6\n"
+UV = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/calls"
+if [ "$1" = venv ]; then
+  for folder; do :; done
+  mkdir -p "$folder/bin" && ln -s "$PYTHON" "$folder/bin/python"
+  echo "relocatable = true" > "$folder/pyvenv.cfg"
+fi
+"""
 
 
 @pytest.fixture(name="project")
 def _project(root: Path, tmp_path: Path) -> Path:
-    """A project with the two scripts, a lock and a built environment of one command."""
+    """A project with the script, both locks and a built environment."""
     folder = tmp_path / "project"
     commands = folder / ".venv" / "bin"
     commands.mkdir(parents=True)
-    for name in ("install.sh", "env.sh"):
-        shutil.copy(root / name, folder)
-    (folder / "requirements.lock").write_text("numpy==2.4.6\n")
+    shutil.copy(root / "install.sh", folder)
+    for name in ("requirements.lock", "requirements.cpu.lock"):
+        (folder / name).write_text(LOCK)
     (commands / "python").symlink_to(sys.executable)
-    (commands / "greet").write_text(f"#!{commands}/python\nprint('hello')\n")
-    (commands / "greet").chmod(0o755)
-    (folder / ".venv" / ".complete").write_text(f"{folder}/.venv\nnumpy==2.4.6\n")
+    (folder / ".venv" / ".complete").write_text(LOCK)
     return folder
 
 
-def install(project: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+def install(
+    project: Path, python: str = sys.executable, *, uv: bool = False, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run install.sh with only the system's commands and, on request, a `uv` that records calls."""
+    tools = project.parent / "tools"
+    tools.mkdir(exist_ok=True)
+    if uv:
+        (tools / "uv").write_text(UV)
+        (tools / "uv").chmod(0o755)
     return subprocess.run(
         ["bash", "install.sh", python, "demo"],
         cwd=project,
+        env={"PATH": f"{tools}:/usr/bin:/bin", "PYTHON": sys.executable} | variables,
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def old_python(folder: Path) -> str:
-    """An interpreter that says it is Python 3.9 and can do nothing else."""
-    path = folder / "python3.9"
-    path.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1\n')
+def calls(project: Path) -> list[str]:
+    """The arguments of each call of `uv`."""
+    path = project.parent / "tools" / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def command(folder: Path, name: str, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def old_python(folder: Path, name: str = "python3.9") -> str:
+    """An interpreter that says it is Python 3.9 and can do nothing else."""
+    return command(folder, name, '[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1')
 
 
 def test_an_environment_with_the_locked_packages_is_taken_as_it_is(project: Path) -> None:
     done = install(project)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_environment_with_all_packages_serves_a_machine_without_a_driver(project: Path) -> None:
+    (project / "requirements.cpu.lock").write_text("")
+    done = install(project, uv=True)
+    assert (done.returncode, calls(project)) == (0, [])
 
 
 def test_a_linked_environment_with_the_locked_packages_is_taken_in_a_fresh_clone(
@@ -53,7 +91,8 @@ def test_a_linked_environment_with_the_locked_packages_is_taken_in_a_fresh_clone
     clone = tmp_path / "clone"
     clone.mkdir()
     shutil.copy(project / "install.sh", clone)
-    (clone / "requirements.lock").write_text("numpy==2.4.6\n")  # newer than the environment
+    for name in ("requirements.lock", "requirements.cpu.lock"):
+        (clone / name).write_text(LOCK)  # newer than the environment
     (clone / ".venv").symlink_to(project / ".venv")
     done = install(clone)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -65,8 +104,8 @@ def test_a_linked_environment_with_other_packages_is_refused_with_the_way_out(
     shared = tmp_path / "shared"
     (project / ".venv").rename(shared)
     (project / ".venv").symlink_to(shared)
-    (project / "requirements.lock").write_text("numpy==2.5.5\n")
-    done = install(project)
+    (shared / ".complete").write_text("numpy==2.5.5\n")
+    done = install(project, LOCK="requirements.lock")
     assert done.returncode == 1
     for part in (
         f"a link to {shared}",
@@ -76,32 +115,123 @@ def test_a_linked_environment_with_other_packages_is_refused_with_the_way_out(
         assert part in done.stderr
 
 
-def test_the_commands_of_a_moved_project_are_mended(project: Path, tmp_path: Path) -> None:
-    moved = project.rename(tmp_path / "moved")
-    with pytest.raises(FileNotFoundError):
-        subprocess.run([moved / ".venv/bin/greet"], check=True)
-    assert "this project was moved" in install(moved).stdout
-    assert subprocess.check_output([moved / ".venv/bin/greet"], text=True) == "hello\n"
-    assert install(moved).stdout == ""
+def test_the_installation_says_its_size_and_is_done_by_uv_with_hashes(project: Path) -> None:
+    shutil.rmtree(project / ".venv")
+    done = install(project, uv=True, LOCK="requirements.cpu.lock")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"GB to download, [\d.]+ GB on disk", done.stderr)
+    assert calls(project) == [
+        f"venv --quiet --clear --relocatable --python {sys.executable} .venv",
+        "pip sync --python .venv/bin/python --require-hashes requirements.cpu.lock",
+    ]
+    assert (project / ".venv/.complete").read_text() == LOCK
+    assert install(project, uv=True, LOCK="requirements.cpu.lock").stderr == ""
 
 
-def test_env_sh_says_how_to_mend_a_moved_project(project: Path, tmp_path: Path) -> None:
-    def warning(folder: Path) -> str:
-        line = ["env", "-u", "MAKELEVEL", "bash", "-c", "source env.sh"]
-        return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=True).stderr
+def test_changed_locks_only_change_the_packages_of_the_environment(project: Path) -> None:
+    """Nothing is built anew, so what an interrupted installation did is not lost either."""
+    (project / ".venv/pyvenv.cfg").write_text("relocatable = true\n")
+    (project / ".venv/.complete").unlink()
+    assert install(project, uv=True).returncode == 0
+    assert [call.split()[:2] for call in calls(project)] == [["pip", "sync"]]
 
-    assert warning(project) == ""
-    assert "was moved from" in warning(project.rename(tmp_path / "moved"))
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_driver_chooses_the_lock_with_what_only_a_gpu_uses(project: Path, driver: bool) -> None:
+    if not driver and Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has an NVIDIA driver")
+    if driver:
+        command(project.parent / "tools", "nvidia-smi", "exit 0")
+    shutil.rmtree(project / ".venv")
+    assert install(project, uv=True).returncode == 0
+    assert calls(project)[-1].split()[-1] == f"requirements{'' if driver else '.cpu'}.lock"
 
 
-def test_an_unsupported_python_is_refused_before_anything_is_built(
+def test_uv_is_fetched_by_pip_with_its_hash_if_it_is_missing(project: Path, tmp_path: Path) -> None:
+    block = "uv==0.13.8 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
+    (project / "requirements.cpu.lock").write_text(
+        f"{LOCK}{block}zstd==1 \\\n    --hash=sha256:cc\n"
+    )
+    shutil.rmtree(project / ".venv")
+    fetched = tmp_path / "uv"
+    fetched.write_text(UV)
+    fetched.chmod(0o755)
+    pip = f'[ "$1" = -c ] && exit; echo "$@" >> {tmp_path}/pip; cp {fetched} "$(dirname "$0")/uv"'
+    python = command(
+        tmp_path / "pythons",
+        "python3.12",
+        '[ "$1" = -c ] && exit; mkdir -p .work/uv/bin; cp "$0.pip" .work/uv/bin/python',
+    )
+    command(tmp_path / "pythons", "python3.12.pip", pip)
+    done = install(project, python, LOCK="requirements.cpu.lock")
+    assert done.returncode == 0, done.stderr
+    assert "--require-hashes --requirement .work/uv/uv.lock" in (tmp_path / "pip").read_text()
+    assert (project / ".work/uv/uv.lock").read_text() == block
+    assert (project / ".venv/.complete").exists()
+
+
+def test_uv_fetches_a_python_if_the_machine_has_only_an_old_one(
     project: Path, tmp_path: Path
 ) -> None:
-    (project / "requirements.lock").write_text("numpy==2.5.5\n")
-    done = install(project, old_python(tmp_path))
+    (project / ".venv/.complete").unlink()
+    old_python(tmp_path / "tools", "python3")
+    done = install(project, "python3", uv=True)
+    assert done.returncode == 0, done.stderr
+    assert "--python 3.12 .venv" in calls(project)[0]
+
+
+@pytest.mark.parametrize("uv", [True, False])
+def test_an_unsupported_python_that_was_named_is_refused_before_anything_is_built(
+    project: Path, tmp_path: Path, uv: bool
+) -> None:
+    (project / ".venv/.complete").unlink()
+    done = install(project, old_python(tmp_path), uv=uv)
     assert done.returncode == 1
     assert (
-        "Python 3.9.2 found, expected Python 3.11 to 3.14. Name one: make PYTHON=python3.12 demo"
+        "Python 3.9.2 found, expected Python 3.11 to 3.14. Name one (make PYTHON=python3.12 demo)"
         in done.stderr
     )
-    assert (project / ".venv" / "bin" / "greet").exists()
+    assert (project / ".venv/bin/python").exists()
+    assert calls(project) == []
+
+
+def test_another_system_than_linux_gets_the_way_out(project: Path, tmp_path: Path) -> None:
+    command(tmp_path / "tools", "uname", "echo Darwin")
+    done = install(project)
+    assert done.returncode == 1
+    assert "Slipway runs on Linux, and this is Darwin" in done.stderr
+    assert "dev container" in done.stderr
+
+
+def test_the_dev_container_installs_by_the_same_command(root: Path) -> None:
+    content = json.loads((root / ".devcontainer/devcontainer.json").read_text())
+    assert content["postCreateCommand"] == "make install"
+    python = re.search(r"python:(3\.\d+)", content["image"])
+    assert python
+    requires = tomllib.loads((root / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert SpecifierSet(requires).contains(python[1])
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 100", 1), ("ln -sf /bin/true promtool", 0)])
+def test_a_landing_without_the_tests_of_the_alerts_is_rejected(
+    root: Path, tmp_path: Path, script: str, code: int
+) -> None:
+    """They skip without `promtool`."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(root / ".ci" / "run", tmp_path / ".ci" / "run")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("bash", "dirname", "rm", "timeout", "ln", "true"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    for name, text in (("apt-get", f"cd {folder} && {script}"), ("make", "echo made")):
+        (folder / name).write_text(f"#!{folder}/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / ".ci" / "run"],
+        env={"PATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout.count("made") == (0 if code else 4)
+    assert ("cannot install prometheus" in done.stderr) is bool(code)

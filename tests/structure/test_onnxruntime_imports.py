@@ -9,14 +9,9 @@ DOOR = "slipway/runtimes/onnx_runtime.py"
 
 
 def unguarded_imports(root: Path) -> list[str]:
-    """Lines (file:line) that import onnxruntime before the function calls `import_onnxruntime()`."""
+    """Lines (file:line) that import onnxruntime before a call of `import_onnxruntime()`."""
     found = []
-    paths = [
-        path
-        for package in ("slipway", "serving", "stages")
-        for path in (root / package).rglob("*.py")
-    ]
-    for path in sorted(paths):
+    for path in sorted((root / "slipway").rglob("*.py")):
         name = path.relative_to(root).as_posix()
         tree = ast.parse(path.read_text())
         functions = [

@@ -9,13 +9,14 @@ import yaml
 
 from slipway.config.params import Params
 from slipway.kinds.code_digest import RUNS_USERS_CODE, reached_files, stage_names
-from slipway.system.source_code import PACKAGES
+from slipway.kinds.registry import input_kinds
+from slipway.system.source_code import PACKAGES, read_source
 from slipway.training.job import PROJECT_PATHS
 
 # The keys of `data` that decide which bytes a row's `source` names (see
 # tests/data/sources/test_sources.py). Everything else in `data` reaches a later stage through
 # `rows.parquet`, which is a dependency of the stages that read the raw bytes again.
-SAY_WHICH_BYTES = {"data.task", "data.image_column"}
+SAY_WHICH_BYTES = {"data.task", "data.sources", "data.image_column"}
 STAGES = [
     "clean",
     "split",
@@ -43,7 +44,7 @@ def params_of(stage: dict[str, Any]) -> list[str]:
 
 
 def code_of(root: Path, stage: str) -> set[str]:
-    return {path.as_posix() for path in reached_files(root, [Path(f"stages/{stage}.py")])}
+    return {path.as_posix() for path in reached_files(root, [Path(f"slipway/stages/{stage}.py")])}
 
 
 def attributes_read(source: str) -> set[str]:
@@ -87,9 +88,24 @@ def test_every_stage_has_a_file_a_params_section_and_a_dvc_entry(
     assert set(STAGES) | {"version", "seed", "data"} == set(Params.model_fields)
 
 
+def listed_keys_of_one_kind(declared: list[str]) -> set[str]:
+    """Keys and sections that a kind's params.yaml may lack, though DVC refuses to run without."""
+    optional = {key for kind in input_kinds().values() for key in kind.settings}
+    return {name for name in declared if name in optional}
+
+
+def test_dvc_yaml_lists_only_keys_that_every_kind_has(pipeline: dict[str, Any]) -> None:
+    listed = {name: listed_keys_of_one_kind(params_of(pipeline[name])) for name in STAGES}
+    assert listed == {name: set() for name in STAGES}
+
+
+def test_a_listed_key_of_one_kind_is_noticed() -> None:
+    assert listed_keys_of_one_kind(["seed", "data.columns", "precompute"]) == {"data.columns"}
+
+
 def test_every_stage_file_defines_run_and_nothing_public_besides(root: Path) -> None:
     for stage in ["code", *STAGES]:
-        tree = ast.parse((root / "stages" / f"{stage}.py").read_text())
+        tree = ast.parse((root / "slipway/stages" / f"{stage}.py").read_text())
         public = [
             node.name
             for node in tree.body
@@ -102,7 +118,7 @@ def test_stage_files_hold_at_most_85_statements(root: Path) -> None:
     counts = {
         stage: sum(
             isinstance(node, ast.stmt)
-            for node in ast.walk(ast.parse((root / "stages" / f"{stage}.py").read_text()))
+            for node in ast.walk(ast.parse((root / "slipway/stages" / f"{stage}.py").read_text()))
         )
         for stage in STAGES
     }
@@ -111,7 +127,7 @@ def test_stage_files_hold_at_most_85_statements(root: Path) -> None:
 
 def test_every_stage_runs_as_a_module_of_its_name(pipeline: dict[str, Any]) -> None:
     assert {name: stage["cmd"] for name, stage in pipeline.items()} == {
-        name: f"python -m stages.{name}" for name in pipeline
+        name: f"python -m slipway.stages.{name}" for name in pipeline
     }
 
 
@@ -139,17 +155,17 @@ def test_only_the_stages_that_run_the_users_functions_reach_their_caller(root: P
     callers = {
         "slipway/data/store/image_conversion.py",
         "slipway/export/reference_model.py",
-        "serving/requests/decoding.py",
+        "slipway/serving/requests/decoding.py",
     }
     assert {stage for stage in STAGES if callers & code_of(root, stage)} == set(RUNS_USERS_CODE)
 
 
 def test_only_verify_reaches_the_service_and_its_page(root: Path) -> None:
     for file in (
-        "serving/service.py",
-        "serving/page/app.js",
-        "serving/page/zh.json",
-        "serving/api_docs/docs.html",
+        "slipway/serving/service.py",
+        "slipway/serving/page/app.js",
+        "slipway/serving/page/zh.json",
+        "slipway/serving/api_docs/docs.html",
     ):
         assert {stage for stage in STAGES if file in code_of(root, stage)} == {"verify"}
 
@@ -171,7 +187,9 @@ def test_a_stage_reads_only_params_that_dvc_knows_of(
     stage: str, root: Path, pipeline: dict[str, Any]
 ) -> None:
     assert (
-        undeclared((root / "stages" / f"{stage}.py").read_text(), params_of(pipeline[stage]))
+        undeclared(
+            (root / "slipway/stages" / f"{stage}.py").read_text(), params_of(pipeline[stage])
+        )
         == set()
     )
 
@@ -183,7 +201,7 @@ NOT_OF_THE_PIPELINE = {"artifacts/rebuilt_engine"}  # written in a container, wh
 
 
 def undeclared_paths(source: str, stage: dict[str, Any]) -> set[str]:
-    """Outputs of stages that a stage's file names but dvc.yaml lists neither as deps nor as outs."""
+    """Stage outputs that a stage's file names but dvc.yaml lists neither as deps nor as outs."""
     entries = [
         entry for key in ("deps", "outs", "metrics", "plots") for entry in stage.get(key, [])
     ]
@@ -207,14 +225,17 @@ def undeclared_paths(source: str, stage: dict[str, Any]) -> set[str]:
 def test_dvc_knows_every_file_that_a_stage_names(
     stage: str, root: Path, pipeline: dict[str, Any]
 ) -> None:
-    assert undeclared_paths((root / "stages" / f"{stage}.py").read_text(), pipeline[stage]) == set()
+    assert (
+        undeclared_paths((root / "slipway/stages" / f"{stage}.py").read_text(), pipeline[stage])
+        == set()
+    )
     assert ("${data.path}" in pipeline[stage]["deps"]) == (stage in READ_RAW_DATA)
     assert stage != "train" or set(pipeline[stage]["deps"]) >= TRAIN_READS
 
 
 def test_a_removed_data_dependency_is_noticed(root: Path, pipeline: dict[str, Any]) -> None:
     for stage in STAGES:
-        source = (root / "stages" / f"{stage}.py").read_text()
+        source = (root / "slipway/stages" / f"{stage}.py").read_text()
         for removed in (
             {*pipeline[stage]["deps"]}
             - {"${data.path}"}
@@ -237,13 +258,26 @@ def test_an_undeclared_param_is_noticed() -> None:
 
 def test_a_stage_that_reads_raw_bytes_again_declares_what_says_which() -> None:
     source = "def run(params):\n    read_samples(params.data, params.data.engine)"
-    assert undeclared(source, ["data.task", "data.image_column", "data.engine"]) == set()
-    assert undeclared(source, ["data.task", "data.image_column"]) == {"data.engine"}
-    assert undeclared("def run(params):\n    read_samples(params.data)", ["data.task"]) == {"data"}
+    assert (
+        undeclared(source, ["data.task", "data.sources", "data.image_column", "data.engine"])
+        == set()
+    )
+    assert undeclared(source, ["data.task", "data.sources", "data.image_column"]) == {"data.engine"}
+    assert undeclared(
+        "def run(params):\n    read_samples(params.data)", ["data.task", "data.image_column"]
+    ) == {"data"}
 
 
 def test_package_files_hold_a_docstring_and_no_logic(root: Path) -> None:
-    for package in ("slipway", "stages", "serving"):
-        for path in (root / package).rglob("__init__.py"):
-            body = ast.parse(path.read_text()).body
-            assert [type(node) for node in body] == [ast.Expr], path
+    offers_names = root / "slipway/__init__.py"  # slipway.load, imported on first use
+    for path in set((root / "slipway").rglob("__init__.py")) - {offers_names}:
+        body = ast.parse(path.read_text()).body
+        assert [type(node) for node in body] == [ast.Expr], path
+
+
+def test_the_package_itself_imports_no_module_of_its_own(root: Path) -> None:
+    """Every module runs it, so each stage's digest would cover what it imports."""
+    assert "slipway" not in {
+        name.partition(".")[0]
+        for name in read_source((root / "slipway/__init__.py").read_text()).modules
+    }

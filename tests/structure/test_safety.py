@@ -10,7 +10,7 @@ import pytest
 
 from tests.structure.dangers import artefact_dangers, code_dangers
 
-PACKAGES = ("slipway", "stages", "serving", "transforms", "bench", "data/demo")
+PACKAGES = ("slipway", "transforms", "bench", "data/demo")
 
 
 def test_no_file_of_ours_can_execute_what_it_loads(root: Path) -> None:

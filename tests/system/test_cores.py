@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.system.cores import cpu_quota, num_cores
+from slipway.system.cores import cpu_model, cpu_quota, num_cores
 
 CORES = 8
 
@@ -16,7 +16,10 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def process(folder: Path, groups: str, mounts: str, **limits: str) -> Path:
-    """A process' folder of /proc. `mounts` name the place as MOUNT; `limits` are files below it by their path, `__` for a slash."""
+    """A process' folder of /proc.
+
+    `mounts` name the place as MOUNT. `limits` are files below it by path, with `__` for a slash.
+    """
     mount, proc = folder / "mount", folder / "proc"
     proc.mkdir()
     (proc / "cgroup").write_text(groups)
@@ -133,3 +136,10 @@ def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
 
 def test_num_cores_is_at_least_one_and_at_most_the_visible_cores() -> None:
     assert 1 <= num_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_the_cpu_model_is_the_processors_name_without_its_label() -> None:
+    assert 3 < len(cpu_model()) < 100
+    information = Path("/proc/cpuinfo").read_text()
+    if "model name" in information:
+        assert f": {cpu_model()}\n" in information

@@ -10,8 +10,8 @@ from tests.conftest import ROOT
 FAULTS = """
 import resource, sys
 import numpy as np
-from slipway.system.malloc import keep_freed_memory
-if sys.argv[1] == "kept" and not keep_freed_memory():
+from slipway.system.malloc import keep_freed_pages
+if sys.argv[1] == "kept" and not keep_freed_pages():
     sys.exit(3)
 def batch():
     images = np.ones((64, 96, 96, 3), np.uint8)
@@ -45,13 +45,14 @@ def test_the_memory_of_one_batch_serves_the_next() -> None:
 HELD = """
 import resource, sys
 from pathlib import Path
-from slipway.system.malloc import keep_little_freed_memory
-if sys.argv[1] == "given back" and not keep_little_freed_memory():
+from slipway.system.malloc import release_freed_pages
+if sys.argv[1] == "given back" and not release_freed_pages():
     sys.exit(3)
 held = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 def picture(megabytes):
     block = bytearray(megabytes << 20)
-    small = [bytearray(1000) for _ in range(100)]  # lie behind it where it is not a mapping of its own
+    # They lie behind it unless it is a mapping of its own.
+    small = [bytearray(1000) for _ in range(100)]
     return small
 picture(20)
 begin = held()

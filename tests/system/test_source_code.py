@@ -131,11 +131,12 @@ def test_only_the_modules_docstring_counts_if_nothing_else_is_read() -> None:
 def test_modules_are_found_in_imports_and_in_the_names_of_what_is_started() -> None:
     source = (
         "import numpy, slipway.a\nfrom slipway import b\nfrom . import c\nfrom .d import e\n"
-        'def f():\n    import stages.f\n    run("-m", "slipway.g", "serving.h:Service", "see slipway.i")\n'
+        "def f():\n    import slipway.stages.f\n    "
+        'run("-m", "slipway.g", "slipway.serving.h:Service", "see slipway.i")\n'
     )
     assert read_source(source).modules == {
-        *("slipway.a", "slipway", "slipway.b", ".", ".c", ".d", ".d.e"),
-        *("stages.f", "slipway.g", "serving.h"),
+        *("numpy", "slipway.a", "slipway", "slipway.b", ".", ".c", ".d", ".d.e"),
+        *("slipway.stages.f", "slipway.g", "slipway.serving.h"),
     }
 
 

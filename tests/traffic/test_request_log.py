@@ -1,4 +1,4 @@
-"""The store of kept requests: what is read is what was written, whatever happened to the writer, and never too much of it."""
+"""Request log on disk: reads what was written, survives killed writers, keeps its bounds."""
 
 import json
 import os
@@ -30,7 +30,7 @@ EXECUTION = Execution(backend="onnxruntime", provider="cpu", precision="fp32", v
 OUTPUTS = np.array([[0.1, -0.0, 1e-42], [np.float32(1) / 3, 3.4e38, 0.7]], np.float32)
 
 
-def kept(number: int = 0, num_bytes: int = 100) -> LoggedRequest:
+def logged(number: int = 0, num_bytes: int = 100) -> LoggedRequest:
     return LoggedRequest(
         request_id=f"request-{number}",
         time=datetime.fromtimestamp(1.7e9 + number + 0.123456, UTC),
@@ -54,7 +54,7 @@ def requests_in(folder: Path) -> list[LoggedRequest]:
 def write(folder: Path, numbers: range, num_bytes: int = 100) -> None:
     writer = RequestLogWriter(folder, MIB, 1)
     for number in numbers:
-        writer.append(encode_line(kept(number, num_bytes)))
+        writer.append(encode_line(logged(number, num_bytes)))
     writer.close()
 
 
@@ -62,24 +62,33 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def test_a_request_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    write(tmp_path / "kept", range(3))
-    for number, found in enumerate(requests_in(tmp_path / "kept")):
-        expected = kept(number)
+def test_logged_request_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    write(tmp_path / "log", range(3))
+    for number, found in enumerate(requests_in(tmp_path / "log")):
+        expected = logged(number)
         assert found.outputs["probabilities"].tobytes() == OUTPUTS.tobytes()
         assert found.outputs["probabilities"].shape == OUTPUTS.shape
         assert replace(found, outputs={}) == replace(expected, outputs={})
 
 
-def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    write(tmp_path / "parent/kept", range(1))
-    assert stat.S_IMODE((tmp_path / "parent/kept").stat().st_mode) == 0o700
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "parent/kept").iterdir()] == [
+def test_log_files_are_readable_by_the_owner_only(tmp_path: Path) -> None:
+    write(tmp_path / "parent/log", range(1))
+    assert stat.S_IMODE((tmp_path / "parent/log").stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "parent/log").iterdir()] == [
         0o600
     ]
 
 
-def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on(tmp_path: Path) -> None:
+def test_line_of_format_1_is_read_with_the_names_of_today() -> None:
+    content = json.loads(encode_line(logged())) | {"format_version": 1}
+    content["answers"] = [{"label": "a", "outlier_score": 0.5, "is_outlier": False}] * 2
+    content["outputs"]["outlier_score"] = content["outputs"].pop("probabilities")
+    found = decode_line(json.dumps(content).encode())
+    assert found.answers == [{"label": "a", "ood_score": 0.5, "is_ood": False}] * 2
+    assert list(found.outputs) == ["ood_score"]
+
+
+def test_torn_last_line_is_skipped_and_the_next_writer_continues(tmp_path: Path) -> None:
     write(tmp_path, range(3))
     path = segments(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-40])
@@ -95,7 +104,7 @@ def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on(tmp_path: Path
 @pytest.mark.parametrize(
     "damage", [b'"payload":"A', b'"sha256":"0', b'"shape":[9,', b'"backend":"zz']
 )
-def test_an_altered_line_is_named_and_the_others_are_read(tmp_path: Path, damage: bytes) -> None:
+def test_altered_line_is_reported_and_the_others_are_read(tmp_path: Path, damage: bytes) -> None:
     write(tmp_path, range(3))
     path = segments(tmp_path)[0]
     lines = path.read_bytes().splitlines(keepends=True)
@@ -110,21 +119,21 @@ def test_an_altered_line_is_named_and_the_others_are_read(tmp_path: Path, damage
         find_requests(tmp_path, "request-1")
 
 
-def test_an_id_is_found_whole_with_all_that_have_it_and_never_as_a_path(tmp_path: Path) -> None:
-    write(tmp_path / "kept", range(12))
-    write(tmp_path / "kept", range(1, 2))
-    assert [request.request_id for request in find_requests(tmp_path / "kept", "request-1")] == [
+def test_find_returns_all_requests_of_an_exact_id(tmp_path: Path) -> None:
+    write(tmp_path / "log", range(12))
+    write(tmp_path / "log", range(1, 2))
+    assert [request.request_id for request in find_requests(tmp_path / "log", "request-1")] == [
         "request-1"
     ] * 2
-    assert find_requests(tmp_path / "kept", "request-") == []
-    assert find_requests(tmp_path / "kept", '../kept/"') == []
+    assert find_requests(tmp_path / "log", "request-") == []
+    assert find_requests(tmp_path / "log", '../log/"') == []
     assert find_requests(tmp_path / "gone", "request-1") == []
 
 
-def test_the_folder_stays_within_its_bound_and_the_oldest_go_first(tmp_path: Path) -> None:
+def test_folder_stays_within_its_bound_by_removing_the_oldest_segments(tmp_path: Path) -> None:
     writers = [RequestLogWriter(tmp_path, MIB, 3) for _ in range(3)]
     for number in range(600):
-        writers[number % 3].append(encode_line(kept(number, 4000)))
+        writers[number % 3].append(encode_line(logged(number, 4000)))
         assert number % 50 or size(tmp_path) <= MIB
     assert size(tmp_path) <= MIB
     found = sorted(int(request.request_id.rpartition("-")[2]) for request in requests_in(tmp_path))
@@ -133,33 +142,33 @@ def test_the_folder_stays_within_its_bound_and_the_oldest_go_first(tmp_path: Pat
     assert set(range(599 - len(found) // 2, 600)) <= set(found)
 
 
-def test_without_the_bound_it_would_be_larger(tmp_path: Path) -> None:
+def test_same_requests_exceed_a_smaller_bound_without_removal(tmp_path: Path) -> None:
     writer = RequestLogWriter(tmp_path, 100 * MIB, 1)
     for number in range(600):
-        writer.append(encode_line(kept(number, 4000)))
+        writer.append(encode_line(logged(number, 4000)))
     assert size(tmp_path) > 3 * MIB
 
 
-def test_what_a_living_writer_has_open_is_not_removed_and_a_dead_ones_is(tmp_path: Path) -> None:
+def test_open_segment_of_a_live_writer_is_not_removed(tmp_path: Path) -> None:
     first, second = RequestLogWriter(tmp_path, MIB, 2), RequestLogWriter(tmp_path, MIB, 2)
-    first.append(encode_line(kept(1)))
+    first.append(encode_line(logged(1)))
     path = segments(tmp_path)[0]
     for number in range(400):
-        second.append(encode_line(kept(number, 4000)))
+        second.append(encode_line(logged(number, 4000)))
     assert path.exists()
     first.close()
     for number in range(400):
-        second.append(encode_line(kept(number, 4000)))
+        second.append(encode_line(logged(number, 4000)))
     assert not path.exists()
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text("x" * 2 * MIB)
     write(tmp_path, range(400), 4000)
     assert (tmp_path / "notes.jsonl").exists()
 
 
-def test_no_request_stays_longer_than_its_days(
+def test_tidy_removes_requests_older_than_the_age_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1.7e9
@@ -172,11 +181,11 @@ def test_no_request_stays_longer_than_its_days(
 
     monkeypatch.setattr("slipway.traffic.request_log.datetime", Clock)
     writer = RequestLogWriter(tmp_path, MIB, 1, max_age_s=2400)
-    writer.append(encode_line(kept(1)))
+    writer.append(encode_line(logged(1)))
     now += 90
-    writer.append(encode_line(kept(2)))
+    writer.append(encode_line(logged(2)))
     now += 20
-    writer.append(encode_line(kept(3)))
+    writer.append(encode_line(logged(3)))
     assert len(segments(tmp_path)) == 2  # the first took requests for 100 s
     now += 2200
     writer.tidy()
@@ -186,11 +195,11 @@ def test_no_request_stays_longer_than_its_days(
     assert segments(tmp_path) == []
 
 
-def test_a_disk_that_refuses_leaves_no_part_of_a_request(
+def test_failed_write_leaves_no_part_of_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, writer = os.write, RequestLogWriter(tmp_path, MIB, 1)
-    writer.append(encode_line(kept(1)))
+    writer.append(encode_line(logged(1)))
 
     def refuse(descriptor: int, content: memoryview) -> int:
         if len(content) < 60:
@@ -201,15 +210,15 @@ def test_a_disk_that_refuses_leaves_no_part_of_a_request(
         patched.setattr("slipway.traffic.request_log.os.write", refuse)
         for _ in range(3):
             with pytest.raises(OSError, match="No space"):
-                writer.append(encode_line(kept(2)))
+                writer.append(encode_line(logged(2)))
     assert [path.stat().st_size > 0 for path in segments(tmp_path)] == [
         True
     ]  # and no empty segments
-    writer.append(encode_line(kept(3)))
+    writer.append(encode_line(logged(3)))
     assert [request.request_id for request in requests_in(tmp_path)] == ["request-1", "request-3"]
 
 
-def test_other_tools_read_a_segment(tmp_path: Path) -> None:
+def test_pyarrow_reads_a_segment(tmp_path: Path) -> None:
     write(tmp_path, range(50))
     table = pyarrow.dataset.dataset(tmp_path, format="json").to_table(
         columns=["request_id", "time", "payload", "answers"]
@@ -220,7 +229,7 @@ def test_other_tools_read_a_segment(tmp_path: Path) -> None:
     )
 
 
-def test_an_answer_that_json_cannot_hold_is_refused() -> None:
+def test_answer_that_json_cannot_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        encode_line(replace(kept(), answers=[{"value": float("nan")}]))
-    assert decode_line(encode_line(kept())).num_rows == 2
+        encode_line(replace(logged(), answers=[{"value": float("nan")}]))
+    assert decode_line(encode_line(logged())).num_rows == 2

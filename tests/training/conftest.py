@@ -60,7 +60,7 @@ def split_of(num_rows: int, start: int = 0) -> packed.PackedSplit:
 
 
 def write_project(root: Path, **train: Any) -> Path:
-    """A folder that `python -m stages.train` runs in, with `train` put into the params."""
+    """Write a project for `python -m slipway.stages.train`, with `train` in its params."""
     splits: dict[str, packed.PackedSplitManifest] = {}
     for name, num_rows in {"train": 150, "val": 61}.items():
         split, folder = split_of(num_rows, 1000 * len(splits)), root / "data/packed" / name

@@ -1,7 +1,8 @@
-"""Validation of 21 rows as training does it, by real processes: `python -m tests.training.counted_rows FOLDER`.
+"""Validates 21 rows in real processes: `python -m tests.training.counted_rows FOLDER`.
 
-For 1, 2 and 4 processes it writes SIZE.json: the metrics of the validation, and the share of the rows in each cell of the
-confusion matrix, added up and reduced by the same code. SIZE_with_fillers.json is of a twin that counts the rows that fill up.
+For 1, 2 and 4 processes it writes SIZE.json: the metrics of the validation, and the fraction of
+rows in each cell of the confusion matrix, summed and reduced by the same code.
+SIZE_with_fillers.json is of a twin that counts padding rows.
 """
 
 import json
@@ -15,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from slipway.config.params import load_params
 from slipway.data.store.packed import PackedSplit
-from slipway.training.batches.batches import ValidationBatches, validation_loader
+from slipway.training.batches.batches import ValidationBatches, batch_loader
 from slipway.training.module import EpochSums, TrainingModule
 from slipway.training.networks.networks import build_network
 from tests.training.conftest import ROOT, spec, split_of
@@ -25,17 +26,17 @@ _TIMEOUT_S = 120.0
 
 
 def rows() -> PackedSplit:
-    """The rows; nobody has the third class, but some are taken for it."""
+    """Make the rows; none has the third class, but some are predicted to have it."""
     return split_of(NUM_ROWS)
 
 
 def answers(inputs: torch.Tensor) -> torch.Tensor:
-    """(B, 3) logits that depend on no other row of the batch, down to the last bit."""
+    """Compute (B, 3) logits, each row independent of the others to the last bit."""
     return inputs.flatten(1)[:, [0, 40, 20]]
 
 
 def validate(rank: int, size: int, folder: Path, count_fillers: bool) -> None:
-    """The part of one process; the first one writes what all have found."""
+    """Run one process; rank 0 writes the result of all."""
     name = f"{size}_with_fillers" if count_fillers else f"{size}"
     torch.set_num_threads(1)
     if size > 1:
@@ -43,8 +44,8 @@ def validate(rank: int, size: int, folder: Path, count_fillers: bool) -> None:
             "gloo", init_method=f"file://{folder / name}", rank=rank, world_size=size
         )
     module, cells = _module(), EpochSums()
-    for batch in validation_loader(
-        ValidationBatches(rows(), 8, size, rank, classes=True), num_workers=0
+    for batch in batch_loader(
+        ValidationBatches(rows(), 8, size, rank, target_dtype="int64"), num_workers=0
     ):
         counted = torch.ones_like(batch.counted) if count_fillers else batch.counted
         with torch.inference_mode():
@@ -72,7 +73,7 @@ def _module() -> TrainingModule:
 
 
 def main(folder: Path) -> None:
-    """All sizes, one after the other."""
+    """Run all sizes in turn."""
     context = multiprocessing.get_context("fork")
     for size, count_fillers in [*((size, False) for size in SIZES), (4, True)]:
         processes = [

@@ -1,4 +1,7 @@
-"""`python -m tests.training.failing_training`: the train stage in which one rank fails in its third step, as FAIL=RANK:HOW says."""
+"""Trains as `slipway.stages.train` does; FAIL=RANK:HOW makes a rank fail in step 3.
+
+Usage: python -m tests.training.failing_training
+"""
 
 import ctypes
 import os

@@ -1,7 +1,7 @@
 """Single-process trainings that kill or signal themselves, for example after a checkpoint.
 
-`python -m tests.training.forked_runs PREPARATION` calls PREPARATION (a function and its arguments, as JSON)
-and then trains.
+`python -m tests.training.forked_runs PREPARATION` calls PREPARATION (a function and its arguments,
+as JSON) and then trains.
 """
 
 import importlib
@@ -23,7 +23,7 @@ _TIMEOUT_S = 300.0  # on a machine that others use, too
 def run_forked(
     project: Path, prepare: Callable[..., None] | None = None, *arguments: Any
 ) -> tuple[int, str]:
-    """Call `prepare(*arguments)` and train in a new process; return the exit code and the output."""
+    """Call `prepare(*arguments)` and train in a new process; return exit code and output."""
     command = ["tests.training.forked_runs", json.dumps([prepare, *arguments], default=_named)]
     done = warm_starts.run(command, project, environment(), _TIMEOUT_S, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
@@ -89,7 +89,7 @@ def _of_name(value: dict[str, Any]) -> Any:
 
 def _train(preparation: str) -> None:
     from slipway.config.command import run_stage
-    from stages.train import run
+    from slipway.stages.train import run
 
     prepare, *arguments = json.loads(preparation, object_hook=_of_name)
     if prepare:

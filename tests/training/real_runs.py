@@ -13,7 +13,7 @@ from slipway.system import files
 from tests import warm_starts
 from tests.training.conftest import ROOT
 
-TRAIN = [sys.executable, "-u", "-m", "stages.train"]
+TRAIN = [sys.executable, "-u", "-m", "slipway.stages.train"]
 TORCHRUN = [
     sys.executable,
     "-m",
@@ -21,14 +21,14 @@ TORCHRUN = [
     "--standalone",
     "--nproc_per_node=2",
     "-m",
-    "stages.train",
+    "slipway.stages.train",
 ]
 DEEPSPEED = [
     str(Path(sys.executable).parent / "deepspeed"),
     "--num_gpus=2",
     "--no_local_rank",
     "--module",
-    "stages.train",
+    "slipway.stages.train",
 ]
 AS_ROOT = [
     "env",
@@ -41,25 +41,27 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "DS_BUILD_OPS": "0", "DVC_NO_ANALYTICS": "1"}
 
 
-def run_training(project: Path, module: str = "stages.train") -> subprocess.CompletedProcess[str]:
-    """Train to the end, without the seconds that importing takes."""
+def run_training(
+    project: Path, module: str = "slipway.stages.train"
+) -> subprocess.CompletedProcess[str]:
+    """Train to the end in a process that has imported everything already."""
     return warm_starts.run([module], project, environment(), timeout=300)
 
 
 def start_training(project: Path) -> warm_starts.Process:
-    """A training in a session of its own, whose output can be read."""
-    return warm_starts.start(["stages.train"], project, environment())
+    """Start a training in a session of its own, with readable output."""
+    return warm_starts.start(["slipway.stages.train"], project, environment())
 
 
 def run_command(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
-    """Train as a user or a launcher starts it, imports and all."""
+    """Train in a fresh process, as a user or a launcher starts it."""
     return subprocess.run(
         command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300
     )
 
 
 def start_command(project: Path, command: list[str] = TRAIN) -> subprocess.Popen[str]:
-    """The same as a user or a launcher starts it."""
+    """Start a training in a fresh process, as a user or a launcher does."""
     return subprocess.Popen(
         command,
         cwd=project,
@@ -82,7 +84,7 @@ def kill_after(project: Path, text: str, command: list[str] | None = None) -> No
 
 
 def kill_at_step(project: Path, step: int) -> None:
-    """Start a training and kill it, with all its processes, when it has saved that optimizer step or a later one."""
+    """Start a training and kill all its processes once it has saved that step or a later one."""
     with start_training(project) as process:
         deadline = time.monotonic() + 300
         while not any(

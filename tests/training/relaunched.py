@@ -1,4 +1,4 @@
-"""`python -m tests.training.relaunched ENVIRONMENTS`: call `relaunch` in each of these, one after the other, and say where it returns."""
+"""`python -m tests.training.relaunched ENVIRONMENTS`: prints those in which `relaunch` returns."""
 
 import json
 import os
@@ -10,5 +10,5 @@ if __name__ == "__main__":
     for environment in json.loads(sys.argv[1]):
         os.environ.clear()
         os.environ.update(environment)
-        relaunch("stages.train")
+        relaunch("slipway.stages.train")
         print("went on")

@@ -1,4 +1,4 @@
-"""Slurm's own daemons on the two simulated nodes: a controller on the first, a slurmd on each, as Debian packages them."""
+"""Slurm's daemons, as Debian packages them, on two simulated nodes: a controller and two slurmd."""
 
 import contextlib
 import os
@@ -43,13 +43,13 @@ class Slurm:
     configuration: Path
 
     def ask(self, *command: str, folder: Path = Path()) -> str:
-        """What one of Slurm's commands answers on the first node."""
+        """Run one of Slurm's commands on the first node and return its output."""
         done = self.nodes.run("node1", [*command], folder, **self.variables)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
-        """Such as PENDING, RUNNING, COMPLETED."""
+        """The state of a job, such as PENDING, RUNNING, COMPLETED."""
         answer = self.ask("scontrol", "--oneliner", "show", "job", job)
         return next(word for word in answer.split() if word.startswith("JobState=")).removeprefix(
             "JobState="
@@ -62,7 +62,7 @@ class Slurm:
 
 @contextlib.contextmanager
 def slurm(nodes: TwoNodes) -> Iterator[Slurm]:
-    """Start the daemons and end them; skips where they are not installed."""
+    """Run the daemons for the block; skips if they are not installed."""
     skip_without("srun", *DAEMONS)
     folder = nodes.folder / "slurm"
     for name in ("state", "node1", "node2"):
@@ -103,7 +103,7 @@ def slurm(nodes: TwoNodes) -> Iterator[Slurm]:
 
 
 def wait_until(happened: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Look every half second; fails after `timeout_s`."""
+    """Poll every half second; fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < deadline, f"no {what} after {timeout_s} s"

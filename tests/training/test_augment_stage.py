@@ -1,4 +1,4 @@
-"""The augment stage: what it writes for images, stored as large as the network takes them or larger, and for tables."""
+"""Output of the augment stage for images, larger stored images, and tables."""
 
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,22 @@ from tests.project_params import PROJECT, augment_params
 from tests.training.conftest import CONTRACT, split_of
 
 COLUMN = Column(
-    name="a", kind="number", min=None, max=None, required=False, has_missing=False, categories=[], mean=0, std=1, fill=0, quantiles=[]
+    name="a",
+    kind="number",
+    min=None,
+    max=None,
+    required=False,
+    has_missing=False,
+    categories=[],
+    mean=0,
+    std=1,
+    fill=0,
+    quantiles=[],
 )  # fmt: skip
 
 
 def write_packed(root: Path, inputs: Any, contract: InputContract) -> PackedManifest:
-    """A packed store with a training split alone."""
+    """Write a packed store with only a training split."""
     table, folder, rows = (
         isinstance(contract, ColumnContract),
         root / "data/packed",
@@ -51,7 +61,7 @@ def write_packed(root: Path, inputs: Any, contract: InputContract) -> PackedMani
 def run(
     root: Path, manifest: PackedManifest, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> tuple[AugmentPlan, Any]:
-    """What the stage left."""
+    """Run the stage and open its output."""
     monkeypatch.chdir(root)
     augment.run(PROJECT.model_copy(update={"augment": augment_params(**changes)}))
     assert (root / "reports/augment.png").read_bytes().startswith(b"\x89PNG")
@@ -70,7 +80,7 @@ def test_a_table_is_not_augmented_and_the_stage_says_so(
     assert plan.is_identity
     assert copies is None
     assert (
-        "tables are not augmented: without effect here are rotation_deg, mixup_alpha, offline_copies"
+        "tables are not augmented: without effect are rotation_deg, mixup_alpha, offline_copies"
         in capsys.readouterr().out
     )
 
@@ -95,9 +105,9 @@ def test_copies_of_images_are_as_large_as_they_are_stored(
     assert "offline copies of each training row: 2" in printed
 
 
-def test_larger_stored_images_that_are_never_cropped_are_remarked_on(
+def test_augment_notes_larger_stored_images_that_are_never_cropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = write_packed(tmp_path, np.zeros((3, 12, 12, 1), np.uint8), CONTRACT)
     assert run(tmp_path, manifest, monkeypatch)[0].is_identity
-    assert "stored with 12 px and only ever shrunk to 8 px" in capsys.readouterr().out
+    assert "stored with 12 px and only shrunk to 8 px" in capsys.readouterr().out

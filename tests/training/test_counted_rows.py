@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from slipway.metrics.scores import (
-    Resampling,
-    classification_metrics,
-    confusion_matrix,
-    count_classes,
-    scores_from_counts,
-)
+from slipway.metrics.class_scores import confusion_matrix, count_classes, scores_from_counts
+from slipway.metrics.scores import Resampling
 from tests import warm_starts
+from tests.metric_cases import classification_metrics
 from tests.training.conftest import ROOT
 from tests.training.counted_rows import CLASSES, NUM_ROWS, SIZES, answers, rows
 
@@ -24,7 +20,7 @@ Found = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each file says."""
+    """Count rows in a real process and read its files."""
     folder = tmp_path_factory.mktemp("counted")
     ended = warm_starts.run(
         ["tests.training.counted_rows", str(folder)], ROOT, dict(os.environ), timeout=300
@@ -34,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def logits() -> torch.Tensor:
-    """(21, 3) of pixels that are not normalised, which changes no order."""
+    """Compute (21, 3) logits of pixels without normalisation, which changes no order."""
     return answers(torch.from_numpy(rows().inputs[:]).permute(0, 3, 1, 2).double())
 
 
@@ -54,7 +50,7 @@ def test_21_rows_on_1_2_and_4_processes_have_one_confusion_matrix(found: Found) 
 
 
 @pytest.mark.process
-def test_metrics_of_21_rows_are_equal_on_1_2_and_4_processes_and_those_of_the_whole(
+def test_metrics_of_21_rows_do_not_depend_on_the_number_of_processes(
     found: Found,
 ) -> None:
     assert found["1"] == found["2"] == found["4"]
@@ -69,6 +65,6 @@ def test_metrics_of_21_rows_are_equal_on_1_2_and_4_processes_and_those_of_the_wh
 
 
 @pytest.mark.process
-def test_counting_the_rows_that_fill_up_would_be_seen(found: Found) -> None:
+def test_counting_padding_rows_would_change_the_metrics(found: Found) -> None:
     assert found["4_with_fillers"]["cells"] != found["4"]["cells"]
     assert found["4_with_fillers"]["validation"] != found["4"]["validation"]

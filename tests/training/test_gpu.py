@@ -1,4 +1,4 @@
-"""What only a GPU can show: fp16 under every strategy, resuming, pinned memory, and answers equal to the CPU's."""
+"""Training on a GPU: fp16 with every strategy, resuming, pinned memory, answers as on the CPU."""
 
 import statistics
 from pathlib import Path
@@ -39,7 +39,7 @@ STRATEGIES = ["single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepsp
 
 @pytest.mark.parametrize("num_gpus", [1, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_float16_reaches_what_float32_reaches_under_every_strategy(
+def test_float16_reaches_the_accuracy_of_float32_with_every_strategy(
     tmp_path: Path, strategy: str, num_gpus: int
 ) -> None:
     if torch.cuda.device_count() < num_gpus:
@@ -71,7 +71,7 @@ def test_float16_reaches_what_float32_reaches_under_every_strategy(
         ("deepspeed_stage_3", "optimizer_and_parameters"),
     ],
 )
-def test_what_is_offloaded_trains_and_resumes_to_the_same_weights(
+def test_an_offloaded_training_resumes_to_the_same_weights(
     tmp_path: Path, strategy: str, offload: str, precision: str
 ) -> None:
     settings = {
@@ -110,7 +110,7 @@ def test_auto_is_zero_2_in_float16_on_every_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])
-def test_a_network_of_timm_trains_under_deepspeed(tmp_path: Path, precision: str) -> None:
+def test_a_timm_network_trains_with_deepspeed(tmp_path: Path, precision: str) -> None:
     if precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("this GPU does not compute in bfloat16")
     timm = {"network": "timm/resnet18", "network_arguments": {}}
@@ -142,7 +142,7 @@ def test_a_killed_float16_training_ends_with_the_weights_of_an_uninterrupted_one
     assert weights_digest(killed) == weights_digest(whole)
 
 
-def test_worker_processes_and_pinned_memory_change_no_bit(tmp_path: Path) -> None:
+def test_loader_processes_and_pinned_memory_change_no_bit_of_the_weights(tmp_path: Path) -> None:
     digests = set()
     for num_workers in (0, 2):
         project = write_project(

@@ -29,7 +29,7 @@ def test_the_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("limit", "taken"), [("", 8), ("0", 8), ("none", 8), ("4", 4), ("64", 8)])
-def test_no_more_threads_are_recorded_than_openmp_gives(
+def test_recorded_threads_respect_the_limit_of_openmp(
     monkeypatch: pytest.MonkeyPatch, limit: str, taken: int
 ) -> None:
     monkeypatch.setattr("slipway.training.job.num_cores", lambda: 8)
@@ -73,8 +73,8 @@ def test_a_training_resumed_on_fewer_cores_keeps_its_threads_and_weights(
     code, output = run_forked(killed, on_one_core)
     assert code == 0, output
     assert (
-        f"note      runs with {num_cores()} threads each as before, for the same bits; a new training takes 1"
-        in output
+        f"note      runs with {num_cores()} threads each as before, for the same bits; "
+        "a new training takes 1" in output
     )
     assert "last bits" not in output
     assert weights_digest(killed) == weights_digest(whole)
@@ -86,8 +86,8 @@ def test_unavailable_threads_start_another_segment_with_a_note(killed: Path) -> 
     code, output = run_forked(killed, with_one_thread_at_most)
     assert code == 0, output
     assert (
-        f"and {num_cores()} threads each, resumed by single on 1 process with 32 rows a batch and 1 thread each"
-        in output
+        f"and {num_cores()} threads each, resumed by single on 1 process with 32 rows a batch "
+        "and 1 thread each" in output
     )
     assert "same batches, but results may differ in the last bits" in output
     segments = read_model_manifest(killed / "artifacts/model").segments

@@ -1,7 +1,8 @@
 """Batches come from the memory map many times faster than from files.
 
-`bench/loading.py` measures how many times, on photographs; here it may not be lost. The floors are less than half of what is seen, for
-busy machines: below them an image is decoded again, or handled one pixel, one copy or one thread at a time.
+`bench/loading.py` measures the factor on photographs. The floors are less than half of the usual
+factors, for busy machines. Below them an image is decoded again, or processed by pixel, with an
+extra copy or in one thread.
 """
 
 import statistics
@@ -16,7 +17,7 @@ from PIL import Image
 
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.system.files import sha256_bytes
-from slipway.system.malloc import keep_freed_memory
+from slipway.system.malloc import keep_freed_pages
 from slipway.training.batches.batches import (
     ImageChanges,
     TrainingBatches,
@@ -28,7 +29,7 @@ from tests.project_params import augment_params
 
 
 def write_pictures(folder: Path, count: int, width: int, height: int) -> None:
-    """JPEGs of smooth noise, as large on the disk as photographs."""
+    """Write JPEGs of smooth noise, as large on disk as photographs."""
     generator = np.random.default_rng(0)
     (folder / "one").mkdir(parents=True)
     for number in range(count):
@@ -41,7 +42,7 @@ def write_pictures(folder: Path, count: int, width: int, height: int) -> None:
 
 
 def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], int]:
-    """torchvision's way, with two processes."""
+    """Load as torchvision does, with two processes."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
@@ -58,8 +59,8 @@ def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], 
 def slipway(
     stored_px: int, size_px: int, count: int, batch_size: int, path: Path, **operations: Any
 ) -> Callable[[], int]:
-    """The training loader, over a memory map."""
-    keep_freed_memory()  # as training does
+    """Load with the training loader, over a memory map."""
+    keep_freed_pages()  # as training does
     np.save(
         path,
         np.random.default_rng(0).integers(0, 256, (count, stored_px, stored_px, 3), dtype=np.uint8),
@@ -72,7 +73,9 @@ def slipway(
         on_device=False,
     )
     loader = training_loader(
-        TrainingBatches([split], cut_step(batch_size, 1, batch_size), 0, 7, changes, classes=True),
+        TrainingBatches(
+            [split], cut_step(batch_size, 1, batch_size), 0, 7, changes, target_dtype="int64"
+        ),
         0,
     )
     return lambda: sum(len(batch.inputs) for batch in loader)
@@ -86,7 +89,7 @@ def rate(epoch: Callable[[], int], seconds: float) -> float:
 
 
 def times_faster(ours: Callable[[], int], theirs: Callable[[], int]) -> float:
-    """The median ratio of five rounds, in turns, after a warm-up."""
+    """Return the median ratio of five rounds in turns, after a warm-up."""
     ours(), theirs()
     ratios = [rate(ours, 0.4) / rate(theirs, 0.8) for _ in range(5)]
     print("times as fast:", " ".join(f"{ratio:.0f}" for ratio in ratios))

@@ -33,7 +33,9 @@ def _module(
 
 
 def _batches() -> TrainingBatches:
-    return TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)
+    return TrainingBatches(
+        [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, target_dtype="int64"
+    )
 
 
 def test_dropout_is_a_function_of_the_batch() -> None:
@@ -44,7 +46,7 @@ def test_dropout_is_a_function_of_the_batch() -> None:
     assert first == again != other
 
 
-def test_dropout_draws_anew_for_each_batch_epoch_and_rank() -> None:
+def test_dropout_differs_by_batch_epoch_and_rank() -> None:
     module, batch = _module(), _batches()[0, 0]
     losses = [float(module.training_step(batch, index).detach()) for index in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]  # the same rows
@@ -58,7 +60,7 @@ def test_dropout_draws_anew_for_each_batch_epoch_and_rank() -> None:
 
 
 @pytest.mark.parametrize("task", ["image_classification", "image_regression"])
-def test_the_loss_of_a_mixed_image_is_that_of_its_two_targets_by_their_shares(task: str) -> None:
+def test_the_loss_of_a_mixed_image_weights_its_two_targets_by_their_fractions(task: str) -> None:
     scale = TargetScale(mean=0.0, std=2.0)
     module = (
         _module()
@@ -85,7 +87,7 @@ def test_training_on_mixed_images_takes_their_pixels_and_both_targets() -> None:
     for on_device in (False, True):
         changes = ImageChanges(plan, 8, on_device)
         batches = TrainingBatches(
-            [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=changes, classes=True
+            [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=changes, target_dtype="int64"
         )
         losses.append(float(module.training_step(batches[0, 0], 0).detach()))
     assert losses[0] == pytest.approx(
@@ -106,7 +108,7 @@ def test_weights_of_one_change_no_bit_of_the_loss() -> None:
     )
 
 
-def test_a_row_counts_in_the_loss_as_its_weight_says() -> None:
+def test_the_loss_of_a_row_is_multiplied_by_its_weight() -> None:
     module, batch = _module(mean_weight=2.0), _batches()[0, 0]
     module.network.backbone.register_forward_hook(
         lambda *_: torch.tensor([[float(row), 0.0] for row in range(8)])
@@ -130,7 +132,7 @@ def _part(batch: Batch, rows: slice) -> Batch:
     )
 
 
-def test_how_a_step_is_cut_changes_no_weighted_loss() -> None:
+def test_the_weighted_loss_is_the_same_for_any_process_layout() -> None:
     module, batch = _module(mean_weight=2.0), _batches()[0, 0]
     module.network.backbone.register_forward_hook(lambda _, inputs, __: inputs[0].flatten(1)[:, :2])
     batch = batch._replace(weights=torch.arange(8.0))
@@ -141,14 +143,14 @@ def test_how_a_step_is_cut_changes_no_weighted_loss() -> None:
     )
 
 
-def test_a_row_that_only_fills_up_counts_for_nothing() -> None:
+def test_padding_rows_do_not_count_in_validation() -> None:
     sums = EpochSums()
     sums.add(counted=torch.tensor([True, True, False]), loss=torch.tensor([1.0, 3.0, float("nan")]))
     sums.add(counted=torch.tensor([True]), loss=torch.tensor([5.0]))
     assert sums.means() == {"loss": 3.0}
 
 
-def test_the_size_of_the_weights_is_added_to_the_loss_but_not_to_its_metric() -> None:
+def test_the_l1_penalty_is_added_to_the_loss_but_not_to_its_metric() -> None:
     batch, factor = _batches()[0, 0], 0.01
     plain, penalised = _module(), _module(l1=factor)
     difference = penalised.training_step(batch, 0) - plain.training_step(batch, 0)

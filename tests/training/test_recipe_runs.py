@@ -1,4 +1,4 @@
-"""Whole trainings with averaged or pretrained weights, frozen parts or an early end, in real processes, killed and resumed."""
+"""Real trainings with averages, pretrained weights, frozen parts, early stopping, and kills."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ TIMM = {
 
 
 def _pretrained(root: Path, **train: Any) -> Path:
-    """A project whose network begins with weights from a file beside it."""
+    """Write a project whose network starts with pretrained weights from a local file."""
     project = write_project(root, pretrained="weights.safetensors", **{**TIMM, **train})
     torch.manual_seed(5)
     safetensors.torch.save_file(
@@ -147,7 +147,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(
 
 
 @pytest.mark.nightly
-def test_weights_that_were_freed_have_changed(tmp_path: Path) -> None:
+def test_unfrozen_weights_have_changed(tmp_path: Path) -> None:
     project = _pretrained(tmp_path, freeze_epochs=1, epochs=2, strategy="ddp", devices=2)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
@@ -169,7 +169,7 @@ def test_another_file_of_weights_is_another_training(tmp_path: Path) -> None:
     assert "resumed   after" not in done.stdout
 
 
-def test_a_training_that_no_longer_improves_ends_early_and_says_so_killed_or_not(
+def test_early_stopping_ends_a_training_at_the_same_epoch_after_a_kill(
     tmp_path: Path,
 ) -> None:
     # Steps this large make the loss jump about.
@@ -202,7 +202,7 @@ def test_a_training_that_no_longer_improves_ends_early_and_says_so_killed_or_not
         pytest.param("deepspeed_stage_2", "16-mixed", 0.05, marks=pytest.mark.nightly),
     ],
 )
-def test_two_processes_average_as_one_does(
+def test_two_processes_have_the_average_of_one_process(
     tmp_path: Path, strategy: str, precision: str, tolerance: float
 ) -> None:
     settings = {
@@ -246,7 +246,7 @@ def test_a_killed_deepspeed_training_resumes_its_average_exactly(tmp_path: Path)
     assert weights_digest(killed) == weights_digest(whole)
 
 
-def test_what_is_exported_is_the_average(tmp_path: Path) -> None:
+def test_the_model_holds_the_average_of_the_weights(tmp_path: Path) -> None:
     plain, averaged = (
         write_project(tmp_path / "plain", keep="last"),
         write_project(tmp_path / "averaged", keep="last", ema_decay=0.99),

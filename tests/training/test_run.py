@@ -34,7 +34,7 @@ from tests.training.real_runs import (
 pytestmark = pytest.mark.process
 
 
-def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> None:
+def test_a_finished_training_leaves_a_model_and_no_checkpoints(project: Path) -> None:
     done = run_command(project)
     assert done.returncode == 0, done.stderr
     card = read_model_manifest(project / "artifacts/model")
@@ -48,7 +48,7 @@ def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> N
     assert validation_accuracy(project) > 0.9
 
 
-def test_a_loss_that_is_not_finite_ends_the_training_with_one_message(tmp_path: Path) -> None:
+def test_a_nonfinite_loss_ends_the_training_with_one_message(tmp_path: Path) -> None:
     ended = run_training(write_project(tmp_path, learning_rate=1e30, warmup_epochs=0.0))
     assert ended.returncode == 1
     assert "error: the loss is not finite in step 2 (epoch 1)" in ended.stderr
@@ -56,7 +56,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_with_one_message(tmp_path: 
     assert not (tmp_path / "artifacts").exists()
 
 
-def test_a_second_trainer_is_kept_out(project: Path) -> None:
+def test_a_second_training_of_the_same_project_is_refused(project: Path) -> None:
     with files.lock(project / ".work/train/lock", "a training"):
         refused = run_training(project)
     assert refused.returncode == 1
@@ -72,7 +72,7 @@ def test_a_second_trainer_is_kept_out(project: Path) -> None:
         ({"precision": "16-mixed"}, "cannot do on the CPU"),
     ],
 )
-def test_a_fault_of_the_user_is_one_message(
+def test_a_mistake_of_the_user_is_reported_in_one_message(
     tmp_path: Path, train: dict[str, Any], text: str
 ) -> None:
     refused = run_training(write_project(tmp_path, **train))
@@ -103,7 +103,7 @@ def test_a_fault_of_the_user_is_one_message(
         ),
     ],
 )
-def test_two_processes_reach_what_one_reaches(
+def test_two_processes_reach_the_accuracy_of_one(
     tmp_path: Path, strategy: str, precision: str, offload: str, command: list[str]
 ) -> None:
     project = write_project(
@@ -139,7 +139,7 @@ def test_mpirun_starts_two_processes_on_one_node(tmp_path: Path) -> None:
     assert weights_digest(launched) == weights_digest(whole)
 
 
-def test_offload_that_the_engine_was_not_told_of_is_noticed(tmp_path: Path) -> None:
+def test_a_run_whose_engine_lacks_the_requested_offload_is_refused(tmp_path: Path) -> None:
     project = write_project(
         tmp_path, strategy="deepspeed_stage_2", precision="bf16-mixed", offload="optimizer"
     )
@@ -212,7 +212,7 @@ def test_a_killed_deepspeed_training_of_two_resumes_exactly(
     assert weights_digest(killed) == weights_digest(whole)
 
 
-def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) -> None:
+def test_weights_sharded_by_zero_3_are_consolidated(tmp_path: Path) -> None:
     wide = {
         "width": 128,
         "blocks": [1, 1],
@@ -239,7 +239,7 @@ def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) 
     )
 
 
-def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(
+def test_a_training_killed_after_its_last_epoch_writes_all_results_when_run_again(
     tmp_path: Path,
 ) -> None:
     whole, killed = (
@@ -280,7 +280,7 @@ def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) 
     assert np.isclose(losses[0], losses[1], rtol=0, atol=1e-5)
 
 
-def test_label_smoothing_of_a_numeric_target_is_said_to_be_without_effect() -> None:
+def test_label_smoothing_of_a_numeric_target_is_noted_as_without_effect() -> None:
     smoothed = PROJECT.train.model_copy(update={"label_smoothing": 0.1})
     assert without_effect(smoothed, []) == [
         "train.label_smoothing 0.1 is without effect for a numeric target"

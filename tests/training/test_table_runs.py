@@ -11,7 +11,7 @@ from slipway.config.params import load_params
 from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.system import files
 from tests.packed_tables import write_packed_table
-from tests.project_params import NO_AUGMENTATION
+from tests.project_params import of_kind
 from tests.training.conftest import ROOT
 from tests.training.real_runs import run_training, weights_digest
 
@@ -27,9 +27,8 @@ ARGUMENTS = {
 
 
 def write_project(root: Path, weight: float = 1.0, **train: Any) -> Path:
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params["data"]["task"] = "table_classification"
-    params["augment"] |= NO_AUGMENTATION
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = of_kind(content, "table_classification")
     params["train"] |= {
         "network": "tabm",
         "network_arguments": ARGUMENTS,
@@ -68,7 +67,7 @@ def test_two_processes_reach_the_loss_of_one(tmp_path: Path) -> None:
     assert losses(two) == pytest.approx(losses(one), abs=1e-5)
 
 
-def test_zero_3_in_float16_comes_close(tmp_path: Path) -> None:
+def test_zero_3_in_float16_comes_close_to_the_loss_of_float32(tmp_path: Path) -> None:
     one = write_project(tmp_path / "one")
     half = write_project(
         tmp_path / "half", devices=2, strategy="deepspeed_stage_3", precision="16-mixed"

@@ -1,4 +1,4 @@
-"""The scripts of launch/ on two nodes, as a user starts them: the weights are those of two processes on one node, bit for bit."""
+"""Scripts of launch/ on two nodes train the weights of two processes on one node, bit for bit."""
 
 import os
 import shutil
@@ -24,7 +24,10 @@ AS_ROOT = {
 }  # without which Open MPI refuses
 DDP = {"strategy": "ddp", "precision": "32-true"}
 ZERO = {"strategy": "deepspeed_stage_2", "precision": "bf16-mixed", "offload": "optimizer"}
-PIPELINE = "stages: {train: {cmd: python -m stages.train, deps: [data], params: [train], outs: [artifacts/model]}}\n"
+PIPELINE = (
+    "stages: {train: {cmd: python -m slipway.stages.train, deps: [data], params: [train], "
+    "outs: [artifacts/model]}}\n"
+)
 
 
 @pytest.fixture(name="nodes", scope="module")
@@ -50,11 +53,11 @@ def _trained_on_one_node(root: Path, **train: Any) -> str:
 
 
 def _shared_project(root: Path, **train: Any) -> Path:
-    """A project whose pipeline is the train stage alone, with the launchers' scripts and this checkout's code."""
+    """Write a project with only the train stage, the scripts of launch/ and this code."""
     write_project(root, num_nodes=2, devices=1, **{"epochs": 3, **train})
     shutil.copytree(ROOT / "launch", root / "launch")
     shutil.copy(ROOT / "env.sh", root)
-    for name in ("slipway", "stages", "transforms"):
+    for name in ("slipway", "transforms"):
         (root / name).symlink_to(ROOT / name)
     (root / ".venv").symlink_to(sys.prefix)
     (root / ".dvc").mkdir()
@@ -70,7 +73,9 @@ def _trained_on_two_nodes(project: Path) -> str:
     return weights_digest(project)
 
 
-def test_torchrun(nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path) -> None:
+def test_torchrun_on_two_nodes_trains_the_weights_of_one_node(
+    nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path
+) -> None:
     project = _shared_project(tmp_path, **DDP)
     with nodes.started("node2", ["launch/torchrun.sh", "2", "1", "1", "node1"], project) as second:
         done = nodes.run("node1", ["launch/torchrun.sh", "2", "1", "0", "node1"], project)
@@ -87,7 +92,7 @@ def test_torchrun(nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path) -> 
         pytest.param("deepspeed.sh", ("pdsh",), ZERO, marks=pytest.mark.nightly),
     ],
 )
-def test_launchers_that_reach_the_nodes_by_ssh(
+def test_mpirun_and_deepspeed_on_two_nodes_train_the_weights_of_one_node(
     nodes: TwoNodes,
     one_node: dict[str, str],
     tmp_path: Path,

@@ -1,6 +1,7 @@
-"""Two nodes on one machine: network namespaces with a cable between them, a host name, an address and half of the cores each.
+"""Two nodes on one machine: network namespaces with a virtual cable, own host names and addresses.
 
-They share the file system, as a cluster does. What runs in them are the real launchers over real sockets; only root can make them.
+Each has half of the cores. They share the file system, as the nodes of a cluster do. Real launchers
+run in them over real sockets. Only root can create them.
 """
 
 import contextlib
@@ -21,16 +22,17 @@ TIMEOUT_S = 400.0
 
 @dataclass(frozen=True)
 class TwoNodes:
-    """The nodes `node1` and `node2`; `folder` is for what their daemons need."""
+    """The nodes `node1` and `node2`; `folder` holds files of their daemons."""
 
     folder: Path
     namespaces: dict[str, str]
 
     def command(self, node: str, command: list[str]) -> list[str]:
-        """What runs `command` on `node`."""
+        """Wrap `command` so that it runs on `node`."""
         cores = sorted(os.sched_getaffinity(0))
         half = cores[: len(cores) // 2] if node == "node1" else cores[len(cores) // 2 :]
-        enter = f'mount --bind {shlex.quote(str(self.folder / "hosts"))} /etc/hosts && hostname {node} && exec "$@"'
+        hosts = shlex.quote(str(self.folder / "hosts"))
+        enter = f'mount --bind {hosts} /etc/hosts && hostname {node} && exec "$@"'
         namespace = f"/run/netns/{self.namespaces[node]}"
         inside = [
             "nsenter",
@@ -48,7 +50,7 @@ class TwoNodes:
     def run(
         self, node: str, command: list[str], folder: Path, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end, in `folder`."""
+        """Run a command to its end in `folder`."""
         return subprocess.run(
             self.command(node, command),
             cwd=folder,
@@ -62,7 +64,7 @@ class TwoNodes:
     def started(
         self, node: str, command: list[str], folder: Path, **variables: str
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run beside the block, which has to end it or see it end; its output is in `folder/NODE.log`."""
+        """Run a command during the block, which has to end it; it writes `folder/NODE.log`."""
         with (folder / f"{node}.log").open("ab") as log:
             process = subprocess.Popen(
                 self.command(node, command),
@@ -79,7 +81,7 @@ class TwoNodes:
 
     @contextlib.contextmanager
     def reachable_by_ssh(self) -> Iterator[Path]:
-        """Each node has a server for ssh, with keys of its own; yields a folder for PATH, whose `ssh` knows these keys."""
+        """Run an ssh server on each node; yield a folder for PATH whose `ssh` knows their keys."""
         keys = Path(tempfile.mkdtemp(prefix="ssh-", dir=self.folder))
         (tools := keys / "bin").mkdir()
         for name in ("host", "user"):
@@ -119,7 +121,7 @@ class TwoNodes:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The caller's, with the network card of a node for gloo."""
+    """The caller's environment, with the node's network interface for gloo."""
     return {
         **os.environ,
         "DVC_NO_ANALYTICS": "1",
@@ -131,7 +133,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def two_nodes(folder: Path) -> Iterator[TwoNodes]:
-    """Make them and take them away again; skips where that is not possible."""
+    """Create the nodes for the block; skips if that is not possible."""
     skip_without("ip", "nsenter", "unshare", "taskset")
     if os.geteuid() != 0 or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two nodes on one machine need root and two cores")
@@ -157,7 +159,7 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
 
 
 def skip_without(*tools: str) -> None:
-    """Skip where one of these programs is missing."""
+    """Skip the test if one of the programs is missing."""
     missing = [
         tool for tool in tools if not (shutil.which(tool) or shutil.which(tool, path="/usr/sbin"))
     ]

@@ -1,4 +1,4 @@
-"""`python -m tests.training.typed_training`: the train stage, with a line for each process that says in which dtypes its first step was."""
+"""`python -m tests.training.typed_training`: trains and prints each rank's dtypes in step 1."""
 
 import sys
 from typing import Any
@@ -29,7 +29,8 @@ class TypedModule(TrainingModule):
             hook.remove()
         weights = {parameter.dtype for parameter in self.network.parameters()}
         print(
-            f"typed rank {self.global_rank}: computed {computed}, weights {weights}, loss {loss.dtype}",
+            f"typed rank {self.global_rank}: computed {computed}, weights {weights}, "
+            f"loss {loss.dtype}",
             flush=True,
         )
         return loss

@@ -1,7 +1,8 @@
-"""Which change each training image gets, as numbers, without touching a pixel.
+"""Random changes of training images as numbers; no pixel is touched here.
 
-A draw is a pure function of (seed, epoch, sample id), so a resumed run, another batch size or another number of
-workers sees the very same pictures. There is no rejection and no loop: each number comes from uniform ones by a formula.
+A draw is a pure function of (seed, epoch, sample id): a resumed run, another batch size or another
+number of workers gets exactly the same images. There is no rejection and no loop: a formula turns
+uniform numbers into each value.
 """
 
 import math
@@ -13,32 +14,30 @@ from numpy.typing import NDArray
 from slipway.data.augmentation.plan import AugmentPlan
 from slipway.data.engine.randomness import uniform
 
-# Red, green and blue to luma and two colour axes: the YIQ of the NTSC standard of 1953 (FCC, 47 CFR 73.682).
+# Red, green and blue to luma and two colour axes: YIQ of the NTSC standard of 1953 (FCC, 47 CFR
+# 73.682).
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _YIQ_INVERSE = np.linalg.inv(_YIQ)
 LUMA = _YIQ[0]
-_ERASED_ASPECT = (
-    0.3,
-    1 / 0.3,
-)  # width over height; Zhong et al. 2020, "Random erasing data augmentation"
+# Width over height; Zhong et al. 2020, "Random erasing data augmentation".
+_ERASED_ASPECT = (0.3, 1 / 0.3)
 
 
 class Draw(NamedTuple):
     """One change for each of N images.
 
-    Applied in this order: crop, flips, scale and rotation about the centre, shifts, brightness, contrast, saturation,
-    hue, erasing. Rectangles are (left, top, width, height) as shares of the side.
+    Applied in this order: crop, flips, scale and rotation about the centre, shifts, brightness,
+    contrast, saturation, hue, erasing. Rectangles are (left, top, width, height) as fractions of
+    the side.
     """
 
-    crop: NDArray[np.float64]  # (N, 4) of the stored image, what the network's image is made from
+    crop: NDArray[np.float64]  # (N, 4) the part of the stored image that the network sees
     horizontal_flip: NDArray[np.bool_]  # (N,)
     vertical_flip: NDArray[np.bool_]  # (N,)
     scale: NDArray[np.float64]  # (N,) above 1 enlarges
     rotation_deg: NDArray[np.float64]  # (N,) counter-clockwise as seen
-    shift: NDArray[np.float64]  # (N, 2) to the right and down, as shares of the side
-    shift_px: NDArray[
-        np.int64
-    ]  # (N, 2) to the right and down, in pixels of the network's image, added to `shift`
+    shift: NDArray[np.float64]  # (N, 2) to the right and down, as fractions of the side
+    shift_px: NDArray[np.int64]  # (N, 2) added to `shift`, in pixels of the network's image
     brightness: NDArray[np.float64]  # (N,) factor
     contrast: NDArray[np.float64]  # (N,) factor about the image's mean grey
     saturation: NDArray[np.float64]  # (N,) factor about each pixel's grey
@@ -63,61 +62,56 @@ class Draw(NamedTuple):
 
 
 class MixDraw(NamedTuple):
-    """The mixing of each of N images with its partner."""
+    """Partners and weights for mixing N images."""
 
-    own_share: NDArray[
-        np.float32
-    ]  # (N,) of the mixed target that is the image's own; 1 where nothing is mixed
-    boxes: NDArray[
-        np.int64
-    ]  # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix); empty: all is blended (MixUp)
+    own_share: NDArray[np.float32]  # (N,) of the image in the mixed target; 1 without mixing
+    # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix). An empty box means
+    # that whole images are blended (MixUp).
+    boxes: NDArray[np.int64]
 
 
 def unchanged(count: int) -> Draw:
     """Return the draw that leaves `count` images as they are."""
-    ones, zeros = np.ones(count), np.zeros(count)
-    no, nothing = np.zeros(count, dtype=bool), np.zeros((count, 4))
-    still = np.zeros((count, 2), dtype=np.int64)
     return Draw(
-        _whole_images(count),
-        no,
-        no,
-        ones,
-        zeros,
-        nothing[:, :2],
-        still,
-        ones,
-        ones,
-        ones,
-        zeros,
-        nothing,
+        crop=_whole_images(count),
+        horizontal_flip=np.zeros(count, bool),
+        vertical_flip=np.zeros(count, bool),
+        scale=np.ones(count),
+        rotation_deg=np.zeros(count),
+        shift=np.zeros((count, 2)),
+        shift_px=np.zeros((count, 2), np.int64),
+        brightness=np.ones(count),
+        contrast=np.ones(count),
+        saturation=np.ones(count),
+        hue=np.zeros(count),
+        erased=np.zeros((count, 4)),
     )
 
 
 def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
-    """The change of each sample in `epoch`: a pure function of (seed, epoch, key).
+    """Draw the change of each sample in `epoch`: a pure function of (seed, epoch, key).
 
-    `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; the offline copies are the negative ones.
+    `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; offline copies have
+    negative ones.
     """
     numbers = _Numbers(plan.seed, epoch, keys)
     pad = plan.crop_padding_px
-    factors = {
-        name: numbers.between(1 - strength, 1 + strength, name)
-        for name, strength in _strengths(plan)
-    }
-    return unchanged(len(keys))._replace(
+    shift_px = np.zeros((len(keys), 2), np.int64)
+    if pad:
+        shift_px = np.floor(numbers.pairs(-pad, pad + 1, "shift")).astype(np.int64)
+    return Draw(
         crop=numbers.rectangles(plan.random_resized_crop, plan.crop_aspect, "crop"),
         horizontal_flip=numbers.chance(plan.horizontal_flip, "horizontal_flip"),
         vertical_flip=numbers.chance(plan.vertical_flip, "vertical_flip"),
         scale=numbers.between(*plan.scale, "scale"),
         rotation_deg=numbers.between(-plan.rotation_deg, plan.rotation_deg, "rotation"),
         shift=numbers.pairs(-plan.translation, plan.translation, "translation"),
-        shift_px=np.floor(numbers.pairs(-pad, pad + 1, "shift")).astype(np.int64)
-        if pad
-        else np.zeros((len(keys), 2), np.int64),
+        shift_px=shift_px,
+        brightness=numbers.factors(plan.brightness, "brightness"),
+        contrast=numbers.factors(plan.contrast, "contrast"),
+        saturation=numbers.factors(plan.saturation, "saturation"),
         hue=numbers.between(-plan.hue, plan.hue, "hue"),
         erased=_erased(plan, numbers),
-        **factors,
     )
 
 
@@ -125,12 +119,9 @@ def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px
     """Draw the mixing of each sample in `epoch`: a pure function of (seed, epoch, key)."""
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
-    cut = numbers.chance(_share_of_cutmix(plan), "cutmix")
-    shares = np.where(
-        cut,
-        numbers.beta(plan.cutmix_alpha, "cutmix_share"),
-        numbers.beta(plan.mixup_alpha, "mixup_share"),
-    )
+    cut = numbers.chance(_cutmix_probability(plan), "cutmix")
+    cutmix_shares = numbers.beta(plan.cutmix_alpha, "cutmix_share")
+    shares = np.where(cut, cutmix_shares, numbers.beta(plan.mixup_alpha, "mixup_share"))
     boxes = np.where((mixed & cut)[:, None], _boxes(1 - shares, numbers, size_px), 0)
     covered = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / size_px**2
     own = np.where(mixed, np.where(cut, 1 - covered, shares), 1.0)
@@ -151,22 +142,19 @@ def erased_bounds(change: Draw, size_px: int) -> NDArray[np.int64]:
 
 
 def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
-    """(N, 2, 3) float32: where each output point is read from in the crop, both in [-1, 1] over the edges.
+    """(N, 2, 3) float32 maps from a point of the output to a point of the crop.
 
-    x to the right, y down, as in torch's `affine_grid` with align_corners=False. All operations are one matrix, so a
-    pixel is interpolated once. It is the inverse of the change: out = shift + rotate(scale * flip(in)).
+    Both are in [-1, 1] from edge to edge, x to the right, y down, as in torch's `affine_grid` with
+    align_corners=False. All operations are one matrix, so a pixel is interpolated once. The map is
+    the inverse of the change: out = shift + rotate(scale * flip(in)).
     """
     angle = np.deg2rad(change.rotation_deg)
     cosine, sine = np.cos(angle) / change.scale, np.sin(angle) / change.scale
     flip_x = np.where(change.horizontal_flip, -1.0, 1.0)
     flip_y = np.where(change.vertical_flip, -1.0, 1.0)
-    linear = np.stack(
-        [
-            np.stack([flip_x * cosine, -flip_x * sine], -1),
-            np.stack([flip_y * sine, flip_y * cosine], -1),
-        ],
-        1,
-    )
+    x_row = np.stack([flip_x * cosine, -flip_x * sine], -1)
+    y_row = np.stack([flip_y * sine, flip_y * cosine], -1)
+    linear = np.stack([x_row, y_row], 1)
     offset = -np.einsum("nij,nj->ni", linear, 2 * (change.shift + change.shift_px / size_px))
     return np.concatenate([linear, offset[:, :, None]], 2).astype(np.float32)
 
@@ -174,8 +162,9 @@ def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
 def colour_matrices(change: Draw, channels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(N, C, C) and (N,) float32: a pixel becomes matrix @ pixel + share * (the image's mean grey).
 
-    Brightness, contrast, saturation (colour axes times a factor) and hue (colour axes turned) are linear, and the last two
-    leave greys alone, so together they are one matrix. Values are limited to [0, 255] once, at the end.
+    Brightness, contrast, saturation (scales the colour axes) and hue (rotates them) are linear, and
+    the last two do not change greys, so together they are one matrix. Values are clipped to
+    [0, 255] once, at the end.
     """
     factor = change.brightness * change.contrast
     share = (1 - change.contrast) * change.brightness
@@ -201,9 +190,12 @@ class _Numbers:
         return uniform(self._seed, self._epoch, self._keys, stream)
 
     def between(self, low: float, high: float, stream: str) -> NDArray[np.float64]:
-        if low == high:  # most operations are switched off most of the time: nothing to draw
+        if low == high:  # as for an operation that is switched off
             return np.full(len(self._keys), float(low))
         return low + (high - low) * self.uniform(stream)
+
+    def factors(self, strength: float, stream: str) -> NDArray[np.float64]:
+        return self.between(1 - strength, 1 + strength, stream)
 
     def pairs(self, low: float, high: float, stream: str) -> NDArray[np.float64]:
         return np.column_stack([self.between(low, high, f"{stream}_{axis}") for axis in "xy"])
@@ -216,18 +208,16 @@ class _Numbers:
     def beta(self, alpha: float, stream: str) -> NDArray[np.float64]:
         """(N,) in [0, 1] from Beta(alpha, alpha); 1 for alpha 0.
 
-        From two uniform numbers without rejection: Bailey 1994, "Polar generation of random variates with the
-        t-distribution", whose t is a symmetric beta in disguise (Devroye 1996, "Random variate generation in one line of code").
+        From two uniform numbers without rejection: Bailey 1994, "Polar generation of random
+        variates with the t-distribution"; t is a transformed symmetric beta (Devroye 1996, "Random
+        variate generation in one line of code").
         """
         if not alpha:
             return np.ones(len(self._keys))
         radius = self.uniform(f"{stream}_radius") ** (1 / alpha)
         cosine = np.cos(2 * np.pi * self.uniform(f"{stream}_angle"))
         squared = (1 - radius) * cosine**2
-        shares: NDArray[np.float64] = 0.5 + 0.5 * np.sign(cosine) * np.sqrt(
-            squared / (radius + squared)
-        )
-        return shares
+        return np.asarray(0.5 + 0.5 * np.sign(cosine) * np.sqrt(squared / (radius + squared)))
 
     def rectangles(
         self, area: tuple[float, float], aspect: tuple[float, float], stream: str
@@ -236,31 +226,21 @@ class _Numbers:
         if area == (1.0, 1.0):
             return _whole_images(len(self._keys))
         areas = self.between(*area, f"{stream}_area")
-        aspects = np.exp(
-            self.between(math.log(aspect[0]), math.log(aspect[1]), f"{stream}_aspect")
-        ).clip(areas, 1 / areas)
+        low, high = map(math.log, aspect)
+        aspects = np.exp(self.between(low, high, f"{stream}_aspect")).clip(areas, 1 / areas)
         sides = np.sqrt(np.stack([areas * aspects, areas / aspects], axis=1)).clip(max=1.0)
         return np.concatenate([(1 - sides) * self.pairs(0.0, 1.0, stream), sides], axis=1)
 
 
-def _strengths(plan: AugmentPlan) -> list[tuple[str, float]]:
-    return [
-        ("brightness", plan.brightness),
-        ("contrast", plan.contrast),
-        ("saturation", plan.saturation),
-    ]
-
-
 def _erased(plan: AugmentPlan, numbers: _Numbers) -> NDArray[np.float64]:
-    hit = numbers.chance(plan.erasing, "erasing")[:, None]
-    return (
-        np.where(hit, numbers.rectangles(plan.erasing_area, _ERASED_ASPECT, "erasing"), 0.0)
-        if plan.erasing
-        else np.zeros((len(hit), 4))
-    )
+    is_erased = numbers.chance(plan.erasing, "erasing")[:, None]
+    if not plan.erasing:
+        return np.zeros((len(is_erased), 4))
+    rectangles = numbers.rectangles(plan.erasing_area, _ERASED_ASPECT, "erasing")
+    return np.where(is_erased, rectangles, 0.0)
 
 
-def _share_of_cutmix(plan: AugmentPlan) -> float:
+def _cutmix_probability(plan: AugmentPlan) -> float:
     if plan.mixup_alpha and plan.cutmix_alpha:
         return 0.5
     return 1.0 if plan.cutmix_alpha else 0.0
@@ -281,5 +261,4 @@ def _whole_images(count: int) -> NDArray[np.float64]:
 
 
 def _whole(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    rounded: NDArray[np.int64] = np.rint(numbers).astype(np.int64)
-    return rounded
+    return np.asarray(np.rint(numbers).astype(np.int64))

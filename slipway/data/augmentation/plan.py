@@ -1,29 +1,28 @@
-"""The augmentation plan: which random changes training images may get, checked against what is forbidden.
+"""The augmentation plan: the random changes that training images may get.
 
-`slipway.data.augmentation.draws` turns it into numbers, `slipway.training` applies them. An operation that `augment.forbid` names is
-refused. Tables are not augmented.
+An operation in `augment.forbid` is refused. `slipway.data.augmentation.draws` turns the plan into
+numbers, `slipway.training` applies them. Tables are not augmented.
 
 data/augmented/plan.json    the plan
-data/augmented/train/       the offline copies, where augment.offline_copies asks for them
+data/augmented/train/       the offline copies, if augment.offline_copies is above 0
 """
 
-import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
+from slipway.config.mistakes import as_yaml
 from slipway.config.sections import AugmentParams
+from slipway.data.engine.rows import read_record
 from slipway.data.store.packed import PackedManifest, PackedSplit, PackedSplitManifest, open_split
 from slipway.system import files
 from slipway.system.contract import Contract
-from slipway.system.errors import ParamsError, SchemaError
+from slipway.system.errors import ParamsError
 
 
 class AugmentPlan(Contract):
-    """The allowed changes of a training image.
+    """The content of `plan.json`: the allowed changes of a training image.
 
-    Content of `plan.json`, units as in docs/params.md.
+    Units are those of docs/reference/params.md.
     """
 
     format_version: Literal[2]
@@ -58,7 +57,7 @@ class AugmentPlan(Contract):
         return self.mix_probability > 0 and (self.mixup_alpha > 0 or self.cutmix_alpha > 0)
 
 
-# Every operation, in the order in which it is applied, and the value that leaves an image as it is.
+# The operations in the order of application, each with the value that changes nothing.
 NEUTRAL: dict[str, float | tuple[float, float]] = {
     "random_resized_crop": (1.0, 1.0),
     "horizontal_flip": 0.0,
@@ -79,26 +78,23 @@ NEUTRAL: dict[str, float | tuple[float, float]] = {
 
 def operations(plan: AugmentPlan) -> list[str]:
     """Return the names of the operations that can change a pixel, in order of application."""
-    asked_for = [name for name, neutral in NEUTRAL.items() if getattr(plan, name) != neutral]
-    return [name for name in asked_for if plan.mixes or name not in ("mixup_alpha", "cutmix_alpha")]
+    names = [name for name, neutral in NEUTRAL.items() if getattr(plan, name) != neutral]
+    return [name for name in names if plan.mixes or name not in ("mixup_alpha", "cutmix_alpha")]
 
 
 def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
-    """Return the plan without copies; ParamsError if a forbidden operation is switched on."""
-    names = [name for name in AugmentPlan.model_fields if name in AugmentParams.model_fields]
-    values = {
-        name: tuple(value) if isinstance(value := getattr(params, name), list) else value
-        for name in names
-    }
+    """Return the plan, without offline copies. ParamsError if it uses a forbidden operation."""
+    values = params.model_dump(include=set(AugmentPlan.model_fields))
     plan = AugmentPlan(format_version=2, seed=seed, offline=None, **values)
-    refused = [name for name in operations(plan) if name in params.forbid]
+    refused = [
+        f"  augment.{name} is {getattr(params, name)}, but augment.forbid names {name!r}; "
+        f"expected {as_yaml(NEUTRAL[name])}"
+        for name in operations(plan)
+        if name in params.forbid
+    ]
     if refused:
-        lines = [
-            f"  augment.{name} is {getattr(params, name)}, but augment.forbid names {name!r}; expected {_as_yaml(NEUTRAL[name])}"
-            for name in refused
-        ]
         raise ParamsError(
-            "params.yaml asks for augmentation that would change the label:\n" + "\n".join(lines)
+            "params.yaml requests augmentation that would change the label:\n" + "\n".join(refused)
         )
     return plan
 
@@ -106,10 +102,6 @@ def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
 def without_operations(plan: AugmentPlan) -> AugmentPlan:
     """Return the plan with every operation switched off, as for a table."""
     return plan.model_copy(update={**NEUTRAL, "offline": None})
-
-
-def _as_yaml(value: float | tuple[float, float]) -> str:
-    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def write_plan(root: Path, plan: AugmentPlan) -> None:
@@ -120,24 +112,13 @@ def write_plan(root: Path, plan: AugmentPlan) -> None:
 def open_augmented(
     root: Path, manifest: PackedManifest, *, verify: bool = False
 ) -> tuple[AugmentPlan, PackedSplit | None]:
-    """The plan, and the offline copies of training rows where there are some. SchemaError if they do not fit `manifest`.
+    """Return the plan, and the offline copies of training rows if any.
 
-    `verify` first compares the copies with their digests (IntegrityError).
+    SchemaError if they do not fit `manifest`. `verify` compares the copies with their digests
+    (IntegrityError).
     """
-    path = root / "plan.json"
-    try:
-        plan = AugmentPlan.model_validate(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        raise SchemaError(f"{path} is missing. Run `dvc repro augment`.") from None
-    except (ValidationError, ValueError) as error:
-        raise SchemaError(
-            f"{path} is not an augmentation plan: {error}. Run `dvc repro --force augment`."
-        ) from error
+    plan = read_record(AugmentPlan, root / "plan.json", "augment")
     if plan.offline is None:
         return plan, None
-    return plan, open_split(
-        root,
-        manifest.model_copy(update={"splits": {"train": plan.offline}}),
-        "train",
-        verify=verify,
-    )
+    copies = manifest.model_copy(update={"splits": {"train": plan.offline}})
+    return plan, open_split(root, copies, "train", verify=verify)

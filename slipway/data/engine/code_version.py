@@ -1,4 +1,4 @@
-"""Digest of the decoding code with all that it imports, and of the libraries under it, on which pixels depend."""
+"""Digest of everything that determines pixels: the decoding code, its imports, its libraries."""
 
 from functools import cache
 from importlib.metadata import version

@@ -1,7 +1,8 @@
-"""An ordered map over processes of this machine or of a Ray cluster: bounded memory, the same result for any number of workers.
+"""Ordered map over the processes of this machine or of a Ray cluster.
 
-Only a few chunks are on their way at a time, so a stream of any length can go through. A worker ends with
-its parent, even when that is killed.
+The result is the same for any number of workers. Only a few chunks are in flight at a time, so
+memory does not grow with the length of the stream. A worker exits with its parent, even if the
+parent is killed.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from typing import Literal, TypeVar
 from slipway.data.engine.ray import map_on_ray
 from slipway.system.cores import num_cores
 from slipway.system.errors import UnavailableError
-from slipway.system.malloc import keep_freed_memory
+from slipway.system.malloc import keep_freed_pages
 
 Engine = Literal["local", "ray"]
 Item = TypeVar("Item")
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 _CHUNK_ITEMS = 256
 _CHUNK_BYTES = 4 << 20
 _CHUNKS_PER_WORKER = 2
+# A fork would copy locks that Arrow's threads hold.
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 def ordered_map(
@@ -38,12 +41,21 @@ def ordered_map(
     *,
     chunk_items: int | None = None,
 ) -> Iterator[Result]:
-    """`function` of each item, in order. `num_workers` 0 means one per core, and 1 runs in this very process.
+    """Yield `function(item)` for each item, in order.
 
-    Work goes out and comes back in chunks of at most `chunk_items`. What fits into one is not worth a process and runs here too;
-    with the engine "ray" everything runs on the cluster. `function`, items and results must be picklable.
+    Items and results travel in chunks. A single chunk is not worth a process and runs in this one.
+    The engine "ray" runs everything on the cluster. `function`, items and results must be
+    picklable.
+
+    Args:
+        function: runs in the workers.
+        items: any iterable; read only as fast as the workers need it.
+        num_workers: 0 for one per core; 1 runs in this process.
+        item_bytes: size of an item, which limits how many go into one chunk.
+        engine: local processes or Ray.
+        chunk_items: largest number of items in a chunk.
     """
-    chunks = _chunks(items, item_bytes, chunk_items or _CHUNK_ITEMS)
+    chunks = chunked(items, item_bytes, chunk_items or _CHUNK_ITEMS, _CHUNK_BYTES)
     if engine == "ray":
         return map_on_ray(function, chunks, num_workers)
     head = list(itertools.islice(chunks, 2))
@@ -55,10 +67,7 @@ def ordered_map(
 def _map_in_processes(
     function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int
 ) -> Iterator[Result]:
-    context = multiprocessing.get_context(
-        "spawn"
-    )  # a fork would copy locks that Arrow's threads hold
-    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_begin)
+    pool = ProcessPoolExecutor(num_workers, mp_context=_SPAWN, initializer=_start_worker)
     try:
         pending: deque[Future[list[Result]]] = deque()
         for chunk in chunks:
@@ -69,7 +78,8 @@ def _map_in_processes(
             yield from pending.popleft().result()
     except BrokenProcessPool as error:
         raise UnavailableError(
-            f"one of {num_workers} worker processes was killed, most likely for lack of memory. Use fewer workers, or free memory."
+            f"one of {num_workers} worker processes was killed, most likely for lack of memory. "
+            "Use fewer workers, or free memory."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -79,36 +89,32 @@ def _map_chunk(function: Callable[[Item], Result], chunk: list[Item]) -> list[Re
     return [function(item) for item in chunk]
 
 
-def _chunks(
-    items: Iterable[Item], item_bytes: Callable[[Item], int], chunk_items: int
+def chunked(
+    items: Iterable[Item], item_bytes: Callable[[Item], int], max_items: int, max_bytes: int
 ) -> Iterator[list[Item]]:
+    """Collect items in lists; a list is complete when it reaches either limit."""
     chunk: list[Item] = []
     size = 0
     for item in items:
         chunk.append(item)
         size += item_bytes(item)
-        if len(chunk) >= chunk_items or size >= _CHUNK_BYTES:
+        if len(chunk) >= max_items or size >= max_bytes:
             yield chunk
             chunk, size = [], 0
     if chunk:
         yield chunk
 
 
-def _begin() -> None:
-    keep_freed_memory()
-    _end_with_parent()
-
-
-def _end_with_parent() -> None:
-    """Exit as soon as the parent process is gone, even if it was killed."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group: the parent alone answers it
+def _start_worker() -> None:
+    keep_freed_pages()
+    # Ctrl-C reaches the whole process group; only the parent handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_leave_after, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
 
 
-def _leave_after(sentinel: int) -> None:
-    wait([sentinel])
+def _exit_with(parent: int) -> None:
+    """Exit as soon as the parent process is gone, even if it was killed."""
+    wait([parent])
     os._exit(1)

@@ -1,4 +1,4 @@
-"""How far a long pass over the images is: a bar on a terminal, a line every ten seconds in a log."""
+"""Progress of a long pass over images: a bar on a terminal, a line every ten seconds in a log."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +27,8 @@ def progress(
         total=num_images,
         unit="image",
         mininterval=seconds,
+        smoothing=0,  # the time left is from the mean rate: blocks of images come in bursts
+        delay=0 if is_terminal else seconds,
         dynamic_ncols=is_terminal,
     ) as bar:
         for item in items:

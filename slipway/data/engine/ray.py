@@ -1,8 +1,9 @@
-"""The ordered map on a Ray cluster: RAY_ADDRESS names one, or else one is started on this machine and ended afterwards.
+"""Ordered map on a Ray cluster: the one at RAY_ADDRESS, or one that runs here during the map.
 
-Workers get the items themselves and send the results back: they share neither files nor memory with this process. They must
-have the same version of Slipway and its libraries installed, which every task checks. A task whose worker died is run again,
-at most three times. Ray's ports are open to the network, which it gives no way to change: a token of this run guards them.
+Workers receive the items and send the results back; they share neither files nor memory with this
+process. They need the same versions of Slipway and its libraries, which every task checks. A task
+whose worker died runs again, at most three times. Ray opens its ports to the network and has no
+setting against it, so a token of this run protects them.
 """
 
 import contextlib
@@ -28,16 +29,18 @@ Result = TypeVar("Result")
 _CHUNKS_PER_WORKER = 2
 _RETRIES = 3
 _CONNECT_TIMEOUT_S = 5.0
-_SOCKET_PATH_BYTES = 107  # the system's limit; Ray's own part below its folder has up to 80
+_SOCKET_PATH_BYTES = 107  # limit of the operating system
+_RAY_PATH_BYTES = 80  # longest path that Ray makes below its folder
 _FOLDER = Path(".work/ray")
 
 
 def map_on_ray(
     function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int
 ) -> Iterator[Result]:
-    """`function` of each item, in order; `num_workers` 0 means one per core of the cluster.
+    """Yield `function(item)` for each item, in order.
 
-    UnavailableError at once if Ray is not installed, later if the cluster is not there or workers die again and again.
+    `num_workers` 0 means one per core of the cluster. Raises UnavailableError at once if Ray is not
+    installed, and later if the cluster cannot be reached or workers keep dying.
     """
     check_installed()
     return _map(function, chunks, num_workers)
@@ -47,7 +50,8 @@ def check_installed() -> None:
     """UnavailableError if Ray is not installed."""
     if find_spec("ray") is None:
         raise UnavailableError(
-            "data.engine is ray, but Ray is not installed. Install the extra (pip install 'slipway[cluster]'), or set data.engine to local."
+            "data.engine is ray, but Ray is not installed. "
+            "Install the extra (pip install 'slipway-ml[ray]'), or set data.engine to local."
         )
 
 
@@ -76,8 +80,8 @@ def _map(
 def _map_chunk(function: Callable[[Item], Result], chunk: list[Item], code: str) -> list[Result]:
     if pixel_code() != code:
         raise UnavailableError(
-            "a Ray worker has another version of Slipway, Pillow, simplejpeg or NumPy, and might make other pixels. "
-            "Install the same requirements.lock on every machine of the cluster."
+            "a Ray worker has another version of Slipway, Pillow, simplejpeg or NumPy, and might "
+            "make other pixels. Install the same requirements.lock on every machine of the cluster."
         )
     return [function(item) for item in chunk]
 
@@ -86,20 +90,20 @@ def _result(ray: Any, reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(
-            error.cause, (ImportError, ray.exceptions.RayError)
-        ):  # the function could not even be read
+        # The worker could not even unpickle the function.
+        if isinstance(error.cause, (ImportError, ray.exceptions.RayError)):
             reason = str(error.cause).strip().splitlines()[-1]
             raise UnavailableError(
-                f"a Ray worker cannot run this: {reason}. Install Slipway and the requirements.lock of this checkout on every machine "
-                "of the cluster, and put the code that precompute.transform names on their import path (PYTHONPATH)."
+                f"a Ray worker cannot run this: {reason}. Install Slipway and the "
+                "requirements.lock of this checkout on every machine of the cluster, and put the "
+                "code that precompute.transform names on their import path (PYTHONPATH)."
             ) from error
-        # Raised by our function: as if it had run here.
+        # Our function raised it; raise it as if it had run here.
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except ray.exceptions.RayError as error:
         raise UnavailableError(
-            f"Ray could not finish a task, though it tried {_RETRIES + 1} times: {error}. Most likely workers lack memory. "
-            "Use fewer workers, or set data.engine to local."
+            f"Ray could not finish a task, though it tried {_RETRIES + 1} times: {error}. "
+            "Most likely workers lack memory. Use fewer workers, or set data.engine to local."
         ) from error
 
 
@@ -119,28 +123,28 @@ def _cluster(num_workers: int) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         try:
             if address is not None:
-                _check_is_there(address)
+                _check_reachable(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
             else:
                 _start(ray, num_workers, stack.enter_context(_folder()))
         except (OSError, RuntimeError, ValueError) as error:
-            where = (
-                f"the Ray cluster at {address} (RAY_ADDRESS)"
+            problem = (
+                f"the Ray cluster at {address} (RAY_ADDRESS) cannot be reached"
                 if address
-                else "a Ray cluster on this machine"
+                else "no Ray cluster can be started on this machine"
             )
             raise UnavailableError(
-                f"{where} cannot be reached or started: {error}. Mend that, or set data.engine to local."
+                f"{problem}: {error}. Fix that, or set data.engine to local."
             ) from error
         stack.callback(ray.shutdown)
         yield ray
 
 
-def _check_is_there(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """OSError if nothing listens at the address, because Ray would retry for minutes."""
-    place = urlsplit(address if "://" in address else f"//{address}")
-    if place.hostname and place.port:
-        socket.create_connection((place.hostname, place.port), _CONNECT_TIMEOUT_S).close()
+    url = urlsplit(address if "://" in address else f"//{address}")
+    if url.hostname and url.port:
+        socket.create_connection((url.hostname, url.port), _CONNECT_TIMEOUT_S).close()
 
 
 def _start(ray: Any, num_workers: int, folder: Path) -> None:
@@ -157,9 +161,9 @@ def _start(ray: Any, num_workers: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """Create a folder for Ray's logs and sockets, whose paths have a length limit."""
+    """Create a folder for Ray's logs and sockets; the paths of sockets have a length limit."""
     folder = _FOLDER.absolute()
-    if len(os.fsencode(folder)) + 80 > _SOCKET_PATH_BYTES:
+    if len(os.fsencode(folder)) + _RAY_PATH_BYTES > _SOCKET_PATH_BYTES:
         folder = Path(tempfile.mkdtemp(prefix="slipway-ray-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:

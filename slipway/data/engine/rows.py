@@ -1,7 +1,8 @@
-"""The tables between the data stages: what their columns are, written and checked in one place.
+"""Schemas of the tables between the data stages, and how those tables are read and written.
 
-`rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones, `purged.parquet` those that a split in time cannot use.
-Nothing disappears: kept + quarantined == read, split + purged == kept.
+`rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones, `purged.parquet` those
+that a split by time cannot use. No row disappears: kept + quarantined == read, and
+split + purged == kept.
 """
 
 from pathlib import Path
@@ -10,106 +11,89 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from slipway.data.engine.scratch import first_bytes
 from slipway.system import files
+from slipway.system.contract import Record, parse_record
 from slipway.system.errors import SchemaError
 
 SPLITS = ("train", "val", "test")
-_GROUP_ROWS = 1 << 17  # of a Parquet file are in memory while it is written
-_HEXADECIMAL = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(
-    256, 2
-)  # the two digits of each byte
+ID_DIGITS = 32  # a row's id is the beginning of its SHA-256 in hex
+_GROUP_ROWS = 1 << 17  # rows of a Parquet file that are in memory while it is written
+# The two hex digits of each byte.
+_HEX_DIGITS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
 ROWS = pa.schema(
     [
-        pa.field(
-            "id", pa.string(), nullable=False
-        ),  # first 32 hex digits of sha256: stable across machines and names
-        pa.field("source", pa.string(), nullable=False),  # path inside the data set, or row number
+        # The first 32 hex digits of sha256, so independent of machines and file names.
+        _required("id", pa.string()),
+        _required("source", pa.string()),  # path inside the data set, or row number
         pa.field("label", pa.string()),  # null for a numeric target
         pa.field("target", pa.float64()),  # null for classes
-        pa.field(
-            "group", pa.string()
-        ),  # samples of one group stay in one split; null where data.group_column is null
-        pa.field("time", pa.float64()),  # days since 1970 UTC; null where data.time_column is null
-        pa.field(
-            "weight", pa.float64()
-        ),  # in the training loss; null where data.weight_column is null
-        pa.field(
-            "given_split", pa.string()
-        ),  # "train", "val" or "test" by the user; null where data.split_column is null
-        pa.field(
-            "cluster", pa.string()
-        ),  # near duplicates of each other: the smallest id among them; null for a row without any
-        pa.field("width", pa.int32()),  # of an image, upright; null for a table's row
+        # Samples of a group stay in one split. Null without data.group_column.
+        pa.field("group", pa.string()),
+        pa.field("time", pa.float64()),  # days since 1970 UTC; null without data.time_column
+        pa.field("weight", pa.float64()),  # in the training loss; null without data.weight_column
+        # "train", "val" or "test" as the user says; null without data.split_column.
+        pa.field("given_split", pa.string()),
+        # Smallest id among the near duplicates of the row; null for a row without any.
+        pa.field("cluster", pa.string()),
+        pa.field("width", pa.int32()),  # of the upright image; null for a row of a table
         pa.field("height", pa.int32()),
-        pa.field("bytes", pa.int64(), nullable=False),
-        pa.field(
-            "sha256", pa.string(), nullable=False
-        ),  # of the encoded image, or of a table's typed row
-        pa.field(
-            "flags", pa.list_(pa.string()), nullable=False
-        ),  # names of the rules that it breaks and that only flag
-        pa.field(
-            "corrections", pa.list_(pa.string()), nullable=False
-        ),  # what was changed: "label: Cat -> cat", "exif: turned by 90"
+        _required("bytes", pa.int64()),
+        _required("sha256", pa.string()),  # of the encoded image, or of the typed row of a table
+        _required("flags", pa.list_(pa.string())),  # rules that the row breaks and that only flag
+        # Changes to the row: "label: Cat -> cat", "exif: turned by 90".
+        _required("corrections", pa.list_(pa.string())),
     ]
 )
 SPLIT_ROWS = pa.schema(
     [
         *ROWS,
-        pa.field("split", pa.string(), nullable=False),  # "train", "val" or "test"
-        pa.field(
-            "fold", pa.int32()
-        ),  # of a row that is not for testing, counted from 0; null without folds
-        pa.field(
-            "leaked", pa.bool_(), nullable=False
-        ),  # a row of val or test with a twin, or its group, in another split
+        _required("split", pa.string()),  # "train", "val" or "test"
+        pa.field("fold", pa.int32()),  # from 0; null for test rows, and without folds
+        # A val or test row with a duplicate, or a row of its group, in another split.
+        _required("leaked", pa.bool_()),
     ]
 )
 PURGED = pa.schema(
     [
         *ROWS,
-        pa.field("split", pa.string(), nullable=False),  # where its time lies
-        pa.field(
-            "reaches", pa.string(), nullable=False
-        ),  # the later split that its group or cluster reaches, so that the row is left out
+        _required("split", pa.string()),  # in which its time lies
+        # The later split that its group or cluster reaches, the reason for leaving it out.
+        _required("reaches", pa.string()),
     ]
 )
 QUARANTINE = pa.schema(
     [
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("rule", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-        pa.field(
-            "severity", pa.string(), nullable=False
-        ),  # "error": not readable or not usable; "duplicate": already there
+        _required("source", pa.string()),
+        _required("rule", pa.string()),
+        _required("detail", pa.string()),
+        _required("severity", pa.string()),  # "error": not usable; "duplicate": already present
     ]
 )
 PACKED_ROWS = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("target", pa.float64(), nullable=False),  # class index, or the number itself
-        pa.field(
-            "weight", pa.float64(), nullable=False
-        ),  # in the training loss, 1 where data.weight_column is null
-        pa.field("leaked", pa.bool_(), nullable=False),  # as in SPLIT_ROWS
+        _required("id", pa.string()),
+        _required("source", pa.string()),
+        _required("target", pa.float64()),  # class index, or the number itself
+        _required("weight", pa.float64()),  # in the training loss; 1 without data.weight_column
+        _required("leaked", pa.bool_()),  # as in SPLIT_ROWS
     ]
 )
 
 
-def hexadecimal(digests: pa.ChunkedArray) -> pa.Array:
-    """Return SHA-256 digests of 32 bytes as hex text, without a Python object for each."""
-    offsets = np.arange(len(digests) + 1, dtype=np.int32) * 64
-    return pa.StringArray.from_buffers(
-        len(digests), pa.py_buffer(offsets), pa.py_buffer(_HEXADECIMAL[first_bytes(digests, 32)])
-    )
-
-
-def ids(digests: pa.ChunkedArray) -> pa.Array:
-    """Return the id of each row from its SHA-256 of 32 bytes."""
-    return pc.utf8_slice_codeunits(hexadecimal(digests), 0, 32)
+def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
+    """Convert (N, B) bytes to N hex strings, without a Python object for each."""
+    num_rows, num_bytes = digests.shape
+    offsets = np.arange(num_rows + 1, dtype=np.int32) * 2 * num_bytes
+    digits = pa.py_buffer(_HEX_DIGITS[digests])
+    return pa.StringArray.from_buffers(num_rows, pa.py_buffer(offsets), digits)
 
 
 def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
@@ -127,10 +111,20 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
         raise SchemaError(f"{path} is missing. Run the stage that writes it (dvc repro).") from None
     except pa.ArrowInvalid as error:
         raise SchemaError(
-            f"{path} is not a readable Parquet file: {error}. Run the stage that writes it again (dvc repro)."
+            f"{path} is not a readable Parquet file: {error}. "
+            "Run the stage that writes it again (dvc repro)."
         ) from error
     _check(path, table.schema, schema)
     return table
+
+
+def read_record(kind: type[Record], path: Path, stage: str) -> Record:
+    """Read a JSON record that `stage` wrote; SchemaError if it is missing or invalid."""
+    try:
+        payload = path.read_bytes()
+    except FileNotFoundError:
+        raise SchemaError(f"{path} is missing. Run `dvc repro {stage}`.") from None
+    return parse_record(kind, path, payload, SchemaError, f"Run `dvc repro --force {stage}`.")
 
 
 def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
@@ -138,3 +132,9 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
         raise SchemaError(
             f"{path} has the columns\n{found.to_string()}\nexpected\n{expected.to_string()}"
         )
+
+
+def row_numbers(sources: pa.ChunkedArray) -> pa.ChunkedArray:
+    """(N,) the number of each row of a table, by which sources are sorted; -1 for other names."""
+    found = pc.extract_regex(sources, r"^(?P<number>[0-9]{1,18})(?::|$)")
+    return pc.struct_field(found, "number").cast(pa.int64()).fill_null(-1)

@@ -1,7 +1,8 @@
-"""Where an unfinished result lies, so that a killed run can go on: `.work/STAGE/KEY`, known to neither git nor DVC.
+"""Folder of an unfinished result, from which a killed run resumes: `.work/STAGE/KEY`.
 
-DVC removes a stage's outputs before it runs, so what is unfinished must not be among them. The key is a digest of all that
-the result depends on: with another key the work begins anew, and the old is removed.
+DVC removes a stage's outputs before it runs, so unfinished work must not be among them. The key is
+a digest of everything that the result depends on. Work under another key is removed and never
+continued. Neither git nor DVC tracks `.work/`.
 """
 
 import shutil
@@ -9,16 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipway.config.sealing import check_inputs
+from slipway.config.seals import check_inputs
 from slipway.system import files
 
 
 @contextmanager
 def work_folder(root: Path, key: str, purpose: str) -> Iterator[Path]:
-    """The folder `root/key`, as it was left or new; removed when the block ends without an error.
+    """Open the folder `root/key`, new or as the last run left it, and remove it after the block.
 
-    LockedError while another process works below `root`; SealError if the stage's inputs changed, and the folder stays then.
-    Folders of other keys are removed.
+    After an error it stays for the next run. Folders of other keys are removed. Raises LockedError
+    while another process works below `root`, and SealError if the stage's inputs changed.
     """
     root.mkdir(parents=True, exist_ok=True)
     with files.lock(root / "lock", purpose):

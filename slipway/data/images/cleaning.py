@@ -1,4 +1,4 @@
-"""Cleaning of images: decodes every image in full and refuses unusable ones under the name of a rule.
+"""Cleaning of images: decodes every image in full and refuses unusable ones by named rules.
 
 Nothing is repaired, relabelled or dropped silently: kept + quarantined == read. The result depends
 on the content of the data, not on the order of files or the number of workers. Facts and thumbnails
@@ -6,7 +6,7 @@ are in scratch files; memory holds only a few numbers per image.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,60 +14,84 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.config.sections import CleanParams
-from slipway.data.engine.parallel import Engine, ordered_map
-from slipway.data.engine.rows import ROWS, hexadecimal, ids
-from slipway.data.engine.scratch import store_table, take_rows
+from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.parallel import Engine, chunked, ordered_map
+from slipway.data.engine.progress import progress
+from slipway.data.engine.rows import ID_DIGITS, ROWS, hex_strings, row_numbers
+from slipway.data.engine.scratch import first_bytes, store_table, take_rows
 from slipway.data.images.duplicate_clusters import (
     NO_CLUSTER,
     ClusteredRows,
     apply_near_duplicate_rule,
 )
 from slipway.data.images.exact_duplicates import DigestPixels, apply_exact_duplicate_rule
-from slipway.data.images.inspection import Inspector, PixelDigester
+from slipway.data.images.inspection import OF_16_BITS, Inspector, PixelDigester
 from slipway.data.images.thumbnails import thumbnail_file
-from slipway.data.rules import rules
-from slipway.data.rules.findings import FINDINGS, RuleFindings
+from slipway.data.rules.findings import RuleFindings
 from slipway.data.rules.outliers import robust_deviations
-from slipway.data.sources.checksums import ChecksumList
+from slipway.data.rules.report import CleanReport, CleanResult, Clusters, clean_report
+from slipway.data.rules.result import Cleaned
+from slipway.data.rules.rules import IMAGE_RULES
+from slipway.data.sources import sources
+from slipway.data.sources.checksums import ChecksumList, read_checksums
 from slipway.data.sources.samples import RawSample
-from slipway.kinds.registry import Task, is_classification
-from slipway.system.errors import DataError
+from slipway.data.splits.split_file import SplitFile, read_split_file
+from slipway.kinds.registry import Task, kind_of
 
+_MAX_CLUSTERS = 8
+_MAX_SHOWN = 4  # of one cluster
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
-_MAX_SHOWN = 3
 _WRITTEN_ROWS = 1 << 14  # in one batch
 
 
-@dataclass(frozen=True)
-class Cleaned:
-    """The result of cleaning images or a table."""
+def check_images(data: DataParams) -> None:
+    """DataError if `data.path` is missing or its table lacks a column."""
+    next(iter(sources.read_samples(data, read_files=False)), None)  # all of them would take long
 
-    rows: pa.Table  # the kept samples: `rows.ROWS`, by id
-    quarantine: pa.Table  # the refused ones: `rows.QUARANTINE`, by rule and source
-    num_read: int
-    flagged: pa.Table = field(default_factory=FINDINGS.empty_table)  # FINDINGS, by rule and source
 
-    @property
-    def num_bad(self) -> int:
-        """Number of refused samples, not counting duplicates."""
-        return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
+def clean_images(data: DataParams, clean: CleanParams) -> CleanResult:
+    """Decode and compare every raw image."""
+    checksums = read_checksums(Path(data.checksums), data) if data.checksums else None
+    num_workers, engine = clean.num_workers, data.engine
+    # The workers of a cluster do not share our files.
+    read = partial(sources.read_samples, data, read_files=engine == "ray")
+    batches = clean_samples(read(), clean, num_workers, data.classes, engine)
+    num_images = sources.count_samples(data)
+    cleaned = compare_samples(
+        progress(batches, "clean", num_images, lambda batch: batch.num_rows),
+        clean,
+        data.task,
+        lambda wanted: digest_pixels(read(wanted), clean, num_workers, engine),
+        checksums,
+        read_split_file(data),
+    )
+    report = partial(image_report, cleaned, clean, data)
+    hints, skipped = _hints(cleaned), sources.skipped_text(data)
+    return CleanResult(
+        cleaned,
+        report,
+        "{} # images have no columns\n",
+        notes=lambda columns: skipped,
+        hints=hints,
+    )
 
-    def summary(self, *reports: Path) -> str:
-        """Return the counts in one line, and a second line if copies cross given splits."""
-        num_kept, num_bad = self.rows.num_rows, self.num_bad
-        num_duplicates = self.num_read - num_kept - num_bad
-        counts = f"read {self.num_read}, kept {num_kept}, bad {num_bad}"
-        summary = f"{counts}, duplicates {num_duplicates}, see {' and '.join(map(str, reports))}"
-        is_leak = pc.match_substring(self.quarantine["detail"], rules.IN_ANOTHER_SPLIT)
-        num_leaks = pc.sum(is_leak).as_py()
-        if not num_leaks:
-            return summary
-        return (
-            f"{summary}\ncopies of rows in another given split: {num_leaks}; "
-            "the copy in test, else in val, is kept"
-        )
+
+def _hints(cleaned: Cleaned) -> list[str]:
+    found = ["source", "rule", "detail"]
+    narrow = cleaned.flagged.filter(pc.equal(cleaned.flagged["rule"], "narrow_range"))
+    refused = cleaned.quarantine.filter(
+        pc.match_substring(cleaned.quarantine["detail"], OF_16_BITS)
+    )
+    narrow = pa.concat_tables([narrow.select(found), refused.select(found)])
+    if not narrow.num_rows:
+        return []
+    first = narrow.slice(0, 1).to_pylist()[0]
+    return [
+        f"{narrow.num_rows} images of 16 bits are nearly black to the network ({first['source']}: "
+        f"{first['detail']}). Stretch them with a function in precompute.transform, by a factor "
+        "of 16 for 12 bits, 64 for 10; docs/explanation/precompute.md shows one"
+    ]
 
 
 def clean_samples(
@@ -94,16 +118,7 @@ def digest_pixels(
 
 
 def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
-    block: list[RawSample] = []
-    size = 0
-    for sample in samples:
-        block.append(sample)
-        size += len(sample.payload)
-        if len(block) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+    return chunked(samples, lambda sample: len(sample.payload), _BLOCK_ROWS, _BLOCK_BYTES)
 
 
 def compare_samples(
@@ -112,6 +127,7 @@ def compare_samples(
     task: Task,
     digest_pixels: DigestPixels,
     checksums: ChecksumList | None = None,
+    split_file: SplitFile | None = None,
 ) -> Cleaned:
     """Compare the samples with each other and with the user's checksums, and keep or refuse them.
 
@@ -121,6 +137,7 @@ def compare_samples(
     with thumbnail_file() as thumbnails:
         facts = store_table(map(thumbnails.take_from, batches), thumbnails.schema)
         facts = checksums.check(facts) if checksums else facts
+        facts = split_file.assign(facts) if split_file else facts
         is_refused = pc.is_valid(facts["rule"])
         findings.refuse_table(facts.select(["source", "rule", "detail"]).filter(is_refused))
         rows = np.flatnonzero(~is_refused.to_numpy())
@@ -138,43 +155,6 @@ def compare_samples(
     return Cleaned(table, findings.quarantine(), facts.num_rows, findings.flagged())
 
 
-def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
-    """DataError if too much was refused, or if the rest cannot train a model."""
-    if not cleaned.num_read:
-        raise DataError("data.path holds no samples, expected images.")
-    fraction = cleaned.num_bad / cleaned.num_read
-    if fraction > params.max_bad_fraction:
-        raise DataError(
-            f"{cleaned.num_bad} of {cleaned.num_read} samples are bad, a fraction of "
-            f"{fraction:.4f}, above clean.max_bad_fraction {params.max_bad_fraction}:\n"
-            f"{_list_refused(cleaned.quarantine)}\n"
-            "Fix or remove them, or raise clean.max_bad_fraction."
-        )
-    if not cleaned.rows.num_rows:
-        raise DataError(
-            f"none of {cleaned.num_read} samples is left:\n{_list_refused(cleaned.quarantine)}\n"
-            "Fix them."
-        )
-    column, kind = ("label", "class") if is_classification(task) else ("target", "target")
-    distinct = pc.unique(cleaned.rows[column])
-    if len(distinct) < 2:
-        raise DataError(
-            f"all {cleaned.rows.num_rows} kept samples have the {kind} {distinct[0].as_py()!r}, "
-            "expected at least two. Check data.path and data.target_column."
-        )
-
-
-def _list_refused(quarantine: pa.Table) -> str:
-    lines = []
-    for rule in sorted(pc.unique(quarantine["rule"]).to_pylist()):
-        rows = quarantine.filter(pc.equal(quarantine["rule"], rule))
-        note = " (duplicates do not count as bad)" if rule in rules.DUPLICATES else ""
-        lines.append(f"  {rule}: {rows.num_rows}{note}")
-        shown = rows.slice(0, _MAX_SHOWN).to_pylist()
-        lines += [f"    {row['source']}: {row['detail']}" for row in shown]
-    return "\n".join(lines)
-
-
 def _apply_outlier_rule(
     facts: pa.Table,
     rows: NDArray[np.int64],
@@ -182,8 +162,7 @@ def _apply_outlier_rule(
     task: Task,
     findings: RuleFindings,
 ) -> NDArray[np.int64]:
-    """Refuse or flag targets far from the others; return the rows that are kept."""
-    if is_classification(task) or findings.action("outlier") is None:
+    if kind_of(task).target.has_classes or findings.action("outlier") is None:
         return rows
     targets = facts["target"].to_numpy()[rows]
     median, deviations = robust_deviations(targets)
@@ -200,7 +179,6 @@ def _apply_outlier_rule(
 
 
 def _flagged_batches(facts: pa.Table, rows: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-    """Yield those of `rows` that inspection flagged."""
     is_kept = np.zeros(facts.num_rows, np.bool_)
     is_kept[rows] = True
     begin = 0
@@ -213,15 +191,48 @@ def _flagged_batches(facts: pa.Table, rows: NDArray[np.int64]) -> Iterator[pa.Re
 def _row_batches(
     facts: pa.Table, kept: ClusteredRows, findings: RuleFindings
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of ROWS, by id."""
     for begin in range(0, len(kept.rows), _WRITTEN_ROWS):
         part = slice(begin, begin + _WRITTEN_ROWS)
-        table, clusters = take_rows(facts, kept.rows[part]), kept.clusters[part]
+        table = take_rows(facts, kept.rows[part])
+        clusters = kept.clusters[part]
+        digests = first_bytes(table["sha256"], 32)
         columns = {name: table[name] for name in ROWS.names if name in table.column_names}
         columns |= {
-            "id": ids(table["sha256"]),
-            "sha256": hexadecimal(table["sha256"]),
+            "id": hex_strings(digests[:, : ID_DIGITS // 2]),
+            "sha256": hex_strings(digests),
             "flags": findings.flags_of(table["source"]),
             "cluster": kept.names.take(pa.array(clusters, mask=clusters == NO_CLUSTER)),
         }
         yield from pa.table([columns[name] for name in ROWS.names], schema=ROWS).to_batches()
+
+
+def image_report(cleaned: Cleaned, clean: CleanParams, data: DataParams) -> CleanReport:
+    """Count kept and refused images by rule, with examples."""
+    # Refused near duplicates leave no cluster.
+    clusters = _clusters(cleaned.rows) if clean.rules.near_duplicate == "flag" else None
+    hints = _hints(cleaned)
+    return clean_report(cleaned, IMAGE_RULES, data, clean, clusters=clusters, hints=hints)
+
+
+def _clusters(rows: pa.Table) -> Clusters:
+    named = rows.select(["cluster", "source"]).filter(pc.is_valid(rows["cluster"]))
+    named = named.append_column("number", row_numbers(named["source"]))
+    sizes = (
+        named.group_by("cluster")
+        .aggregate([("source", "count")])
+        .sort_by([("source_count", "descending"), ("cluster", "ascending")])
+    )
+    counts = sizes["source_count"]
+    shown = [
+        named.filter(pc.equal(named["cluster"], cluster))
+        .sort_by([("number", "ascending"), ("source", "ascending")])["source"]
+        .slice(0, _MAX_SHOWN)
+        .to_pylist()
+        for cluster in sizes["cluster"].slice(0, _MAX_CLUSTERS).to_pylist()
+    ]
+    return Clusters(
+        count=len(counts),
+        rows=named.num_rows,
+        largest=counts[0].as_py() if len(counts) else 0,
+        examples=shown,
+    )

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.data.engine.rows import ids
+from slipway.data.engine.rows import ID_DIGITS, hex_strings
 from slipway.data.engine.scratch import first_bytes, order_by, take, take_rows
 from slipway.data.images.near_duplicates import DuplicatePairs, cluster_roots, find_pairs
 from slipway.data.images.quality import THUMBNAIL_PX
 from slipway.data.images.thumbnails import ThumbnailFile
 from slipway.data.rules.findings import RuleFindings
 
-_ID_BYTES = 16
+_ID_BYTES = ID_DIGITS // 2
 NO_CLUSTER = -1
 
 
@@ -63,7 +63,7 @@ def apply_near_duplicate_rule(
     clusters = np.full(len(rows), NO_CLUSTER, np.int32)
     cluster_index = np.searchsorted(unique_roots, roots)
     clusters[positions] = np.where(in_cluster, cluster_index, NO_CLUSTER)
-    names = ids(table["sha256"].take(pa.array(unique_roots)))
+    names = hex_strings(first_bytes(table["sha256"], _ID_BYTES)[unique_roots])
     if action != "refuse":
         return ClusteredRows(rows, clusters, names)
 
@@ -83,7 +83,7 @@ def _find_pairs(
 ) -> tuple[DuplicatePairs, NDArray[np.int64]]:
     """Find pairs of near duplicates among images at least as large as a thumbnail.
 
-    Smaller images carry too little detail: too many of them look alike.
+    Smaller images carry too little detail: too many of them are similar.
 
     Returns:
         The pairs, as indices into the second value, and the positions in `rows` that occur in
@@ -117,7 +117,6 @@ def _lookalike_sources(
 
 
 def _flag_label_conflicts(table: pa.Table, pairs: DuplicatePairs, findings: RuleFindings) -> None:
-    """Flag rows that look like a row with another label (`near_conflict`)."""
     has_labels = table["label"].null_count < table.num_rows
     if not has_labels:
         return

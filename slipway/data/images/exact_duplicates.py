@@ -24,6 +24,7 @@ from slipway.data.images.luma_candidates import luma_candidates
 from slipway.data.images.thumbnails import ThumbnailFile
 from slipway.data.rules.findings import RuleFindings
 from slipway.data.rules.rules import IN_ANOTHER_SPLIT
+from slipway.data.sources.shards import listed
 from slipway.system.errors import DataError
 
 KEPT_FIRST = ("test", "val", "train")  # of copies in several given splits: test stays whole
@@ -78,7 +79,7 @@ def _is_unique(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return found
 
 
-# Digests of pixels ---------------------------------------------------------------------------------
+# Digests of pixels --------------------------------------------------------------------------------
 
 
 def _pixel_digests(
@@ -115,24 +116,22 @@ def _read_again(candidates: pa.Table, digest_pixels: DigestPixels) -> NDArray[np
     found = pa.Table.from_batches(batches, PIXELS).combine_chunks()
     found = found.take(pc.index_in(chosen["source_min"], found["source"]))
     is_same = pc.and_(pc.equal(found["sha256"], chosen["sha256"]), pc.is_valid(found["pixels"]))
-    altered = sorted(
-        chosen["source_min"].filter(pc.invert(pc.fill_null(is_same, False))).to_pylist()
-    )
+    is_altered = pc.invert(pc.fill_null(is_same, False))
+    altered = sorted(chosen["source_min"].filter(is_altered).to_pylist())
     if altered:
-        names = ", ".join(altered[:_MAX_SHOWN]) + ", ..." * (len(altered) > _MAX_SHOWN)
         raise DataError(
-            f"{len(altered)} images changed while `clean` read them: {names}. "
+            f"{len(altered)} images changed while `clean` read them: {listed(altered)}. "
             "Make sure that nothing writes to the data, and run it again."
         )
     places = pc.index_in(candidates["sha256"], chosen["sha256"].combine_chunks())
     return first_bytes(found["pixels"].take(places), _PIXEL_BYTES)
 
 
-# Comparison of copies ------------------------------------------------------------------------------
+# Comparison of copies -----------------------------------------------------------------------------
 
 
 def _compare(rows: pa.Table, findings: RuleFindings) -> pa.Table:
-    """Refuse all but the first of each run of equal pixels, and whole runs whose labels conflict."""
+    """Refuse all but the first of each run of equal pixels, and all of a run if labels conflict."""
     pixels = rows["pixels"].combine_chunks()
     is_first = np.append(True, np.asarray(pc.not_equal(pixels[1:], pixels[:-1])))
     starts = np.flatnonzero(is_first)

@@ -1,12 +1,13 @@
-"""One sample after the other: read, decode, measure, and note which rules it breaks. This runs in the worker processes.
+"""Inspection of single images in the workers: read, decode, measure, and note the broken rules.
 
-A block of samples becomes one Arrow batch of facts, so that neither the way between the processes nor a million rows in memory
-cost Python objects.
+A block of samples becomes one Arrow batch of facts, so that neither the transfer between processes
+nor a million rows in memory cost Python objects.
 """
 
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,19 +44,18 @@ FACTS = pa.schema(
         pa.field("weight", pa.float64()),
         pa.field("given_split", pa.string()),
         pa.field("corrections", pa.list_(pa.string()), nullable=False),
-        pa.field("rule", pa.string()),  # under which it is refused; null: not refused by itself
+        pa.field("rule", pa.string()),  # the rule that refuses the sample on its own, if any
         pa.field("detail", pa.string()),
-        pa.field(
-            "flags", pa.list_(pa.string()), nullable=False
-        ),  # rules that it breaks and that only flag
+        # The broken rules that only flag.
+        pa.field("flags", pa.list_(pa.string()), nullable=False),
         pa.field("flag_details", pa.list_(pa.string()), nullable=False),
-        pa.field("width", pa.int32()),  # this and all below: null where nothing could be decoded
+        # The columns below are null if the image could not be decoded.
+        pa.field("width", pa.int32()),
         pa.field("height", pa.int32()),
         pa.field("bytes", pa.int64()),
-        pa.field("sha256", pa.binary(32)),  # null only where there are no bytes
-        pa.field(
-            "pixels", pa.binary(16)
-        ),  # digest of size and pixels; null of a JPEG of which only the luma was decoded
+        pa.field("sha256", pa.binary(32)),  # null only if there are no bytes
+        # Digest of size and pixels; null for a JPEG of which only the luma was decoded.
+        pa.field("pixels", pa.binary(16)),
         pa.field("thumbnail", pa.binary(THUMBNAIL_PX**2)),
     ]
 )
@@ -66,18 +66,22 @@ PIXELS = pa.schema(
         pa.field("pixels", pa.binary(16)),
     ]
 )
-_SMALLEST_GREY_PX = (
-    1 << 14
-)  # of a JPEG smaller than this all colours are decoded at once: luma alone would save little
+# A smaller JPEG is decoded in colour at once, because decoding only the luma would save little.
+_SMALLEST_GREY_PX = 1 << 14
+_SIXTEEN_BITS = ("I", "I;16")
+OF_16_BITS = "of 65535: it uses"
+_OF_DARKNESS = ("constant_image", "too_dark")
+_NARROW = 65535 // 4  # the highest value of an image that uses a quarter of 16 bits
 _EXTENSIONS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
     **dict.fromkeys((".tif", ".tiff"), "TIFF"),
     **dict.fromkeys((".bmp", ".dib"), "BMP"),
     ".png": "PNG",
     ".webp": "WEBP",
+    **dict.fromkeys((".heic", ".heif", ".hif"), "HEIF"),
     **{
         f".{name}": name.upper()
-        for name in ("gif", "heic", "avif", "svg", "ico", "psd", "pdf", "txt", "csv", "json", "mp4")
+        for name in ("gif", "avif", "svg", "ico", "psd", "pdf", "txt", "csv", "json", "mp4")
     },
 }
 _TURNS = {
@@ -100,21 +104,15 @@ class PixelDigester:
     def __call__(self, samples: list[RawSample]) -> pa.RecordBatch:
         """Digest all pixels of a block of samples; null if an image can no longer be decoded."""
         buffer = PixelBuffer()
-        rows = [
-            (sample.source, *self._digests(loaded(sample).payload, buffer)) for sample in samples
-        ]
-        columns = [
-            pa.array(column, field.type)
-            for column, field in zip(zip(*rows, strict=True), PIXELS, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=PIXELS)
+        rows = [self._digests(loaded(sample), buffer) for sample in samples]
+        return pa.RecordBatch.from_pylist(rows, PIXELS)
 
-    def _digests(self, payload: bytes, buffer: PixelBuffer) -> tuple[bytes, bytes | None]:
-        try:
-            array = decode_jpeg(payload, self.max_pixels, buffer)
-        except ImageError:
-            array = None
-        return hashlib.sha256(payload).digest(), None if array is None else _digest(array, "")
+    def _digests(self, sample: RawSample, buffer: PixelBuffer) -> dict[str, Any]:
+        digests: dict[str, Any] = {"sha256": hashlib.sha256(sample.payload).digest()}
+        with suppress(ImageError):
+            array = decode_jpeg(sample.payload, self.max_pixels, buffer)
+            digests["pixels"] = None if array is None else _digest(array, "")
+        return {"source": sample.source, **digests}
 
 
 @dataclass(frozen=True)
@@ -125,92 +123,84 @@ class Inspector:
     classes: frozenset[str] | None
 
     def __call__(self, samples: list[RawSample]) -> pa.RecordBatch:
-        """Inspect a block of samples, in order."""
         buffer = PixelBuffer()
-        columns = zip(*(self._facts(loaded(sample), buffer) for sample in samples), strict=True)
-        return pa.RecordBatch.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(columns, FACTS, strict=True)],
-            schema=FACTS,
-        )
+        rows = [self._facts(loaded(sample), buffer) for sample in samples]
+        return pa.RecordBatch.from_pylist(rows, FACTS)
 
-    def _facts(self, sample: RawSample, buffer: PixelBuffer) -> tuple[Any, ...]:
-        found = _Found(sample.fault)
-        if found.fault is None:
-            found = self._inspect(sample, buffer)
-        said = (
-            sample.source,
-            sample.label,
-            sample.target,
-            sample.group,
-            sample.time,
-            sample.weight,
-            sample.given_split,
-        )
-        num_bytes, sha256 = (
-            (len(sample.payload), hashlib.sha256(sample.payload).digest())
-            if sample.payload
-            else (None, None)
-        )
-        rule, detail = found.fault or (None, None)
-        flags, flag_details = (
-            [flag.rule for flag in found.flags],
-            [flag.detail for flag in found.flags],
-        )
-        measured = (found.width, found.height, num_bytes, sha256, found.pixels, found.thumbnail)
-        return (
-            *said,
-            [*sample.corrections, *found.corrections],
-            rule,
-            detail,
-            flags,
-            flag_details,
-            *measured,
-        )
+    def _facts(self, sample: RawSample, buffer: PixelBuffer) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "source": sample.source,
+            "label": sample.label,
+            "target": sample.target,
+            "group": sample.group,
+            "time": sample.time,
+            "weight": sample.weight,
+            "given_split": sample.given_split,
+            "corrections": list(sample.corrections),
+            "flags": [],
+            "flag_details": [],
+        }
+        if sample.payload:
+            digest = hashlib.sha256(sample.payload).digest()
+            facts |= {"bytes": len(sample.payload), "sha256": digest}
+        fault = sample.fault or self._inspect(sample, buffer, facts)
+        return facts | fault._asdict() if fault else facts
 
-    def _inspect(self, sample: RawSample, buffer: PixelBuffer) -> "_Found":
+    def _inspect(
+        self, sample: RawSample, buffer: PixelBuffer, facts: dict[str, Any]
+    ) -> Fault | None:
+        """Add what the pixels show to the facts; return the fault that refuses the sample."""
         try:
             picture = _decode(sample.payload, self.params.max_pixels, buffer)
         except ImageError as error:
-            looks = (
-                f"; it looks like {looks_like(sample.payload)}"
-                if error.detail.startswith(UNKNOWN)
-                else ""
-            )
-            return _Found(Fault(error.rule, error.detail + looks))
+            is_unknown = error.detail.startswith(UNKNOWN)
+            looks = f"; it looks like {looks_like(sample.payload)}" if is_unknown else ""
+            return Fault(error.rule, error.detail + looks)
         sampled, thumbnail = measure(picture.shown)
-        broken = list(self._broken(sample, picture, sampled))
-        refusing = [
-            fault for fault in broken if rules.action(fault.rule, self.params.rules) == "refuse"
-        ]
-        flags = tuple(
-            fault for fault in broken if rules.action(fault.rule, self.params.rules) == "flag"
-        )
-        turned = (f"exif: {_TURNS[picture.orientation]}",) if picture.orientation in _TURNS else ()
-        fault = refusing[0] if refusing else None
-        return _Found(
-            fault, flags, turned, picture.width, picture.height, picture.digest, thumbnail.tobytes()
-        )
+        facts |= {
+            "width": picture.width,
+            "height": picture.height,
+            "pixels": picture.digest,
+            "thumbnail": thumbnail.tobytes(),
+        }
+        if picture.orientation in _TURNS:
+            facts["corrections"].append(f"exif: {_TURNS[picture.orientation]}")
+        refusing, narrow = None, ""
+        for fault in self._faults(sample, picture, sampled):
+            narrow = f"; {fault.detail}" if fault.rule == "narrow_range" else narrow
+            if fault.rule in _OF_DARKNESS:
+                fault = fault._replace(detail=fault.detail + narrow)
+            action = rules.action(fault.rule, self.params.rules)
+            if action == "refuse":
+                refusing = refusing or fault
+            elif action == "flag":
+                facts["flags"].append(fault.rule)
+                facts["flag_details"].append(fault.detail)
+        return refusing
 
-    def _broken(self, sample: RawSample, picture: "_Picture", sampled: Quality) -> Iterator[Fault]:
+    def _faults(self, sample: RawSample, picture: "_Picture", sampled: Quality) -> Iterator[Fault]:
         """Yield every rule that the sample breaks on its own, the most serious first."""
+        params = self.params
+        if picture.highest is not None and picture.highest <= _NARROW:
+            yield Fault(
+                "narrow_range",
+                f"its highest value is {picture.highest} {OF_16_BITS} "
+                f"{picture.highest / 65535:.0%} of its range",
+            )
         shorter, longer = sorted((picture.width, picture.height))
-        if (
-            self.classes is not None
-            and sample.label is not None
-            and sample.label not in self.classes
-        ):
+        label, classes = sample.label, self.classes
+        if classes is not None and label is not None and label not in classes:
             yield Fault(
                 "unknown_label",
-                f"the class is {sample.label!r}, data.classes has {len(self.classes)} others",
+                f"the class is {label!r}, data.classes has {len(classes)} others",
             )
-        if shorter < self.params.min_side_px:
-            yield Fault(
-                "too_small", f"{picture.size}, clean.min_side_px is {self.params.min_side_px}"
-            )
-        if longer > self.params.max_aspect * shorter:
+        if shorter < params.min_side_px:
+            yield Fault("too_small", f"{picture.size}, clean.min_side_px is {params.min_side_px}")
+        if longer > params.max_aspect * shorter:
             yield Fault(
                 "odd_aspect",
-                f"{picture.size}, a ratio of {longer / shorter:.1f}, clean.max_aspect is {self.params.max_aspect:g}",
+                f"{picture.size}, a ratio of {longer / shorter:.1f}, "
+                f"clean.max_aspect is {params.max_aspect:g}",
             )
         ending = os.path.splitext(sample.source)[1].lower()
         if _EXTENSIONS.get(ending, picture.image_format) != picture.image_format:
@@ -218,15 +208,12 @@ class Inspector:
                 "wrong_extension",
                 f"the name ends in {ending}, the content is {picture.image_format}",
             )
-        if _is_suspect(sampled, self.params):
-            yield from _poor(quality(grey(picture.shown)), self.params)
+        # The sampled rows only raise a suspicion; all pixels decide.
+        if any(_quality_faults(sampled, params)):
+            yield from _quality_faults(quality(grey(picture.shown)), params)
 
 
-def _is_suspect(sampled: Quality, params: CleanParams) -> bool:
-    return any(True for _ in _poor(sampled, params))
-
-
-def _poor(found: Quality, params: CleanParams) -> Iterator[Fault]:
+def _quality_faults(found: Quality, params: CleanParams) -> Iterator[Fault]:
     if found.std < params.constant_std:
         yield Fault(
             "constant_image",
@@ -235,39 +222,24 @@ def _poor(found: Quality, params: CleanParams) -> Iterator[Fault]:
     elif found.laplacian is not None and found.laplacian < params.blur_variance:
         yield Fault(
             "blurred",
-            f"the Laplacian's variance is {found.laplacian:.1f}, clean.blur_variance is {params.blur_variance:g}",
+            f"the Laplacian's variance is {found.laplacian:.1f}, "
+            f"clean.blur_variance is {params.blur_variance:g}",
         )
+    level = f"a mean grey level of {found.mean:.1f}"
     if found.mean < params.dark_mean:
-        yield Fault(
-            "too_dark",
-            f"a mean grey level of {found.mean:.1f}, clean.dark_mean is {params.dark_mean:g}",
-        )
+        yield Fault("too_dark", f"{level}, clean.dark_mean is {params.dark_mean:g}")
     if found.mean > params.bright_mean:
-        yield Fault(
-            "too_bright",
-            f"a mean grey level of {found.mean:.1f}, clean.bright_mean is {params.bright_mean:g}",
-        )
-
-
-class _Found(NamedTuple):
-    fault: Fault | None
-    flags: tuple[Fault, ...] = ()
-    corrections: tuple[str, ...] = ()
-    width: int | None = None
-    height: int | None = None
-    pixels: bytes | None = None
-    thumbnail: bytes | None = None
+        yield Fault("too_bright", f"{level}, clean.bright_mean is {params.bright_mean:g}")
 
 
 class _Picture(NamedTuple):
-    shown: NDArray[
-        np.uint8
-    ]  # (H, W) grey or (H, W, 4) RGBA as it is seen, transparency laid over white
+    shown: NDArray[np.uint8]  # (H, W) grey or (H, W, 4) RGBA, upright, transparency over white
     digest: bytes | None
     width: int
     height: int
     image_format: str
     orientation: int
+    highest: int | None = None  # value of an image of 16 bits
 
     @property
     def size(self) -> str:
@@ -285,17 +257,16 @@ def _decode(payload: bytes, max_pixels: int, buffer: PixelBuffer) -> _Picture:
         if array is not None:
             return _Picture(array, digest, header.width, header.height, "JPEG", 1)
     image, image_format, orientation = decode_with_pillow(payload, max_pixels)
-    return _Picture(*_shown_and_digest(image), image.width, image.height, image_format, orientation)
+    highest = int(np.asarray(image).max()) if image.mode in _SIXTEEN_BITS else None
+    shown, digest = _shown_and_digest(image)
+    return _Picture(shown, digest, image.width, image.height, image_format, orientation, highest)
 
 
 def _shown_and_digest(image: Image.Image) -> tuple[NDArray[np.uint8], bytes]:
     if image.mode in ("L", "1"):
         array = np.asarray(image.convert("L"))
         return array, _digest(array, "")
-    if image.mode in (
-        "I",
-        "I;16",
-    ):  # 16 bits: two pictures may differ in what 8 of them do not show
+    if image.mode in _SIXTEEN_BITS:  # two images of 16 bits may differ only in the lower 8 bits
         return np.asarray(flatten(image, 1)), _digest(np.asarray(image).astype(np.uint16), "I;16")
     array = np.asarray(image.convert("RGBA"))
     shown = np.asarray(flatten(image, 1)) if image.has_transparency_data else array

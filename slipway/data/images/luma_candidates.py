@@ -61,7 +61,7 @@ def _rows_of_mixed_sizes(size_keys: Keys, is_digested: Mask) -> NDArray[np.int64
 
 
 def _thumbnail_keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask]:
-    """(N,) equal for equal thumbnails and sizes; and (N,) True for images with hardly any contrast."""
+    """(N,) equal for equal thumbnails and sizes; and (N,) True for images of low contrast."""
     keys = scratch_array((len(thumbnails),), np.uint64)
     is_flat = np.zeros(len(thumbnails), np.bool_)
     for part in slices(len(thumbnails), _CHUNK_ROWS):
@@ -90,7 +90,6 @@ def _has_equal_key(keys: Keys, contents: Keys) -> Mask:
 def _close_rows(
     thumbnails: Thumbnails, first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the rows of the pairs whose thumbnails are close in every cell."""
     is_close = np.zeros(len(first), np.bool_)
     for part in slices(len(first), _CHUNK_ROWS):
         difference = thumbnails[first[part]].astype(np.int16) - thumbnails[second[part]]

@@ -1,4 +1,4 @@
-"""Finds near-duplicate images: re-encoded, rescaled, slightly cropped, brightened or darkened copies.
+"""Near-duplicate images: re-encoded, rescaled, slightly cropped, brightened or darkened copies.
 
 Each image is represented by its 16x16 grey thumbnail. A 64-bit hash (signs of its low DCT
 frequencies) finds candidate pairs, and the correlation of the thumbnails decides. Because a crop
@@ -71,7 +71,7 @@ class DuplicatePairs:
 
 
 def find_pairs(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> DuplicatePairs:
-    """Find near duplicates among (N, 256) thumbnails whose hashes differ in at most `max_bits` of 64."""
+    """Find near duplicates among (N, 256) thumbnails; hashes differ in at most `max_bits` of 64."""
     if not len(thumbnails):
         return DuplicatePairs(_NONE, np.zeros(0))
     candidates = _candidates(hashes(thumbnails), max_bits)
@@ -81,7 +81,7 @@ def find_pairs(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Dup
 
 
 def find_pairs_by_hash(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Pairs:
-    """Find pairs of (N, 256) thumbnails whose hashes, without crops, differ in at most `max_bits`."""
+    """Find pairs of (N, 256) thumbnails by their hashes only, without crops."""
     return _candidates(hashes(thumbnails, with_crops=False), max_bits) if len(thumbnails) else _NONE
 
 
@@ -91,8 +91,8 @@ def cluster_roots(
     """(N,) the smallest row connected with each of `num_rows` rows, or -1 for a row without a pair.
 
     Chains of similar pairs could merge a whole data set. A cluster of more than
-    MAX_CLUSTER_FRACTION of all images (`num_images`, by default `num_rows`) therefore keeps only its
-    better correlated pairs, step by step, until it is small enough or consists of copies only.
+    MAX_CLUSTER_FRACTION of all images (`num_images`, by default `num_rows`) therefore keeps only
+    its better correlated pairs, step by step, until it is small enough or consists of copies only.
     """
     limit = max(MIN_CLUSTER_LIMIT, int((num_images or num_rows) * MAX_CLUSTER_FRACTION))
     pairs, correlations = found.pairs, found.correlations

@@ -1,7 +1,8 @@
-"""Is a picture blurred, dark, bright or constant, and what does it look like small? Measured on a sample of its rows.
+"""Quality of an image (blurred, dark, bright, constant) and its thumbnail, from sampled rows.
 
-Decoding a picture takes 0.3 ms, so its measures may take a few hundredths. They are taken from strips spread over the picture's
-height; a measure that would break a rule is taken again on every pixel, so a rule never refuses or flags by sampling.
+Decoding an image takes 0.3 ms, so measuring may take only a few hundredths of that. The rows are
+strips spread over the height. A measure that would break a rule is taken again on every pixel, so
+sampling never refuses or flags an image.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 THUMBNAIL_PX = 16
 _ROWS_PER_CELL = 4  # of a thumbnail; with 2 the crops of a twentieth are missed four times as often
 _STRIPS = 8  # of three adjacent rows, for the Laplacian; the middle one is a row of the thumbnail
-_SMALLEST_SAMPLED_PX = 8 * THUMBNAIL_PX  # a picture of fewer rows is measured whole
+_SMALLEST_SAMPLED_PX = 8 * THUMBNAIL_PX  # every row of a smaller image is measured
 _SMALLEST_BLURRED_PX = 3  # the Laplacian needs neighbours
 
 Pixels = NDArray[np.uint8]  # (H, W) grey or (H, W, 4) RGBA, [0, 255]
 
-cv2.setNumThreads(1)  # the pictures are spread over processes already
+cv2.setNumThreads(1)  # images are already spread over processes
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,13 @@ def quality(whole: Pixels) -> Quality:
 def _quality(
     pixels: Pixels, valid_rows: Callable[[NDArray[np.int16]], NDArray[np.int16]]
 ) -> Quality:
-    mean, std = cv2.meanStdDev(pixels)
+    mean, std = (float(value[0, 0]) for value in cv2.meanStdDev(pixels))
     if min(pixels.shape) < _SMALLEST_BLURRED_PX:
-        return Quality(float(mean[0, 0]), float(std[0, 0]), None)
+        return Quality(mean, std, None)
     laplacian = valid_rows(np.asarray(cv2.Laplacian(pixels, cv2.CV_16S), np.int16))
-    # The Laplacian's mean is next to 0 (it sums to 0 but for the border), so its mean square is its variance.
-    return Quality(
-        float(mean[0, 0]),
-        float(std[0, 0]),
-        float(cv2.norm(laplacian, cv2.NORM_L2SQR)) / laplacian.size,
-    )
+    # Apart from the border the Laplacian sums to 0, so its mean square is its variance.
+    variance = float(cv2.norm(laplacian, cv2.NORM_L2SQR)) / laplacian.size
+    return Quality(mean, std, variance)
 
 
 @lru_cache(maxsize=256)
@@ -86,6 +84,5 @@ def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _thumbnail(pixels: Pixels) -> Pixels:
-    return np.asarray(
-        cv2.resize(pixels, (THUMBNAIL_PX, THUMBNAIL_PX), interpolation=cv2.INTER_AREA), np.uint8
-    )
+    size = (THUMBNAIL_PX, THUMBNAIL_PX)
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA), np.uint8)

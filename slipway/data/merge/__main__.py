@@ -2,12 +2,12 @@
 
 The base rows keep their content and order. The new rows follow; the column `slipway_collected`,
 which is never an input, marks them. A new row that the base data already has is not added again.
-Nothing is trained: the command for that is printed. See docs/collect.md.
+Nothing is trained: the command for that is printed. See docs/how-to/collect.md.
 """
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,14 +16,12 @@ import pyarrow.parquet as pq
 from slipway.config.command import run_command
 from slipway.config.params import load_params
 from slipway.config.sections import DataParams
-from slipway.data.merge.images import merge_images
-from slipway.data.merge.matching import MergeReport
-from slipway.data.merge.tables import merge_tables
+from slipway.data.merge.new_rows import MergeReport
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.sources.raw_tables import COLLECTED
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.sources import find_layout, with_given_split
-from slipway.kinds.registry import is_table
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError
 
 _MAX_SHOWN = 10
@@ -40,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = params.data
     if options.base is not None:
         data = data.model_copy(update={"path": str(options.base)})
-    clean = params.clean
-    data = unpacked(data, ArchiveLimits(clean.max_archive_members, clean.max_archive_ratio))
+    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    data = unpacked(data, limits)
     _check_parquet(options.new)
     print(summary(merge(data, options.new, options.out), data, options.out))
 
@@ -51,15 +49,27 @@ def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
 
     A split given by folders or shards becomes the column GIVEN_SPLIT.
     """
+    if data.sources is not None:
+        raise DataError(
+            "data.sources joins several sources, expected one data set to merge into. "
+            "Copy the new rows into a further source instead."
+        )
+    if data.split_file is not None:
+        raise DataError(
+            f"data.split_file {data.split_file!r} names the rows of data.path only. Write their "
+            "splits into a column of the data, and name it in data.split_column."
+        )
     data, _ = with_given_split(data)
-    return (merge_tables if is_table(data.task) else merge_images)(data, new, out)
+    run: Callable[[DataParams, Path, Path], MergeReport]
+    run = kind_of(data.task).input.load_part("merge")
+    return run(data, new, out)
 
 
 def summary(report: MergeReport, data: DataParams, out: Path) -> str:
     """Describe what was written and what to check, and name the command to run next."""
     lines = [
-        f"{report.num_base} rows of {data.path} and {report.num_added} collected rows are in {out}, "
-        f"marked in the column {COLLECTED!r}"
+        f"{report.num_base} rows of {data.path} and {report.num_added} collected rows are in "
+        f"{out}, marked in the column {COLLECTED!r}"
     ]
     if report.num_duplicates:
         relabelled = report.num_relabelled

@@ -1,14 +1,18 @@
 """Cells of base and new rows in one form: labels, text, and digests of the inputs by value."""
 
+import contextlib
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from slipway.config.sections import DataParams
-from slipway.data.merge.matching import Label
+from slipway.data.merge.new_rows import Label
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.samples import spelled
 from slipway.data.tables.cells import (
@@ -19,10 +23,12 @@ from slipway.data.tables.cells import (
     row_digests,
     typed_column,
 )
+from slipway.data.tables.column_types import column_types
 from slipway.data.tables.targets import label_of
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
 
 _ARROW = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
+_NOTATION = re.compile(r"[^\s\w.+-]")  # a unit or thousands separators, not "1e-5" or "N/A"
 _BOOLEANS = {
     **dict.fromkeys((*TRUE_WORDS, "1"), "true"),
     **dict.fromkeys((*FALSE_WORDS, "0"), "false"),
@@ -37,10 +43,18 @@ def cells_of(column: RawColumn) -> pa.Array:
 
 def labels_of(cells: Any, data: DataParams) -> list[Label]:
     """Return labels after `data.label_map`, or numbers; None for a missing or unreadable one."""
-    if not is_classification(data.task):
+    if not kind_of(data.task).target.has_classes:
         return [_number(cell) for cell in cells.to_pylist()]
     texts = [None if cell is None else label_of(cell).strip() for cell in cells.to_pylist()]
     return [spelled(text, data.label_map)[0] if text else None for text in texts]
+
+
+def column_labels(column: RawColumn, data: DataParams) -> list[Label]:
+    """Return `labels_of` a column; numbers in text may have a unit."""
+    if kind_of(data.task).target.has_classes or column.stored != "text":
+        return labels_of(cells_of(column), data)
+    numbers = typed_column(column, "number").cells.astype(np.float64)
+    return [None if math.isnan(number) else number for number in numbers.tolist()]
 
 
 def _number(cell: Any) -> float | None:
@@ -62,11 +76,16 @@ def target_cells(cells: list[Any], base: RawColumn, data: DataParams) -> pa.Arra
     if base.stored == "boolean" and {str(cell) for cell in cells} <= {"True", "False", "None"}:
         flags = [None if cell is None else str(cell) == "True" for cell in cells]
         return pa.array(flags, pa.bool_())
-    if is_classification(data.task):
+    if kind_of(data.task).target.has_classes:
         return pa.array([None if cell is None else label_of(cell) for cell in cells], pa.string())
     if any(isinstance(cell, str) for cell in cells):
-        return _as_text(cells)
+        unit = typed_column(base, "number").unit if base.stored == "text" else ""
+        return _as_text([f"{_text(cell)}{unit}" if _is_number(cell) else cell for cell in cells])
     return pa.array(cells, pa.float64())
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float)
 
 
 def _as_text(cells: list[Any]) -> pa.Array:
@@ -82,6 +101,28 @@ def _text(cell: Any) -> str | None:
     if isinstance(cell, float):
         return str(int(cell)) if cell.is_integer() else repr(cell)
     return str(cell).strip() or None
+
+
+def spelled_as(column: RawColumn, cells: pa.Array, data: DataParams) -> pa.Array:
+    """Return the cells as they are written in a column of the base data."""
+    if column.stored != "text":
+        return cells
+    (guess,) = column_types({column.name: column}, data.columns)
+    if guess.kind == "number" and (unit := typed_column(column, "number").unit):
+        found = [None if cell is None else f"{_text(cell)}{unit}" for cell in cells.to_pylist()]
+        return pa.array(found, pa.string())
+    if guess.kind == "date" and data.date_format is not None:
+        is_date = pa.array(typed_column(column, "date").states[:-1] == GOOD)
+        dates = column.values.filter(is_date).to_pylist()
+        with contextlib.suppress(ValueError):
+            for date in dates[:1]:
+                datetime.strptime(date, data.date_format)
+            found = [
+                cell and datetime.fromisoformat(cell.strip()).strftime(data.date_format)
+                for cell in cells.to_pylist()
+            ]
+            return pa.array(found, pa.string())
+    return cells
 
 
 def input_digests(table: RawTable, kinds: Mapping[str, str]) -> list[bytes]:
@@ -101,6 +142,10 @@ def _comparable(column: RawColumn, kind: str) -> RawColumn:
         typed = typed_column(column, "date")
         dates = zip(texts, typed.values[:-1], typed.states[:-1], strict=True)
         texts = [repr(float(days)) if state == GOOD else text for text, days, state in dates]
+    elif kind == "number" and any(_NOTATION.search(text) for text in texts):
+        typed = typed_column(column, "number")
+        numbers = zip(texts, typed.values[:-1], typed.states[:-1], strict=True)
+        texts = [repr(float(value)) if state == GOOD else text for text, value, state in numbers]
     elif kind == "category":  # 0123 and 123 are two categories, as in `clean`
         states = typed_column(column, "category").states[:-1]
         pairs = zip(texts, states, strict=True)

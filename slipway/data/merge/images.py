@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
+from slipway.data.engine.rows import ROWS
 from slipway.data.merge.cells import cells_of, labels_of
-from slipway.data.merge.matching import MergeReport, NewRows
+from slipway.data.merge.new_rows import MergeReport, NewRows
 from slipway.data.sources.raw_tables import COLLECTED, column_names, read_raw_table
 from slipway.data.sources.samples import RawSample
 from slipway.data.sources.sources import read_samples, table_in
-from slipway.kinds.registry import is_classification
+from slipway.data.sources.text_format import TextFormat
+from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import DataError
 
@@ -50,7 +52,7 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
                 marks is not None and position is not None and marks[position].as_py() is True
             )
             digest = hashlib.sha256(sample.payload).digest()
-            label = sample.label if is_classification(data.task) else sample.target
+            label = getattr(sample, kind_of(data.task).target.column)
             name = sample.source.partition(":")[2] if further.positions else sample.source
             extra = {}
             if position is not None:
@@ -100,12 +102,12 @@ def _read_new(path: Path, data: DataParams) -> tuple[list[bytes], list[str | flo
 
 def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColumns:
     root = Path(data.path)
-    path = table_in(root) if root.is_dir() else root
+    path = table_in(root, data) if root.is_dir() else root
     if path is None:
         return _FurtherColumns({}, {})
     named = {data.image_column, data.target_column, *_special_types(data)}
-    names = [name for name in column_names(path) if name and name not in named]
-    raw = read_raw_table(path, names or [data.target_column])
+    names = [name for name in column_names(path, TextFormat.of(data)) if name and name not in named]
+    raw = read_raw_table(path, names or [data.target_column], TextFormat.of(data))
     cells = {}
     for column in (raw.columns[name] for name in names):
         if column.stored == "other":
@@ -116,7 +118,7 @@ def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColu
 
 
 def _schema(data: DataParams, further: _FurtherColumns) -> pa.Schema:
-    target = pa.string() if is_classification(data.task) else pa.float64()
+    target = ROWS.field(kind_of(data.task).target.column).type
     columns = {data.image_column: _IMAGE, data.target_column: target} | _special_types(data)
     columns |= {name: cells.type for name, cells in further.cells.items()}
     return pa.schema([*columns.items(), (COLLECTED, pa.bool_())])
@@ -130,7 +132,6 @@ def _special_types(data: DataParams) -> dict[str, pa.DataType]:
 def _special_cells(
     data: DataParams, group: Any, time: Any, weight: Any, split: Any
 ) -> dict[str, Any]:
-    """Return what belongs to the columns that the params name, by column."""
     cells = {
         data.group_column: group,
         data.time_column: time,

@@ -10,12 +10,13 @@ import pyarrow.parquet as pq
 from slipway.config.sections import DataParams
 from slipway.data.merge.cells import (
     cells_of,
+    column_labels,
     concatenate,
     input_digests,
-    labels_of,
+    spelled_as,
     target_cells,
 )
-from slipway.data.merge.matching import Label, MergeReport, NewRows
+from slipway.data.merge.new_rows import Label, MergeReport, NewRows
 from slipway.data.sources.raw_tables import (
     COLLECTED,
     RawColumn,
@@ -26,8 +27,8 @@ from slipway.data.sources.raw_tables import (
 from slipway.data.tables.cells import TypedColumn, typed_column
 from slipway.data.tables.column_rules import constant_columns, duplicate_columns, tells_classes
 from slipway.data.tables.column_types import column_types, counts_rows
-from slipway.data.tables.source import find_table
-from slipway.kinds.registry import is_classification
+from slipway.data.tables.source import read_table_of
+from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import DataError
 
@@ -46,11 +47,11 @@ class _AddedRows:
 
 
 def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
-    """Write the rows of `data.path` and of `new_path` to `out`; DataError if a column is missing."""
+    """Write the rows of `data.path` and `new_path` to `out`; DataError if a column is missing."""
     report = MergeReport()
-    base, new = read_raw_table(find_table(data)), read_raw_table(new_path)
+    base, new = read_table_of(data), read_raw_table(new_path)
     inputs = _input_names(data, base, new, new_path)
-    base_labels = labels_of(cells_of(base.columns[data.target_column]), data)
+    base_labels = column_labels(base.columns[data.target_column], data)
     was_collected = _collected_marks(base)
     labels, added = _match_rows(data, base, new, inputs, base_labels, was_collected, report)
     columns: dict[str, pa.Array] = {}
@@ -65,7 +66,10 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
             targets = [cell if label == before else label for cell, before, label in changes]
             columns[name] = target_cells([*targets, *added.labels], column, data)
         else:
-            columns[name] = concatenate(cells, _added_cells(name, data, base, new, added))
+            found = _added_cells(name, data, base, new, added)
+            if name in new.columns:
+                found = spelled_as(column, found, data)
+            columns[name] = concatenate(cells, found)
     columns[COLLECTED] = pa.array([*was_collected, *[True] * len(added.indices)])
     report.omitted += [f"row {number} of {data.path}: {what}" for number, what in base.malformed]
     with files.new_file(out, files.PRIVATE) as file:
@@ -104,12 +108,11 @@ def _match_rows(
     was_collected: list[bool],
     report: MergeReport,
 ) -> tuple[list[Label], _AddedRows]:
-    """Return the labels of the base rows after corrections, and the new rows to add."""
     guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
     kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
     kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
     digests = input_digests(new, kinds)
-    rows = NewRows(digests, labels_of(cells_of(new.columns[data.target_column]), data), report)
+    rows = NewRows(digests, column_labels(new.columns[data.target_column], data), report)
     labels = [
         rows.label_for(digest, label, str(number), was_collected=mark)
         for digest, label, number, mark in zip(
@@ -129,7 +132,6 @@ def _match_rows(
 def _added_cells(
     name: str, data: DataParams, base: RawTable, new: RawTable, added: _AddedRows
 ) -> pa.Array:
-    """Return the cells of the added rows in a column of the base data."""
     if name in new.columns:
         return added.take(cells_of(new.columns[name]))
     count, column = len(added.indices), base.columns[name]
@@ -167,7 +169,7 @@ def _continued_cells(
         other = _typed_as_cleaned(base.columns[name], data) if name != data.target_column else None
         if other is not None and duplicate_columns([other, typed], has_label):
             return added.take(cells_of(new.columns[name]))
-    if is_classification(data.task):
+    if kind_of(data.task).target.has_classes:
         return _cells_by_class(typed, np.flatnonzero(has_label), added)
     return None
 

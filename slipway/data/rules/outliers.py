@@ -1,29 +1,40 @@
-"""Numbers that are far from the others, in robust standard deviations from the median."""
+"""Outliers: numbers far from the median, in robust standard deviations.
+
+B. Iglewicz and D. Hoaglin, How to Detect and Handle Outliers, 1993.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.data.engine.scratch import scratch_array
 
-_OVER_MEDIAN = (
-    1.4826  # a normal distribution's standard deviation over its median absolute deviation
-)
-_OVER_MEAN = 1.2533  # and over its mean absolute deviation
+_OVER_MEDIAN = 1.4826  # standard deviation of a normal distribution over its median deviation
 
 
 def robust_deviations(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """The median, and how far each of (N,) finite numbers is from it, in standard deviations estimated robustly (B. Iglewicz and
-    D. Hoaglin, How to Detect and Handle Outliers, 1993).
+    """Return the median of (N,) finite numbers, and the distance of each from it.
 
-    Where more than half of the numbers are equal their median deviation is 0, and the mean one takes its place.
+    Distances are in robustly estimated standard deviations. If more than half of the numbers are
+    equal, as in most counts of rare events, their median deviation is 0. The numbers that differ
+    are then judged by their own median.
     """
+    median, distances = _distances(values)
+    if not distances.any() and len(values):
+        is_other = values != median
+        if is_other.any():
+            median, distances[is_other] = _distances(values[is_other])
+    return median, distances
+
+
+def _distances(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Return the median and the distances from it; these are 0 if the median deviation is."""
     if not len(values):
         return 0.0, values
     distances = scratch_array((len(values),), np.float64)
     with np.errstate(over="ignore"):
         median = _median(values)
         np.abs(np.subtract(values, median, out=distances), out=distances)
-        scale = _OVER_MEDIAN * _median(distances) or _OVER_MEAN * float(distances.mean())
+        scale = _OVER_MEDIAN * _median(distances)
     if not np.isfinite(scale) or scale == 0:
         distances[:] = 0
     else:

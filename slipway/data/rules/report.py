@@ -1,21 +1,29 @@
-"""What `clean` found, for `reports/clean.json` and its page: counts and examples by rule, the same for images and tables.
+"""The content of `reports/clean.json` and its page: counts and examples by rule.
 
-The record is plain: it is made where the rules ran, and drawn by `slipway.reports.pages.clean_page`, which needs nothing else.
+The record is the same for images and tables. `slipway.reports.pages.clean_page` draws it from
+nothing else.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
+from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.rows import row_numbers
+from slipway.data.rules.class_names import class_hints
+from slipway.data.rules.result import Cleaned
+from slipway.data.rules.rules import not_checked
+from slipway.kinds.registry import kind_of
 from slipway.system.contract import Contract
 
 MAX_EXAMPLES = 20
-Column: TypeAlias = "pa.ChunkedArray | ArrayLike"
 
 
 class Example(Contract):
@@ -53,7 +61,7 @@ class ColumnSummary(Contract):
     name: str
     kind: str
     missing: NonNegativeInt
-    note: str  # "" where there is nothing to say
+    note: str  # may be empty
 
 
 class Clusters(Contract):
@@ -66,56 +74,83 @@ class Clusters(Contract):
 
 
 class CleanReport(Contract):
-    """`reports/clean.json`. `refused` and `flagged` are by the rule's name; `kept` and the refused ones are what was `read`."""
+    """The content of `reports/clean.json`; `kept` and the refused rows add up to `read`."""
 
     read: NonNegativeInt
     kept: NonNegativeInt
-    refused: dict[str, RuleCount]
-    flagged: dict[str, RuleCount]
-    corrections: dict[str, NonNegativeInt]  # rows by what was changed: {"label: Cat -> cat": 3}
+    refused: dict[str, RuleCount]  # by rule
+    flagged: dict[str, RuleCount]  # by rule
+    corrections: dict[str, NonNegativeInt]  # rows by correction: {"label: Cat -> cat": 3}
     classes: dict[str, NonNegativeInt] | None  # kept rows by class; null for a numeric target
     target: TargetSummary | None  # null for classes
     checks: list[str]  # the rules that ran
-    not_checked: dict[str, str]  # the rules that did not, and why
+    not_checked: dict[str, str]  # the rules that did not run, with reasons
     columns: list[ColumnSummary]  # of a table; empty for images
-    clusters: Clusters | None = (
-        None  # null for tables, and where near duplicates are not looked for
+    hints: list[str] = Field(default_factory=list)  # with lines of params.yaml to paste
+    clusters: Clusters | None = None  # null for tables, and unless near duplicates are flagged
+
+
+@dataclass(frozen=True)
+class CleanResult:
+    """Cleaned data, and what its kind of input adds to the outputs of the stage."""
+
+    cleaned: Cleaned
+    report: Callable[[], CleanReport]  # only for usable data
+    columns_yaml: str
+    write: Callable[[Path], None] = lambda folder: None  # further files beside the rows
+    notes: Callable[[Path], str] = lambda columns: ""  # for the console; names the columns' file
+    hint: str = ""  # a likely cause if too many rows were refused
+    hints: Sequence[str] = ()  # those that need no usable data
+
+
+def clean_report(
+    cleaned: Cleaned,
+    rules: Mapping[str, str],
+    data: DataParams,
+    clean: CleanParams,
+    columns: Sequence[ColumnSummary] = (),
+    clusters: Clusters | None = None,
+    hints: Sequence[str] = (),
+) -> CleanReport:
+    """Summarise cleaned data; `rules` are those for its kind of input."""
+    rows = cleaned.rows
+    skipped = not_checked(rules, data, clean)
+    has_classes = kind_of(data.task).target.has_classes
+    classes = _counts(rows["label"]) if has_classes else None
+    return CleanReport(
+        read=cleaned.num_read,
+        kept=rows.num_rows,
+        refused=_rule_counts(cleaned.quarantine, rules),
+        flagged=_rule_counts(cleaned.flagged, rules),
+        corrections=_counts(pc.list_flatten(rows["corrections"])),
+        classes=classes,
+        target=None if has_classes else target_summary(rows["target"].to_numpy()),
+        checks=sorted(rules.keys() - skipped.keys()),
+        not_checked=dict(sorted(skipped.items())),
+        columns=list(columns),
+        hints=[*hints, *(class_hints(classes, data.label_map) if classes else [])],
+        clusters=clusters,
     )
 
 
-def rule_counts(
-    rules: Column, sources: Column, details: Column, severities: Column, meanings: Mapping[str, str]
-) -> dict[str, RuleCount]:
-    """Count samples by rule, with examples, from four columns of equal length."""
-    columns = {"rule": rules, "source": sources, "detail": details, "severity": severities}
-    table = pa.table(
-        {
-            name: column if isinstance(column, pa.ChunkedArray) else pa.array(column)
-            for name, column in columns.items()
-        }
-    )
-    names = sorted(pc.unique(table["rule"]).to_pylist())
-    return {
-        name: _rule_count(table.filter(pc.equal(table["rule"], name)), meanings[name])
-        for name in names
-    }
+def _rule_counts(findings: pa.Table, meanings: Mapping[str, str]) -> dict[str, RuleCount]:
+    names = sorted(pc.unique(findings["rule"]).to_pylist())
+    by_rule = {name: findings.filter(pc.equal(findings["rule"], name)) for name in names}
+    return {name: _rule_count(table, meanings[name]) for name, table in by_rule.items()}
 
 
 def _rule_count(table: pa.Table, meaning: str) -> RuleCount:
-    first = table.take(
-        pc.select_k_unstable(
-            table, MAX_EXAMPLES, [("source", "ascending"), ("detail", "ascending")]
-        )
-    ).to_pylist()
+    table = table.append_column("number", row_numbers(table["source"]))
+    keys = [(name, "ascending") for name in ("number", "source", "detail")]
+    first = table.take(pc.select_k_unstable(table, MAX_EXAMPLES, keys)).to_pylist()
     examples = [Example(source=row["source"], detail=row["detail"]) for row in first]
     return RuleCount(
         count=table.num_rows, severity=first[0]["severity"], meaning=meaning, examples=examples
     )
 
 
-def class_counts(labels: pa.ChunkedArray) -> dict[str, int]:
-    """Count rows by class name."""
-    counts = pc.value_counts(labels).to_pylist()
+def _counts(texts: pa.ChunkedArray) -> dict[str, int]:
+    counts = pc.value_counts(texts).to_pylist()
     return dict(sorted((entry["values"], entry["counts"]) for entry in counts))
 
 
@@ -123,21 +158,10 @@ def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
     """Summarise (N,) finite numbers, N at least 1."""
     values = np.asarray(targets, np.float64)
     names = ("min", "p25", "median", "p75", "max")
-    quantiles = {
-        name: float(value)
-        for name, value in zip(names, np.quantile(values, [0, 0.25, 0.5, 0.75, 1]), strict=True)
-    }
-    histogram = [int(count) for count in np.histogram(values, num_bins)[0]]
+    quantiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
     return TargetSummary(
-        **quantiles, mean=float(values.mean()), std=float(values.std()), histogram=histogram
+        **dict(zip(names, quantiles, strict=True)),
+        mean=float(values.mean()),
+        std=float(values.std()),
+        histogram=np.histogram(values, num_bins)[0].tolist(),
     )
-
-
-def correction_counts(corrections: pa.ChunkedArray) -> dict[str, int]:
-    """Count rows by correction, from the column `corrections` of `rows.ROWS`."""
-    return class_counts(pc.list_flatten(corrections))
-
-
-def to_json(report: CleanReport) -> dict[str, Any]:
-    """Return the content of `reports/clean.json`, without null fields."""
-    return report.model_dump(mode="json", exclude_none=True)

@@ -1,14 +1,15 @@
-"""The rules that rows are checked by: their names, what they mean, what breaking one leads to, and which do not run.
+"""The rules for rows: names, meanings, actions, and the reasons why some do not run.
 
-Rules in `RuleParams` are the user's choice; the others always refuse, because nothing could be done with the row.
+The user chooses the action of each rule in `RuleParams`. All other rules refuse, because the row
+cannot be used; `narrow_range` flags.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from slipway.config.sections import Action, CleanParams, DataParams, RuleParams
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import KINDS, kind_of
 
-# What a row says besides its image or its inputs.
+# Of the annotation columns of a row.
 _ANNOTATION_RULES = {
     "malformed_row": "the row has too many or too few columns",
     "missing_label": "no class",
@@ -39,20 +40,28 @@ IMAGE_RULES = _ANNOTATION_RULES | {
     "constant_image": "one colour: grey levels that spread less than clean.constant_std",
     "too_dark": "a mean grey level below clean.dark_mean",
     "too_bright": "a mean grey level above clean.bright_mean",
+    "narrow_range": "an image of 16 bits that uses at most a quarter of their range",
     "blurred": "without edges: a Laplacian that varies less than clean.blur_variance",
     "conflicting_label": "the same picture under different classes",
     "conflicting_target": "the same picture with different numbers",
     "exact_duplicate": "the same pixels again; one of them is kept",
-    "near_duplicate": "a picture that looks like another: re-encoded, rescaled, cropped or brightened",
+    "near_duplicate": (
+        "a picture that looks like another: re-encoded, rescaled, cropped or brightened"
+    ),
     "near_conflict": "a picture that looks like one of another class",
-    "outlier": "a target more than clean.outlier_mad_threshold robust standard deviations from the median",
+    "outlier": (
+        "a target more than clean.outlier_mad_threshold robust standard deviations from the median"
+    ),
 }
 TABLE_RULES = _ANNOTATION_RULES | {
     "missing_value": "a cell is missing that data.columns requires",
     "type_violation": "a cell is not of its column's kind",
     "out_of_range": "a number beyond the bounds in data.columns",
     "all_missing": "no input has a value",
-    "outlier": "a number more than clean.outlier_mad_threshold robust standard deviations from its column's median",
+    "outlier": (
+        "a number more than clean.outlier_mad_threshold robust standard deviations "
+        "from its column's median"
+    ),
     "constant_column": "a column with one value only",
     "duplicate_column": "a column equal to one before it",
     "exact_duplicate": "the same row again; one of them is kept",
@@ -60,15 +69,14 @@ TABLE_RULES = _ANNOTATION_RULES | {
     "conflicting_target": "the same inputs with different numbers",
     "near_duplicate": "the same inputs; they stay in one split, or one of them is kept",
 }
-IN_ANOTHER_SPLIT = (
-    ", which is in the given split "  # ends the detail of a copy that leaks between given splits
+# Ends the detail of a copy that leaks between given splits.
+IN_ANOTHER_SPLIT = ", which is in the given split "
+DUPLICATES = ("exact_duplicate", "near_duplicate")  # usable rows that are already present
+_OF_CHECKSUMS = ("digest_mismatch", "not_listed")
+_NO_CHECKSUMS = (
+    "data.checksums is null: a flipped byte that still decodes goes unseen, "
+    "and so does a file that is gone"
 )
-DUPLICATES = (
-    "exact_duplicate",
-    "near_duplicate",
-)  # nothing is wrong with them but that they are there already
-_OF_NUMBERS = ("missing_target", "not_a_number", "non_finite_target", "conflicting_target")
-_OF_CLASSES = ("missing_label", "unknown_label", "conflicting_label", "near_conflict")
 _CHOSEN_WITH = {"conflicting_target": "conflicting_label", "near_conflict": "near_duplicate"}
 _OF_COLUMNS = {
     "missing_group": "group_column",
@@ -81,7 +89,8 @@ _OF_COLUMNS = {
 
 def action(rule: str, rules: RuleParams) -> Action:
     """Return the action for a sample that breaks `rule`."""
-    chosen: Action = getattr(rules, _CHOSEN_WITH.get(rule, rule), "refuse")
+    default: Action = "flag" if rule == "narrow_range" else "refuse"
+    chosen: Action = getattr(rules, _CHOSEN_WITH.get(rule, rule), default)
     return "flag" if rule == "near_conflict" and chosen == "refuse" else chosen
 
 
@@ -90,44 +99,27 @@ def severity(rule: str) -> str:
     return "duplicate" if rule in DUPLICATES else "error"
 
 
-def images_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
-    """Return the rules of IMAGE_RULES that these params switch off, with reasons."""
-    reasons = _not_checked(IMAGE_RULES, data, params)
-    if data.checksums is None:
-        unseen = "data.checksums is null: a flipped byte that still decodes goes unseen, and so does a file that is gone"
-        reasons |= {"digest_mismatch": unseen, "not_listed": unseen}
-    if is_classification(data.task):
-        reasons["outlier"] = "targets are classes"
-    return reasons
-
-
-def table_not_checked(data: DataParams, params: CleanParams) -> dict[str, str]:
-    """Return the rules of TABLE_RULES that these params switch off, with reasons."""
-    reasons = _not_checked(TABLE_RULES, data, params)
-    if all(said.min is None and said.max is None for said in data.columns.values()):
-        reasons["out_of_range"] = "data.columns has no bounds"
-    if not any(said.required for said in data.columns.values()):
-        reasons["missing_value"] = "data.columns requires no value"
-    return reasons
-
-
-def _not_checked(rules: Iterable[str], data: DataParams, params: CleanParams) -> dict[str, str]:
-    is_class = is_classification(data.task)
+def not_checked(rules: Mapping[str, str], data: DataParams, params: CleanParams) -> dict[str, str]:
+    """Return those of `rules` (IMAGE_RULES or TABLE_RULES) that do not run, with reasons."""
     reasons = {
         rule: f"clean.rules.{_CHOSEN_WITH.get(rule, rule)} is null"
         for rule in rules
         if action(rule, params.rules) is None
     }
-    reasons |= {
-        rule: f"data.{column} is null"
-        for rule, column in _OF_COLUMNS.items()
-        if getattr(data, column) is None
-    }
+    for rule, column in _OF_COLUMNS.items():
+        if getattr(data, column) is None:
+            reasons[rule] = f"data.{column} is null"
     if data.classes is None:
         reasons["unknown_label"] = "data.classes is null"
-    without = (
-        dict.fromkeys(_OF_NUMBERS, "targets are classes")
-        if is_class
-        else dict.fromkeys(_OF_CLASSES, "targets are numbers")
-    )
-    return reasons | {rule: reason for rule, reason in without.items() if rule in rules}
+    if data.checksums is None:
+        reasons |= dict.fromkeys(_OF_CHECKSUMS, _NO_CHECKSUMS)
+    if all(column.min is None and column.max is None for column in data.columns.values()):
+        reasons["out_of_range"] = "data.columns has no bounds"
+    if not any(column.required for column in data.columns.values()):
+        reasons["missing_value"] = "data.columns requires no value"
+    target = kind_of(data.task).target
+    other_rules = {rule for kind in KINDS.values() for rule in kind.target.rules}
+    if target.has_classes and rules is IMAGE_RULES:  # tables also have outliers among their inputs
+        other_rules.add("outlier")
+    reasons |= dict.fromkeys(other_rules.difference(target.rules), f"targets are {target.plural}")
+    return {rule: reason for rule, reason in reasons.items() if rule in rules}

@@ -1,15 +1,19 @@
-"""What a row of a table says of its image: class or number, group, time, weight and split, each checked as it is read."""
+"""Annotations of one row of an image table: label or number, group, time, weight and split."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import date, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from slipway.config.sections import DataParams
 from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.samples import GIVEN_SPLIT, Fault, spelled
 from slipway.inputs.columns import days_since_1970, read_date
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
+
+Value = TypeVar("Value")
+_NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
 
 
 class Annotation(NamedTuple):
@@ -25,130 +29,114 @@ class Annotation(NamedTuple):
     fault: Fault | None = None
 
 
+class _UnusableCellError(Exception):
+    def __init__(self, rule: str, detail: str) -> None:
+        self.fault = Fault(rule, detail)
+
+
 def annotate(cells: Mapping[str, Any], data: DataParams) -> Annotation:
     """Read the annotation columns of one row, as text (CSV) or typed (Parquet)."""
-    label, target, corrections, fault = _target(cells[data.target_column], data)
-    group, no_group = _group(cells, data)
-    time, bad_time = _time(cells, data)
-    weight, bad_weight = _weight(cells, data)
-    given_split, bad_split = _split(cells, data)
-    fault = fault or no_group or bad_time or bad_weight or bad_split
+    faults: list[Fault] = []
+
+    def read(reader: Callable[[str, Any], Value], column: str | None) -> Value | None:
+        if column is None:
+            return None
+        try:
+            return reader(column, cells[column])
+        except _UnusableCellError as error:
+            faults.append(error.fault)
+            return None
+
+    has_classes = kind_of(data.task).target.has_classes
+    label = read(_label, data.target_column) if has_classes else None
+    target = None if has_classes else read(_target, data.target_column)
+    group = read(_group, data.group_column)
+    time = read(_time, data.time_column)
+    weight = read(_weight, data.weight_column)
+    given_split = read(_split, data.split_column)
+    corrections: tuple[str, ...] = ()
+    if label is not None:
+        label, corrections = spelled(label, data.label_map)
+    fault = faults[0] if faults else None
     return Annotation(label, target, group, time, weight, given_split, corrections, fault)
 
 
-def _target(
-    cell: Any, data: DataParams
-) -> tuple[str | None, float | None, tuple[str, ...], Fault | None]:
-    text = _text(cell)
-    if is_classification(data.task):
-        if text is None:
-            return (
-                None,
-                None,
-                (),
-                Fault("missing_label", "the target column is empty, expected a class"),
-            )
-        return *_meant(text, data), None
-    if text is None and not isinstance(cell, float):
-        return (
-            None,
-            None,
-            (),
-            Fault("missing_target", "the target column is empty, expected a number"),
-        )
-    number, fault = _number(cell)
-    if fault is not None:
-        return None, None, (), Fault("not_a_number", f"the target is {text!r}, expected a number")
+def _label(column: str, cell: Any) -> str:
+    return _require(cell, "missing_label", "the target column is empty, expected a class")
+
+
+def _target(column: str, cell: Any) -> float:
+    if not isinstance(cell, float):
+        _require(cell, "missing_target", "the target column is empty, expected a number")
+    try:
+        number = float(cell)
+    except _NOT_A_NUMBER:
+        detail = f"the target is {_text(cell)!r}, expected a number"
+        raise _UnusableCellError("not_a_number", detail) from None
     if not math.isfinite(number):
-        return (
-            None,
-            None,
-            (),
-            Fault("non_finite_target", f"the target is {number}, expected a finite number"),
-        )
-    return None, number, (), None
+        detail = f"the target is {number}, expected a finite number"
+        raise _UnusableCellError("non_finite_target", detail)
+    return number
 
 
-def _meant(text: str, data: DataParams) -> tuple[str, None, tuple[str, ...]]:
-    label, corrections = spelled(text, data.label_map)
-    return label, None, corrections
+def _group(column: str, cell: Any) -> str:
+    detail = f"the column {column!r} is empty, expected the name of a group"
+    return _require(cell, "missing_group", detail)
 
 
-def _group(cells: Mapping[str, Any], data: DataParams) -> tuple[str | None, Fault | None]:
-    if data.group_column is None:
-        return None, None
-    group = _text(cells[data.group_column])
-    missing = Fault(
-        "missing_group", f"the column {data.group_column!r} is empty, expected the name of a group"
-    )
-    return group, None if group is not None else missing
-
-
-def _time(cells: Mapping[str, Any], data: DataParams) -> tuple[float | None, Fault | None]:
-    if data.time_column is None:
-        return None, None
-    cell = cells[data.time_column]
-    text = _text(cell)
-    if text is None:
-        return None, Fault(
-            "missing_time", f"the column {data.time_column!r} is empty, expected a date or a number"
-        )
+def _time(column: str, cell: Any) -> float:
+    detail = f"the column {column!r} is empty, expected a date or a number"
+    text = _require(cell, "missing_time", detail)
     time = _moment(cell, text)
-    if time is None or not math.isfinite(time):
-        return None, Fault(
+    if not math.isfinite(time):
+        raise _UnusableCellError(
             "bad_time",
-            f"the column {data.time_column!r} holds {text!r}, expected an ISO 8601 date or a finite number",
+            f"the column {column!r} holds {text!r}, expected an ISO 8601 date or a finite number",
         )
-    return time, None
+    return time
 
 
-def _moment(cell: Any, text: str) -> float | None:
-    """Return days since 1970 UTC for a date, a number as it is, None for anything else."""
+def _moment(cell: Any, text: str) -> float:
+    """Return days since 1970 UTC for a date, a number as it is, NaN for anything else."""
     if isinstance(cell, datetime):
         return days_since_1970(cell)
-    number, fault = _number(cell) if not isinstance(cell, date) else (math.nan, Fault("", ""))
-    if fault is None:
-        return number
+    if not isinstance(cell, date):
+        with suppress(*_NOT_A_NUMBER):
+            return float(cell)
     try:
         return read_date(text)
     except ValueError:
-        return None
+        return math.nan
 
 
-def _weight(cells: Mapping[str, Any], data: DataParams) -> tuple[float | None, Fault | None]:
-    if data.weight_column is None:
-        return None, None
-    weight, fault = _number(cells[data.weight_column])
-    if fault is None and math.isfinite(weight) and weight >= 0:
-        return weight, None
-    found = _text(cells[data.weight_column])
-    return None, Fault(
+def _weight(column: str, cell: Any) -> float:
+    weight = math.nan
+    with suppress(*_NOT_A_NUMBER):
+        weight = float(cell)
+    if math.isfinite(weight) and weight >= 0:
+        return weight
+    raise _UnusableCellError(
         "bad_weight",
-        f"the column {data.weight_column!r} holds {found!r}, expected a finite number of at least 0",
+        f"the column {column!r} holds {_text(cell)!r}, expected a finite number of at least 0",
     )
 
 
-def _split(cells: Mapping[str, Any], data: DataParams) -> tuple[str | None, Fault | None]:
-    if data.split_column is None:
-        return None, None
-    text = _text(cells[data.split_column])
+def _split(column: str, cell: Any) -> str:
+    text = _text(cell)
     if text is not None and text.lower() in SPLITS:
-        return text.lower(), None
-    if data.split_column == GIVEN_SPLIT:
-        return None, Fault(
-            "bad_split", "the image lies in no split folder, expected it in one of them"
-        )
-    return None, Fault(
-        "bad_split",
-        f"the column {data.split_column!r} holds {text!r}, expected {', '.join(SPLITS)}",
-    )
+        return text.lower()
+    if column == GIVEN_SPLIT:
+        detail = "the image lies in no split folder, expected it in one of them"
+    else:
+        detail = f"the column {column!r} holds {text!r}, expected {', '.join(SPLITS)}"
+    raise _UnusableCellError("bad_split", detail)
 
 
-def _number(cell: Any) -> tuple[float, Fault | None]:
-    try:
-        return float(cell), None
-    except (TypeError, ValueError, OverflowError):
-        return math.nan, Fault("not_a_number", f"{cell!r} is no number")
+def _require(cell: Any, rule: str, detail: str) -> str:
+    text = _text(cell)
+    if text is None:
+        raise _UnusableCellError(rule, detail)
+    return text
 
 
 def _text(cell: Any) -> str | None:

@@ -1,9 +1,11 @@
-"""The members of a .zip, .tar or .tar.gz, one after the other, without trust in what their headers say.
+"""Members of a .zip or .tar, plain or compressed, in order; nothing in their headers is trusted.
 
-Reads forward only, in pieces, so memory does not grow with the archive (for a zip: with its table of contents). An archive that is damaged
-as a whole is a DataError; a member that must not be unpacked says why.
+Archives are read forward, in pieces: memory does not grow with their size (for a zip, only with its
+table of contents). An archive damaged as a whole raises DataError. A member that must not be
+unpacked carries the reason.
 """
 
+import bz2
 import gzip
 import lzma
 import mmap
@@ -22,7 +24,12 @@ from slipway.system.errors import DataError
 
 CHUNK_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 4 * CHUNK_BYTES  # of a tar's extended header, which tarfile reads at once
-_LOOKS = {".zip": "a ZIP archive", ".tar": "a tar archive"}
+_LOOKS = {
+    **dict.fromkeys((".zip", ".xlsx"), "a ZIP archive"),
+    ".tar": "a tar archive",
+    **dict.fromkeys((".xz", ".txz"), "an xz archive"),
+    **dict.fromkeys((".bz2", ".tbz2"), "a bzip2 archive"),
+}
 _BLOCK = 512  # of a tar
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000  # flags of a zip member
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
@@ -49,20 +56,18 @@ class Member:
     name: str
     is_folder: bool
     declared_bytes: int
-    problem: str | None  # why it must not be unpacked, whatever its name
+    problem: str | None  # reason not to unpack it, independent of its name
     open: Callable[[], IO[bytes]]
 
 
 def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Member]:
-    """The members of `path` in their order; each must be read, if at all, before the next one is asked for.
+    """Yield the members of `path` in order. Read a member before you advance to the next one.
 
-    Raises DataError when there are more than `max_members`, when a compressed stream gives more than `max_bytes`, and for damage.
+    Raises DataError for damage, for more than `max_members` members, and for a compressed stream of
+    more than `max_bytes`.
     """
-    members = (
-        _zip_members(path, max_members)
-        if path.suffix.lower() == ".zip"
-        else _tar_members(path, max_bytes)
-    )
+    is_zip = path.suffix.lower() in (".zip", ".xlsx")
+    members = _zip_members(path, max_members) if is_zip else _tar_members(path, max_bytes)
     last = ""
     try:
         for number, member in enumerate(members, start=1):
@@ -76,33 +81,27 @@ def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Membe
 
 def _damaged(path: Path, last: str, error: Exception) -> DataError:
     """Return the error for a damaged archive; `last` is the member before the damage, or ""."""
-    looks = "" if last else _looks(path)
-    other = looks and looks != _LOOKS.get(path.suffix.lower(), "a gzip archive")
-    remedy = (
-        f"It looks like {looks}: give it the ending of what it is, or pack it again"
-        if other
-        else "Copy or pack it again"
-    )
-    return DataError(
-        f"the archive {str(path)!r} is damaged or cut off after {last or 'its beginning'}: {error}. {remedy}."
-    )
-
-
-def _looks(path: Path) -> str:
+    remedy = "Copy or pack it again"
     with path.open("rb") as file:
-        begin = file.read(_BLOCK)
-    return looks_like(begin) if begin else ""
+        head = file.read(_BLOCK)
+    looks = looks_like(head) if head else ""
+    if not last and looks not in ("", _LOOKS.get(path.suffix.lower(), "a gzip archive")):
+        remedy = f"It looks like {looks}: give it the ending of what it is, or pack it again"
+    return DataError(
+        f"the archive {str(path)!r} is damaged or cut off after {last or 'its beginning'}: "
+        f"{error}. {remedy}."
+    )
 
 
 def too_many(path: Path, max_members: int) -> DataError:
     return DataError(
-        f"the archive {str(path)!r} has more than {max_members} members, which clean.max_archive_members does not allow. "
-        "Raise it if the archive is what it should be."
+        f"the archive {str(path)!r} has more than {max_members} members, which "
+        "clean.max_archive_members does not allow. Raise it if the archive is what it should be."
     )
 
 
 def _zip_members(path: Path, max_members: int) -> Iterator[Member]:
-    if _count_members(path, max_members) > max_members:  # before ZipFile makes an object of each
+    if _count_members(path, max_members) > max_members:  # before ZipFile creates an object for each
         raise too_many(path, max_members)
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
@@ -122,12 +121,15 @@ def _zip_problem(info: zipfile.ZipInfo) -> str | None:
     if info.flag_bits & _ENCRYPTED:
         return "encrypted"
     if info.compress_type not in _METHODS:
-        return f"compressed by method {info.compress_type}, which is none of stored, deflate, bzip2 and lzma"
+        return (
+            f"compressed by method {info.compress_type}, "
+            "which is none of stored, deflate, bzip2 and lzma"
+        )
     return None
 
 
 def _count_members(path: Path, most: int) -> int:
-    """Count the entries of a zip's directory, up to `most` + 1; zipfile would trust its header."""
+    """Count the entries of a zip's directory, up to `most` + 1; zipfile trusts its header."""
     if path.stat().st_size < 22:
         raise zipfile.BadZipFile("too short for a zip file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -156,11 +158,12 @@ def _count_members(path: Path, most: int) -> int:
 def _tar_members(path: Path, max_bytes: int) -> Iterator[Member]:
     with path.open("rb") as file:
         is_plain = path.suffix.lower() == ".tar"
-        stream: Any = file if is_plain else gzip.GzipFile(fileobj=file, mode="rb")
+        stream = file if is_plain else _decompressed(path, file)
         reader = _Forward(stream, path, None if is_plain else max_bytes)
-        archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # it needs read, seek and tell only
+        # TarFile needs only read, seek and tell.
+        archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]
         while (info := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it would hold every header
+            archive.members.clear()  # type: ignore[attr-defined]  # keeps every header
 
             def read(info: tarfile.TarInfo = info) -> IO[bytes]:
                 content = archive.extractfile(info)
@@ -169,6 +172,14 @@ def _tar_members(path: Path, max_bytes: int) -> Iterator[Member]:
 
             yield Member(info.name, info.isdir(), info.size, _tar_problem(info), read)
         reader.check_end()
+
+
+def _decompressed(path: Path, file: Any) -> Any:
+    if path.suffix.lower() in (".xz", ".txz"):
+        return lzma.LZMAFile(file, "rb", format=lzma.FORMAT_XZ)
+    if path.suffix.lower() in (".bz2", ".tbz2"):
+        return bz2.BZ2File(file, "rb")
+    return gzip.GzipFile(fileobj=file, mode="rb")
 
 
 def _tar_problem(info: tarfile.TarInfo) -> str | None:
@@ -182,7 +193,7 @@ def _tar_problem(info: tarfile.TarInfo) -> str | None:
 
 
 class _Forward:
-    """File object for tarfile: forward only, in bounded pieces, at most `max_bytes` in all."""
+    """File for tarfile: reads only forward, in bounded pieces, at most `max_bytes` in total."""
 
     def __init__(self, stream: IO[bytes], path: Path, max_bytes: int | None) -> None:
         self._stream, self._path, self._max_bytes = stream, path, max_bytes
@@ -204,7 +215,7 @@ class _Forward:
     def seek(self, place: int, whence: int = 0) -> int:
         if whence or place < self._place:
             raise tarfile.ReadError("a header that leads back")
-        if self._max_bytes is None:  # nothing to count in a file that is not compressed
+        if self._max_bytes is None:  # an uncompressed file needs no counting
             self._place = self._stream.seek(place)
         while self._place < place and self.read(min(CHUNK_BYTES, place - self._place)):
             pass
@@ -221,6 +232,7 @@ class _Forward:
 
 def too_large(path: Path, max_bytes: int) -> DataError:
     return DataError(
-        f"the archive {str(path)!r} of {path.stat().st_size} bytes unpacks to more than {max_bytes} bytes, which clean.max_archive_ratio "
-        "does not allow. Raise it if the archive is what it should be."
+        f"the archive {str(path)!r} of {path.stat().st_size} bytes unpacks to more than "
+        f"{max_bytes} bytes, which clean.max_archive_ratio does not allow. "
+        "Raise it if the archive is what it should be."
     )

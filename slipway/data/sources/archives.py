@@ -1,7 +1,9 @@
-"""Archives: a .zip, .tar or .tar.gz of a data set is unpacked once into `.work/archives/SHA-256/`, and read from there.
+"""Archives: unpacks a .zip or .tar (plain, gzip, bzip2 or xz) once into `.work/archives/SHA-256/`.
 
-Every member is judged by its name and kind first. An archive with one that could leave the folder, make a link, or mean different files on
-different machines is refused as a whole, with all such members named in one pass; nothing of it stays. An archive inside is just a file.
+Names and kinds of all members are checked first. An archive is refused as a whole if any member
+could leave the folder, create a link, or mean different files on different machines. The error
+names all such members, and nothing is written. An archive inside an archive is an ordinary file.
+An Excel workbook, which is a zip, is unpacked to the table in its first sheet.
 """
 
 import errno
@@ -10,11 +12,14 @@ import os
 import re
 import shutil
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from slipway.config.sections import DataParams
+from slipway.data.sources import excel
 from slipway.data.sources.archive_members import (
     CHUNK_BYTES,
     DAMAGE,
@@ -22,11 +27,13 @@ from slipway.data.sources.archive_members import (
     read_members,
     too_large,
 )
+from slipway.data.sources.joined import source_names
 from slipway.data.sources.samples import visible_entries
+from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import DataError, UnavailableError
 
-ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", excel.ENDING)
 FOLDER = Path(".work/archives")
 _MAX_SHOWN = 20
 _MOST_NAME_BYTES = 255  # of one part of a path, on every common file system
@@ -41,30 +48,71 @@ class ArchiveLimits(NamedTuple):
 
 
 def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:
-    """`data` with the folder that its archive was unpacked to; the same where `data.path` is no archive.
+    """Unpack the archive at `data.path`; return `data` with the path of the unpacked folder.
 
-    Raises DataError that names every member that is refused, and UnavailableError where the disk is too small.
+    Returns `data` itself if the path is no archive; archives among `data.sources` are unpacked.
+    Raises DataError naming every refused member, and UnavailableError if the disk is too small.
     """
     path = Path(data.path)
-    if not path.name.lower().endswith(ENDINGS) or not path.is_file():
-        return data
-    return data.model_copy(update={"path": str(unpack(path, FOLDER, limits))})
+    if is_archive(path):
+        path = _unpack_for(data, path, limits)
+        data = data.model_copy(update={"path": str(path)})
+    if data.sources is not None and path.is_dir():
+        for name in source_names(data):
+            if is_archive(path / name):
+                _unpack_for(data, path / name, limits)
+    return data
+
+
+def is_archive(path: Path) -> bool:
+    """True for a file with the ending of an archive."""
+    return path.name.lower().endswith(ENDINGS) and path.is_file()
+
+
+def content_of(path: Path) -> Path:
+    """Return the content of an archive that was unpacked; any other path as it is."""
+    if not is_archive(path):
+        return path
+    target = _target(path, FOLDER)
+    return _top(target) if _is_complete(target) else path
+
+
+def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
+    if path.suffix.lower() == excel.ENDING and kind_of(data.task).input.has_pixels:
+        raise DataError(
+            f"data.path {str(path)!r} is an Excel workbook, which is read for the tasks of tables. "
+            "Save it as .csv in the folder of its images."
+        )
+    return unpack(path, FOLDER, limits)
 
 
 def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
     """Unpack an archive below `folder` unless it was before; skip a single top folder."""
-    target = folder / _digest(path)
+    target = _target(path, folder)
     if not _is_complete(target):
         listing = folder / "refused.txt"
-        _check_disk_space(path, folder, _judge(path, limits, listing).bytes)
-        with files.new_directory(
-            target, durable=False
-        ) as partial:  # what a crash cost is unpacked again
+        _check_disk_space(path, folder, _check_members(path, limits, listing))
+        # Not durable: what a crash costs is unpacked again.
+        with files.new_directory(target, durable=False) as partial:
             content = partial / "content"
             content.mkdir()
-            _fill(path, content, limits, listing)
+            if target.suffix == excel.ENDING:
+                max_bytes = limits.max_ratio * path.stat().st_size
+                excel.write_sheet(path, content / "sheet.jsonl", max_bytes)
+            else:
+                _fill(path, content, limits, listing)
             files.write_json(partial / "archive.json", _measure(content))
-    return _look_through(target / "content")
+    return _top(target)
+
+
+def _target(path: Path, folder: Path) -> Path:
+    return folder / (_digest(path) + excel.ENDING * (path.suffix.lower() == excel.ENDING))
+
+
+def _top(target: Path) -> Path:
+    entries = visible_entries(target / "content")
+    has_one_folder = len(entries) == 1 and entries[0].is_dir()
+    return Path(entries[0].path) if has_one_folder else target / "content"
 
 
 def name_problem(name: str) -> str | None:
@@ -81,7 +129,10 @@ def name_problem(name: str) -> str | None:
         return "a name with a NUL character"
     sizes = [len(part.encode(errors="surrogateescape")) for part in parts]
     if sum(sizes) + len(parts) > _MOST_PATH_BYTES or max(sizes) > _MOST_NAME_BYTES:
-        return f"a name of more than {_MOST_NAME_BYTES} bytes, or a path of more than {_MOST_PATH_BYTES}"
+        return (
+            f"a name of more than {_MOST_NAME_BYTES} bytes, "
+            f"or a path of more than {_MOST_PATH_BYTES}"
+        )
     return None
 
 
@@ -91,7 +142,7 @@ class _Names:
 
     folders: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    _known: str = ""  # the folder that was last found to be free of collisions
+    _checked: str = ""  # the folder checked last, free of collisions
 
     def problem(self, parts: list[str], is_folder: bool) -> str | None:
         """Take a path; return why it collides with an earlier one, or None."""
@@ -100,7 +151,7 @@ class _Names:
 
     def _take_folders(self, parts: list[str]) -> str | None:
         whole = "/".join(parts)
-        if whole == self._known:
+        if whole == self._checked:
             return None
         for length in range(1, len(parts) + 1):
             path = "/".join(parts[:length])
@@ -109,7 +160,7 @@ class _Names:
                 return f"needs the folder {path!a}, where {self.files[key]!a} is a file"
             if self.folders.setdefault(key, path) != path:
                 return f"its folder differs from {self.folders[key]!a} only in case or Unicode form"
-        self._known = whole
+        self._checked = whole
         return None
 
     def _take_file(self, path: str) -> str | None:
@@ -119,11 +170,9 @@ class _Names:
         taken = self.files.setdefault(key, path)
         if taken is path:
             return None
-        return (
-            "there twice"
-            if taken == path
-            else f"differs from {taken!a} only in case or Unicode form"
-        )
+        if taken == path:
+            return "there twice"
+        return f"differs from {taken!a} only in case or Unicode form"
 
 
 def _folded(path: str) -> str:
@@ -132,15 +181,14 @@ def _folded(path: str) -> str:
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
 
 
-class _Content(NamedTuple):
-    files: int
-    bytes: int
+def _check_members(path: Path, limits: ArchiveLimits, listing: Path) -> int:
+    """Check every member before anything is written; return the bytes that they declare.
 
-
-def _judge(path: Path, limits: ArchiveLimits, listing: Path) -> _Content:
-    """Check every member before anything is written; DataError names all unsafe ones."""
+    Raises DataError naming all unsafe members.
+    """
     max_bytes = limits.max_ratio * path.stat().st_size
-    names, num_files, num_bytes = _Names(), 0, 0
+    names = _Names()
+    num_files = num_bytes = 0
     problems: list[str] = []
     for member in read_members(path, limits.max_members, max_bytes):
         problem = (
@@ -151,16 +199,18 @@ def _judge(path: Path, limits: ArchiveLimits, listing: Path) -> _Content:
         if problem:
             problems.append(f"{member.name!r}: {problem}")
         elif _is_wanted(member):
-            num_files, num_bytes = num_files + 1, num_bytes + member.declared_bytes
+            num_files += 1
+            num_bytes += member.declared_bytes
     if problems:
         raise _refused(path, problems, listing)
     if num_bytes > max_bytes:
         raise too_large(path, max_bytes)
     if not num_files:
         raise DataError(
-            f"the archive {str(path)!r} holds no files, expected a folder of classes, or a table with its images."
+            f"the archive {str(path)!r} holds no files, "
+            "expected a folder of classes, or a table with its images."
         )
-    return _Content(num_files, num_bytes)
+    return num_bytes
 
 
 def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> None:
@@ -170,15 +220,16 @@ def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> No
     for member in read_members(path, limits.max_members, max_bytes):
         if member.problem or name_problem(member.name):
             raise DataError(
-                f"the archive {str(path)!r} changed while it was unpacked. Run again when it is complete."
+                f"the archive {str(path)!r} changed while it was unpacked. "
+                "Run again when it is complete."
             )
         if _is_wanted(member):
-            # After the first problem nothing is written any more, but the rest is still looked at.
-            written, problem = _copy(
-                member, None if problems else content.joinpath(*_parts(member.name)), bytes_left
-            )
+            # After the first problem nothing is written, but the other members are still checked.
+            target = None if problems else content.joinpath(*_parts(member.name))
+            written, problem = _copy(member, target, bytes_left)
             bytes_left -= written
-            problems += [f"{member.name!r}: {problem}"] if problem else []
+            if problem:
+                problems.append(f"{member.name!r}: {problem}")
         if bytes_left < 0:
             raise too_large(path, max_bytes)
     if problems:
@@ -195,62 +246,66 @@ def _is_wanted(member: Member) -> bool:
 
 
 def _copy(member: Member, target: Path | None, most_bytes: int) -> tuple[int, str | None]:
-    """Unpack one file; return the bytes written and its problem, if any."""
+    """Unpack one file, or only read it if `target` is None; return its bytes and its problem."""
     written = 0
-    sink = _create(target) if target else None
     try:
-        with member.open() as source:
+        with member.open() as source, _create(target) as sink:
             while written <= most_bytes and (chunk := source.read(CHUNK_BYTES)):
                 written += len(chunk)
-                if sink is not None:
-                    _write(sink, chunk)
+                with _disk_errors():
+                    sink.write(chunk)
+                    sink.flush()
     except DAMAGE as error:
         return written, f"damaged: {error}"
+    if written == member.declared_bytes or written > most_bytes:
+        return written, None
+    return written, f"damaged: {written} of {member.declared_bytes} bytes"
+
+
+@contextmanager
+def _create(target: Path | None) -> Iterator[IO[bytes]]:
+    with _disk_errors():
+        if target is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        # Exclusive creation follows no link.
+        path, mode = (target, "xb") if target else (Path(os.devnull), "wb")
+        sink = open(path, mode, opener=_open_private)  # noqa: SIM115 - closed below
+    try:
+        yield sink
     finally:
-        if sink is not None:
-            os.close(sink)
-    return (
-        written,
-        None
-        if written == member.declared_bytes or written > most_bytes
-        else f"damaged: {written} of {member.declared_bytes} bytes",
-    )
+        with _disk_errors():  # closing writes what is left in the buffer
+            sink.close()
 
 
-def _create(path: Path) -> int:
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that only its owner may write, whatever the umask is."""
+    return os.open(path, flags, 0o644)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Turn a failure of the disk into an UnavailableError; it is no damage of the archive."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        yield
     except OSError as error:
-        raise _not_written(error) from error
-
-
-def _write(sink: int, chunk: bytes) -> None:
-    try:
-        view = memoryview(chunk)
-        while view:
-            view = view[os.write(sink, view) :]
-    except OSError as error:
-        raise _not_written(error) from error
-
-
-def _not_written(error: OSError) -> UnavailableError:
-    remedy = (
-        "Free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Unpack it elsewhere"
-    )
-    return UnavailableError(
-        f"the archive cannot be unpacked into {FOLDER}: {error}. {remedy}, or point data.path at an unpacked folder."
-    )
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "Free space there" if is_full else "Unpack it elsewhere"
+        raise UnavailableError(
+            f"the archive cannot be unpacked into {FOLDER}: {error}. {remedy}, "
+            "or point data.path at an unpacked folder."
+        ) from error
 
 
 def _refused(path: Path, problems: list[str], listing: Path) -> DataError:
     files.write_text(listing, "".join(f"{problem}\n" for problem in problems))
-    shown = "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN]) + "\n  ..." * (
-        len(problems) > _MAX_SHOWN
-    )
+    shown = [f"  {problem}\n" for problem in problems[:_MAX_SHOWN]]
+    if len(problems) > _MAX_SHOWN:
+        shown.append("  ...\n")
+    members = "member" if len(problems) == 1 else "members"
     return DataError(
-        f"the archive {str(path)!r} has {len(problems)} member{'s' * (len(problems) > 1)} that may not be unpacked:\n{shown}\n"
-        f"All of them are in {listing}. Pack it again without them; nothing was unpacked."
+        f"the archive {str(path)!r} has {len(problems)} {members} that may not be unpacked:\n"
+        + "".join(shown)
+        + f"All of them are in {listing}. Pack it again without them; nothing was unpacked."
     )
 
 
@@ -259,7 +314,8 @@ def _digest(path: Path) -> str:
         return files.sha256_file(path)
     except OSError as error:
         raise DataError(
-            f"data.path {str(path)!r} cannot be read: {error.strerror}. Give this user the right to read it."
+            f"data.path {str(path)!r} cannot be read: {error.strerror}. "
+            "Give this user the right to read it."
         ) from error
 
 
@@ -268,13 +324,13 @@ def _check_disk_space(path: Path, folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UnavailableError(
-            f"{str(path)!r} unpacks to {needed / 2**20:,.0f} MiB, {folder} has {free / 2**20:,.0f} MiB free. Free space, or unpack it "
-            "elsewhere and point data.path at that folder."
+            f"{str(path)!r} unpacks to {needed / 2**20:,.0f} MiB, {folder} has "
+            f"{free / 2**20:,.0f} MiB free. Free space, or unpack it elsewhere and point "
+            "data.path at that folder."
         )
 
 
 def _measure(folder: Path) -> dict[str, int]:
-    """Count files and bytes: a cheap check that the folder is complete."""
     num_files = num_bytes = 0
     for directory, _, names in os.walk(folder):
         num_files += len(names)
@@ -288,8 +344,3 @@ def _is_complete(target: Path) -> bool:
     except (OSError, ValueError):
         return False
     return written == _measure(target / "content")
-
-
-def _look_through(folder: Path) -> Path:
-    entries = visible_entries(folder)
-    return Path(entries[0].path) if len(entries) == 1 and entries[0].is_dir() else folder

@@ -1,4 +1,4 @@
-"""What bytes that are no readable image may be instead, by how they begin."""
+"""Guesses the type of a file that is no readable image from its first bytes."""
 
 _SIGNATURES = {
     b"\xff\xd8\xff": "a JPEG whose header is damaged",
@@ -6,7 +6,7 @@ _SIGNATURES = {
     b"RIFF": "a WebP whose header is damaged, or a sound",
     b"II*\0": "a TIFF whose header is damaged",
     b"MM\0*": "a TIFF whose header is damaged",
-    b"GIF8": "a GIF image",
+    b"GIF8": "a GIF whose header is damaged",
     b"%PDF": "a PDF document",
     b"PK\x03\x04": "a ZIP archive",
     b"\x1f\x8b": "a gzip archive",
@@ -30,7 +30,7 @@ def looks_like(payload: bytes) -> str:
     if payload[257:262] == b"ustar":
         return "a tar archive"
     if payload[4:8] == b"ftyp":
-        return "a HEIC or AVIF image, or a film"
+        return "a damaged HEIC or AVIF, or a film"
     head = payload[:64]
     if not head.strip(b"\0"):
         return "zero bytes"

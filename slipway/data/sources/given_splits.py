@@ -1,4 +1,4 @@
-"""Folders whose names say train, val or test: the split that comes with the data.
+"""The split that comes with the data: folders named train, val or test.
 
 They count if at least two of them name different splits and hold the same classes, or tables.
 """
@@ -20,52 +20,48 @@ _CLASSES = "If the names of these folders are classes, set data.split_folders to
 
 
 class SplitFolders(NamedTuple):
-    """The split of each folder by name; `note` says why folders are read as classes instead."""
+    """The split of each folder by name; `note` is the reason for reading folders as classes."""
 
     splits: dict[str, str]
     note: str = ""
 
 
 def split_folders(root: Path, data: DataParams) -> SplitFolders:
-    """The split folders at the top of `root`; none if its folders are classes.
+    """Find the split folders at the top of `root`; none if its folders are classes.
 
-    Raises DataError with every reason why folders that name splits cannot be read as splits.
+    DataError with every reason why folders that name splits cannot be read as splits.
     """
     if data.split_folders == "classes":
         return SplitFolders({})
-    inside = [Path(entry.path) for entry in visible_entries(root) if entry.is_dir()]
-    named = {
-        folder: split
-        for folder in inside
-        if (split := named_split(folder.name)) and _has_files(folder)
-    }
-    named = dict(sorted(named.items(), key=lambda entry: SPLITS.index(entry[1])))
+    folders = _subfolders(root)
+    named = _named_splits(folders)
     if len(set(named.values())) < 2:
         return SplitFolders({})
+
+    others = [folder.name for folder in folders if folder not in named and _has_files(folder)]
     tabled = [folder for folder in named if _tables(folder)]
     classes = {folder: _classes(folder, data) for folder in named if folder not in tabled}
-    others = [folder.name for folder in inside if folder not in named and _has_files(folder)]
     if not tabled and not _share_a_class(classes.values()):
         if others:
             return SplitFolders({})
         if all(classes.values()):
             return SplitFolders({}, _no_class_shared(list(named)))
-    unlabelled = (
-        [f"beside them are {listed(others)}, expected folders of splits only"] if others else []
-    )
-    unlabelled += _label_problems(tabled, classes)
-    problems = unlabelled + (
-        _split_problems(named, classes, data) if data.split_folders == "auto" else []
-    )
-    if problems:
-        said = ", ".join(f"{folder.name}/ ({split})" for folder, split in named.items())
-        raise DataError(
-            f"data.path {str(root)!r} has folders that name splits: {said}. They cannot be read as such:\n"
-            + "".join(f"  {problem}\n" for problem in problems)
-            + ("" if unlabelled else _POOL)
-            + _CLASSES
-        )
+    _check_splits(root, data, named, others, tabled, classes)
     return SplitFolders({folder.name: split for folder, split in named.items()})
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return [Path(entry.path) for entry in visible_entries(folder) if entry.is_dir()]
+
+
+def _named_splits(folders: Iterable[Path]) -> dict[Path, str]:
+    """Return the folders with files whose names are splits, in the order of SPLITS."""
+    named = {
+        folder: split
+        for folder in folders
+        if (split := named_split(folder.name)) and _has_files(folder)
+    }
+    return dict(sorted(named.items(), key=lambda entry: SPLITS.index(entry[1])))
 
 
 def _has_files(folder: Path) -> bool:
@@ -73,25 +69,18 @@ def _has_files(folder: Path) -> bool:
 
 
 def _tables(folder: Path) -> list[str]:
-    return [
-        entry.name
-        for entry in visible_entries(folder)
-        if entry.is_file() and is_table_file(entry.name)
-    ]
+    files = (entry.name for entry in visible_entries(folder) if entry.is_file())
+    return [name for name in files if is_table_file(name)]
 
 
 def _classes(folder: Path, data: DataParams) -> set[str]:
-    inside = (Path(entry.path) for entry in visible_entries(folder) if entry.is_dir())
+    inside = _subfolders(folder)
     return {spelled(entry.name, data.label_map)[0] for entry in inside if _has_files(entry)}
 
 
 def _share_a_class(classes: Iterable[set[str]]) -> bool:
-    seen: set[str] = set()
-    for names in classes:
-        if seen & names:
-            return True
-        seen |= names
-    return False
+    names = [name for found in classes for name in found]
+    return len(set(names)) < len(names)
 
 
 def _no_class_shared(folders: Sequence[Path]) -> str:
@@ -101,24 +90,52 @@ def _no_class_shared(folders: Sequence[Path]) -> str:
     )
 
 
-def _label_problems(tabled: Sequence[Path], classes: Mapping[Path, set[str]]) -> list[str]:
+def _check_splits(
+    root: Path,
+    data: DataParams,
+    named: Mapping[Path, str],
+    others: Sequence[str],
+    tabled: Sequence[Path],
+    classes: Mapping[Path, set[str]],
+) -> None:
+    problems = _label_problems(others, tabled, classes)
+    remedy = _CLASSES if problems else _POOL + _CLASSES
+    if data.split_folders == "auto":
+        problems += _split_problems(named, classes, data)
+    if problems:
+        found = ", ".join(f"{folder.name}/ ({split})" for folder, split in named.items())
+        raise DataError(
+            f"data.path {str(root)!r} has folders that name splits: {found}. "
+            "They cannot be read as such:\n"
+            + "".join(f"  {problem}\n" for problem in problems)
+            + remedy
+        )
+
+
+def _label_problems(
+    others: Sequence[str], tabled: Sequence[Path], classes: Mapping[Path, set[str]]
+) -> list[str]:
     problems = []
+    if others:
+        problems.append(f"beside them are {listed(others)}, expected folders of splits only")
     labelled = [folder for folder, found in classes.items() if found]
     if tabled and labelled:
         problems.append(
             f"{listed([folder.name for folder in tabled])} has a table ({_tables(tabled[0])[0]}), "
-            f"{listed([folder.name for folder in labelled])} has class folders; expected one way for all"
+            f"{listed([folder.name for folder in labelled])} has class folders; "
+            "expected one way for all"
         )
-    whole = [*tabled, *labelled]
+    complete = [*tabled, *labelled]
     for folder in (folder for folder, found in classes.items() if not found):
         first = Path(next(walk_files(folder))).name
-        remedy = (
-            f"Point data.path at {str(whole[0])!r}, and Slipway cuts val and test from it."
-            if len(whole) == 1
-            else f"Move {folder.name}/ out of data.path, or sort its images into class folders."
-        )
+        remedy = f"Move {folder.name}/ out of data.path, or sort its images into class folders."
+        if len(complete) == 1:
+            remedy = (
+                f"Point data.path at {str(complete[0])!r}, and Slipway cuts val and test from it."
+            )
         problems.append(
-            f"{folder.name}/ has images ({first}) without class folders and no metadata.csv, so nothing says their classes. {remedy}"
+            f"{folder.name}/ has images ({first}) without class folders and no metadata.csv, "
+            f"so nothing says their classes. {remedy}"
         )
     return problems
 
@@ -128,23 +145,23 @@ def _split_problems(
 ) -> list[str]:
     problems = []
     for split in SPLITS:
-        folders = [folder.name for folder, said in named.items() if said == split]
+        folders = [folder.name for folder, name in named.items() if name == split]
         if len(folders) > 1:
             problems.append(
                 f"{listed(folders)} all say {split}, expected one folder for each split"
             )
-        if split == "train" and not folders:
-            problems.append("none of them is for training")
-    known = set[str]().union(
-        *(classes.get(folder, set()) for folder, split in named.items() if split == "train")
-    )
+    training = [folder for folder, split in named.items() if split == "train"]
+    if not training:
+        problems.append("none of them is for training")
+    known = {name for folder in training for name in classes.get(folder, ())}
     for folder, split in named.items():
         extra = classes.get(folder, set()) - known
-        # Classes beyond data.classes are a matter of the rule unknown_label.
-        extra &= extra if data.classes is None else set(data.classes)
+        if data.classes is not None:  # the rule unknown_label handles classes beyond these
+            extra &= set(data.classes)
         if known and split != "train" and extra:
             problems.append(
-                f"{folder.name}/ has classes that the training folder lacks: {listed(sorted(extra))}. "
+                f"{folder.name}/ has classes that the training folder lacks: "
+                f"{listed(sorted(extra))}. "
                 "Add them there, remove them, or map other spellings with data.label_map"
             )
     return problems

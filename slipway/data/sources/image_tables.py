@@ -1,14 +1,15 @@
-"""Raw images that Parquet files, a CSV or a metadata.jsonl hold or name, one per row.
+"""Raw images in tables: Parquet files, a CSV or a metadata.jsonl that hold or name one per row.
 
-A file is read by batches, so memory does not grow with the data. In a file called metadata, as the Hugging Face `imagefolder` has it,
-the column `file_name` names the image.
+Files are read in batches, so memory does not grow with the data. In a file named metadata, as in
+the Hugging Face `imagefolder`, the column `file_name` names the image.
 """
 
 import csv
 import difflib
+import itertools
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -17,47 +18,56 @@ import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
 from slipway.data.sources.annotations import annotate
-from slipway.data.sources.samples import GIVEN_SPLIT, Fault, RawSample
+from slipway.data.sources.csv_start import START_CHARACTERS, find_csv_start
+from slipway.data.sources.samples import GIVEN_SPLIT, Fault, RawSample, link_fault
+from slipway.data.sources.shards import PARQUET, is_parquet, parquet_errors
+from slipway.data.sources.text_format import as_utf8, is_utf8, remedy
 from slipway.system.errors import DataError
 
-TABLES = (".parquet", ".pq", ".csv")
-PARQUET = (".parquet", ".pq")
+JSON_LINES = (".jsonl", ".ndjson")
+TABLES = (*PARQUET, ".csv", *JSON_LINES)
+TABLE_ENDINGS = "a .csv, .parquet or .jsonl file"
 METADATA = "metadata"  # the stem of the table of a Hugging Face imagefolder
 FILE_NAME = "file_name"  # its column of images
 NOT_AN_OBJECT = "the line is not a JSON object of UTF-8 text"
 _BATCH_ROWS = 64
-_BUFFER_BYTES = 1 << 20
-
-
-Rows = Generator[RawSample, None, int]  # returns the number of the row after the last
+_MAX_SHOWN, _SHOWN_CHARACTERS = 3, 60
+_BUFFER_BYTES = 1 << 20  # read a Parquet file by pages, not by whole row groups
+_IS_TEXT = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_dictionary,
+)
+_IS_IMAGE = (pa.types.is_binary, pa.types.is_large_binary, *_IS_TEXT)
 
 
 class TablePart(NamedTuple):
     """One table of a data set; row numbers continue from the parts before it."""
 
     path: Path
-    prefix: str = ""  # before its images' names in the data set: "" or "train/"
+    prefix: str = ""  # before the names of its images in the data set: "" or "train/"
     split: str | None = None  # given to every row
-    folders: Mapping[
-        str, str
-    ] = {}  # given by the first folder of an image's name, where `split` is None
+    origin: str = ""  # the name of the joined source
+    # If `split` is None: the split for the first folder of an image's name.
+    folders: Mapping[str, str] = {}
 
     def split_of(self, name: str | None) -> str | None:
         """Return the given split of the row that names this image."""
         if self.split is not None or name is None:
             return self.split
-        path = PurePosixPath(os.path.normpath(name.replace("\\", "/")))
-        return self.folders.get(path.parts[0]) if path.parts else None  # "." has none
+        parts = _relative_path(name).parts
+        return self.folders.get(parts[0]) if parts else None  # "." has no parts
 
 
 def is_table_file(name: str) -> bool:
-    """True for the name of a table: by its extension, or `metadata.jsonl`."""
-    return Path(name).suffix.lower() in TABLES or is_jsonl(Path(name))
+    """True for the name of a table, by its ending."""
+    return Path(name).suffix.lower() in TABLES
 
 
 def is_jsonl(path: Path) -> bool:
-    """True for `metadata.jsonl`, the only JSON lines file that is a table."""
-    return path.name.lower() == f"{METADATA}.jsonl"
+    """True for a file of JSON lines, by its ending."""
+    return path.suffix.lower() in JSON_LINES
 
 
 def is_metadata(path: Path) -> bool:
@@ -69,226 +79,254 @@ def read_rows(
     parts: Sequence[TablePart], data: DataParams, wanted: frozenset[int] | None
 ) -> Iterator[RawSample]:
     """Yield the rows of the tables, or the `wanted` row numbers; image files are not read yet."""
-    begin = 0
+    row = 0
     for part in parts:
-        begin = yield from _reader(part.path)(part, data, wanted, begin)
+        for cells in _rows(part.path, data, wanted, row):
+            if cells is not None and (wanted is None or row in wanted):
+                yield _table_sample(part, row, cells, data)
+            row += 1
 
 
 def count_rows(parts: Sequence[TablePart]) -> int | None:
     """Count the rows; None if counting means reading (CSV)."""
-    if not all(part.path.suffix.lower() in PARQUET for part in parts):
+    if not all(is_parquet(part.path) for part in parts):
         return None
     return sum(int(_open_parquet(part.path).metadata.num_rows) for part in parts)
 
 
-def _reader(path: Path) -> Callable[[TablePart, DataParams, frozenset[int] | None, int], Rows]:
-    if path.suffix.lower() == ".csv":
-        return _read_csv
-    return _read_jsonl if is_jsonl(path) else _read_parquet
+# The needed cells by column; or a sentence that says why the row is malformed.
+_Row = dict[str, Any] | str
 
 
-def _read_parquet(
-    part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int
-) -> Rows:
-    path = part.path
+def _rows(
+    path: Path, data: DataParams, wanted: frozenset[int] | None, begin: int
+) -> Iterator[_Row | None]:
+    """Yield every row, the first of which has the number `begin`; None for some unwanted rows."""
+    if is_parquet(path):
+        return _parquet_rows(path, data, wanted, begin)
+    return _jsonl_rows(path, data) if is_jsonl(path) else _csv_rows(path, data)
+
+
+def _parquet_rows(
+    path: Path, data: DataParams, wanted: frozenset[int] | None, begin: int
+) -> Iterator[_Row | None]:
     file = _open_parquet(path)
-    columns = _Columns(path, data, file.schema_arrow.names)
-    _check_image_type(path, columns.image, file.schema_arrow.field(columns.image).type)
+    columns = _needed_columns(path, data, file.schema_arrow.names)
+    _check_image_type(path, columns[0], file.schema_arrow.field(columns[0]).type)
     row = begin
     try:
-        for batch in file.iter_batches(_BATCH_ROWS, columns=columns.names, use_threads=False):
-            chosen = [
-                index for index in range(batch.num_rows) if wanted is None or row + index in wanted
-            ]
-            for index, cells in zip(
-                chosen, batch.take(pa.array(chosen, pa.int64())).to_pylist(), strict=True
-            ):
-                yield _table_sample(part, row + index, cells[columns.image], cells, data)
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+            numbers = range(row, row + batch.num_rows)
+            is_wanted = [wanted is None or number in wanted for number in numbers]
+            found = iter(batch.filter(pa.array(is_wanted)).to_pylist())
+            yield from (next(found) if chosen else None for chosen in is_wanted)
             row += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"data.path {str(path)!r} is damaged after row {row - begin}: {str(error).rstrip('.')}. Write or copy the file again."
+            f"data.path {str(path)!r} is damaged after row {row - begin}: "
+            f"{str(error).rstrip('.')}. Write or copy the file again."
         ) from error
-    return row
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(
-            path, pre_buffer=False, buffer_size=_BUFFER_BYTES
-        )  # by pages, not by whole row groups
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"data.path {str(path)!r} is not a readable Parquet file: {str(error).rstrip('.')}. Write or copy the file again."
-        ) from error
+    with parquet_errors(path):
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
 
 def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:
     is_bytes_and_path = pa.types.is_struct(found) and found.get_field_index("bytes") >= 0
-    if is_bytes_and_path or any(
-        test(found) for test in (pa.types.is_binary, pa.types.is_large_binary, *_STRING_TYPES)
-    ):
-        return
-    raise DataError(
-        f"data.image_column {column!r} of {str(path)!r} has the type {found}, expected encoded image bytes "
-        "(binary, or a struct with 'bytes' and 'path') or paths (string)."
+    if not is_bytes_and_path and not any(is_type(found) for is_type in _IS_IMAGE):
+        raise DataError(
+            f"data.image_column {column!r} of {str(path)!r} has the type {found}, expected encoded "
+            "image bytes (binary, or a struct with 'bytes' and 'path') or paths (string)."
+        )
+
+
+def _csv_rows(path: Path, data: DataParams) -> Iterator[_Row]:
+    encoding = "utf-8-sig" if is_utf8(data.encoding) else data.encoding
+    num_lines, _, delimiter = find_csv_start(_start_of(path, data.encoding))
+    with path.open(newline="", encoding=encoding) as file:
+        lines = itertools.islice(file, num_lines, None)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        try:
+            header = next(filter(None, reader), None)
+            if header is None:
+                raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
+            columns = _needed_columns(path, data, header)
+            positions = {name: header.index(name) for name in columns}
+            for line in filter(None, reader):
+                if len(line) == len(header):
+                    yield {name: line[position] for name, position in positions.items()}
+                else:
+                    yield f"{len(line)} columns, the header has {len(header)}"
+        except (csv.Error, UnicodeDecodeError) as error:
+            fix = f" {remedy(path)}" if isinstance(error, UnicodeDecodeError) else ""
+            raise DataError(
+                f"data.path {str(path)!r} is not a readable CSV near line "
+                f"{num_lines + reader.line_num + 1}: {error}. "
+                f"Expected {data.encoding} text and quotes that close.{fix}"
+            ) from error
+
+
+def _start_of(path: Path, encoding: str) -> str:
+    with path.open("rb") as binary:
+        start = binary.read(START_CHARACTERS)
+    if len(start) == START_CHARACTERS:  # the last line may be incomplete
+        start = start[: start.rfind(b"\n") + 1] or start
+    return as_utf8(path, start, encoding).decode()
+
+
+def skipped_comments(path: Path, encoding: str) -> str:
+    """Name the comments above the header of a CSV, for the error of a missing column."""
+    if path.suffix.lower() != ".csv":
+        return ""
+    text = _start_of(path, encoding)
+    number = find_csv_start(text).num_lines
+    lines = [line for line in text.split("\n")[:number] if line.startswith("#")]
+    if not lines:
+        return ""
+    shown = ", ".join(repr(line.strip()[:_SHOWN_CHARACTERS]) for line in lines[:_MAX_SHOWN])
+    return (
+        f"\nIts header is line {number + 1}; {len(lines)} lines above it were skipped as comments: "
+        f"{shown}{', ...' * (len(lines) > _MAX_SHOWN)}. Remove the # if one of them is the header."
     )
 
 
-_STRING_TYPES = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-    pa.types.is_dictionary,
-)
-
-
-def _read_csv(part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int) -> Rows:
-    path, row = part.path, begin
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            header = next((line for line in reader if line), None)
-            if header is None:
-                raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
-            columns = _Columns(path, data, header)
-            positions = {name: header.index(name) for name in columns.names}
-            for row, line in enumerate((line for line in reader if line), begin + 1):
-                if wanted is not None and row - 1 not in wanted:
-                    continue
-                if len(line) != len(header):
-                    yield _malformed(row - 1, f"{len(line)} columns, the header has {len(header)}")
-                    continue
-                cells = {name: line[position] for name, position in positions.items()}
-                yield _table_sample(part, row - 1, cells[columns.image], cells, data)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(
-                f"data.path {str(path)!r} is not a readable CSV near line {reader.line_num + 1}: {error}. "
-                "Expected UTF-8 text, commas between the columns and quotes that close."
-            ) from error
-    return row
-
-
-def _read_jsonl(
-    part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int
-) -> Rows:
-    names: dict[str, None] = {}
-    for record in json_records(part.path):
-        names |= dict.fromkeys(record or ())
-    columns, row = _Columns(part.path, data, list(names)), begin
-    for row, record in enumerate(json_records(part.path), begin + 1):
-        if wanted is not None and row - 1 not in wanted:
-            continue
+def _jsonl_rows(path: Path, data: DataParams) -> Iterator[_Row]:
+    columns = _needed_columns(path, data, json_columns(path))
+    for record in json_records(path):
         if record is None:
-            yield _malformed(row - 1, NOT_AN_OBJECT)
-            continue
-        cells = {name: record.get(name) for name in columns.names}
-        yield _table_sample(part, row - 1, cells[columns.image], cells, data)
-    return row
+            yield NOT_AN_OBJECT
+        else:
+            yield {name: record.get(name) for name in columns}
+
+
+def json_columns(path: Path) -> list[str]:
+    """Return every name in a file of JSON lines, in order of appearance."""
+    return list(dict.fromkeys(name for record in json_records(path) for name in record or ()))
 
 
 def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Each line of a file of JSON lines that is not empty.
+    """Yield each line of a file of JSON lines that is not empty.
 
-    None for one that is not a JSON object, that is nested too deeply, or whose text is not UTF-8.
+    None for a line that is no JSON object, is nested too deeply, or has text that is not UTF-8.
     """
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line in file:
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                if "\\u" in line:  # an escape may stand for half a character, which is no UTF-8
-                    json.dumps(record, ensure_ascii=False).encode()
-            except (ValueError, RecursionError):
-                record = None
-            yield record if isinstance(record, dict) else None
+            if line.strip():
+                yield json_record(line)
 
 
-def _malformed(row: int, detail: str) -> RawSample:
-    return RawSample(str(row), b"", None, None, None, Fault("malformed_row", detail))
+def json_record(line: str) -> dict[str, Any] | None:
+    """Return the object on a line; None for anything else that `json_records` yields so."""
+    try:
+        line.encode()  # fails if the bytes are not UTF-8
+        record = json.loads(line)
+        if "\\u" in line:  # an escape may be half a character, which UTF-8 cannot encode
+            json.dumps(record, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
-class _Columns:
-    """The needed columns and the image column; DataError naming those that are missing."""
-
-    def __init__(self, path: Path, data: DataParams, present: Sequence[str]) -> None:
-        self.image = (
-            FILE_NAME
-            if is_metadata(path) and data.image_column not in present and FILE_NAME in present
-            else data.image_column
-        )
-        self.names = _needed_columns(path, data, self.image, list(present))
+def special_columns(data: DataParams) -> dict[str, str]:
+    """Return the columns that the params name besides the inputs, by key of the section `data`."""
+    keys = ("target_column", "group_column", "time_column", "weight_column", "split_column")
+    columns = {key: getattr(data, key) for key in keys}
+    return {key: name for key, name in columns.items() if name is not None}
 
 
-def _needed_columns(path: Path, data: DataParams, image: str, present: list[str]) -> list[str]:
-    needed = {"image_column": image, "target_column": data.target_column}
-    optional = {
-        key: getattr(data, key)
-        for key in ("group_column", "time_column", "weight_column", "split_column")
-    }
-    needed |= {
-        key: name
-        for key, name in optional.items()
-        if name is not None and (name != GIVEN_SPLIT or name in present)
-    }
-    problems = [
-        f"  data.{key} is {name!r}, {_hint(name, present)}"
-        for key, name in needed.items()
-        if name not in present
-    ]
-    twice = [name for name in needed.values() if present.count(name) > 1]
-    problems += [
-        f"  the column {name!r} is there {present.count(name)} times" for name in sorted(set(twice))
-    ]
-    if problems:
-        columns = ", ".join(present) if present else "none"
-        raise DataError(f"{str(path)!r} has the columns {columns}.\n" + "\n".join(problems))
-    return list(dict.fromkeys(needed.values()))
-
-
-def _hint(name: str, present: list[str]) -> str:
-    if len(present) == 1 and any(mark in present[0] for mark in ";\t"):
-        return "which is not there: the columns are not separated by commas"
-    close = difflib.get_close_matches(name, present, n=1, cutoff=0.5)
+def missing_column(name: str, present: Sequence[str]) -> str:
+    """Describe a column that is not there, for an error."""
+    same = [column for column in present if column.lower() == name.strip().lower()]
+    close = same or difflib.get_close_matches(name, present, n=1, cutoff=0.5)
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 
-def _table_sample(
-    part: TablePart, row: int, cell: Any, cells: dict[str, Any], data: DataParams
-) -> RawSample:
-    image = _image_cell(part.path.parent, cell)
+def _needed_columns(path: Path, data: DataParams, present: Sequence[str]) -> list[str]:
+    """Return the columns to read, that of the image first; DataError naming the missing ones."""
+    image = data.image_column
+    if is_metadata(path) and image not in present and FILE_NAME in present:
+        image = FILE_NAME
+    needed = {"image_column": image, **special_columns(data)}
+    if GIVEN_SPLIT not in present:  # then folders or shards give the split
+        needed = {key: name for key, name in needed.items() if name != GIVEN_SPLIT}
+    problems = [
+        f"  data.{key} is {name!r}, {missing_column(name, present)}"
+        for key, name in needed.items()
+        if name not in present
+    ]
+    counts = {name: list(present).count(name) for name in sorted(set(needed.values()))}
+    problems += [
+        f"  the column {name!r} is there {count} times"
+        for name, count in counts.items()
+        if count > 1
+    ]
+    if problems:
+        columns = ", ".join(present) if present else "none"
+        raise DataError(
+            f"{str(path)!r} has the columns {columns}.\n"
+            + "\n".join(problems)
+            + skipped_comments(path, data.encoding)
+        )
+    return list(dict.fromkeys(needed.values()))
+
+
+def _table_sample(part: TablePart, row: int, cells: _Row, data: DataParams) -> RawSample:
+    if isinstance(cells, str):
+        return RawSample(_source(row, part), b"", None, None, None, Fault("malformed_row", cells))
+    column = data.image_column if data.image_column in cells else FILE_NAME
+    image = _image_cell(part.path.parent, cells[column])
     if data.split_column == GIVEN_SPLIT and GIVEN_SPLIT not in cells:
         cells = cells | {GIVEN_SPLIT: part.split_of(image.name)}
-    said = annotate(cells, data)
-    source = f"{row}:{part.prefix}{image.name}" if image.name else str(row)
-    fault = image.fault or said.fault
-    path = image.path if fault is None else None
-    rest = (said.time, said.weight, said.given_split, said.corrections, path)
-    return RawSample(source, image.payload, said.label, said.target, said.group, fault, *rest)
+    annotation = annotate(cells, data)
+    fault = image.fault or annotation.fault
+    name = f"{part.prefix}{image.name}" if image.name else ""
+    return RawSample(
+        source=_source(row, part, name),
+        payload=image.payload,
+        fault=fault,
+        path=None if fault else image.path,
+        label=annotation.label,
+        target=annotation.target,
+        group=annotation.group,
+        time=annotation.time,
+        weight=annotation.weight,
+        given_split=annotation.given_split,
+        corrections=annotation.corrections,
+    )
+
+
+def _source(row: int, part: TablePart, name: str = "") -> str:
+    return ":".join(filter(None, (str(row), part.origin, name)))
 
 
 class _ImageCell(NamedTuple):
-    name: str | None  # the path as the cell has it
+    name: str | None  # the path that the cell contains
     payload: bytes = b""
     fault: Fault | None = None
     path: str | None = None  # of the file to read
 
 
 def _image_cell(folder: Path, cell: Any) -> _ImageCell:
-    name = cell.get("path") if isinstance(cell, dict) else cell
+    name, content = cell, cell
+    if isinstance(cell, dict):
+        name, content = cell.get("path"), cell.get("bytes")
     name = name if isinstance(name, str) else None
-    content = cell.get("bytes") if isinstance(cell, dict) else cell
     if isinstance(content, bytes):
         return _ImageCell(name, content)
     if not name:
         return _ImageCell(None, fault=Fault("missing_image", "the image column is empty"))
-    path = PurePosixPath(os.path.normpath(name.replace("\\", "/")))
-    # By the text of the path alone: a link inside the folder is the owner's own decision (DVC's cache makes such links).
+    path = _relative_path(name)
     if path.is_absolute() or path.parts[:1] == ("..",):
-        fault = Fault(
-            "outside_folder",
-            f"{name} leads out of {folder}, expected a path relative to the table's folder",
-        )
-        return _ImageCell(name, fault=fault)
-    return _ImageCell(name, path=str(folder / path))
+        detail = f"{name} leads out of {folder}, expected a path relative to the table's folder"
+        return _ImageCell(name, fault=Fault("outside_folder", detail))
+    file = folder / path
+    for place in (file, *file.parents[: len(path.parts) - 1]):
+        if fault := link_fault(place, folder):
+            return _ImageCell(name, fault=fault)
+    return _ImageCell(name, path=str(file))
+
+
+def _relative_path(name: str) -> PurePosixPath:
+    return PurePosixPath(os.path.normpath(name.replace("\\", "/")))

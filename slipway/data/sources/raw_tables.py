@@ -1,16 +1,17 @@
-"""A CSV, Parquet file or folder of Parquet shards, column by column: each column as its distinct cells and the code of each row.
+"""A CSV, Parquet file or folder of shards, by columns: the distinct cells and a code for each row.
 
-Work on a column then happens once for each distinct cell, whatever the number of rows. A row with too many or too few
-cells is named and left out; what makes the file as a whole unreadable is a DataError. The file itself is read into memory.
+Work on a column then happens once per distinct cell, whatever the number of rows. A row with too
+many or too few cells is named and left out; a file that is unreadable as a whole raises DataError.
+The file itself is read into memory.
 """
 
-import codecs
+import bisect
 import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,43 +23,46 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from slipway.data.engine.scratch import scratch_array, store_array, store_table
-from slipway.data.sources.image_tables import NOT_AN_OBJECT, is_jsonl, json_records
+from slipway.data.sources.csv_start import START_CHARACTERS, CsvStart, find_csv_start
+from slipway.data.sources.image_tables import NOT_AN_OBJECT, is_jsonl, json_columns, json_records
 from slipway.data.sources.samples import GIVEN_SPLIT
-from slipway.data.sources.shards import shard_splits, table_files
+from slipway.data.sources.shards import parquet_errors, shard_splits, table_files
+from slipway.data.sources.text_format import (
+    NOT_UTF8,
+    USUAL_FORMAT,
+    TextFormat,
+    as_utf8,
+    remedy,
+)
 from slipway.system.errors import DataError
 
 Stored = Literal["text", "number", "boolean", "other"]
-DELIMITERS = (",", ";", "\t")
-NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
-EXACT_INTEGERS = 2**53  # up to here a float64 holds every whole number
-COLLECTED = "slipway_collected"  # of a row that came from the service's traffic: slipway/data/merge
-# As pandas writes its row index into files, and reads it back; and marks of ours that say as little of the row itself.
+EXACT_INTEGERS = 2**53  # float64 holds every whole number up to here
+COLLECTED = "slipway_collected"  # marks rows from the service's traffic (slipway/data/merge)
+# The names of a row index that pandas writes and reads back, and of our own marks: neither says
+# anything of the row itself.
 _INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}|{GIVEN_SPLIT}"
+_EMPTY = "empty"  # the type of a column without cells, which takes that of other tables
+_MIXABLE = frozenset(("text", "number", "boolean", _EMPTY))
+_MAX_SHOWN = 10
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
-_PARQUET_FAULTS = (
-    pa.ArrowException,
-    OSError,
-    UnicodeDecodeError,
-    MemoryError,
-    OverflowError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
 class RawColumn:
-    """One column as it is stored. Dates are text (ISO 8601); `other` is what Slipway has no kind for (lists, bytes).
+    """One column as it is stored.
 
-    `values` are its U distinct cells: stripped text (also for integers that float64 cannot hold), float64 or bool, without null.
-    `codes` (N,) is the index of each row's cell in it, -1 where there is none.
+    Dates are text (ISO 8601), as are integers that float64 cannot hold. `other` has no kind in
+    Slipway (lists, bytes).
     """
 
     name: str
     stored: Stored
-    values: pa.Array
-    codes: NDArray[np.int64]
+    values: pa.Array  # (U,) distinct cells without null: stripped text, float64 or bool
+    codes: NDArray[np.int64]  # (N,) index into `values`, -1 for no cell
     arrow_type: str
+    written: TextFormat = USUAL_FORMAT
 
     @property
     def unreadable(self) -> str:
@@ -73,11 +77,107 @@ class RawTable:
     columns: dict[str, RawColumn]
     numbers: NDArray[np.int64]  # (N,) increasing
     malformed: list[tuple[int, str]]  # number, and what was found
+    origins: Sequence[tuple[int, str]] = ()  # of joined tables: first number and name
 
     @property
     def num_read(self) -> int:
         """Number of rows in the file."""
         return len(self.numbers) + len(self.malformed)
+
+    def source(self, number: int) -> str:
+        """Return the name of a row in the outputs: its number and the joined source, if any."""
+        begins = [begin for begin, _ in self.origins]
+        place = bisect.bisect_right(begins, number) - 1
+        return f"{number}:{self.origins[place][1]}" if begins else str(number)
+
+    def sources(self, numbers: NDArray[np.int64]) -> pa.Array:
+        """Return `source` of many numbers."""
+        texts = pa.array(numbers).cast(pa.string())
+        if not self.origins:
+            return texts
+        begins, names = zip(*self.origins, strict=True)
+        places = np.searchsorted(begins, numbers, "right") - 1
+        return pc.binary_join_element_wise(texts, pa.array(names).take(pa.array(places)), ":")
+
+
+def join_tables(tables: Mapping[str, RawTable]) -> RawTable:
+    """Return the rows of all tables by name; DataError if their columns differ.
+
+    A column whose types are text, number and boolean in different tables becomes text.
+    """
+    all_types = {name: _types(table) for name, table in tables.items()}
+    first = next(iter(tables))
+    expected = {
+        column: next((own[column] for own in all_types.values() if _has_cells(own, column)), kind)
+        for column, kind in all_types[first].items()
+    }
+    problems = [
+        f"  {name}: {column} is {types.get(column, 'missing')}, {expected.get(column, 'missing')} "
+        f"in {first}"
+        for name, types in all_types.items()
+        for column in sorted(types.keys() | expected.keys())
+        if not _are_joinable({types.get(column, "missing"), expected.get(column, "missing")})
+    ]
+    if problems:
+        raise DataError(
+            "data.sources joins tables of different columns:\n" + "\n".join(problems[:_MAX_SHOWN])
+        )
+    begins = np.cumsum([0, *(table.num_read for table in tables.values())]).tolist()
+    placed = list(zip(begins, tables.values(), strict=False))
+    return RawTable(
+        {
+            name: _joined([table.columns[name] for table in tables.values()])
+            for name in tables[first].columns
+        },
+        np.concatenate([begin + table.numbers for begin, table in placed]),
+        [(begin + number, found) for begin, table in placed for number, found in table.malformed],
+        list(zip(begins, tables, strict=False)),
+    )
+
+
+def _types(table: RawTable) -> dict[str, str]:
+    return {
+        name: _EMPTY if column.arrow_type == "null" else column.stored
+        for name, column in table.columns.items()
+    }
+
+
+def _has_cells(types: Mapping[str, str], column: str) -> bool:
+    return types.get(column, _EMPTY) != _EMPTY
+
+
+def _are_joinable(types: set[str]) -> bool:
+    return len(types) == 1 or types <= _MIXABLE or types == {"other", _EMPTY}
+
+
+def _joined(columns: Sequence[RawColumn]) -> RawColumn:
+    filled = [column for column in columns if column.arrow_type != "null"] or columns
+    first = filled[0]
+    if any(column.stored != first.stored for column in filled):
+        first = replace(first, stored="text", values=pa.array([], pa.string()), arrow_type="string")
+    cells = [_cells_as(first, column) for column in columns]
+    found = pa.concat_arrays(cells).dictionary_encode()
+    indices = found.indices.to_numpy(zero_copy_only=False)
+    codes = scratch_array((sum(len(column.codes) for column in columns),), np.int64)
+    begin = offset = 0
+    for column in columns:
+        own = np.append(indices[offset : offset + len(column.values)], -1)  # -1: no cell
+        codes[begin : begin + len(column.codes)] = own[column.codes]
+        begin, offset = begin + len(column.codes), offset + len(column.values)
+    return replace(first, values=found.dictionary, codes=codes)
+
+
+def _cells_as(first: RawColumn, column: RawColumn) -> pa.Array:
+    if first.stored == "text" and column.stored in ("number", "boolean"):
+        return pa.array(map(cell_text, column.values.to_pylist()), pa.string())
+    return column.values.cast(first.values.type)
+
+
+def cell_text(value: str | float | bool) -> str:
+    """Return a cell as text; a whole float has no decimal point, as in a label."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def is_row_index(name: str) -> bool:
@@ -85,57 +185,63 @@ def is_row_index(name: str) -> bool:
     return re.fullmatch(_INDEX_NAME, name) is not None
 
 
-def read_raw_table(path: Path, only: Collection[str] | None = None) -> RawTable:
-    """Read a `.csv`, `.parquet` or `.pq` file, a folder of shards, or a `metadata.jsonl`, whole or `only` these of its columns.
+def read_raw_table(
+    path: Path, only: Collection[str] | None = None, written: TextFormat = USUAL_FORMAT
+) -> RawTable:
+    """Read a CSV, a Parquet file, a folder of shards, or a file of JSON lines.
 
-    Shards whose names say splits have the column GIVEN_SPLIT besides. DataError if a file cannot be read.
+    Reads all columns, or `only` these. Shards whose names give splits also get the column
+    GIVEN_SPLIT. DataError if a file cannot be read.
     """
-    if path.is_dir():
-        return _read_shards(table_files(path), only)
     if is_jsonl(path):
-        return _read_jsonl(path, only)
-    return _read_csv(path, only) if path.suffix.lower() == ".csv" else _read_parquet(path, only)
+        table = _read_jsonl(path, only)
+    elif path.suffix.lower() == ".csv":
+        table = _read_csv(path, only, written.encoding)
+    else:
+        table = _read_parquet(path, only)
+    columns = {name: replace(column, written=written) for name, column in table.columns.items()}
+    return replace(table, columns=columns)
 
 
-def column_names(path: Path) -> list[str]:
+def column_names(path: Path, written: TextFormat = USUAL_FORMAT) -> list[str]:
     """Return the columns of a table in order; DataError if it cannot be read."""
     if path.suffix.lower() == ".csv":
-        return [name.strip() for name in _header(path, _first_bytes(path))[1]]
+        start = _read_bytes(path, _BLOCK_BYTES)
+        if len(start) >= _BLOCK_BYTES:  # the last line may be incomplete
+            start = start[: start.rfind(b"\n") + 1] or start
+        payload = as_utf8(path, start, written.encoding)
+        return [name.strip() for name in csv_header(path, payload, written.encoding)[1]]
     if is_jsonl(path):
-        return list(dict.fromkeys(name for record in json_records(path) for name in record or ()))
+        return json_columns(path)
     path = table_files(path)[0]
-    try:
-        names: list[str] = pq.read_schema(path).names
-    except _PARQUET_FAULTS as error:
-        raise _unreadable_parquet(path, error) from error
-    return names
+    with parquet_errors(path):
+        return list(pq.read_schema(path).names)
 
 
-def _read_csv(path: Path, only: Collection[str] | None) -> RawTable:
-    payload = _payload(path)
-    delimiter, names = _header(path, payload)
+def _read_csv(path: Path, only: Collection[str] | None, encoding: str) -> RawTable:
+    payload = as_utf8(path, _read_bytes(path), encoding)
+    (_, begin, delimiter), names = csv_header(path, payload, encoding)
+    payload = _complete(path, payload[begin:])
     malformed: list[tuple[int, str]] = []
     try:
-        table = _parse(payload, delimiter, names, malformed, min(_BLOCK_BYTES, len(payload)))
-    except pa.ArrowInvalid as error:
-        if "straddling" not in str(error):
-            raise _unreadable_csv(path, error) from error
-        malformed.clear()  # a row is longer than a block
         try:
-            table = _parse(
-                payload, delimiter, names, malformed, min(len(payload), _MAX_BLOCK_BYTES)
-            )
-        except pa.ArrowInvalid as again:
-            raise _unreadable_csv(path, again) from again
+            table = _parse(payload, delimiter, names, malformed, _BLOCK_BYTES)
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error):
+                raise
+            malformed.clear()  # a row is longer than a block
+            table = _parse(payload, delimiter, names, malformed, _MAX_BLOCK_BYTES)
+    except pa.ArrowInvalid as error:
+        raise _unreadable_csv(path, error) from error
     del payload  # as large as the file
-    kept = np.full(table.num_rows + len(malformed), True, np.bool_)
-    kept[[number for number, _ in malformed]] = False
-    wanted = [index for index, name in enumerate(names) if only is None or name.strip() in only]
+    is_kept = np.full(table.num_rows + len(malformed), True, np.bool_)
+    is_kept[[number for number, _ in malformed]] = False
     columns = {
-        names[index].strip(): _text_column(names[index].strip(), table.column(index))
-        for index in wanted
+        name.strip(): _text_column(name.strip(), table.column(index))
+        for index, name in enumerate(names)
+        if only is None or name.strip() in only
     }
-    return RawTable(columns, np.flatnonzero(kept), malformed)
+    return RawTable(columns, np.flatnonzero(is_kept), malformed)
 
 
 def _parse(
@@ -143,19 +249,17 @@ def _parse(
     delimiter: str,
     names: list[str],
     malformed: list[tuple[int, str]],
-    block_bytes: int,
+    max_block_bytes: int,
 ) -> pa.Table:
     def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted
-        malformed.append(
-            (row.number - 2, f"{row.actual_columns} columns, the header has {row.expected_columns}")
-        )
+        found = f"{row.actual_columns} columns, the header has {row.expected_columns}"
+        malformed.append((row.number - 2, found))
         return "skip"
 
     reader = pyarrow.csv.open_csv(
         io.BytesIO(payload),
-        pyarrow.csv.ReadOptions(
-            use_threads=False, block_size=block_bytes
-        ),  # only one thread tells the number of a malformed row
+        # Only with a single thread does the reader know the number of a malformed row.
+        pyarrow.csv.ReadOptions(use_threads=False, block_size=min(max_block_bytes, len(payload))),
         pyarrow.csv.ParseOptions(
             delimiter=delimiter, newlines_in_values=b'"' in payload, invalid_row_handler=skip
         ),
@@ -170,161 +274,109 @@ def _parse(
 
 def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
     return DataError(
-        f"data.path {str(path)!r} is not a readable CSV: {error}. Expected UTF-8 text, a header, and quotes that close."
+        f"data.path {str(path)!r} is not a readable CSV: {error}. "
+        "Expected UTF-8 text, a header, and quotes that close."
     )
 
 
-def _payload(path: Path) -> bytes:
-    try:
-        payload = path.read_bytes()
-    except OSError as error:
-        raise _cannot_be_read(path, error) from error
-    if not payload or payload.isspace():
-        raise _is_empty(path)
-    if payload.count(b'"') % 2:  # it would swallow every row that follows, in silence
+def _complete(path: Path, payload: bytes) -> bytes:
+    if payload.count(b'"') % 2:  # it would silently swallow every row that follows
         raise DataError(
-            f"data.path {str(path)!r} has a quotation mark that does not close. Write one inside a quoted cell twice."
+            f"data.path {str(path)!r} has a quotation mark that does not close. "
+            "Write one inside a quoted cell twice."
         )
-    return _as_utf8(
-        payload.removeprefix(b"\xef\xbb\xbf") + (b"" if payload.endswith(b"\n") else b"\n")
-    )
+    return payload if payload.endswith(b"\n") else payload + b"\n"
 
 
-def _first_bytes(path: Path) -> bytes:
-    """Return the beginning of a CSV up to a whole line, which includes its header."""
+def _read_bytes(path: Path, size: int = -1) -> bytes:
+    """Return the first `size` bytes of a file, or all."""
     try:
         with path.open("rb") as file:
-            first = file.read(_BLOCK_BYTES)
+            payload = file.read(size)
     except OSError as error:
-        raise _cannot_be_read(path, error) from error
-    whole = first if len(first) < _BLOCK_BYTES else first[: first.rfind(b"\n") + 1] or first
-    if not whole or whole.isspace():
-        raise _is_empty(path)
-    return _as_utf8(whole.removeprefix(b"\xef\xbb\xbf"))
-
-
-def _cannot_be_read(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again."
-    )
-
-
-def _is_empty(path: Path) -> DataError:
-    return DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
-
-
-def _as_utf8(payload: bytes) -> bytes:
-    """Return valid UTF-8, with NOT_UTF8 in place of each invalid byte."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for begin in range(0, len(payload), _BLOCK_BYTES):
-            decoder.decode(payload[begin : begin + _BLOCK_BYTES])
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return payload.decode(errors="replace").encode()
+        raise DataError(
+            f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again."
+        ) from error
+    if not payload or payload.isspace():
+        raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
     return payload
 
 
-def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
-    """Return the delimiter and the column names; DataError if there is no header."""
+def csv_header(path: Path, payload: bytes, encoding: str) -> tuple[CsvStart, list[str]]:
+    """Return the start and the column names; DataError if there is no header."""
+    start = find_csv_start(payload[:START_CHARACTERS].decode(errors="replace"))
     lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", newline="")
+    lines.seek(start.num_bytes)
     try:
-        first = next(line for line in lines if line.strip("\r\n"))
-        delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
-        lines.seek(0)
-        names = next(row for row in csv.reader(lines, delimiter=delimiter) if row)
+        names = next(row for row in csv.reader(lines, delimiter=start.delimiter) if row)
     except (csv.Error, StopIteration) as error:
         raise _unreadable_csv(path, error) from error
     if any(NOT_UTF8 in name for name in names):
-        raise _unreadable_csv(path, f"its header is no UTF-8: {', '.join(names)[:200]}")
+        raise DataError(
+            f"data.path {str(path)!r} has a header that is not {encoding.upper()}: "
+            f"{', '.join(names)[:200]}. {remedy(path)}"
+        )
     _check_names(path, [name.strip() for name in names])
-    return delimiter, names
+    return start, names
 
 
 def _check_names(path: Path, names: list[str]) -> None:
     twice = [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(
-            f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. Rename or remove the others."
+            f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. "
+            "Rename or remove the others."
         )
 
 
 def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
-    try:
-        file = pq.ParquetFile(path, pre_buffer=False)
-        table = file.read(columns=None if only is None else list(only), use_threads=False)
-        if table.num_rows != file.metadata.num_rows:  # pyarrow does not compare them
-            raise pa.ArrowInvalid(
-                f"it has {table.num_rows} rows and says that it has {file.metadata.num_rows}"
-            )
-        table.validate(full=True)  # a damaged file may hold text that is none
-        _check_names(path, table.schema.names)
-        columns = {
-            name: stored_column(name, table.column(index))
-            for index, name in enumerate(table.schema.names)
-        }
-    except _PARQUET_FAULTS as error:
-        raise _unreadable_parquet(path, error) from error
-    return RawTable(columns, np.arange(table.num_rows), [])
-
-
-def _read_shards(paths: list[Path], only: Collection[str] | None) -> RawTable:
-    """Read shards as one table, one after the other."""
-    wanted = list(column_names(paths[0]) if only is None else only)
-    given = only is None or GIVEN_SPLIT in wanted
-    wanted = [name for name in wanted if name != GIVEN_SPLIT]
-    try:
-        tables = [
-            pq.ParquetFile(path, pre_buffer=False)
-            .read(columns=wanted, use_threads=False)
-            .select(wanted)
-            for path in paths
-        ]
-        table = pa.concat_tables(
-            [table.replace_schema_metadata(None) for table in tables], promote_options="permissive"
-        )
-        table.validate(full=True)
-        _check_names(paths[0].parent, table.schema.names)
-        columns = {name: stored_column(name, table.column(name)) for name in table.schema.names}
-    except _PARQUET_FAULTS as error:
-        raise _unreadable_parquet(paths[0].parent, error) from error
+    """Read a file, or the shards of a folder one after the other."""
+    paths = table_files(path)
     splits = shard_splits(paths)
-    if splits and given:
-        said = [
-            pa.array([splits.get(path)] * table.num_rows, pa.string())
-            for path, table in zip(paths, tables, strict=True)
+    wanted = None if only is None else [name for name in only if not splits or name != GIVEN_SPLIT]
+    with parquet_errors(path):
+        tables = [_read_parquet_file(part, wanted) for part in paths]
+        table = pa.concat_tables(tables, promote_options="permissive")
+        table.validate(full=True)  # a damaged file may contain invalid text
+        columns = {name: stored_column(name, table[name]) for name in table.column_names}
+    if splits and (only is None or GIVEN_SPLIT in only):
+        chunks = [
+            pa.array([splits.get(part)] * rows.num_rows, pa.string())
+            for part, rows in zip(paths, tables, strict=True)
         ]
-        columns[GIVEN_SPLIT] = stored_column(GIVEN_SPLIT, pa.chunked_array(said))
+        columns[GIVEN_SPLIT] = stored_column(GIVEN_SPLIT, pa.chunked_array(chunks))
     return RawTable(columns, np.arange(table.num_rows), [])
+
+
+def _read_parquet_file(path: Path, columns: list[str] | None) -> pa.Table:
+    file = pq.ParquetFile(path, pre_buffer=False)
+    table = file.read(columns=columns, use_threads=False)
+    declared = file.metadata.num_rows
+    if table.num_rows != declared:  # pyarrow does not compare them
+        raise pa.ArrowInvalid(f"it has {table.num_rows} rows and says that it has {declared}")
+    _check_names(path, table.column_names)
+    return table.replace_schema_metadata(None)
 
 
 def _read_jsonl(path: Path, only: Collection[str] | None) -> RawTable:
     records = list(json_records(path))
     rows = [record for record in records if record is not None]
-    names = [name for name in column_names(path) if only is None or name in only]
+    names = [name for name in json_columns(path) if only is None or name in only]
     columns = {
-        name: stored_column(name, _cells_of([row.get(name) for row in rows])) for name in names
+        name: stored_column(name, cells_of([row.get(name) for row in rows])) for name in names
     }
     numbers = [number for number, record in enumerate(records) if record is not None]
     malformed = [(number, NOT_AN_OBJECT) for number, record in enumerate(records) if record is None]
     return RawTable(columns, np.array(numbers, np.int64), malformed)
 
 
-def _cells_of(cells: list[Any]) -> pa.ChunkedArray:
+def cells_of(cells: list[Any]) -> pa.ChunkedArray:
     """Return cells of one type as they are, mixed ones as text."""
     try:
         return pa.chunked_array([pa.array(cells)])
     except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
-        return pa.chunked_array(
-            [pa.array([None if cell is None else str(cell) for cell in cells], pa.string())]
-        )
-
-
-def _unreadable_parquet(path: Path, error: Exception) -> DataError:
-    text = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-    return DataError(
-        f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again."
-    )
+        texts = [None if cell is None else str(cell) for cell in cells]
+        return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
@@ -343,9 +395,8 @@ def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     if pa.types.is_date(kind):
         return _encoded(name, "text", pc.strftime(column.cast(pa.timestamp("s")), "%Y-%m-%d"), kind)
     if pa.types.is_timestamp(kind):
-        utc = pc.cast(
-            column, pa.timestamp("us", kind.tz and "UTC"), safe=False
-        )  # below microseconds it is cut
+        # Not safe: nanoseconds are cut.
+        utc = pc.cast(column, pa.timestamp("us", kind.tz and "UTC"), safe=False)
         return _encoded(name, "text", pc.strftime(utc, "%Y-%m-%dT%H:%M:%S"), kind)
     return RawColumn(name, "other", pa.array([], pa.string()), np.full(len(column), -1), str(kind))
 
@@ -356,12 +407,12 @@ def _is_beyond_float(column: pa.ChunkedArray) -> bool:
 
 
 def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataType) -> RawColumn:
-    chunks = column.dictionary_encode().chunks  # of one dictionary
-    codes, begin = scratch_array((len(column),), np.int64), 0
+    chunks = column.dictionary_encode().chunks  # all of one dictionary
+    codes = scratch_array((len(column),), np.int64)
+    begin = 0
     for chunk in chunks:
-        codes[begin : begin + len(chunk)] = chunk.indices.fill_null(-1).to_numpy(
-            zero_copy_only=False
-        )
+        indices = chunk.indices.fill_null(-1)
+        codes[begin : begin + len(chunk)] = indices.to_numpy(zero_copy_only=False)
         begin += len(chunk)
     values = store_array(chunks[-1].dictionary) if chunks else pa.array([], column.type)
     return RawColumn(name, stored, values, codes, str(kind))
@@ -369,6 +420,5 @@ def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataTy
 
 def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     raw = _encoded(name, "text", column, pa.string())
-    return RawColumn(
-        name, "text", store_array(pc.utf8_trim_whitespace(raw.values)), raw.codes, "string"
-    )
+    values = store_array(pc.utf8_trim_whitespace(raw.values))
+    return RawColumn(name, "text", values, raw.codes, "string")

@@ -1,15 +1,19 @@
-"""One raw sample as it lies in the data set, and how its file is read.
+"""One raw sample of the data set, and how its file is read.
 
-What is wrong with a single sample travels with it as a fault; a folder that cannot be listed is a DataError.
-Hidden files are no samples, and neither is the folder `__MACOSX` that macOS adds to archives.
+A problem of a single sample travels with it as a fault; a folder that cannot be listed raises
+DataError. Hidden files are no samples, nor is the folder `__MACOSX` that macOS adds to archives.
 """
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from slipway.config.sections import DataParams
+from slipway.data.engine.rows import ID_DIGITS
+from slipway.system import files
 from slipway.system.errors import DataError
 
 GIVEN_SPLIT = "slipway_split"  # as data.split_column: the names of folders or shards give the split
@@ -24,14 +28,14 @@ class Fault(NamedTuple):
 
 
 class RawSample(NamedTuple):
-    """One sample as it lies in the data set; a tuple, since a million of them go from process to process.
+    """One sample of the data set; a tuple because a million of them travel between processes.
 
-    `source` is the path inside a folder ("cat/1.png"), or the row number of a table, counted from 0, with the
-    path that the row names, if any ("17:images/1.png"). It is unique within the data set.
+    `source` is unique within the data set: the path inside a folder ("cat/1.png"), or the row
+    number of a table, from 0, with the path that the row names, if any ("17:images/1.png").
     """
 
     source: str
-    payload: bytes  # the encoded image; empty when a fault kept it from being read, or while it lies in `path`
+    payload: bytes  # the encoded image; empty after a fault, or if it is still to be read
     label: str | None  # for classes
     target: float | None  # for a number
     group: str | None
@@ -39,8 +43,8 @@ class RawSample(NamedTuple):
     time: float | None = None  # days since 1970 UTC, or the number that the user orders by
     weight: float | None = None
     given_split: str | None = None
-    corrections: tuple[str, ...] = ()  # what was changed on the way, "label: Cat -> cat"
-    path: str | None = None  # where the payload lies that is not read yet
+    corrections: tuple[str, ...] = ()  # changes to the annotation, "label: Cat -> cat"
+    path: str | None = None  # the file of a payload that is not read yet
 
 
 def loaded(sample: RawSample) -> RawSample:
@@ -51,53 +55,79 @@ def loaded(sample: RawSample) -> RawSample:
     return sample._replace(payload=payload, fault=sample.fault or fault, path=None)
 
 
+def image_id(sample: RawSample) -> str | None:
+    """Return the row id of an image, the start of its SHA-256; None for a faulty sample."""
+    return None if sample.fault else files.sha256_bytes(sample.payload)[:ID_DIGITS]
+
+
 def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Return the label after `label_map`, and the correction if it changed."""
     meant = label_map.get(label, label)
     return meant, () if meant == label else (f"label: {label} -> {meant}",)
 
 
+def is_skipped(name: str) -> bool:
+    """Return True for a file or folder that is no sample: a hidden one, or that of macOS."""
+    return name.startswith(".") or name == _MACOS
+
+
+def is_about_samples(path: str, data: DataParams) -> bool:
+    """Return True for the file `data.checksums` or `data.split_file`, which is no sample."""
+    return any(
+        os.path.basename(path) == os.path.basename(name) and os.path.samefile(path, name)
+        for name in (data.checksums, data.split_file)
+        if name and os.path.exists(name)
+    )
+
+
 def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
     """Return the entries of a folder by name, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
-            visible = (
-                entry
-                for entry in entries
-                if not entry.name.startswith(".") and entry.name != _MACOS
-            )
-            return sorted(visible, key=lambda entry: entry.name)
+            visible = [entry for entry in entries if not is_skipped(entry.name)]
     except OSError as error:
         raise DataError(
-            f"the folder {str(folder)!r} cannot be listed: {error.strerror}. Give this user the right to read it."
+            f"the folder {str(folder)!r} cannot be listed: {error.strerror}. "
+            "Give this user the right to read it."
         ) from error
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def is_inside(path: Path | str, folder: Path | str) -> bool:
+    """Return True if a path is below a folder, or is a link of DVC into its cache."""
+    target = Path(path).resolve()
+    in_cache = re.search(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$", target.as_posix())
+    return in_cache is not None or target.is_relative_to(Path(folder).resolve())
+
+
+def link_fault(path: Path | str, folder: Path) -> Fault | None:
+    """Return the fault of a link that leaves `folder`; None for other files."""
+    if not os.path.islink(path) or is_inside(path, folder):
+        return None
+    target = os.path.realpath(path)
+    detail = f"it is a link to {target}, which is not below {folder}. Copy the file there"
+    return Fault("outside_folder", detail)
 
 
 def read_file(path: Path | str) -> tuple[bytes, Fault | None]:
     """Return the bytes of a file, or a fault."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for its writer
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
             return b"", Fault("unreadable", f"{path} is not a regular file")
         with open(path, "rb", buffering=0) as file:
             return file.readall(), None
     except (FileNotFoundError, NotADirectoryError):
-        return b"", Fault("missing_file", f"{path} does not exist{_where_it_is(Path(path))}")
+        return b"", Fault("missing_file", f"{path} does not exist{_hint(Path(path))}")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         return b"", Fault("unreadable", f"{str(path)!r} cannot be read: {error}")
 
 
-def _where_it_is(path: Path) -> str:
+def _hint(path: Path) -> str:
     """Return a hint if the file is one folder deeper than the table says."""
-    if not path.parent.is_dir():
-        return ""
-    deeper = next(
-        (
-            entry.name
-            for entry in visible_entries(path.parent)
-            if entry.is_dir() and Path(entry.path, path.name).exists()
-        ),
-        None,
-    )
-    return (
-        f"; {deeper}/{path.name} does: write paths relative to the table's folder" if deeper else ""
-    )
+    if path.parent.is_dir():
+        for entry in visible_entries(path.parent):
+            if entry.is_dir() and Path(entry.path, path.name).exists():
+                return (
+                    f"; {entry.name}/{path.name} does: write paths relative to the table's folder"
+                )
+    return ""

@@ -1,10 +1,11 @@
-"""Tables of several Parquet files: a folder whose shards have one schema, as the Hugging Face hub writes them.
+"""Parquet files and folders of shards with one schema, as the Hugging Face hub writes them.
 
-The names of the shards may say which split their rows belong to: `train-00000-of-00002.parquet`.
+The name of a shard may give the split of its rows: `train-00000-of-00002.parquet`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,9 +21,18 @@ _SPLIT_OF = {
     "testing": "test",
 }
 _SHARD = re.compile(r"(?P<name>[a-z]+)([-_]?\d+|-(?P<index>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?)?")
-_PARQUET = (".parquet", ".pq")
-_READ_ORDER = ("test", "val", "train")  # of equal rows the first is kept: test stays whole
-_MAX_SHOWN = 5
+PARQUET = (".parquet", ".pq")
+# Every error that pyarrow raises for damaged files.
+_PARQUET_FAULTS = (
+    pa.ArrowException,
+    OSError,
+    UnicodeDecodeError,
+    MemoryError,
+    OverflowError,
+    ValueError,
+)
+_READ_ORDER = ("test", "val", "train")  # of equal rows the first is kept: test stays complete
+MAX_SHOWN = 5
 
 
 def named_split(name: str) -> str | None:
@@ -32,23 +42,34 @@ def named_split(name: str) -> str | None:
 
 def is_parquet(path: Path) -> bool:
     """True for a Parquet file, by its ending."""
-    return path.suffix.lower() in _PARQUET
+    return path.suffix.lower() in PARQUET
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Turn any error in reading a Parquet file into a DataError that names it."""
+    try:
+        yield
+    except _PARQUET_FAULTS as error:
+        text = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise DataError(
+            f"data.path {str(path)!r} is not a readable Parquet file: {text}. "
+            "Write or copy the file again."
+        ) from error
 
 
 def table_files(table: Path) -> list[Path]:
     """Return the files of a table in row order: itself, or the shards in its folder."""
     if not table.is_dir():
         return [table]
-    shards = [
-        path
-        for path in table.iterdir()
-        if path.is_file() and is_parquet(path) and not path.name.startswith(".")
-    ]
+    files = (path for path in table.iterdir() if path.is_file() and is_parquet(path))
+    shards = [path for path in files if not path.name.startswith(".")]
     splits = shard_splits(shards)
-    return sorted(
-        shards,
-        key=lambda path: (_READ_ORDER.index(splits[path]) if path in splits else 0, path.name),
-    )
+
+    def order(path: Path) -> tuple[int, str]:
+        return (_READ_ORDER.index(splits[path]) if path in splits else 0, path.name)
+
+    return sorted(shards, key=order)
 
 
 def check_shards(shards: Sequence[Path]) -> None:
@@ -62,8 +83,8 @@ def check_shards(shards: Sequence[Path]) -> None:
     ]
     if problems:
         raise DataError(
-            f"data.path {str(first.parent)!r} holds {len(shards)} Parquet files, expected one, or shards with the columns and types of "
-            f"{first.name}:\n"
+            f"data.path {str(first.parent)!r} holds {len(shards)} Parquet files, expected one, "
+            f"or shards with the columns and types of {first.name}:\n"
             + "\n".join(problems)
             + "\nPoint data.path at the one that is meant, or move the others out."
         )
@@ -71,47 +92,42 @@ def check_shards(shards: Sequence[Path]) -> None:
 
 
 def _columns(path: Path) -> dict[str, pa.DataType]:
-    try:
-        schema = pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
-        text = str(error).rstrip(".")
-        raise DataError(
-            f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again."
-        ) from error
-    return {field.name: field.type for field in schema}
+    with parquet_errors(path):
+        return {field.name: field.type for field in pq.read_schema(path)}
 
 
 def _difference(found: Mapping[str, pa.DataType], expected: Mapping[str, pa.DataType]) -> str:
-    lacking = [name for name in expected if name not in found]
-    further = [name for name in found if name not in expected]
+    parts = []
+    if lacking := [name for name in expected if name not in found]:
+        parts.append(f"lacks {listed(lacking)}")
+    if further := [name for name in found if name not in expected]:
+        parts.append(f"also has {listed(further)}")
     other = [
         f"{name} is {kind}, not {expected[name]}"
         for name, kind in found.items()
         if expected.get(name, kind) != kind
     ]
-    parts = (
-        [f"lacks {listed(lacking)}"] * bool(lacking)
-        + [f"also has {listed(further)}"] * bool(further)
-        + other[:_MAX_SHOWN]
-    )
-    return "; ".join(parts)
+    return "; ".join(parts + other[:MAX_SHOWN])
 
 
 def shard_splits(shards: Sequence[Path]) -> dict[Path, str]:
     """Return the split in each shard's name, if at least two splits are named; else nothing."""
-    said = {shard: split for shard in shards if (split := _split_of_shard(shard))}
-    return said if len(set(said.values())) >= 2 else {}
+    splits = {shard: split for shard in shards if (split := _split_of_shard(shard))}
+    return splits if len(set(splits.values())) >= 2 else {}
 
 
 def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> None:
     """DataError if only some shards name a split, or none is for training."""
-    others = [shard.name for shard in shards if shard not in splits]
-    problems = [f"{listed(others)} name no split, expected train, val or test"] if others else []
-    problems += [] if "train" in splits.values() else ["none of them is for training"]
+    problems = []
+    if others := [shard.name for shard in shards if shard not in splits]:
+        problems.append(f"{listed(others)} name no split, expected train, val or test")
+    if "train" not in splits.values():
+        problems.append("none of them is for training")
     if problems:
         raise DataError(
-            f"the Parquet files in {str(shards[0].parent)!r} name splits, but {' and '.join(problems)}. Move files out of the folder, "
-            "or set data.split_folders to pool: the rows of all files are then one set, which Slipway splits."
+            f"the Parquet files in {str(shards[0].parent)!r} name splits, but "
+            f"{' and '.join(problems)}. Move files out of the folder, or set data.split_folders to "
+            "pool: the rows of all files are then one set, which Slipway splits."
         )
 
 
@@ -125,12 +141,12 @@ def _check_shards_are_complete(shards: Sequence[Path]) -> None:
     missing = [
         f"{name}-{index:05d}-of-{count:05d}"
         for (name, count), found in series.items()
-        for index in sorted(set(range(min(count, len(found) + _MAX_SHOWN + 1))) - found)
+        for index in sorted(set(range(min(count, len(found) + MAX_SHOWN + 1))) - found)
     ]
     if missing:
         raise DataError(
-            f"{str(shards[0].parent)!r} lacks the shards {listed(missing)}, which the names of the others promise. "
-            "Copy them there, or rename the others if this is all."
+            f"{str(shards[0].parent)!r} lacks the shards {listed(missing)}, which the names of the "
+            "others promise. Copy them there, or rename the others if this is all."
         )
 
 
@@ -141,6 +157,6 @@ def _split_of_shard(shard: Path) -> str | None:
 
 def listed(names: Sequence[str]) -> str:
     """Return the first names, and the number of the others."""
-    return ", ".join(names[:_MAX_SHOWN]) + (
-        f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-    )
+    shown = ", ".join(names[:MAX_SHOWN])
+    num_others = len(names) - MAX_SHOWN
+    return f"{shown} and {num_others} more" if num_others > 0 else shown

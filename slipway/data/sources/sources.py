@@ -1,10 +1,12 @@
-"""The raw samples of folders, Parquet files, CSVs and metadata.jsonl, as one kind of record.
+"""Raw samples of folders, Parquet files, CSVs and metadata.jsonl, as one type of record.
 
-A folder with one table at its top, or several Parquet shards of one schema, is read as that table, and its images are what the table
-names. Errors that concern the whole (no such path, no such column) are a DataError.
+A folder with one table at its top, or Parquet shards of one schema, is read as that table, whose
+rows name the images. A problem of the whole (no such path, no such column) raises DataError.
 """
 
+import os
 from collections.abc import Collection, Iterator, Mapping
+from os import DirEntry
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,24 +15,38 @@ import pyarrow.compute as pc
 
 from slipway.config.sections import DataParams
 from slipway.data.engine.rows import SPLITS
-from slipway.data.sources.folders import read_folder, walk_files
+from slipway.data.sources.archives import content_of
+from slipway.data.sources.folders import read_folder, skipped_files, walk_files
 from slipway.data.sources.given_splits import split_folders
 from slipway.data.sources.image_tables import (
+    TABLE_ENDINGS,
     TablePart,
     count_rows,
     is_metadata,
     is_table_file,
     read_rows,
+    special_columns,
 )
-from slipway.data.sources.samples import GIVEN_SPLIT, RawSample, loaded, visible_entries
+from slipway.data.sources.joined import source_names
+from slipway.data.sources.samples import (
+    GIVEN_SPLIT,
+    RawSample,
+    image_id,
+    is_about_samples,
+    loaded,
+    visible_entries,
+)
 from slipway.data.sources.shards import (
     check_shard_splits,
     check_shards,
     is_parquet,
+    listed,
     named_split,
     shard_splits,
     table_files,
 )
+from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError
 
 _MAX_SHOWN = 3
@@ -42,42 +58,46 @@ class Layout(NamedTuple):
     root: Path
     tables: tuple[TablePart, ...] = ()  # in the order of their rows; none for class folders
     folders: Mapping[str, str] = {}  # the split of each split folder at the top
-    given: Mapping[
-        str, list[str]
-    ] = {}  # the folders or shards of each split; empty if the data gives none
-    note: str = ""  # for the user: how names that could be splits were read
+    given: Mapping[str, list[str]] = {}  # folders or shards of each split; empty without a split
+    joined: Mapping[str, "Layout"] = {}  # the folders of classes that are joined, by name
+    note: str = ""  # for the user: why names that could be splits are not read as such
+
+    def class_roots(self) -> list[Path]:
+        """Return the folders that hold the folders of classes."""
+        return [layout.root for layout in self.joined.values()] or [self.root]
 
     def described(self, rows: pa.Table) -> str:
         """Describe for the console which folders or files became which split."""
         if not self.given:
             return f"{self.note}\n" if self.note else ""
-        counts = {
-            split: int(pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0)
-            for split in self.given
-        }
-        said = ", ".join(
-            f"{_shown(names)} -> {split} ({counts[split]} rows)"
-            for split, names in self.given.items()
+        found = []
+        for split, names in self.given.items():
+            num_rows = pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0
+            found.append(f"{_shown(names)} -> {split} ({num_rows} rows)")
+        rest = ""
+        if cut := [split for split in SPLITS if split not in self.given]:
+            by_time = cut == ["val"] and rows["time"].null_count < rows.num_rows
+            rest = f"; `split` cuts {' and '.join(cut)} from train{' by time' if by_time else ''}"
+        return (
+            f"given split: {', '.join(found)}{rest}. "
+            "To let Slipway split, set data.split_folders to pool\n"
         )
-        cut = [split for split in SPLITS if split not in self.given]
-        by_time = " by time" if cut == ["val"] and rows["time"].null_count < rows.num_rows else ""
-        rest = f"; `split` cuts {' and '.join(cut)} from train{by_time}" if cut else ""
-        return f"given split: {said}{rest}. To let Slipway split, set data.split_folders to pool\n"
 
 
 def _shown(names: list[str]) -> str:
-    return " + ".join(names[:_MAX_SHOWN]) + (
-        f" + {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-    )
+    shown = " + ".join(names[:_MAX_SHOWN])
+    num_others = len(names) - _MAX_SHOWN
+    return f"{shown} + {num_others} more" if num_others > 0 else shown
 
 
 def read_samples(
     data: DataParams, wanted: Collection[str] | None = None, read_files: bool = True
 ) -> Iterator[RawSample]:
-    """Every sample of `data.path`, or those whose `source` is in `wanted`, in the order of the data set.
+    """Yield every sample of `data.path`, or those whose `source` is in `wanted`.
 
-    The order is by name in a folder and by row in a table. Without `read_files`, images that are files of their own come with their
-    `path`, for `samples.loaded` in the process that needs them. Raises DataError when the data as a whole cannot be read.
+    The order is by name in a folder and by row in a table. Without `read_files`, an image in a file
+    of its own comes with its `path`, for `samples.loaded` in the process that needs it. DataError
+    if the data as a whole cannot be read.
     """
     found = _samples(data, wanted)
     return map(loaded, found) if read_files else found
@@ -86,19 +106,53 @@ def read_samples(
 def _samples(data: DataParams, wanted: Collection[str] | None) -> Iterator[RawSample]:
     layout = find_layout(data)
     sources = None if wanted is None else frozenset(wanted)
+    if layout.joined:
+        _check_folder_has_no_columns(data)
+        return _joined_folders(layout.joined, sources, data)
     if not layout.tables:
         _check_folder_has_no_columns(data)
         return read_folder(layout.root, sources, data, layout.folders)
-    rows = (
-        None if sources is None else frozenset(int(source.partition(":")[0]) for source in sources)
-    )
+    rows = None
+    if sources is not None:
+        rows = frozenset(int(source.partition(":")[0]) for source in sources)
     return read_rows(layout.tables, data, rows)
+
+
+def _joined_folders(
+    layouts: Mapping[str, Layout], wanted: frozenset[str] | None, data: DataParams
+) -> Iterator[RawSample]:
+    for name, layout in layouts.items():
+        begin, inside = f"{name}/", None
+        if wanted is not None:
+            inside = frozenset(
+                source.removeprefix(begin) for source in wanted if source.startswith(begin)
+            )
+        for sample in read_folder(layout.root, inside, data, layout.folders):
+            yield sample._replace(source=begin + sample.source)
+
+
+def raw_images(
+    data: DataParams, contract: ImageContract, wanted: set[str]
+) -> Iterator[tuple[str, str | None, bytes]]:
+    """Yield source, id and bytes of each wanted image; the id is None if it cannot be read."""
+    for sample in read_samples(data, wanted):
+        yield sample.source, image_id(sample), sample.payload
 
 
 def count_samples(data: DataParams) -> int | None:
     """Count the samples, for a progress bar; None if counting means reading (CSV)."""
     layout = find_layout(data)
-    return count_rows(layout.tables) if layout.tables else sum(1 for _ in walk_files(layout.root))
+    if layout.tables:
+        return count_rows(layout.tables)
+    return sum(1 for root in layout.class_roots() for _ in walk_files(root))
+
+
+def skipped_text(data: DataParams) -> str:
+    """Count the hidden files of class folders in one line for the console; "" if there are none."""
+    layout = find_layout(data)
+    roots = [] if layout.tables else layout.class_roots()
+    names = [os.path.relpath(path, root) for root in roots for path in skipped_files(root)]
+    return f"\nskipped: {len(names)} hidden files ({names[0]}, ...)" if names else ""
 
 
 def with_given_split(data: DataParams) -> tuple[DataParams, Layout]:
@@ -109,17 +163,61 @@ def with_given_split(data: DataParams) -> tuple[DataParams, Layout]:
 
 def find_layout(data: DataParams) -> Layout:
     """Return the layout of `data.path`; DataError if it has none."""
+    if data.sources is not None:
+        return _join(data)
     root = existing_path(
         data,
-        "a folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these",
+        f"a folder with one sub-folder per class, {TABLE_ENDINGS}, "
+        "or a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz of these",
     )
+    if root.suffix.lower() in kind_of(data.task).input.endings:
+        return Layout(root)
     if not root.is_dir():
         _check_ending(root, data)
         return Layout(root, (TablePart(root),))
-    table = table_in(root)
+    table = table_in(root, data)
     layout = _class_folders(root, data) if table is None else _tables(root, table, data)
-    is_ignored = data.split_folders != "auto" or data.split_column not in (None, GIVEN_SPLIT)
+    is_ignored = (
+        data.split_folders != "auto"
+        or data.split_column not in (None, GIVEN_SPLIT)
+        or data.split_file is not None
+    )
     return layout._replace(given={}) if is_ignored else layout
+
+
+def each_source(data: DataParams) -> dict[str, DataParams]:
+    """Return the params of every entry in `data.sources` by its name; archives must be unpacked."""
+    return {
+        name: data.model_copy(
+            update={"path": str(content_of(Path(data.path, name))), "sources": None}
+        )
+        for name in source_names(data)
+    }
+
+
+def _join(data: DataParams) -> Layout:
+    layouts = {name: find_layout(source) for name, source in each_source(data).items()}
+    tables = [name for name, layout in layouts.items() if layout.tables]
+    if tables and len(tables) < len(layouts):
+        folder = next(name for name in layouts if name not in tables)
+        raise DataError(
+            f"data.sources joins sources of different kinds: {tables[0]} is a table, {folder} a "
+            "folder of classes. Expected one kind for all."
+        )
+    if split := [name for name, layout in layouts.items() if layout.given]:
+        raise DataError(
+            f"data.sources names {listed(split)}, which has folders or files of its own for train, "
+            "val and test. Set data.split_folders to pool, and Slipway splits all rows; "
+            "or name the split of each row in data.split_column."
+        )
+    if not tables:
+        return Layout(Path(data.path), joined=layouts)
+    parts = [
+        part._replace(origin=name, split=None)
+        for name, layout in layouts.items()
+        for part in layout.tables
+    ]
+    return Layout(Path(data.path), tuple(parts))
 
 
 def _class_folders(root: Path, data: DataParams) -> Layout:
@@ -127,20 +225,17 @@ def _class_folders(root: Path, data: DataParams) -> Layout:
     parts = [
         TablePart(path, f"{name}/", split)
         for name, split in sorted(folders.items())
-        if (table := table_in(root / name)) is not None
+        if (table := table_in(root / name, data)) is not None
         for path in table_files(table)
     ]
-    if not parts and data.task == "image_regression":
+    if not parts and not kind_of(data.task).target.has_classes:
         raise DataError(
-            f"data.path {data.path!r} is a folder, whose sub-folders are classes, but data.task is 'image_regression'. "
-            "Point data.path at a .csv or .parquet file with a column of numbers, or at the one folder that holds it."
+            f"data.path {data.path!r} is a folder, whose sub-folders are classes, but data.task is "
+            f"{data.task!r}. Point data.path at a .csv or .parquet file with a column of "
+            "numbers, or at the one folder that holds it."
         )
-    given = {
-        split: [f"{name}/" for name, said in folders.items() if said == split] for split in SPLITS
-    }
-    return Layout(
-        root, tuple(parts), folders, {split: names for split, names in given.items() if names}, note
-    )
+    given = _by_split({f"{name}/": split for name, split in folders.items()})
+    return Layout(root, tuple(parts), folders, given, note=note)
 
 
 def _tables(root: Path, table: Path, data: DataParams) -> Layout:
@@ -150,11 +245,17 @@ def _tables(root: Path, table: Path, data: DataParams) -> Layout:
         check_shard_splits(paths, splits)
     folders = _folders_of_images(root) if is_metadata(table) else {}
     parts = tuple(TablePart(path, split=splits.get(path), folders=folders) for path in paths)
-    said = {path.name: split for path, split in splits.items()} or {
-        f"{name}/": split for name, split in folders.items()
-    }
-    given = {split: [name for name, other in said.items() if other == split] for split in SPLITS}
-    return Layout(root, parts, given={split: names for split, names in given.items() if names})
+    shards = {path.name: split for path, split in splits.items()}
+    return Layout(
+        root,
+        parts,
+        given=_by_split(shards or {f"{name}/": split for name, split in folders.items()}),
+    )
+
+
+def _by_split(splits: Mapping[str, str]) -> dict[str, list[str]]:
+    names = {split: [name for name in splits if splits[name] == split] for split in SPLITS}
+    return {split: found for split, found in names.items() if found}
 
 
 def _folders_of_images(root: Path) -> dict[str, str]:
@@ -168,24 +269,21 @@ def _folders_of_images(root: Path) -> dict[str, str]:
 
 
 def _check_folder_has_no_columns(data: DataParams) -> None:
-    """DataError if the params name columns, which class folders do not have."""
-    keys = ("group_column", "time_column", "weight_column", "split_column")
-    asked = [
-        f"data.{key} is {name!r}"
-        for key in keys
-        if (name := getattr(data, key)) not in (None, GIVEN_SPLIT)
-    ]
-    if asked:
+    columns = {key: name for key, name in special_columns(data).items() if key != "target_column"}
+    named = [f"data.{key} is {name!r}" for key, name in columns.items() if name != GIVEN_SPLIT]
+    if named:
         raise DataError(
-            f"data.path {data.path!r} is a folder of class folders, which has no columns, but {', '.join(asked)}. "
-            "Set them to null, or point data.path at a .csv or .parquet file that names the images."
+            f"data.path {data.path!r} is a folder of class folders, which has no columns, but "
+            f"{', '.join(named)}. Set them to null, or point data.path at a .csv or .parquet file "
+            "that names the images."
         )
 
 
 def _check_ending(root: Path, data: DataParams) -> None:
     if not is_table_file(root.name):
         raise DataError(
-            f"data.path {data.path!r} ends in {root.suffix!r}, expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz."
+            f"data.path {data.path!r} ends in {root.suffix!r}, expected a folder, "
+            f"{TABLE_ENDINGS}, or a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz."
         )
 
 
@@ -197,27 +295,29 @@ def existing_path(data: DataParams, expected: str) -> Path:
     if "://" in data.path:
         raise DataError(
             f"data.path {data.path!r} is an address, expected {expected} on this machine. "
-            f"Fetch it with `dvc import-url {data.path} data/NAME`, and point data.path at that; docs/remote_data.md tells more."
+            f"Fetch it with `dvc import-url {data.path} data/NAME`, and point data.path at that; "
+            "docs/how-to/remote_data.md tells more."
         )
     raise DataError(
         f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). Point it at {expected}."
     )
 
 
-def table_in(folder: Path) -> Path | None:
-    """The table at the top of a folder, if there is one; the folder itself if it holds several Parquet shards of one schema.
+def table_in(folder: Path, data: DataParams) -> Path | None:
+    """Return the table at the top of a folder, if any; not the file `data.split_file`.
 
-    The only sub-folder counts as the top if it holds nothing but tables: a clone of a Hugging Face
-    data set has its shards in `data/`, beside a README.md.
-    DVC watches the images that a table names if they lie in the same folder.
+    The folder itself if it holds several Parquet shards of one schema. Its only sub-folder counts
+    as the top if it holds nothing but tables: a clone of a Hugging Face data set has its shards in
+    `data/`, beside a README.md. DVC tracks the images that a table names if they lie in the same
+    folder.
     """
-    entries = visible_entries(folder)
-    tables = [
-        Path(entry.path) for entry in entries if entry.is_file() and is_table_file(entry.name)
-    ]
+    entries = [entry for entry in visible_entries(folder) if not is_about_samples(entry.path, data)]
+    tables = [Path(entry.path) for entry in entries if _is_table(entry)]
     if not tables:
         inside = [Path(entry.path) for entry in entries if entry.is_dir()]
-        return table_in(inside[0]) if len(inside) == 1 and _has_only_tables(inside[0]) else None
+        return (
+            table_in(inside[0], data) if len(inside) == 1 and _has_only_tables(inside[0]) else None
+        )
     if len(tables) == 1:
         return tables[0]
     if all(is_parquet(table) for table in tables):
@@ -225,11 +325,15 @@ def table_in(folder: Path) -> Path | None:
         return folder
     names = ", ".join(table.name for table in tables)
     raise DataError(
-        f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one, or Parquet shards of one schema. "
-        "Point data.path at the one that is meant."
+        f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one, "
+        "or Parquet shards of one schema. Point data.path at the one that is meant."
     )
 
 
 def _has_only_tables(folder: Path) -> bool:
     entries = visible_entries(folder)
-    return bool(entries) and all(entry.is_file() and is_table_file(entry.name) for entry in entries)
+    return bool(entries) and all(map(_is_table, entries))
+
+
+def _is_table(entry: DirEntry[str]) -> bool:
+    return entry.is_file() and is_table_file(entry.name)

@@ -1,6 +1,7 @@
-"""Which fold of an audit each row is in: what belongs together (groups, near duplicates) is in one fold, and every class in two at least.
+"""Folds of an audit: groups and near duplicates stay in one fold, each class is in two at least.
 
-A pure function of the content and the seed. The folds are those of the audit alone: `split.folds` decides which rows are for validation.
+A pure function of the content and the seed. Only the audit uses these folds: `split.folds` decides
+which rows are for validation.
 """
 
 import numpy as np
@@ -8,15 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from slipway.data.sources.shards import listed
 from slipway.data.splits.assignment import assign_exact
 from slipway.data.splits.units import codes, find_units
 from slipway.system.errors import DataError
 
-AUDITED = (
-    "train",
-    "val",
-)  # never test: labels mended by what a network says of them would flatter every network
-_MAX_SHOWN = 5
+# Never test: labels corrected with the help of a network would flatter every network.
+AUDITED = ("train", "val")
 
 
 def audited_rows(rows: pa.Table) -> pa.Table:
@@ -27,9 +26,10 @@ def audited_rows(rows: pa.Table) -> pa.Table:
 
 
 def audit_folds(rows: pa.Table, num_folds: int, seed: int) -> NDArray[np.int64]:
-    """(N,) the fold of each of `rows.SPLIT_ROWS`, from 0; equal shares of each class.
+    """(N,) the fold of each row of `rows.SPLIT_ROWS`, from 0; each class is spread evenly.
 
-    DataError for classes of which all rows are in one fold: a network that never saw a class finds it wrong wherever it stands.
+    DataError naming classes with all rows in one fold: a network that never saw a class would find
+    every label of it wrong.
     """
     folds = assign_exact(rows, find_units(rows, seed), [1 / num_folds] * num_folds, seed, "audit")
     _check_classes(rows, folds)
@@ -42,11 +42,10 @@ def _check_classes(rows: pa.Table, folds: NDArray[np.int64]) -> None:
     num_folds_of = np.bincount(pairs[0], minlength=len(names))
     if (num_folds_of >= 2).all():
         return
-    alone = sorted(names.take(pa.array(np.flatnonzero(num_folds_of < 2))).to_pylist())
-    shown = ", ".join(map(repr, alone[:_MAX_SHOWN])) + (
-        f" and {len(alone) - _MAX_SHOWN} more" if len(alone) > _MAX_SHOWN else ""
-    )
+    found = sorted(names.filter(pa.array(num_folds_of < 2)).to_pylist())
+    shown = listed([repr(name) for name in found])
     raise DataError(
-        f"an audit needs rows of each class in at least two folds, but all rows of {shown} are in one: they are too few, or one group or "
-        "chain of near duplicates. Add rows of it, merge the class into another with data.label_map, or set audit.folds to null."
+        f"an audit needs rows of each class in at least two folds, but all rows of {shown} are in "
+        "one: they are too few, or one group or chain of near duplicates. Add rows of it, merge "
+        "the class into another with data.label_map, or set audit.folds to null."
     )

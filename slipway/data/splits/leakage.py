@@ -1,10 +1,11 @@
-"""Leakage: content that is in more than one split, and rows that are not later than what was learnt from.
+"""Leakage: content in more than one split, and rows that are not later than the training rows.
 
-Found from the finished table alone, whichever way it was split: this is the proof, and it shares no code with the splitting.
+Leaks are found in the finished table, however it was split. The check is a proof, so it shares no
+code with the splitting.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -43,27 +44,25 @@ class TimeOrder:
 
 @dataclass(frozen=True)
 class Leaks:
-    """By pair of splits ("train/test"): shared values by column, and the order in time."""
+    """Shared values by column, and the order in time, by pair of splits ("train/test")."""
 
     shared: dict[str, dict[str, Overlap]]  # column -> pair -> overlap
-    time: dict[str, TimeOrder]  # pair -> order; empty where rows have no time
+    time: dict[str, TimeOrder]  # pair -> order; empty if rows have no time
     rows: NDArray[np.bool_]  # (N,) rows of val and test that are leaked
 
     @property
     def found(self) -> bool:
         """True if there is any leak."""
-        return any(
-            overlap.values for pairs in self.shared.values() for overlap in pairs.values()
-        ) or any(order.rows_not_later for order in self.time.values())
+        overlaps = [overlap for pairs in self.shared.values() for overlap in pairs.values()]
+        return any(overlap.values for overlap in overlaps) or any(
+            order.rows_not_later for order in self.time.values()
+        )
 
 
 def find_leaks(table: pa.Table) -> Leaks:
     """Find leaks in a table with the columns of SPLIT_ROWS; `leaked` is not read."""
-    parts = (
-        pc.index_in(table["split"].combine_chunks(), pa.array(SPLITS))
-        .to_numpy(zero_copy_only=False)
-        .astype(np.int64)
-    )
+    positions = pc.index_in(table["split"].combine_chunks(), pa.array(SPLITS))
+    parts = positions.to_numpy(zero_copy_only=False).astype(np.int64)
     leaked = np.zeros(table.num_rows, np.bool_)
     shared = {}
     for column in COLUMNS:
@@ -77,7 +76,7 @@ def find_leaks(table: pa.Table) -> Leaks:
 
 
 def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
-    """DataError listing all leaks. `is_own_split`: the split was given by the user."""
+    """DataError listing all leaks; `is_own_split` if the user gave the split."""
     if not leaks.found:
         return
     lines = [
@@ -91,12 +90,13 @@ def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
         for pair, order in leaks.time.items()
         if order.rows_not_later
     ]
-    remedy = (
-        "Move these rows, let Slipway split (data.split_column null, or data.split_folders pool), "
-        "or set split.on_leak to report: the leaked rows are then marked, and metrics come with and without them."
-        if is_own_split
-        else "Run `dvc repro --force clean split`."
-    )
+    remedy = "Run `dvc repro --force clean split`."
+    if is_own_split:
+        remedy = (
+            "Move these rows, let Slipway split (data.split_column and data.split_file null, or "
+            "data.split_folders pool), or set split.on_leak to report: the leaked rows are then "
+            "marked, and metrics come with and without them."
+        )
     raise DataError(
         f"{leaks.rows.sum()} rows of val and test leak from another split:\n"
         + "\n".join(lines)
@@ -106,20 +106,17 @@ def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
 
 def leak_report(leaks: Leaks) -> dict[str, Any]:
     """Return the leaks as part of `reports/split.json`."""
-    shared = {
-        column: {
-            pair: {"values": overlap.values, "examples": overlap.examples}
-            for pair, overlap in pairs.items()
-        }
-        for column, pairs in leaks.shared.items()
-    }
-    time = {pair: vars(order) for pair, order in leaks.time.items()}
-    return {"rows": int(leaks.rows.sum()), "shared": shared, "time_order": time or None}
+    found = asdict(leaks)
+    num_rows = int(leaks.rows.sum())
+    return {"rows": num_rows, "shared": found["shared"], "time_order": found["time"] or None}
 
 
 def _describe(pair: str, order: TimeOrder) -> str:
     earlier, later = pair.split("/")
-    return f"{order.rows_not_later} rows of {later} are not later than {earlier}'s latest ({order.latest_before:g})"
+    return (
+        f"{order.rows_not_later} rows of {later} are not later than "
+        f"{earlier}'s latest ({order.latest_before:g})"
+    )
 
 
 def _overlaps(
@@ -128,12 +125,11 @@ def _overlaps(
     """Return shared values by pair of splits, and (N,) the rows whose value is in two splits."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     values = encoded.dictionary
-    index = pc.fill_null(encoded.indices, len(values)).to_numpy(
-        zero_copy_only=False
-    )  # the last one stands for null
+    null = len(values)
+    index = pc.fill_null(encoded.indices, null).to_numpy(zero_copy_only=False)
     present = np.zeros((len(values) + 1, len(SPLITS)), np.bool_)
     present[index, parts] = True
-    present[-1] = False
+    present[null] = False
     overlaps = {
         f"{SPLITS[one]}/{SPLITS[other]}": _overlap(values, present[:-1, one] & present[:-1, other])
         for one, other in itertools.combinations(range(len(SPLITS)), 2)
@@ -150,7 +146,8 @@ def _orders(
     times: NDArray[np.float64], parts: NDArray[np.int64]
 ) -> tuple[dict[str, TimeOrder], NDArray[np.bool_]]:
     """Return the order of each pair of splits, and (N,) the rows out of order; ties count."""
-    orders, leaked = {}, np.zeros(len(times), np.bool_)
+    orders: dict[str, TimeOrder] = {}
+    leaked = np.zeros(len(times), np.bool_)
     for one, other in itertools.combinations(range(len(SPLITS)), 2):
         before, after = times[parts == one], times[parts == other]
         if len(before) and len(after):

@@ -1,4 +1,4 @@
-"""`reports/split.json`: how the rows were split, how far that is from what was asked, and the proof that nothing leaks."""
+"""The content of `reports/split.json`: the splits, the deviation from the request, the leaks."""
 
 from typing import Any
 
@@ -19,7 +19,9 @@ def report(split: Split, seed: int) -> dict[str, Any]:
         "cut_from_train": list(split.cut),
         "cut_by_time": split.cut_by_time,
         "splits": {name: _describe(split.rows, name, classes) for name in SPLITS},
-        "shares": None if split.shares is None else dict(zip(SPLITS, split.shares, strict=True)),
+        "shares": None
+        if split.fractions is None
+        else dict(zip(SPLITS, split.fractions, strict=True)),
         "largest_deviation": _largest_deviation(split, classes),
         "classes_missing": {
             name: found for index, name in enumerate(SPLITS) if (found := _missing(classes, index))
@@ -33,21 +35,21 @@ def report(split: Split, seed: int) -> dict[str, Any]:
 
 def summary(report: dict[str, Any]) -> str:
     """Summarise the report in a few lines for the console."""
-    lines = [
-        ", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items())
-        + f" ({report['way']})"
-    ]
+    counts = ", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items())
+    lines = [f"{counts} ({report['way']})"]
     if report["cut_from_train"]:
         latest = " by time (its latest rows)" if report["cut_by_time"] else ""
         cut = " and ".join(report["cut_from_train"])
         lines.append(f"{cut} is cut from train{latest}, since the given split has none")
     if report["purged"]:
         lines.append(
-            f"purged {report['purged']} rows whose group or near duplicates reach a later split, see data/split/purged.parquet"
+            f"purged {report['purged']} rows whose group or near duplicates reach a later split, "
+            "see data/split/purged.parquet"
         )
     if report["leaks"]["rows"]:
         lines.append(
-            f"leaked {report['leaks']['rows']} rows of val and test, marked; evaluate also measures without them"
+            f"leaked {report['leaks']['rows']} rows of val and test, marked; "
+            "evaluate also measures without them"
         )
     lines += [f"suspected leak: {copy['finding']}" for copy in report.get("target_copies", [])]
     lines += [
@@ -64,33 +66,30 @@ def _describe(table: pa.Table, name: str, classes: dict[str, list[int]]) -> dict
         "leaked": int(pc.sum(rows["leaked"]).as_py() or 0),
     }
     if classes:
-        return described | {
-            "classes": {label: counts[SPLITS.index(name)] for label, counts in classes.items()}
-        }
-    targets = rows["target"].to_numpy()
-    return described | {"target": {"mean": float(targets.mean()), "std": float(targets.std())}}
+        part = SPLITS.index(name)
+        described["classes"] = {label: counts[part] for label, counts in classes.items()}
+    else:
+        targets = rows["target"].to_numpy()
+        described["target"] = {"mean": float(targets.mean()), "std": float(targets.std())}
+    return described
 
 
 def _largest_deviation(split: Split, classes: dict[str, list[int]]) -> dict[str, Any] | None:
-    """Return the class and split whose fraction deviates most from the requested one."""
-    if split.shares is None:
+    if split.fractions is None:
         return None
     counts = classes or {"": list(count_rows(split.rows).values())}
-    deviations = [
-        (
-            abs(count / sum(found) - asked),
-            {
-                "class": label or None,
-                "split": name,
-                "rows": count,
-                "asked": asked,
-                "found": count / sum(found),
-            },
-        )
-        for label, found in counts.items()
-        for name, asked, count in zip(SPLITS, split.shares, found, strict=True)
+    found: list[dict[str, Any]] = [
+        {
+            "class": label or None,
+            "split": name,
+            "rows": count,
+            "asked": asked,
+            "found": count / sum(of_class),
+        }
+        for label, of_class in counts.items()
+        for name, asked, count in zip(SPLITS, split.fractions, of_class, strict=True)
     ]
-    return max(deviations, key=lambda deviation: deviation[0])[1]
+    return max(found, key=lambda entry: abs(entry["found"] - entry["asked"]))
 
 
 def _missing(classes: dict[str, list[int]], index: int) -> list[str]:
@@ -98,10 +97,5 @@ def _missing(classes: dict[str, list[int]], index: int) -> list[str]:
 
 
 def _fold_counts(table: pa.Table) -> list[int]:
-    counted = (
-        table.filter(pc.is_valid(table["fold"]))
-        .group_by("fold")
-        .aggregate([([], "count_all")])
-        .sort_by("fold")
-    )
-    return [int(count) for count in counted["count_all"].to_pylist()]
+    counts = table.group_by("fold").aggregate([([], "count_all")]).sort_by("fold")
+    return list(counts["count_all"].filter(pc.is_valid(counts["fold"])).to_pylist())

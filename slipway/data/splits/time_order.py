@@ -1,7 +1,7 @@
-"""Time order: train is the earliest, test the latest. Equal times stay together.
+"""Split by time: train is the earliest, test the latest; equal times stay together.
 
-A unit (see `slipway.data.splits.units`) with rows on both sides of a cut would carry the past into the future, so only its rows in the
-latest split that it reaches stay; the earlier ones are purged, and each of them is written down.
+A unit (see `slipway.data.splits.units`) with rows on both sides of a cut would leak the past into
+the future. Only its rows in the latest split stay; the earlier ones are purged and recorded.
 """
 
 import numpy as np
@@ -17,47 +17,44 @@ _MAX_SHOWN = 5
 
 
 def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """(N,) 0 for train, 1 for val, 2 for test, by the cuts of `params`, or at the distinct times that meet the shares best.
+    """(N,) 0 for train, 1 for val, 2 for test.
 
-    Raises DataError where a row has no time, where there are fewer than three distinct times, or cuts that are no times in their order.
+    Cuts at `split.time_cuts`, or at the distinct times that meet the fractions best. DataError if a
+    row has no time, there are fewer than three distinct times, or the cuts are no ascending times.
     """
     times = _times(rows)
-    cuts = (
-        read_cuts(params.time_cuts)
-        if params.time_cuts is not None
-        else cuts_by_share(times, params)
-    )
+    given = params.time_cuts
+    cuts = _cuts_by_fraction(times, params) if given is None else read_cuts(given)
     return np.searchsorted(cuts, times, side="right").astype(np.int64)
 
 
 def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
     """(N,) 1 for the latest rows, in val's fraction of train and val, and 0 for the others."""
     times = _times(rows)
-    distinct, before = np.unique(np.sort(times), return_index=True)
+    distinct, num_earlier = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 2:
         raise DataError(
             f"the time column has one distinct time in the {len(times)} rows of train, expected at "
             "least 2 to cut val from them. Use a finer time, or set data.time_column to null."
         )
-    share = params.train / (params.train + params.val)
-    begin = distinct[1 + int(np.abs(before[1:] - len(times) * share).argmin())]
+    fraction = params.train / (params.train + params.val)
+    begin = distinct[1 + int(np.abs(num_earlier[1:] - len(times) * fraction).argmin())]
     return np.where(times >= begin, 1, 0).astype(np.int64)
 
 
-def cuts_by_share(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
+def _cuts_by_fraction(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
     """(2,) the times at which val and test begin."""
-    distinct, before = np.unique(
-        np.sort(times), return_index=True
-    )  # `before`: rows earlier than each distinct time
+    # `num_earlier`: the number of rows earlier than each distinct time
+    distinct, num_earlier = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 3:
         raise DataError(
-            f"the time column has {len(distinct)} distinct times in {len(times)} rows, expected at least 3, one for each split. "
-            "Use a finer time, or set data.time_column to null."
+            f"the time column has {len(distinct)} distinct times in {len(times)} rows, expected at "
+            "least 3, one for each split. Use a finer time, or set data.time_column to null."
         )
-    val = 1 + int(np.abs(before[1:-1] - len(times) * params.train).argmin())
-    test = (
-        val + 1 + int(np.abs(before[val + 1 :] - len(times) * (params.train + params.val)).argmin())
-    )
+    num_train = len(times) * params.train
+    num_before_test = len(times) * (params.train + params.val)
+    val = 1 + int(np.abs(num_earlier[1:-1] - num_train).argmin())
+    test = val + 1 + int(np.abs(num_earlier[val + 1 :] - num_before_test).argmin())
     return distinct[[val, test]]
 
 
@@ -71,11 +68,13 @@ def read_cuts(texts: list[str]) -> NDArray[np.float64]:
             problems.append(repr(text))
     if problems:
         raise DataError(
-            f"split.time_cuts holds {', '.join(problems)}, expected ISO 8601 dates such as 2026-11-20, or numbers."
+            f"split.time_cuts holds {', '.join(problems)}, "
+            "expected ISO 8601 dates such as 2026-11-20, or numbers."
         )
     if not cuts[0] < cuts[1]:
         raise DataError(
-            f"split.time_cuts is {texts}, expected where val begins, then a later time where test begins."
+            f"split.time_cuts is {texts}, "
+            "expected the time at which val begins, then a later time at which test begins."
         )
     return np.array(cuts)
 
@@ -103,7 +102,8 @@ def _times(rows: pa.Table) -> NDArray[np.float64]:
     if missing.any():
         sources = rows.filter(pa.array(missing))["source"].slice(0, _MAX_SHOWN).to_pylist()
         raise DataError(
-            f"{missing.sum()} of {len(times)} rows have no time, the first are {', '.join(sources)}; expected one in every row. "
+            f"{missing.sum()} of {len(times)} rows have no time, the first are "
+            f"{', '.join(sources)}; expected one in every row. "
             "Fill data.time_column in, or set it to null."
         )
     return times

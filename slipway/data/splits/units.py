@@ -1,9 +1,10 @@
-"""Units: what no split may divide, and the key that each is drawn by.
+"""Units: the sets of rows that no split may divide, and the key by which each is drawn.
 
-Rows that share a group or a near-duplicate cluster are one unit, also where a chain of groups and clusters links them. A unit is drawn by
-the key of one of its members (its group names, or the ids of its rows where it has no group): the member whose hash with the seed is the
-smallest. So a row that joins changes the key of a unit of k members only when it becomes that member, once in k + 1 times, and a row of a
-known group never does; when two units are bridged, one of the two keeps its key.
+Rows that share a group or a near-duplicate cluster are one unit, also along chains of groups and
+clusters. The key of a unit is that of one of its members: its group names, or the ids of its rows
+without a group. The member whose hash with the seed is the smallest is chosen. A new row therefore
+changes the key of a unit of k members only once in k + 1 times, and a row of a known group never
+does. If a row joins two units, one of the two keeps its key.
 """
 
 import hashlib
@@ -52,9 +53,9 @@ def find_units(rows: pa.Table, seed: int) -> Units:
     keys = np.concatenate([id_keys(id_names.to_pylist()), _group_keys(group_names)])
     has_group = np.zeros(len(component), np.bool_)
     has_group[component[first_group:first_cluster]] = True
-    members = np.flatnonzero(
-        (np.arange(first_cluster) >= first_group) | ~has_group[component[:first_cluster]]
-    )
+    is_member = ~has_group[component[:first_cluster]]
+    is_member[first_group:] = True
+    members = np.flatnonzero(is_member)
     roots, representatives = _choose(component[members], keys[members], seed)
     return Units(np.searchsorted(roots, component[ids]), representatives)
 
@@ -62,15 +63,15 @@ def find_units(rows: pa.Table, seed: int) -> Units:
 def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
     """(N,) the index of each value among the distinct values, -1 for null; and these values."""
     encoded = pc.dictionary_encode(column.combine_chunks())
-    return pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(
-        np.int64
-    ), encoded.dictionary
+    indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+    return indices.astype(np.int64), encoded.dictionary
 
 
 def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
-    """(num_nodes,) int64: the smallest node that each is linked to, over edges between `left` and `right` (E,).
+    """(num_nodes,) the smallest node of each component, from edges between `left` and `right` (E,).
 
-    Every round hangs each component below its smallest neighbour, then shortens all paths to one step.
+    Each round attaches every component to its smallest neighbour, then shortens all paths to one
+    step.
     """
     root = np.arange(num_nodes)
     while True:
@@ -83,9 +84,8 @@ def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
 
 
 def _group_keys(names: pa.Array) -> NDArray[np.uint64]:
-    return id_keys(
-        [hashlib.sha256(f"group/{name}".encode()).hexdigest() for name in names.to_pylist()]
-    )
+    groups = [f"group/{name}".encode() for name in names.to_pylist()]
+    return id_keys([hashlib.sha256(group).hexdigest() for group in groups])
 
 
 def _choose(component: Int, keys: NDArray[np.uint64], seed: int) -> tuple[Int, NDArray[np.uint64]]:

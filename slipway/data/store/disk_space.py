@@ -1,8 +1,10 @@
-"""The room that a packed store needs on the disk, computed before it is written.
+"""Disk space that a packed store needs, computed before the store is written.
 
-Pixels are counted exactly. The size of JPEGs depends on the pictures: it is estimated before, and then from those done.
+Pixels are counted exactly. The size of JPEGs depends on the images: it is estimated at first, and
+later computed from the finished ones.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -17,43 +19,42 @@ from slipway.system.errors import UnavailableError
 _MARGIN_BYTES = 64 << 20  # for the tables and the file system itself
 _ROW_BYTES = 1 << 10  # of a row in the tables and markers, generously
 _JPEG_HEADER_BYTES = 700
-# Bytes per pixel by quality, above what photographs at 224 px need (bench/results/precompute.md); noise needs more.
+# Bytes per pixel by quality: more than photographs at 224 px need (bench/results/precompute.md),
+# less than noise needs.
 _JPEG_QUALITIES = (1, 50, 75, 90, 95, 100)
 _JPEG_BYTES_PER_PIXEL = (0.1, 0.25, 0.4, 0.6, 0.8, 2.0)
 _OTHER_FORM = {False: "set precompute.encoding to jpeg", True: "lower precompute.jpeg_quality"}
 
 
 class Need(NamedTuple):
-    """Bytes of a store, and further bytes needed while it is made."""
+    """Bytes of a store, and further bytes needed during packing."""
 
     store: int
-    besides: int
+    temporary: int
     is_estimate: bool
 
 
 def space_needed(form: StoreForm, num_rows: Mapping[str, int]) -> Need:
     """Compute the space for `num_rows` of each split."""
-    pixels = sum(
-        rows * int(np.prod(form.stored(split).shape))
-        for split, rows in num_rows.items()
-        if not form.is_jpeg(split)
-    )
-    jpegs = sum(
-        rows * _jpeg_bytes(form, split) for split, rows in num_rows.items() if form.is_jpeg(split)
-    )
+    pixels = jpegs = 0
+    for split, rows in num_rows.items():
+        if form.is_jpeg(split):
+            jpegs += rows * _jpeg_bytes(form, split)
+        else:
+            pixels += rows * math.prod(form.stored(split).shape)
     tables = sum(num_rows.values()) * _ROW_BYTES
     return Need(pixels + jpegs + tables + _MARGIN_BYTES, jpegs + tables, is_estimate=jpegs > 0)
 
 
 def check_disk_space(need: Need, work: Path, target: Path) -> None:
-    """UnavailableError if there is less room than the store needs, in `work` where it is made or beside `target` where it goes.
+    """UnavailableError if the store does not fit into `work`, and then beside `target`.
 
-    What `work` already holds counts as room.
+    The content of `work` counts as free space, because packing resumes from it.
     """
-    place = _existing(target.parent)
-    _check(need.store + need.besides - _allocated(work), work, need.is_estimate)
-    if _device(work) != _device(place):  # otherwise it is moved, and needs no room twice
-        _check(need.store, place, need.is_estimate)
+    folder = _existing(target.parent)
+    _check(need.store + need.temporary - _allocated(work), work, need.is_estimate)
+    if _device(work) != _device(folder):  # on one device the store is moved, not copied
+        _check(need.store, folder, need.is_estimate)
 
 
 def check_jpeg_space(num_done: int, bytes_done: int, num_left: int, work: Path) -> None:
@@ -62,27 +63,28 @@ def check_jpeg_space(num_done: int, bytes_done: int, num_left: int, work: Path) 
     free = shutil.disk_usage(work).free
     if free < needed:
         raise UnavailableError(
-            f"the JPEGs done have {bytes_done / num_done:,.0f} bytes each; the {num_left:,} that are left and the store need about "
-            f"{_mib(needed)}, {work} has {_mib(free)} free. Free space and run again, it goes on here; "
+            f"the finished JPEGs have {bytes_done / num_done:,.0f} bytes each; the {num_left:,} "
+            f"that are left and the store need about {_mib(needed)}, {work} has {_mib(free)} free. "
+            "Free space and run again, which resumes from here; "
             "or lower precompute.jpeg_quality or precompute.train_size_px."
         )
 
 
-def _check(needed: int, place: Path, is_estimate: bool) -> None:
-    free = shutil.disk_usage(place).free
+def _check(needed: int, folder: Path, is_estimate: bool) -> None:
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise UnavailableError(
-            f"the packed store needs {'an estimated ' * is_estimate}{_mib(needed)} in {place}, {_mib(free)} are free. Free space, lower "
-            f"precompute.image_size_px or train_size_px, or {_OTHER_FORM[is_estimate]}."
+            f"the packed store needs {'an estimated ' * is_estimate}{_mib(needed)} in {folder}, "
+            f"{_mib(free)} are free. Free space, lower precompute.image_size_px or train_size_px, "
+            f"or {_OTHER_FORM[is_estimate]}."
         )
 
 
 def _jpeg_bytes(form: StoreForm, split: str) -> int:
     height, width, channels = form.stored(split).shape
-    per_pixel = float(
-        np.interp(form.jpeg_quality or 100, _JPEG_QUALITIES, _JPEG_BYTES_PER_PIXEL)
-    ) * (1.0 if channels == 3 else 0.7)
-    return int(_JPEG_HEADER_BYTES + height * width * per_pixel)
+    per_pixel = np.interp(form.jpeg_quality or 100, _JPEG_QUALITIES, _JPEG_BYTES_PER_PIXEL)
+    of_channels = 1.0 if channels == 3 else 0.7
+    return int(_JPEG_HEADER_BYTES + height * width * float(per_pixel) * of_channels)
 
 
 def _allocated(folder: Path) -> int:

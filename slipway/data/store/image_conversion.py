@@ -1,13 +1,13 @@
-"""Filling the store: images are made in parallel, each goes to its place, and finished ones are written down by shards.
+"""Conversion of images for the store: parallel workers, one shard after the other.
 
-Local workers write pixels into the mapped arrays themselves; those of a cluster send them back. JPEGs, whose size is not
-known before, are kept with their shards.
+Local workers write pixels into the mapped arrays; those of a cluster send them back. JPEGs, whose
+size is not known before, stay with their shards.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,43 +31,38 @@ from slipway.inputs.images import array_and_values
 from slipway.system import files
 from slipway.system.errors import DataError, ImageError, IntegrityError
 
-Read = Callable[
-    [Collection[str]], Iterable[RawSample]
-]  # the samples of these sources, in any order
+Read = Callable[[Collection[str]], Iterable[RawSample]]  # samples of these sources, in any order
 _MAX_SHOWN = 10
-_CHUNK_OF_TRANSFORMED = 16  # a transform may take a second for each image: then few at a time, so that every worker has some
+# A transform may take a second per image: small chunks then keep every worker busy.
+_CHUNK_OF_TRANSFORMED = 16
 
 
 class RowPlacement(NamedTuple):
+    """The position of a row in the store, and the digest of its raw bytes."""
+
     number: int  # in the table sorted by id
     split: str
     position: int  # in the split
     sha256: str
 
 
-class _Placed(NamedTuple):
-    sample: RawSample
-    place: RowPlacement
-
-
-class _Problem(NamedTuple):
-    kind: Literal["changed", "transform_failed"]
-    detail: str
-
-
 class _Packed(NamedTuple):
+    """The outcome for one image: a finished row, or a reason why there is none."""
+
     source: str
-    problem: _Problem | None
-    row: FinishedRow | None
-    pixels: NDArray[np.uint8] | None  # None where they are in their place already
+    row: FinishedRow | None = None
+    pixels: NDArray[np.uint8] | None = None  # only if they are not in the store yet
+    changed: str | None = None  # the difference from the image that was cleaned
+    failed: str | None = None  # the error of the user's transform
 
 
 def prepare(folder: Path, num_rows: int, form: StoreForm, split: str) -> None:
     """Create the file for a split's pixels, unless it exists."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, shape = folder / "inputs.npy", (num_rows, *form.stored(split).shape)
     if form.is_jpeg(split):
         return
+    path = folder / "inputs.npy"
+    shape = (num_rows, *form.stored(split).shape)
     if not _is_array(path, shape):
         np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
     files.claim_space(path)
@@ -83,10 +78,10 @@ def _is_array(path: Path, shape: tuple[int, ...]) -> bool:
 
 def places_of(rows: pa.Table) -> dict[str, RowPlacement]:
     """Return the placement of each row, by source."""
-    places, counts = {}, dict.fromkeys(SPLITS, 0)
-    for number, (source, sha256, split) in enumerate(
-        zip(*(rows[name].to_pylist() for name in ("source", "sha256", "split")), strict=True)
-    ):
+    places: dict[str, RowPlacement] = {}
+    counts = dict.fromkeys(SPLITS, 0)
+    columns = (rows[name].to_pylist() for name in ("source", "sha256", "split"))
+    for number, (source, sha256, split) in enumerate(zip(*columns, strict=True)):
         places[source] = RowPlacement(number, split, counts[split], sha256)
         counts[split] += 1
     return places
@@ -95,9 +90,10 @@ def places_of(rows: pa.Table) -> dict[str, RowPlacement]:
 def finished_shards(
     work: Path, places: dict[str, RowPlacement], form: StoreForm
 ) -> Iterator[tuple[Path, Shard]]:
+    """Yield the undamaged shards of an earlier run; see `read_shards`."""
     by_number = {place.number: place for place in places.values()}
     images = {
-        split: _open_for_reading(work / "store" / split)
+        split: np.load(_pixel_file(work / "store", split), mmap_mode="r", allow_pickle=False)
         for split in SPLITS
         if not form.is_jpeg(split)
     }
@@ -111,11 +107,6 @@ def finished_shards(
     return read_shards(work / "shards", stored_pixels)
 
 
-def _open_for_reading(folder: Path) -> NDArray[np.uint8]:
-    images: NDArray[np.uint8] = np.load(folder / "inputs.npy", mmap_mode="r", allow_pickle=False)
-    return images
-
-
 def fill(
     read: Read,
     places: dict[str, RowPlacement],
@@ -125,136 +116,130 @@ def fill(
     num_workers: int,
     engine: Engine,
 ) -> Iterator[None]:
+    """Convert the images at `places` and store them shard by shard; yields once for each.
+
+    Raises one error for all images that are missing, altered, or rejected by the transform.
+    """
     if not places:
         return
     store = work / "store"
-    pack_one = partial(_pack_one, form=form, store=str(store) if engine == "local" else None)
+    convert = partial(_convert, form=form, store=store if engine == "local" else None)
     samples = (
-        _Placed(sample, places[sample.source])
-        for sample in read(places.keys())
-        if sample.source in places
+        (sample, places[sample.source]) for sample in read(places.keys()) if sample.source in places
     )
-    missing, problems = set(places), []
-    room = _JpegRoom(work, sum(form.is_jpeg(place.split) for place in places.values()))
-    _images.cache_clear()
-    pixel_files = [store / split / "inputs.npy" for split in SPLITS if not form.is_jpeg(split)]
-    chunk_items = _CHUNK_OF_TRANSFORMED if form.network.transform else None
+    missing = set(places)
+    changed: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    space = _JpegSpace(work, sum(form.is_jpeg(place.split) for place in places.values()))
+    pixel_files = [_pixel_file(store, split) for split in SPLITS if not form.is_jpeg(split)]
+    _open_pixels.cache_clear()
     with ShardWriter(work / "shards", pixel_files) as writer:
         for packed in ordered_map(
-            pack_one,
+            convert,
             samples,
             num_workers,
-            lambda placed: len(placed.sample.payload),
+            lambda placed: len(placed[0].payload),
             engine,
-            chunk_items=chunk_items,
+            chunk_items=_CHUNK_OF_TRANSFORMED if form.network.transform else None,
         ):
             missing.discard(packed.source)
             if packed.pixels is not None:
                 _store_pixels(store, places[packed.source], packed.pixels)
             if packed.row is not None:
                 writer.add(packed.row)
-                room.take(packed.row)
-            problems += [(packed.source, packed.problem)] if packed.problem else []
+                space.check(packed.row)
+            if packed.changed is not None:
+                changed[packed.source] = packed.changed
+            if packed.failed is not None:
+                failed[packed.source] = packed.failed
             yield
-    _images.cache_clear()
-    problems += [
-        (source, _Problem("changed", "it is no longer there")) for source in sorted(missing)
-    ]
-    _refuse(problems, num_rows)
+    _open_pixels.cache_clear()
+    changed |= dict.fromkeys(sorted(missing), "it is no longer there")
+    _refuse(changed, failed, num_rows)
 
 
-def _pack_one(placed: _Placed, form: StoreForm, store: str | None) -> _Packed:
-    """Convert one image. With `store` None, on another machine, the pixels are sent back."""
+def _convert(
+    placed: tuple[RawSample, RowPlacement], form: StoreForm, store: Path | None
+) -> _Packed:
+    """Convert one image; with `store` None, on another machine, the pixels are sent back."""
     sample, place = placed
     if not sample.payload and sample.fault:
-        return _Packed(sample.source, _Problem("changed", sample.fault.detail), None, None)
+        return _Packed(sample.source, changed=sample.fault.detail)
     found = files.sha256_bytes(sample.payload)
     if found != place.sha256:
-        return _Packed(
-            sample.source,
-            _Problem("changed", f"SHA-256 {found[:16]}..., expected {place.sha256[:16]}..."),
-            None,
-            None,
-        )
+        detail = f"SHA-256 {found[:16]}..., expected {place.sha256[:16]}..."
+        return _Packed(sample.source, changed=detail)
     try:
         pixels, values = array_and_values(sample.payload, form.stored(place.split))
     except ImageError as error:
-        kind: Literal["changed", "transform_failed"] = (
-            "transform_failed" if error.rule == "transform_failed" else "changed"
-        )
-        return _Packed(sample.source, _Problem(kind, error.detail), None, None)
+        if error.rule == "transform_failed":
+            return _Packed(sample.source, failed=error.detail)
+        return _Packed(sample.source, changed=error.detail)
     if form.is_jpeg(place.split):
         jpeg = encode_jpeg(pixels, form.jpeg_quality or 100)
-        return _Packed(
-            sample.source,
-            None,
-            FinishedRow(place.number, len(jpeg), digest_of(jpeg), jpeg, values),
-            None,
-        )
-    row = FinishedRow(
-        place.number, pixels.nbytes, digest_of(np.ascontiguousarray(pixels)), None, values
-    )
+        row = FinishedRow(place.number, len(jpeg), digest_of(jpeg), jpeg, values)
+        return _Packed(sample.source, row)
+    digest = digest_of(np.ascontiguousarray(pixels))
+    row = FinishedRow(place.number, pixels.nbytes, digest, None, values)
     if store is None:
-        return _Packed(sample.source, None, row, pixels)
-    _store_pixels(Path(store), place, pixels)
-    return _Packed(sample.source, None, row, None)
+        return _Packed(sample.source, row, pixels)
+    _store_pixels(store, place, pixels)
+    return _Packed(sample.source, row)
+
+
+def _pixel_file(store: Path, split: str) -> Path:
+    return store / split / "inputs.npy"
 
 
 def _store_pixels(store: Path, place: RowPlacement, pixels: NDArray[np.uint8]) -> None:
-    _images(str(store / place.split / "inputs.npy"))[place.position] = pixels
+    _open_pixels(_pixel_file(store, place.split))[place.position] = pixels
 
 
 @cache
-def _images(path: str) -> NDArray[np.uint8]:
+def _open_pixels(path: Path) -> NDArray[np.uint8]:
     """Map the pixels of one split, once in each process."""
     images: NDArray[np.uint8] = np.lib.format.open_memmap(path, mode="r+")
     return images
 
 
-class _JpegRoom:
-    """Checks that the JPEGs will fit, from the sizes of those that are done."""
+class _JpegSpace:
+    """Checks that the remaining JPEGs will fit, from the sizes of the finished ones."""
 
     def __init__(self, work: Path, num_left: int) -> None:
-        self._work, self._num_left, self._num_done, self._bytes_done = work, num_left, 0, 0
+        self._work = work
+        self._num_left = num_left
+        self._num_done = 0
+        self._bytes_done = 0
 
-    def take(self, row: FinishedRow) -> None:
+    def check(self, row: FinishedRow) -> None:
         if row.jpeg is None:
             return
-        self._num_left, self._num_done, self._bytes_done = (
-            self._num_left - 1,
-            self._num_done + 1,
-            self._bytes_done + row.num_bytes,
-        )
+        self._num_left -= 1
+        self._num_done += 1
+        self._bytes_done += row.num_bytes
         if self._num_done % SHARD_ROWS == 0:
             check_jpeg_space(self._num_done, self._bytes_done, self._num_left, self._work)
 
 
-def _refuse(problems: list[tuple[str, _Problem]], num_rows: int) -> None:
-    """Raise one error for all problems."""
-    changed = [
-        f"{source}: {problem.detail}" for source, problem in problems if problem.kind == "changed"
-    ]
-    failed = [
-        f"{source}: {problem.detail}"
-        for source, problem in problems
-        if problem.kind == "transform_failed"
-    ]
+def _refuse(changed: dict[str, str], failed: dict[str, str], num_rows: int) -> None:
     texts = []
     if changed:
         texts.append(
-            f"{len(changed)} of {num_rows} images are not what they were when they were cleaned:\n{_listing(changed)}\n"
+            f"{len(changed)} of {num_rows} images are not what they were when they were cleaned:\n"
+            f"{_listing(changed)}\n"
             "Put the files back, or run `dvc repro --force clean` to take the data as it is now."
         )
     if failed:
         texts.append(
-            f"transform_failed: precompute.transform failed on {len(failed)} of {num_rows} images:\n{_listing(failed)}\n"
-            "Mend the function, or remove these images from the data."
+            f"transform_failed: precompute.transform failed on {len(failed)} of {num_rows} images:"
+            f"\n{_listing(failed)}\nFix the function, or remove these images from the data."
         )
     if texts:
         raise (IntegrityError if changed else DataError)("\n".join(texts))
 
 
-def _listing(problems: list[str]) -> str:
-    return "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN]) + "\n  ..." * (
-        len(problems) > _MAX_SHOWN
-    )
+def _listing(problems: dict[str, str]) -> str:
+    lines = [f"  {source}: {detail}" for source, detail in problems.items()]
+    if len(lines) > _MAX_SHOWN:
+        lines[_MAX_SHOWN:] = ["  ..."]
+    return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""Images stored as JPEG in one file, decoded when they are asked for.
+"""Images stored as JPEG in one file and decoded on access.
 
-`inputs.jpeg` holds the images one after the other, `offsets.npy` where each begins. For sets whose pixels do not fit the
-disk: about an eighth of their size for photographs, lossy, and decoded again for each batch.
+`inputs.jpeg` holds the images one after the other, `offsets.npy` the position of each. For data
+sets whose pixels do not fit the disk: photographs take about an eighth of the space, with loss, and
+each batch is decoded again.
 """
 
 import multiprocessing
@@ -22,9 +23,10 @@ _ROWS_PER_THREAD = 8  # fewer are not worth a thread
 
 
 def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
-    """A JPEG of (height, width, 1 or 3) pixels.
+    """Encode (height, width, 1 or 3) pixels.
 
-    Colour is not subsampled: 4:2:0 saves a quarter of the bytes, but its mean error is 40 % larger (docs/precompute.md).
+    Colour is not subsampled: 4:2:0 saves a quarter of the bytes, but its mean error is 40 % larger
+    (docs/explanation/precompute.md).
     """
     color, subsampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "444")
     return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, color, subsampling))
@@ -39,9 +41,10 @@ def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 class JpegInputs:
-    """(N, height, width, channels) uint8 in [0, 255] that decodes the rows it is asked for.
+    """(N, height, width, channels) uint8 in [0, 255]; decodes rows on access.
 
-    A loader process decodes on its own thread, any other process on one per core. Pickled, it is the place of its files.
+    A loader process decodes on its own thread, any other process on one per core. A pickled object
+    holds only the path of its files.
     """
 
     def __init__(self, folder: Path, row_shape: tuple[int, ...]) -> None:
@@ -53,15 +56,14 @@ class JpegInputs:
             )
         except (OSError, ValueError) as error:
             raise SchemaError(
-                f"{folder} holds no readable JPEG images: {error}. Run `dvc repro --force precompute`."
+                f"{folder} holds no readable JPEG images: {error}. "
+                "Run `dvc repro --force precompute`."
             ) from error
-        if (
-            self._offsets.dtype != np.int64
-            or self._offsets.ndim != 1
-            or self._offsets[-1] != len(self._blob)
-        ):
+        is_list_of_int64 = self._offsets.dtype == np.int64 and self._offsets.ndim == 1
+        if not is_list_of_int64 or self._offsets[-1] != len(self._blob):
             raise SchemaError(
-                f"{folder / OFFSETS} does not fit {JPEG} of {len(self._blob)} bytes. Run `dvc repro --force precompute`."
+                f"{folder / OFFSETS} does not fit {JPEG} of {len(self._blob)} bytes. "
+                "Run `dvc repro --force precompute`."
             )
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
@@ -77,7 +79,7 @@ class JpegInputs:
         return len(self._offsets) - 1
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        """(height, width, channels) for one row number, (B, height, width, channels) for several."""
+        """Return (height, width, channels) for one row number, with a leading (B,) for several."""
         numbers = np.arange(len(self))[rows]
         if numbers.ndim == 0:
             return self._row(int(numbers))
@@ -104,7 +106,8 @@ class JpegInputs:
             return decode_jpeg(payload, self._row_shape)
         except ValueError as error:
             raise IntegrityError(
-                f"image {number} in {self._folder / JPEG} is damaged: {error}. Run `dvc repro --force precompute`."
+                f"image {number} in {self._folder / JPEG} is damaged: {error}. "
+                "Run `dvc repro --force precompute`."
             ) from error
 
     @staticmethod
@@ -115,8 +118,6 @@ class JpegInputs:
     def _pool(self) -> ThreadPoolExecutor:
         """Return the threads of this process; a fork copies the object but not its threads."""
         if self._threads is None or self._threads[0] != os.getpid():
-            self._threads = (
-                os.getpid(),
-                ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-jpeg"),
-            )
+            pool = ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-jpeg")
+            self._threads = (os.getpid(), pool)
         return self._threads[1]

@@ -1,15 +1,16 @@
-"""The packed store: what the network takes, in arrays that all ranks and workers map into memory once.
+"""The packed store: the network's inputs, in arrays that ranks and workers map into memory once.
 
-data/packed/manifest.json              what is inside, with the SHA-256 of every file
-data/packed/SPLIT/inputs.npy           (N, size_px, size_px, channels) uint8 pixels, or (N, width) float32 encoded columns
-data/packed/train/inputs.jpeg          instead of it with `precompute.encoding: jpeg`, with offsets.npy (N + 1 int64)
+data/packed/manifest.json              the content, with the SHA-256 of every file
+data/packed/SPLIT/inputs.npy           (N, size_px, size_px, channels) uint8 pixels, or
+                                       (N, width) float32 encoded columns
+data/packed/train/inputs.jpeg          replaces it with `precompute.encoding: jpeg`, together with
+                                       offsets.npy (N + 1 int64)
 data/packed/SPLIT/rows.parquet         id, source and target of each row, in the same order
-data/packed/SPLIT/transform.parquet    what `precompute.transform` found on each row, if there is one
+data/packed/SPLIT/transform.parquet    the values that `precompute.transform` found on each row
 
-Disk instead of time: the store is as large as the raw pixels.
+The store trades disk space for time: it is as large as the raw pixels.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slipway.data.engine.randomness import id_keys
-from slipway.data.engine.rows import PACKED_ROWS, read_table, write_table
+from slipway.data.engine.rows import PACKED_ROWS, read_record, read_table, write_table
 from slipway.data.store.jpeg_inputs import JPEG, OFFSETS, JpegInputs
 from slipway.data.store.transform_table import TRANSFORM_TABLE
 from slipway.inputs.contract import AnyInputContract
@@ -30,10 +31,20 @@ from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, SchemaError
 
 _PIXELS = "inputs.npy"
+_REPACK = "Run `dvc repro --force precompute`."
+
+
+@dataclass(frozen=True)
+class PackPaths:
+    """The folders of the stage `precompute`."""
+
+    clean: Path  # written by `clean`
+    packed: Path  # the packed store
+    work: Path  # of interrupted runs
 
 
 class Inputs(Protocol):
-    """Rows that are read on access: a memory-mapped array, or JPEGs that are decoded."""
+    """Rows that are read on access: a memory-mapped array, or JPEG images."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -45,24 +56,21 @@ class Inputs(Protocol):
 
     def __getitem__(self, rows: Any) -> Any:
         """Return one row by number, or (B, ...) the rows of a slice or an array."""
-        ...
 
 
 class TargetScale(Contract):
-    """Mean and standard deviation of a numeric target over the training split, in the target's unit."""
+    """Mean and standard deviation of a numeric target over the training split, in its own unit."""
 
     mean: float
     std: float
 
 
 class PackedSplitManifest(Contract):
-    """The number of rows of one split and the hex SHA-256 of each of its files."""
+    """The rows and files of one split."""
 
     rows: int
-    shape: list[
-        int
-    ]  # of one row as it is stored; training images may be larger than the network's input
-    files: dict[str, str]
+    shape: list[int]  # of a stored row; training images may be larger than the network's input
+    files: dict[str, str]  # hex SHA-256 by name
 
 
 class PackedManifest(Contract):
@@ -72,9 +80,9 @@ class PackedManifest(Contract):
     task: Task
     input: AnyInputContract
     classes: list[str]  # in the order of the class indices; empty for a numeric target
-    mean: list[
-        float
-    ]  # per channel over the training split, pixels scaled to [0, 1]; empty for tables, whose contract has them
+    # Per channel over the training split, pixels scaled to [0, 1]; empty for tables, whose input
+    # contract has them.
+    mean: list[float]
     std: list[float]
     target_scale: TargetScale | None  # null for classes
     splits: dict[str, PackedSplitManifest]
@@ -82,14 +90,14 @@ class PackedManifest(Contract):
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """One split; its inputs are mapped into memory and not read yet."""
+    """One split; its inputs are mapped into memory and read on access."""
 
     inputs: Inputs  # (N, ...) uint8 pixels or float32 columns
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
     ids: list[str]
     sources: list[str]
     weights: NDArray[np.float64]  # (N,) in the training loss
-    leaked: NDArray[np.bool_]  # (N,) also present, as a twin or its group, in another split
+    leaked: NDArray[np.bool_]  # (N,) a duplicate or the row's group is in another split
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:
@@ -115,34 +123,23 @@ def write_manifest(root: Path, manifest: PackedManifest) -> None:
 
 def read_manifest(root: Path) -> PackedManifest:
     """Read the manifest of a packed store; SchemaError if it is missing or invalid."""
-    path = root / "manifest.json"
-    try:
-        return PackedManifest.model_validate(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        raise SchemaError(f"{path} is missing. Run `dvc repro precompute`.") from None
-    except ValueError as error:
-        raise SchemaError(
-            f"{path} is not a packed store's manifest: {error}. Run `dvc repro --force precompute`."
-        ) from error
+    return read_record(PackedManifest, root / "manifest.json", "precompute")
 
 
 def open_split(
     root: Path, manifest: PackedManifest, split: str, *, verify: bool = False
 ) -> PackedSplit:
-    """Map one split into memory. `verify` first compares every file with its digest (IntegrityError)."""
-    folder, expected = root / split, manifest.splits[split]
+    """Map one split into memory; `verify` compares every file with its digest (IntegrityError)."""
+    folder = root / split
+    expected = manifest.splits[split]
     if verify:
         _verify(folder, expected)
     table = read_table(folder / "rows.parquet", PACKED_ROWS)
     inputs = open_inputs(folder, tuple(expected.shape))
-    if (
-        len(inputs) != expected.rows
-        or table.num_rows != expected.rows
-        or list(inputs.shape[1:]) != expected.shape
-    ):
+    if inputs.shape != (expected.rows, *expected.shape) or table.num_rows != expected.rows:
         raise SchemaError(
-            f"{folder} has inputs {inputs.shape} and {table.num_rows} rows, expected {expected.rows} of {expected.shape}. "
-            "Run `dvc repro --force precompute`."
+            f"{folder} has inputs {inputs.shape} and {table.num_rows} rows, "
+            f"expected {expected.rows} of {expected.shape}. {_REPACK}"
         )
     return PackedSplit(
         inputs=inputs,
@@ -162,9 +159,7 @@ def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
     try:
         inputs: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise SchemaError(
-            f"{path} is not a readable array: {error}. Run `dvc repro --force precompute`."
-        ) from error
+        raise SchemaError(f"{path} is not a readable array: {error}. {_REPACK}") from error
     return inputs
 
 
@@ -173,5 +168,5 @@ def _verify(folder: Path, expected: PackedSplitManifest) -> None:
         found = files.sha256_file(folder / name)
         if found != sha256:
             raise IntegrityError(
-                f"{folder / name} was altered: SHA-256 {found}, expected {sha256}. Run `dvc repro --force precompute`."
+                f"{folder / name} was altered: SHA-256 {found}, expected {sha256}. {_REPACK}"
             )

@@ -1,7 +1,8 @@
-"""Packing: every image of the split rows is decoded, resized and stored once, and a killed packing goes on where it was.
+"""Packing: decodes, resizes and stores every image of the split rows once; a killed run resumes.
 
-The result is the same, byte for byte, for any number of workers, on Ray, and however often it was interrupted. The raw bytes
-are digested again: what changed since `clean` is refused. See `slipway.data.store.packed` for the reader.
+The result is the same, byte for byte, for any number of workers, on Ray, and after any number of
+interruptions. The raw bytes are digested again, and images that changed since `clean` are refused.
+`slipway.data.store.packed` reads the store.
 """
 
 from collections.abc import Iterator
@@ -42,8 +43,8 @@ from slipway.kinds.registry import Task
 from slipway.system import files
 
 _FORMAT = 1  # of the work folder
-_MIN_STD = 1 / 255  # one grey level: a constant channel must not be divided by zero
-_STATISTICS_ROWS = 64  # at a time; times 4096 px and 255 squared they stay below 2**32
+_MIN_STD = 1 / 255  # one grey level, because a constant channel must not be divided by zero
+_STATISTICS_ROWS = 64  # at a time; 64 rows of 4096 px times 255 squared stay below 2**32
 
 
 class _Stored(NamedTuple):
@@ -79,16 +80,17 @@ def pack(
     num_workers: int,
     engine: Engine = "local",
 ) -> Iterator[None]:
-    """Make the packed store of `rows` (`rows.SPLIT_ROWS`) in `work/store`; yields once for each image, for a progress bar.
+    """Write the packed store of `rows` (`rows.SPLIT_ROWS`) to `work/store`.
 
-    Rows that an earlier run finished in `work` come first and are not made again. `read` must bring each source it is asked
-    for. IntegrityError naming all that are gone or altered, DataError naming all that the transform fails on.
+    Yields once for each image, for a progress bar: first for those that an earlier run finished in
+    `work`. Raises IntegrityError naming all missing or altered images, and DataError naming all on
+    which the transform fails.
     """
     load_transform(form.network)
     rows = rows.sort_by("id")
     tables = {split: rows.filter(pc.equal(rows["split"], split)) for split in SPLITS}
-    store, shards = work / "store", work / "shards"
-    shards.mkdir(exist_ok=True)
+    store = work / "store"
+    (work / "shards").mkdir(exist_ok=True)
     for split, table in tables.items():
         prepare(store / split, table.num_rows, form, split)
     places = places_of(rows)
@@ -96,16 +98,17 @@ def pack(
         number for _, shard in finished_shards(work, places, form) for number in shard.numbers
     }
     yield from (None for _ in finished)
-    waiting = {source: place for source, place in places.items() if place.number not in finished}
-    yield from fill(read, waiting, len(places), form, work, num_workers, engine)
+    remaining = {source: place for source, place in places.items() if place.number not in finished}
+    yield from fill(read, remaining, len(places), form, work, num_workers, engine)
     _assemble(work, tables, places, form)
     write_manifest(store, _describe(tables, form, task, store))
 
 
 def channel_statistics(images: Inputs) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of (N, H, W, C) uint8 images, pixels scaled to [0, 1].
+    """Return mean and standard deviation per channel of (N, H, W, C) images, scaled to [0, 1].
 
-    Sums of pixels and of their squares are exact whole numbers, so the result does not depend on the order of rows.
+    Sums of pixels and of their squares are exact whole numbers, so the result does not depend on
+    the order of rows.
     """
     width, channels = images.shape[2:]
     sums = np.zeros((2, width * channels), np.uint64)

@@ -1,7 +1,8 @@
-"""What `precompute` spends on an image: reading it, decoding it, the user's transform, and fitting it to its size.
+"""Times of `precompute` per image: reading, decoding, the user's transform, and resizing.
 
-Measured on some of the split's rows, one after the other, so that times are of one worker. From it, how long all rows take:
-reading is done by one process, the rest by workers, which share the cores when they compute and not while they wait.
+Measured on some rows of the split, one after the other, as one worker does it. The time for all
+rows follows from them: one process reads; workers do the rest, and share the cores while they
+compute but not while they wait.
 """
 
 import time
@@ -26,9 +27,9 @@ class RawTimes(Contract):
     rows: int
     read_ms: float
     decode_ms: float
-    transform_ms: float  # 0 without one
+    transform_ms: float  # 0 without a transform
     resize_ms: float
-    processor_ms: float  # of decoding, the transform and resizing together
+    processor_ms: float  # for decoding, the transform and resizing together
 
     @property
     def worker_ms(self) -> float:

@@ -1,16 +1,15 @@
-"""Which rows of an unfinished store are finished: one small file for each shard, written when all its rows are on the disk.
+"""Finished rows of an unfinished store: one small marker file per shard.
 
-A marker has the digest of everything in its shard, so a shard that a crash, a full disk or a bad disk damaged is noticed and
-made again. Shards are cut by the order of the raw data; the store's own order is by id, so they leave no trace in it.
+A marker is written when all rows of its shard are on the disk. It has a digest of the shard, so a
+shard damaged by a crash, a full disk or a bad disk is detected and made again. Shards follow the
+order of the raw data; the store is ordered by id, so shards leave no trace in it.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import xxhash
@@ -21,21 +20,21 @@ from slipway.system.contract import Contract
 
 SHARD_ROWS = 1024
 SHARD_BYTES = 64 << 20
-SHARD_SECONDS = 10.0  # of work that a kill may cost, where images are slow
+SHARD_SECONDS = 10.0  # of work that a kill may cost if images are slow
 
 
 class FinishedRow(NamedTuple):
-    """A row whose pixels are stored, or will be with its shard."""
+    """A row whose pixels are stored, or whose JPEG will be stored with its shard."""
 
     number: int  # in the table sorted by id
     num_bytes: int  # of the stored image
     digest: bytes  # of the stored image, by `digest_of`
-    jpeg: bytes | None  # None where the pixels are in their place already
+    jpeg: bytes | None  # None if the pixels are already in the store
     values: Values  # of the transform
 
 
 class Shard(Contract):
-    """A marker file: row numbers, sizes of the JPEGs in the file beside it, transform values."""
+    """The content of a marker file; the JPEGs of its rows are in the file beside it."""
 
     numbers: list[int]
     jpeg_sizes: list[int]  # 0 for a row stored as pixels
@@ -44,9 +43,8 @@ class Shard(Contract):
 
     def digest_with(self, digests: Sequence[bytes]) -> str:
         """Digest this marker and the images of its rows."""
-        return xxhash.xxh3_128_hexdigest(
-            files.canonical_json(self.model_dump(exclude={"digest"})).encode() + b"".join(digests)
-        )
+        marker = files.canonical_json(self.model_dump(exclude={"digest"})).encode()
+        return xxhash.xxh3_128_hexdigest(marker + b"".join(digests))
 
 
 def digest_of(image: Any) -> bytes:
@@ -55,9 +53,9 @@ def digest_of(image: Any) -> bytes:
 
 
 def read_shards(folder: Path, stored_pixels: Callable[[int], Any]) -> Iterator[tuple[Path, Shard]]:
-    """The undamaged shards with the path of their JPEG file; the files of damaged ones are removed.
+    """Yield the JPEG file and the marker of each undamaged shard; remove the damaged ones.
 
-    `stored_pixels` gives the bytes of a row that is stored as pixels.
+    `stored_pixels` returns the bytes of a row that is stored as pixels.
     """
     seen: set[int] = set()
     for marker in sorted(folder.glob("*.json")):
@@ -72,15 +70,14 @@ def read_shards(folder: Path, stored_pixels: Callable[[int], Any]) -> Iterator[t
 
 def _undamaged(marker: Path, stored_pixels: Callable[[int], Any]) -> Shard | None:
     try:
-        shard = Shard.model_validate(json.loads(marker.read_bytes()))
-        payload = memoryview(
-            marker.with_suffix(".jpeg").read_bytes() if any(shard.jpeg_sizes) else b""
-        )
-        digests, begin = [], 0
+        shard = Shard.model_validate_json(marker.read_bytes())
+        has_jpegs = any(shard.jpeg_sizes)
+        payload = memoryview(marker.with_suffix(".jpeg").read_bytes() if has_jpegs else b"")
+        digests = []
+        begin = 0
         for number, size in zip(shard.numbers, shard.jpeg_sizes, strict=True):
-            digests.append(
-                digest_of(payload[begin : begin + size] if size else stored_pixels(number))
-            )
+            image = payload[begin : begin + size] if size else stored_pixels(number)
+            digests.append(digest_of(image))
             begin += size
     except (OSError, ValueError, IndexError):
         return None
@@ -103,22 +100,14 @@ class ShardWriter:
         """Add a row; OSError if an earlier shard could not be written."""
         self._rows.append(row)
         self._num_bytes += row.num_bytes
-        if (
-            len(self._rows) >= SHARD_ROWS
-            or self._num_bytes >= SHARD_BYTES
-            or time.monotonic() - self._begin >= SHARD_SECONDS
-        ):
+        is_full = len(self._rows) >= SHARD_ROWS or self._num_bytes >= SHARD_BYTES
+        if is_full or time.monotonic() - self._begin >= SHARD_SECONDS:
             self._complete()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Write the last shard, even after an error: the next run continues from it."""
         try:
             if self._rows:
@@ -129,15 +118,12 @@ class ShardWriter:
 
     def _complete(self) -> None:
         self._wait()
-        self._pending = self._thread.submit(
-            _write_shard, self._folder / f"{self._next:06d}.json", self._rows, self._pixel_files
-        )
-        self._next, self._rows, self._num_bytes, self._begin = (
-            self._next + 1,
-            [],
-            0,
-            time.monotonic(),
-        )
+        marker = self._folder / f"{self._next:06d}.json"
+        self._pending = self._thread.submit(_write_shard, marker, self._rows, self._pixel_files)
+        self._next += 1
+        self._rows = []
+        self._num_bytes = 0
+        self._begin = time.monotonic()
 
     def _wait(self) -> None:
         pending, self._pending = self._pending, None

@@ -1,7 +1,7 @@
-"""In which form images are stored: how large in each split, and whether as pixels or as JPEG.
+"""Form of stored images: their size in each split, and pixels or JPEG.
 
-Only training images are ever larger or lossy. Validation and test rows are the very pixels that the service makes of the
-same bytes, which the certificate compares.
+Only training images may be larger or lossy. Validation and test rows are exactly the pixels that
+the service makes of the same bytes; the certificate relies on it.
 """
 
 from typing import Literal
@@ -22,11 +22,9 @@ class StoreForm(Contract):
 
     def stored(self, split: str) -> ImageContract:
         """Return the contract of a split's stored images."""
-        return (
-            self.network.model_copy(update={"size_px": self.train_size_px})
-            if split == "train"
-            else self.network
-        )
+        if split == "train":
+            return self.network.model_copy(update={"size_px": self.train_size_px})
+        return self.network
 
     def is_jpeg(self, split: str) -> bool:
         """True if a split is stored as JPEG."""

@@ -1,4 +1,4 @@
-"""What the rows of a split are to be answered with, as the packed store holds it: one way for images and tables."""
+"""Targets of split rows in the packed store, the same for images and tables."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,21 +7,22 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.rows import PACKED_ROWS
 from slipway.data.store.packed import TargetScale
-from slipway.kinds.registry import Task, is_classification
+from slipway.kinds.registry import Task, kind_of
 from slipway.system.errors import DataError
 
 
 def class_names(rows: pa.Table, task: Task) -> list[str]:
     """Return the classes of `rows` in index order; none for a numeric target."""
-    return sorted(pc.unique(rows["label"]).to_pylist()) if is_classification(task) else []
+    has_classes = kind_of(task).target.has_classes
+    return sorted(pc.unique(rows["label"]).to_pylist()) if has_classes else []
 
 
 def targets_of(rows: pa.Table, classes: list[str]) -> NDArray[np.float64]:
     """(N,) class indices, or the numbers themselves if there are no classes."""
-    found = (
-        pc.index_in(rows["label"], pa.array(classes, pa.string())) if classes else rows["target"]
-    )
-    return np.asarray(found.to_numpy(), np.float64)
+    targets = rows["target"]
+    if classes:
+        targets = pc.index_in(rows["label"], pa.array(classes, pa.string()))
+    return np.asarray(targets.to_numpy(), np.float64)
 
 
 def target_scale(targets: NDArray[np.float64]) -> TargetScale:
@@ -30,11 +31,13 @@ def target_scale(targets: NDArray[np.float64]) -> TargetScale:
         std = float(targets.std())
     if std == 0:
         raise DataError(
-            f"all {len(targets)} targets of the training split are {targets[0]:g}, expected different numbers. Add data."
+            f"all {len(targets)} targets of the training split are {targets[0]:g}, "
+            "expected different numbers. Add data."
         )
     if not np.isfinite(std):
         raise DataError(
-            f"the {len(targets)} targets of the training split have the standard deviation {std:g}: they are too large. Use a larger unit."
+            f"the {len(targets)} targets of the training split have the standard deviation "
+            f"{std:g}: they are too large. Use a larger unit."
         )
     return TargetScale(mean=float(targets.mean()), std=std)
 

@@ -1,4 +1,4 @@
-"""What a user's transform found on each image: `transform.parquet` beside the pixels, one row per image, in the same order."""
+"""Values that a user's transform found on each image: `transform.parquet` beside the pixels."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +17,10 @@ _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string
 def write_transform_table(
     store: Path, ids: Mapping[str, pa.ChunkedArray], values: Mapping[str, list[Values]]
 ) -> None:
-    """Write the table of each split; its columns are id and every name that occurs in any split, null where it is not given.
+    """Write the table of each split: the id, and every name that occurs in any split.
 
-    DataError naming every column whose values are of different types.
+    A value that an image lacks is null. DataError naming every column with values of different
+    types.
     """
     schema = _schema([found for split in values.values() for found in split])
     for split, found in values.items():
@@ -44,7 +45,7 @@ def _schema(values: list[Values]) -> pa.Schema:
         raise DataError(
             "precompute.transform gives values of different types under one name:\n"
             + "\n".join(problems)
-            + "\nMend it."
+            + "\nFix the function."
         )
     columns = [pa.field(name, _type(kinds)) for name, kinds in sorted(found.items())]
     return pa.schema([pa.field("id", pa.string(), nullable=False), *columns])

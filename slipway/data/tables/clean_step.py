@@ -1,48 +1,73 @@
 """Cleaning of a table, from the raw data to the result that the stage writes."""
 
+from functools import partial
 from pathlib import Path
 
 from slipway.config.sections import CleanParams, DataParams
-from slipway.data.images.clean_result import CleanResult
-from slipway.data.rules.report import CleanReport
+from slipway.data.rules.report import CleanReport, CleanResult, ColumnSummary, clean_report
+from slipway.data.rules.rules import TABLE_RULES
 from slipway.data.sources.checksums import read_checksums
-from slipway.data.sources.raw_tables import read_raw_table
-from slipway.data.tables.cleaning import CleanedTable, clean_table
+from slipway.data.tables.cleaning import CleanedTable, check_column_names, clean_table
 from slipway.data.tables.files import TableColumns, write_cells
-from slipway.data.tables.report import column_notes, conflict_hint, table_report
-from slipway.data.tables.source import find_table
+from slipway.data.tables.source import columns_of, read_table_of, stored_tables
 
 
-class CleanedRows(CleanResult):
-    """The cleaned rows of a table."""
-
-    def __init__(self, table: CleanedTable, data: DataParams, clean: CleanParams) -> None:
-        super().__init__(table.cleaned)
-        self.columns_yaml = table.columns_yaml
-        self._table, self._data, self._clean = table, data, clean
-
-    def report(self) -> CleanReport:
-        """Count kept and refused rows by rule, with examples and the columns."""
-        return table_report(self._table, self._data, self._clean)
-
-    def write(self, folder: Path) -> None:
-        """Write the typed cells of the kept rows."""
-        table = self._table
-        columns = TableColumns(inputs=table.types, ignored=table.ignored)
-        write_cells(folder, table.cells, columns, table.ledger.bad_cell_table())
-
-    def notes(self, columns: Path) -> str:
-        """Name the columns that are no inputs."""
-        return column_notes(self._table, columns.as_posix())
-
-    def hint(self) -> str:
-        """Name the remedy if many rows contradict each other."""
-        return conflict_hint(self._table)
+def check_table(data: DataParams) -> None:
+    """Raise DataError if `data.path` is no table or lacks a column."""
+    check_column_names(columns_of(data), data)
 
 
-def clean_rows(data: DataParams, clean: CleanParams) -> CleanedRows:
+def clean_rows(data: DataParams, clean: CleanParams) -> CleanResult:
     """Check and compare every row of the table."""
-    path = find_table(data)
     if data.checksums:
-        read_checksums(Path(data.checksums), Path(data.path)).check_table(path)
-    return CleanedRows(clean_table(read_raw_table(path), data, clean), data, clean)
+        listed = read_checksums(Path(data.checksums), data)
+        for path in stored_tables(data):
+            listed.check_table(path)
+    table = clean_table(read_table_of(data), data, clean)
+    return CleanResult(
+        table.cleaned,
+        partial(table_report, table, data, clean),
+        table.columns_yaml,
+        partial(_write_cells, table),
+        partial(column_notes, table),
+        conflict_hint(table),
+        table.hints,
+    )
+
+
+def _write_cells(table: CleanedTable, folder: Path) -> None:
+    columns = TableColumns(inputs=table.types, ignored=table.ignored)
+    write_cells(folder, table.cells, columns, table.ledger.bad_cell_table())
+
+
+def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> CleanReport:
+    """Count kept and refused rows by rule, with examples and the columns."""
+    return clean_report(table.cleaned, TABLE_RULES, data, clean, table.columns, hints=table.hints)
+
+
+def column_notes(table: CleanedTable, page: Path) -> str:
+    """Describe the columns that are no inputs or need a check, and name the page."""
+    dropped = [_note(column) for column in table.columns if column.kind == "ignore"]
+    noted = [_note(column) for column in table.columns if column.kind != "ignore" and column.note]
+    lines = [
+        f"\nthe columns' kinds are in {page.as_posix()}{'; no inputs:' if dropped else ''}",
+        *dropped,
+    ]
+    if noted:
+        lines += ["inputs to check:", *noted]
+    return "\n".join(lines)
+
+
+def _note(column: ColumnSummary) -> str:
+    return f"  {column.name or repr('')}: {column.note}"
+
+
+def conflict_hint(table: CleanedTable) -> str:
+    """Suggest to flag conflicts if equal inputs have different targets; else return ""."""
+    rules = set(table.cleaned.quarantine["rule"].to_pylist())
+    if not rules & {"conflicting_label", "conflicting_target"}:
+        return ""
+    return (
+        "\nIf equal inputs have different targets by nature, "
+        "set clean.rules.conflicting_label to flag."
+    )

@@ -1,30 +1,29 @@
-"""Cleaning a table: every cell is read as its column's kind, and what breaks a rule is named by row and column, in one pass.
+"""Cleaning of a table: reads every cell as its column's kind and names all that break a rule.
 
-Nothing is repaired or dropped in silence: kept + quarantined == read. The result depends on the content of the table, not on the
-order of its rows and columns.
+Nothing is repaired or dropped silently: kept + quarantined == read. The result depends on the
+content of the table, not on the order of its rows and columns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from slipway.config.sections import CleanParams, DataParams
-from slipway.data.engine.rows import ROWS
+from slipway.data.engine.rows import ID_DIGITS, ROWS, hex_strings
 from slipway.data.engine.scratch import order_by, scratch_array, slices, store_table, take
-from slipway.data.images.cleaning import Cleaned
 from slipway.data.rules.outliers import robust_deviations
 from slipway.data.rules.report import ColumnSummary
+from slipway.data.rules.result import Cleaned
+from slipway.data.sources.image_tables import missing_column, skipped_comments, special_columns
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.tables.cells import (
     BAD,
     DIGEST_BYTES,
     GOOD,
     TypedColumn,
-    hex_strings,
     is_missing,
     row_digests,
     shown_cell,
@@ -34,8 +33,9 @@ from slipway.data.tables.column_rules import apply_column_rules
 from slipway.data.tables.column_types import ColumnGuess, column_type, column_types, columns_yaml
 from slipway.data.tables.duplicate_rows import apply_equal_input_rules, refuse_duplicates
 from slipway.data.tables.files import CELL_TYPES, ID_COLUMN, cell_schema
-from slipway.data.tables.ledger import BadCell, Ledger
-from slipway.data.tables.source import ID_DIGITS, identified_columns
+from slipway.data.tables.hints import table_hints, written_notes
+from slipway.data.tables.ledger import Ledger
+from slipway.data.tables.source import first_table, identified_columns, is_out_of_range
 from slipway.data.tables.targets import Annotations, annotate
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType
 from slipway.system.errors import DataError
@@ -48,19 +48,21 @@ class CleanedTable:
     """The cleaned rows, their typed cells in the same order, and the columns."""
 
     cleaned: Cleaned
-    cells: pa.Table  # ID_COLUMN and the inputs: float64 (dates: days since 1970 UTC), bool or string, null where missing
+    # ID_COLUMN and the inputs: float64 (dates: days since 1970 UTC), bool or string; may be null.
+    cells: pa.Table
     types: list[ColumnType]  # of the inputs
     ignored: list[str]  # every other column but the target
     ledger: Ledger
     columns: list[ColumnSummary]
     columns_yaml: str
+    hints: list[str]  # what the user may want to change, with lines of params.yaml
 
 
 @dataclass(frozen=True)
 class _Input:
     type: ColumnType
     typed: TypedColumn
-    present: NDArray[np.bool_]  # (N,) good and not beyond a bound
+    present: NDArray[np.bool_]  # (N,) good and within the bounds
 
     @property
     def keys(self) -> NDArray[np.int64]:
@@ -74,7 +76,7 @@ class _Input:
 def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedTable:
     """Read, check and compare every row; DataError if the columns do not match the params."""
     check_columns(raw, data)
-    ledger = Ledger(raw.numbers)
+    ledger = Ledger(raw.numbers, raw.source)
     annotations = annotate(raw, data, clean, ledger)
     guesses = column_types(
         {name: raw.columns[name] for name in input_names(raw, data)}, data.columns
@@ -84,49 +86,41 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     ]
     _refuse_all_missing(inputs, clean, ledger)
     _find_outliers(inputs, annotations, raw.columns[data.target_column], clean, ledger)
-    insisted = frozenset(name for name, said in data.columns.items() if said.kind != "ignore")
-    verdicts = apply_column_rules(
-        [column.typed for column in inputs], annotations, ledger.alive, clean.rules, insisted
-    )
-    ignored = {
-        guess.name: guess.reason for guess in guesses if guess.kind == "ignore"
-    } | verdicts.leaking
+    insisted = frozenset(name for name, given in data.columns.items() if given.kind != "ignore")
+    typed = [column.typed for column in inputs]
+    verdicts = apply_column_rules(typed, annotations, ledger.alive, clean.rules, insisted)
+    ignored = {guess.name: guess.reason for guess in guesses if guess.kind == "ignore"}
+    ignored |= verdicts.leaking
     dropped = ignored | verdicts.dropped
     kept = [column for column in inputs if column.type.name not in dropped]
     if not kept:
         raise DataError(_no_inputs(dropped))
-    order, rows = _compare(raw, data, clean, kept, annotations, ledger)
+    order, rows = _compare(raw, clean, kept, annotations, ledger)
+    used = {data.target_column, *(column.type.name for column in kept)}
+    types = [
+        column_type(guess, data.columns.get(guess.name))
+        for guess in guesses
+        if guess.name not in ignored
+    ]
     return CleanedTable(
-        cleaned=Cleaned(rows, ledger.quarantine(raw.malformed), raw.num_read),
+        cleaned=Cleaned(
+            rows, ledger.quarantine(raw.malformed), raw.num_read, ledger.flagged_rows()
+        ),
         cells=_cells(kept, order, rows),
         types=[column.type for column in kept],
-        ignored=[
-            name
-            for name in raw.columns
-            if name not in {data.target_column, *(column.type.name for column in kept)}
-        ],
+        ignored=[name for name in raw.columns if name not in used],
         ledger=ledger,
-        columns=_summaries(raw, guesses, inputs, dropped, verdicts.noted),
-        columns_yaml=columns_yaml(
-            [
-                column_type(guess, data.columns.get(guess.name))
-                for guess in guesses
-                if guess.name not in ignored
-            ],
-            ignored,
+        columns=_summaries(
+            raw, guesses, inputs, dropped, written_notes(raw.columns, guesses) | verdicts.noted
         ),
+        columns_yaml=columns_yaml(types, ignored),
+        hints=table_hints(raw, guesses, data),
     )
 
 
 def input_names(raw: RawTable, data: DataParams) -> list[str]:
     """Return every column that may be an input."""
-    special = {
-        data.target_column,
-        data.group_column,
-        data.time_column,
-        data.weight_column,
-        data.split_column,
-    }
+    special = special_columns(data).values()
     return [name for name in raw.columns if name not in special]
 
 
@@ -139,99 +133,81 @@ def check_columns(raw: RawTable, data: DataParams) -> None:
 
 def check_column_names(present: Sequence[str], data: DataParams) -> None:
     """DataError naming every column of the params that is not `present` or contradictory."""
-    keys = {
-        f"data.{key}": getattr(data, key)
-        for key in ("target_column", "group_column", "time_column", "weight_column", "split_column")
-    }
-    named = {key: name for key, name in keys.items() if name is not None}
+    keys_of: dict[str, list[str]] = {}
+    for key, name in special_columns(data).items():
+        keys_of.setdefault(name, []).append(f"data.{key}")
     problems = [
-        f"  {key} is {name!r}, {_hint(name, present)}"
-        for key, name in named.items()
+        f"  {key} is {name!r}, {missing_column(name, present)}"
+        for name, keys in keys_of.items()
+        for key in keys
         if name not in present
     ]
     problems += [
-        f"  data.columns names {name!r}, {_hint(name, present)}"
+        f"  data.columns names {name!r}, {missing_column(name, present)}"
         for name in data.columns
         if name not in present
     ]
-    twice = {
-        name: [key for key, other in named.items() if other == name] for name in named.values()
-    }
     problems += [
-        f"  {' and '.join(uses)} are both {name!r}, expected different columns"
-        for name, uses in twice.items()
-        if len(uses) > 1
+        f"  {' and '.join(keys)} are both {name!r}, expected different columns"
+        for name, keys in keys_of.items()
+        if len(keys) > 1
     ]
-    special = [name for name in named.values() if name in data.columns]
     problems += [
-        f"  data.columns names {name!r}, which is no input but {twice[name][0]}"
-        for name in dict.fromkeys(special)
+        f"  data.columns names {name!r}, which is no input but {keys[0]}"
+        for name, keys in keys_of.items()
+        if name in data.columns
     ]
     if ID_COLUMN in present:
-        problems.append(f"  the name {ID_COLUMN!r} is Slipway's own; rename that column")
+        problems.append(f"  the name {ID_COLUMN!r} is reserved for Slipway; rename that column")
     if problems and len(present) == 1:
         problems.append(
-            "  There is one column only: in a CSV the header's names are separated by commas, semicolons or tabs."
+            "  There is one column only: in a CSV the header's names are separated by commas, "
+            "semicolons, tabs or `|`, or by the character of a first line `sep=`."
         )
     if problems:
         raise DataError(
-            f"{data.path!r} has the columns {', '.join(present) or 'none'}.\n" + "\n".join(problems)
+            f"{data.path!r} has the columns {', '.join(present) or 'none'}.\n"
+            + "\n".join(problems)
+            + skipped_comments(first_table(data), data.encoding)
         )
-
-
-def _hint(name: str, present: Sequence[str]) -> str:
-    same = [column for column in present if column.lower() == name.strip().lower()]
-    close = same or get_close_matches(name, present, n=1, cutoff=0.5)
-    return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 
 def _no_inputs(reasons: dict[str, str]) -> str:
     lines = "\n".join(f"  {name}: {reason}" for name, reason in reasons.items())
-    return f"no column is left as an input:\n{lines}\nAdd columns, or name the kind of one of these in data.columns."
+    return (
+        f"no column is left as an input:\n{lines}\n"
+        "Add columns, or name the kind of one of these in data.columns."
+    )
 
 
 def _read_input(
     raw: RawTable, guess: ColumnGuess, data: DataParams, clean: CleanParams, ledger: Ledger
 ) -> _Input:
-    column = column_type(guess, data.columns.get(guess.name), clean.rules.out_of_range is not None)
+    rules = clean.rules
+    column = column_type(guess, data.columns.get(guess.name), rules.out_of_range is not None)
     typed = typed_column(raw.columns[guess.name], column.kind)
-    bad, beyond = typed.cell_states == BAD, _beyond(typed, column)
-    for rows, rule, action in (
-        (bad, "type_violation", clean.rules.type_violation),
-        (beyond, "out_of_range", clean.rules.out_of_range),
-    ):
-        ledger.apply_to_cells(action, _bad_cells(typed, column, rows, rule))
-        for row in np.flatnonzero(rows) if action != "refuse" else ():
-            ledger.correct(int(row), f"{column.name}: {shown_cell(typed.raw, int(row))} -> missing")
+    expected = _expected(column) + (f" with {typed.unit}, as in other rows" if typed.unit else "")
+    has_bounds = column.min is not None or column.max is not None
+    is_beyond = (
+        is_out_of_range(column, typed.values) if has_bounds else np.zeros(len(typed.states), bool)
+    )
+    bad, beyond = typed.cell_states == BAD, take(is_beyond, typed.raw.codes)
     present = (typed.cell_states == GOOD) & ~beyond
+    is_refused = np.zeros(len(present), bool)
+    for broken, rule, action in (
+        (bad, "type_violation", rules.type_violation),
+        (beyond, "out_of_range", rules.out_of_range),
+    ):
+        ledger.apply_to_cells(action, typed.raw, broken, rule, expected)
+        if action == "refuse":
+            is_refused |= broken
+            continue
+        for row in np.flatnonzero(broken).tolist():
+            ledger.correct(row, f"{column.name}: {shown_cell(typed.raw, row)} -> missing")
     if column.required:
-        has_reason = (bad & (clean.rules.type_violation == "refuse")) | (
-            beyond & (clean.rules.out_of_range == "refuse")
-        )
-        ledger.apply_to_cells(
-            "refuse", _bad_cells(typed, column, ~present & ~has_reason, "missing_value")
-        )
+        missing = ~present & ~is_refused
+        ledger.apply_to_cells("refuse", typed.raw, missing, "missing_value", expected)
     return _Input(column, typed, present)
-
-
-def _beyond(typed: TypedColumn, column: ColumnType) -> NDArray[np.bool_]:
-    beyond = np.zeros(len(typed.values), bool)
-    if column.min is not None:
-        beyond |= typed.values.astype(np.float64) < column.min
-    if column.max is not None:
-        beyond |= typed.values.astype(np.float64) > column.max
-    return take(beyond, typed.raw.codes)
-
-
-def _bad_cells(
-    typed: TypedColumn, column: ColumnType, rows: NDArray[np.bool_], rule: str
-) -> list[BadCell]:
-    expected = _expected(column)
-    return [_cell(typed.raw, int(row), rule, expected) for row in np.flatnonzero(rows)]
-
-
-def _cell(raw: RawColumn, row: int, rule: str, expected: str) -> BadCell:
-    return BadCell(row, raw.name, rule, shown_cell(raw, row), expected)
 
 
 def _expected(column: ColumnType) -> str:
@@ -239,7 +215,7 @@ def _expected(column: ColumnType) -> str:
         return {
             "category": f"UTF-8 text of at most {MAX_CATEGORY_LENGTH} characters",
             "boolean": "true or false",
-            "date": "a date as ISO 8601 text",
+            "date": "a date as ISO 8601 text or in data.date_format",
         }[column.kind]
     bounds = [f"at least {column.min:g}"] if column.min is not None else []
     bounds += [f"at most {column.max:g}"] if column.max is not None else []
@@ -250,10 +226,9 @@ def _refuse_all_missing(inputs: Sequence[_Input], clean: CleanParams, ledger: Le
     present = np.zeros(len(ledger.alive), bool)
     for column in inputs:
         present |= column.present
-    rows = np.flatnonzero(~present & ledger.alive)
-    ledger.apply(
-        clean.rules.all_missing, "all_missing", ((int(row), "no input has a value") for row in rows)
-    )
+    rows = np.flatnonzero(~present & ledger.alive).tolist()
+    verdicts = ((row, "no input has a value") for row in rows)
+    ledger.apply(clean.rules.all_missing, "all_missing", verdicts)
 
 
 def _find_outliers(
@@ -263,10 +238,9 @@ def _find_outliers(
     clean: CleanParams,
     ledger: Ledger,
 ) -> None:
-    """Refuse or flag rows with numbers far from those of the other valid rows."""
     if clean.rules.outlier is None:
         return
-    alive = ledger.alive.copy()  # the same rows for every column, whatever is refused on the way
+    alive = ledger.alive.copy()  # the same rows for every column, whatever this rule refuses
     numbers = [
         (column.typed.raw, column.typed.cells, column.present & alive)
         for column in inputs
@@ -274,21 +248,18 @@ def _find_outliers(
     ]
     if annotations.targets is not None:
         numbers.append((target, annotations.targets, alive))
+    threshold = clean.outlier_mad_threshold
     for raw, cells, present in numbers:
         rows = np.flatnonzero(present)
         median, deviations = robust_deviations(cells[rows].astype(np.float64))
-        expected = (
-            f"within {clean.outlier_mad_threshold:g} robust deviations of the median {median:g}"
-        )
-        far = rows[deviations > clean.outlier_mad_threshold]
-        ledger.apply_to_cells(
-            clean.rules.outlier, [_cell(raw, int(row), "outlier", expected) for row in far]
-        )
+        is_far = np.zeros(len(present), bool)
+        is_far[rows] = deviations > threshold
+        expected = f"within {threshold:g} robust deviations of the median {median:g}"
+        ledger.apply_to_cells(clean.rules.outlier, raw, is_far, "outlier", expected)
 
 
 def _compare(
     raw: RawTable,
-    data: DataParams,
     clean: CleanParams,
     inputs: Sequence[_Input],
     annotations: Annotations,
@@ -301,16 +272,16 @@ def _compare(
     for part in slices(len(alive)):
         digests[alive[part]] = found[part]
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
-    clusters = apply_equal_input_rules(
-        [column.keys for column in inputs], annotations, digests, clean.rules, ledger
-    )
+    keys = [column.keys for column in inputs]
+    clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
     left = np.flatnonzero(ledger.alive)
     words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
     order = take(left, order_by(*words.T))
-    return order, _rows(order, digests, clusters, num_bytes, annotations, ledger)
+    return order, _rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
 
 
 def _rows(
+    raw: RawTable,
     order: NDArray[np.int64],
     digests: NDArray[np.uint8],
     clusters: dict[int, int],
@@ -327,7 +298,7 @@ def _rows(
             rows = order[part]
             columns = {
                 "id": hex_strings(digests[rows, : ID_DIGITS // 2]),
-                "source": pa.array(ledger.numbers[rows]).cast(pa.string()),
+                "source": raw.sources(ledger.numbers[rows]),
                 "label": _taken(annotations.labels, rows),
                 "target": _taken(annotations.targets, rows),
                 "group": _taken(annotations.groups, rows),
@@ -349,14 +320,12 @@ def _rows(
 
 def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
     """Return a list for each of the rows at `order`, most of them empty."""
-    position = {
-        int(order[index]): int(index) for index in np.flatnonzero(np.isin(order, list(texts)))
-    }
-    rows = sorted(position, key=position.__getitem__)
     lengths = np.zeros(len(order) + 1, np.int32)
-    for row in rows:
-        lengths[position[row] + 1] = len(texts[row])
-    flat = [text for row in rows for text in texts[row]]
+    flat: list[str] = []
+    for position in np.flatnonzero(np.isin(order, list(texts))):
+        found = texts[int(order[position])]
+        lengths[position + 1] = len(found)
+        flat += found
     return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), pa.array(flat, pa.string()))
 
 
@@ -367,7 +336,6 @@ def _taken(
 
 
 def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -> pa.Table:
-    """Return the typed inputs of the rows at `order`, null for missing values."""
     schema = cell_schema([column.type for column in inputs])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -376,11 +344,8 @@ def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -
             for column in inputs:
                 values = column.typed.cells[order[part]]
                 values = values.astype(bool) if column.type.kind == "boolean" else values
-                columns.append(
-                    pa.array(
-                        values, CELL_TYPES[column.type.kind], mask=~column.present[order[part]]
-                    )
-                )
+                missing = ~column.present[order[part]]
+                columns.append(pa.array(values, CELL_TYPES[column.type.kind], mask=missing))
             yield from pa.table(columns, schema=schema).to_batches()
 
     return store_table(batches(), schema)
@@ -393,7 +358,6 @@ def _summaries(
     ignored: dict[str, str],
     noted: dict[str, str],
 ) -> list[ColumnSummary]:
-    """Summarise every column that may be an input, in file order."""
     missing = {column.type.name: int((~column.present).sum()) for column in inputs}
     return [
         ColumnSummary(

@@ -1,7 +1,7 @@
-"""Columns that are no inputs after all: without variation, copies of another, or copies of the target.
+"""Columns that cannot be inputs: constant ones, copies of another column, copies of the target.
 
-A copy of the target is leakage: the network would answer what it was told. It is always dropped and named, unless
-`data.columns` names it as an input.
+A copy of the target is leakage: the network would only repeat it. It is always dropped and named,
+unless `data.columns` names it as an input.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.config.sections import RuleParams
-from slipway.data.tables.cells import TypedColumn
+from slipway.data.tables.cells import TypedColumn, shown_cell
 from slipway.data.tables.targets import Annotations
 from slipway.system.files import sha256_bytes
 
-_EXACT = 1e-9  # of a standard deviation: what rounding leaves of an exact line
-_ROWS_PER_CLASS = 10  # in fewer rows a column may tell the classes apart by chance
+_EXACT = 1e-9  # deviation from an exact line due to rounding, in standard deviations
+_ROWS_PER_CLASS = 10  # with fewer rows a column may separate the classes by chance
 _MIN_ROWS = 20
 
 
@@ -26,7 +26,9 @@ def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -
     for column in columns:
         keys = column.keys[alive]
         if keys.size and (keys == keys[0]).all():
-            found[column.raw.name] = f"every row has {column.shown(int(np.flatnonzero(alive)[0]))}"
+            found[column.raw.name] = (
+                f"every row has {shown_cell(column.raw, int(np.flatnonzero(alive)[0]))}"
+            )
     return found
 
 
@@ -45,13 +47,10 @@ def duplicate_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) 
 
 
 def _same_cells(one: TypedColumn, other: TypedColumn, alive: NDArray[np.bool_]) -> bool:
+    cells, other_cells = one.cells[alive], other.cells[alive]
     if one.kind == "category":
-        return bool((one.cells[alive] == other.cells[alive]).all())
-    return bool(
-        np.array_equal(
-            one.cells[alive].astype(float), other.cells[alive].astype(float), equal_nan=True
-        )
-    )
+        return bool((cells == other_cells).all())
+    return np.array_equal(cells.astype(float), other_cells.astype(float), equal_nan=True)
 
 
 def leaking_columns(
@@ -62,19 +61,16 @@ def leaking_columns(
         return {}
     if annotations.labels is not None:
         _, classes = np.unique(annotations.labels[alive].astype(str), return_inverse=True)
-        names_it = [
-            column.raw.name for column in columns if tells_classes(column.keys[alive], classes)
-        ]
-        return dict.fromkeys(names_it, "leakage: its values are other names of the classes")
+        copies = [column for column in columns if tells_classes(column.keys[alive], classes)]
+        reason = "leakage: its values are other names of the classes"
+        return {column.raw.name: reason for column in copies}
     assert annotations.targets is not None
     targets = annotations.targets[alive]
-    numbers = [column for column in columns if column.kind != "category"]
-    on_line = [
-        column.raw.name
-        for column in numbers
-        if _is_line(column.cells[alive].astype(float), targets)
-    ]
-    return dict.fromkeys(on_line, "leakage: it is the target, or an exact line of it")
+    return {
+        column.raw.name: "leakage: it is the target, or an exact line of it"
+        for column in columns
+        if column.kind != "category" and _is_line(column.cells[alive].astype(float), targets)
+    }
 
 
 def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
@@ -91,12 +87,10 @@ def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
         return False
     cells, targets = cells[present], targets[present]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        one, other = (
-            values / np.abs(values).max()
-            for values in (cells - cells.mean(), targets - targets.mean())
-        )
-        slope = (one @ other) / (one @ one)
-        return bool(np.abs(other - slope * one).max() < _EXACT)
+        cells, targets = cells - cells.mean(), targets - targets.mean()
+        cells, targets = cells / np.abs(cells).max(), targets / np.abs(targets).max()
+        slope = (cells @ targets) / (cells @ cells)
+        return bool(np.abs(targets - slope * cells).max() < _EXACT)
 
 
 class ColumnVerdicts(NamedTuple):
@@ -104,7 +98,7 @@ class ColumnVerdicts(NamedTuple):
 
     leaking: dict[str, str]  # copies of the target, which are no inputs
     dropped: dict[str, str]  # other columns that are no inputs
-    noted: dict[str, str]  # inputs all the same
+    noted: dict[str, str]  # columns that stay inputs
 
 
 def apply_column_rules(
@@ -129,9 +123,9 @@ def apply_column_rules(
     ):
         if action is not None:
             left = [column for column in columns if column.raw.name not in leaking | dropped]
-            judged = find(left, alive)
-            # The first note stays: that a column leaks matters more than that it is a copy.
-            dropped, noted = (
-                (dropped | judged, noted) if action == "refuse" else (dropped, judged | noted)
-            )
+            found = find(left, alive)
+            if action == "refuse":
+                dropped |= found
+            else:
+                noted = found | noted  # the note of leakage takes precedence
     return ColumnVerdicts(leaking, dropped, noted)

@@ -1,7 +1,7 @@
-"""Fitting the column contract: every statistic comes from the training rows alone.
+"""Statistics of the column contract, fitted only on training rows.
 
-The one thing taken from all rows is whether a column ever lacks a value (or has a category that training rows lack): it decides
-what the service accepts, not what the network learns.
+All rows decide one thing: whether a column may lack a value, or have a category that training rows
+lack. It affects what the service accepts, not what the network learns.
 """
 
 from collections import Counter
@@ -23,23 +23,17 @@ def fit_columns(
     types: Sequence[ColumnType],
     params: PrecomputeParams,
 ) -> ColumnContract:
-    """The contract of `types` from typed `cells` (`table_cleaning.CleanedTable.cells`), of which some are training rows.
+    """Fit the contract of `types` on the training rows of `cells` (`CleanedTable.cells`).
 
     DataError naming every column whose numbers cannot be standardised.
     """
-    training = pa.array(is_training)
     columns, problems = [], []
     for column in types:
+        fit = _fit_category if column.kind == "category" else _fit_number
+        training = cells[column.name].filter(pa.array(is_training))
+        others = cells[column.name].filter(pa.array(~is_training))
         try:
-            fit = _fit_category if column.kind == "category" else _fit_number
-            columns.append(
-                fit(
-                    column,
-                    cells[column.name].filter(training),
-                    cells[column.name].filter(pc.invert(training)),
-                    params,
-                )
-            )
+            columns.append(fit(column, training, others, params))
         except DataError as error:
             problems.append(f"  {error}")
     if problems:
@@ -60,9 +54,8 @@ def _fit_category(
     by_frequency = sorted(counts, key=lambda category: (-counts[category], category))
     categories = by_frequency[: params.max_categories]
     has_missing = training.null_count > 0 or len(by_frequency) > len(categories)
-    new = others.null_count > 0 or bool(
-        set(pc.unique(others.drop_null()).to_pylist()) - set(categories)
-    )
+    other_categories = set(pc.unique(others.drop_null()).to_pylist())
+    new = others.null_count > 0 or not other_categories <= set(categories)
     return _column(
         column, has_missing=has_missing, imputed=new and not has_missing, categories=categories
     )
@@ -78,7 +71,8 @@ def _fit_number(
         mean, std = float(values.mean()), float(values.std())
     if not np.isfinite([mean, std]).all():
         raise DataError(
-            f"{column.name!r} has numbers up to {np.abs(values).max():g}, whose spread is beyond 64 bits"
+            f"{column.name!r} has numbers up to {np.abs(values).max():g}, "
+            "whose spread is beyond 64 bits"
         )
     has_missing = training.null_count > 0
     grid = np.linspace(0, 1, params.num_quantiles)

@@ -1,7 +1,8 @@
-"""What the columns of a table hold: as the user says in `data.columns`, otherwise inferred from the cells.
+"""Kinds of the columns of a table: given in `data.columns`, otherwise inferred from the cells.
 
-A column whose cells are numbers but for a few is a column of numbers, and the few are type violations; the same for dates.
-What cannot teach a network anything general (ids, free text, row counters) is no input, with the reason.
+A column of numbers with a few other cells is a column of numbers with type violations; the same
+holds for dates. Columns that teach a network nothing general (ids, free text, row counters) are no
+inputs; each has a reason.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,19 +17,19 @@ from numpy.typing import NDArray
 
 from slipway.config.sections import ColumnParams
 from slipway.data.sources.raw_tables import RawColumn, is_row_index
+from slipway.data.sources.text_format import NOT_UTF8
 from slipway.data.tables.cells import BAD, FALSE_WORDS, GOOD, TRUE_WORDS, is_missing, typed_column
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, Kind
 
-USUAL_SHARE = 0.95  # of the present cells that are numbers (or dates) makes a column one of them
+# Fraction of the present cells that are numbers (or dates) in a column of that kind.
+_USUAL_FRACTION = 0.95
 _MAX_FEW = 20  # distinct texts that may be categories in any table
-_MAX_DISTINCT_SHARE = (
-    0.5  # of the present cells; with more distinct texts than this they are ids or free text
-)
-# Numbers as people write them: a comma before the decimals, or marks between the thousands.
+_MAX_DISTINCT_FRACTION = 0.5  # of the present cells; more distinct texts are ids or free text
+# Numbers with a decimal comma, or with thousands separators.
 _WRITTEN = (
     r"^[+-]?([0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+|[0-9]+)([.,][0-9]+)?([eE][+-]?[0-9]+)?$"
 )
-_MIN_COUNTED = 20  # rows from which on 0, 1, 2, ... is taken for a counter
+_MIN_COUNTED = 20  # with fewer rows, 0, 1, 2, ... may be a coincidence
 
 
 @dataclass(frozen=True)
@@ -41,39 +42,37 @@ class ColumnGuess:
 
 
 def column_types(
-    raw: Mapping[str, RawColumn], said: Mapping[str, ColumnParams]
+    raw: Mapping[str, RawColumn], given: Mapping[str, ColumnParams]
 ) -> list[ColumnGuess]:
-    """Return the kind of each column, in order."""
-    return [
-        _said(name, said[name]) if name in said else infer(column) for name, column in raw.items()
-    ]
-
-
-def _said(name: str, said: ColumnParams) -> ColumnGuess:
-    return ColumnGuess(name, said.kind, "data.columns says so" if said.kind == "ignore" else "")
+    """Return the kind of each column, in order; `given` are the user's."""
+    guesses = []
+    for name, column in raw.items():
+        kind = given[name].kind if name in given else None
+        reason = "data.columns says so" if kind == "ignore" else ""
+        guesses.append(infer(column) if kind is None else ColumnGuess(name, kind, reason))
+    return guesses
 
 
 def column_type(
-    guess: ColumnGuess, said: ColumnParams | None, with_bounds: bool = True
+    guess: ColumnGuess, given: ColumnParams | None, with_bounds: bool = True
 ) -> ColumnType:
-    """Return the contract of an input column, with the user's bounds by default."""
+    """Return the type of an input column, by default with the user's bounds."""
     if guess.kind == "ignore":
         raise AssertionError(f"{guess.name!r} is no input")
     return ColumnType(
         name=guess.name,
         kind=guess.kind,
-        required=said is not None and said.required,
-        min=said.min if said and with_bounds else None,
-        max=said.max if said and with_bounds else None,
+        required=given is not None and given.required,
+        min=given.min if given and with_bounds else None,
+        max=given.max if given and with_bounds else None,
     )
 
 
 def infer(raw: RawColumn) -> ColumnGuess:
     """Infer the kind of a column from its cells."""
     if is_row_index(raw.name):
-        return ColumnGuess(
-            raw.name, "ignore", "its name is that of a row index of the program that wrote the file"
-        )
+        reason = "its name is that of a row index of the program that wrote the file"
+        return ColumnGuess(raw.name, "ignore", reason)
     if raw.stored == "other":
         return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} has no kind")
     counts = np.bincount(raw.codes + 1, minlength=len(raw.values) + 1)[1:]
@@ -93,25 +92,31 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
     is_word = pc.is_in(pc.utf8_lower(raw.values), words).to_numpy(zero_copy_only=False)
     if (is_word | missing).all():
         return ColumnGuess(raw.name, "boolean", "")
-    if _share(raw, "number", counts, present) >= USUAL_SHARE:
+    are_dates = _fraction(raw, "date", counts, present) >= _USUAL_FRACTION
+    # Digits alone may be dates in a format that the user names, such as %Y%m%d.
+    is_format_named = raw.written.date_format is not None
+    if not (are_dates and is_format_named) and (
+        _fraction(raw, "number", counts, present) >= _USUAL_FRACTION
+    ):
         return _number(raw)
-    if _share(raw, "date", counts, present) >= USUAL_SHARE:
+    if are_dates:
         return ColumnGuess(raw.name, "date", "")
     written = pc.match_substring_regex(raw.values, _WRITTEN).to_numpy(zero_copy_only=False)
-    if counts[written].sum() >= USUAL_SHARE * present:
+    if counts[written].sum() >= _USUAL_FRACTION * present:
         return ColumnGuess(raw.name, "ignore", _as_written(raw, written))
-    long = counts[typed_column(raw, "category").states[:-1] == BAD].sum()
-    if long > (1 - USUAL_SHARE) * present:
-        return ColumnGuess(
-            raw.name,
-            "ignore",
-            f"free text: {long} cells have more than {MAX_CATEGORY_LENGTH} characters",
-        )
+    bad = typed_column(raw, "category").states[:-1] == BAD
+    garbled = pc.match_substring(raw.values, NOT_UTF8).to_numpy(zero_copy_only=False)
+    if (num := counts[garbled].sum()) > (1 - _USUAL_FRACTION) * present:
+        reason = f"{num} of {present} cells are not in the encoding of data.encoding"
+        return ColumnGuess(raw.name, "ignore", reason)
+    long = counts[bad & ~garbled].sum()
+    if long > (1 - _USUAL_FRACTION) * present:
+        reason = f"free text: {long} cells have more than {MAX_CATEGORY_LENGTH} characters"
+        return ColumnGuess(raw.name, "ignore", reason)
     distinct = int((~missing).sum())
-    if distinct > max(_MAX_FEW, _MAX_DISTINCT_SHARE * present):
-        return ColumnGuess(
-            raw.name, "ignore", f"ids or free text: {distinct} different values in {present} cells"
-        )
+    if distinct > max(_MAX_FEW, _MAX_DISTINCT_FRACTION * present):
+        reason = f"ids or free text: {distinct} different values in {present} cells"
+        return ColumnGuess(raw.name, "ignore", reason)
     return ColumnGuess(raw.name, "category", "")
 
 
@@ -119,12 +124,12 @@ def _as_written(raw: RawColumn, written: NDArray[np.bool_]) -> str:
     plain = typed_column(raw, "number").states[:-1] == GOOD
     example = raw.values[int(np.flatnonzero(written & ~plain)[0])].as_py()
     return (
-        f"its cells look like numbers with a decimal comma or thousands separators, such as {example!r}: "
-        "write them like -1234.5, or name its kind in data.columns"
+        "its cells look like numbers with a decimal comma or thousands separators, such as "
+        f"{example!r}: write them like -1234.5, or name its kind in data.columns"
     )
 
 
-def _share(raw: RawColumn, kind: Kind, counts: NDArray[np.int64], present: int) -> float:
+def _fraction(raw: RawColumn, kind: Kind, counts: NDArray[np.int64], present: int) -> float:
     good = typed_column(raw, kind).states[:-1] == GOOD
     return float(counts[good].sum()) / present
 
@@ -132,9 +137,8 @@ def _share(raw: RawColumn, kind: Kind, counts: NDArray[np.int64], present: int) 
 def _number(raw: RawColumn) -> ColumnGuess:
     if counts_rows(raw):
         cells = typed_column(raw, "number").cells
-        return ColumnGuess(
-            raw.name, "ignore", f"it counts the rows from {cells[0]:g} to {cells[-1]:g}"
-        )
+        reason = f"it counts the rows from {cells[0]:g} to {cells[-1]:g}"
+        return ColumnGuess(raw.name, "ignore", reason)
     return ColumnGuess(raw.name, "number", "")
 
 
@@ -148,20 +152,20 @@ def counts_rows(raw: RawColumn) -> bool:
 def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str:
     """Return the text of `reports/columns.yaml`, for the user to edit and put into params.yaml."""
     lines = [
-        "# What each column holds. Correct it and put it under data.columns in params.yaml; docs/tables.md tells more."
+        "# The kind of each column. Correct it and put it under data.columns in params.yaml; "
+        "see docs/reference/tables.md."
     ]
     lines += [_entry(column.name, column.model_dump(exclude={"name"})) for column in types]
-    lines += [
-        _entry(name, {"kind": "ignore", "min": None, "max": None, "required": False})
-        + " # "
-        + " ".join(reason.split())
-        for name, reason in ignored.items()
-    ]
-    return "\n".join(lines) + "\n" + ("" if len(lines) > 1 else "{}\n")
+    for name, reason in ignored.items():
+        fields: dict[str, object] = {"kind": "ignore", "min": None, "max": None, "required": False}
+        lines.append(f"{_entry(name, fields)} # {' '.join(reason.split())}")
+    if len(lines) == 1:
+        lines.append("{}")
+    return "\n".join(lines) + "\n"
 
 
 def _entry(name: str, fields: dict[str, object]) -> str:
-    order = {key: fields[key] for key in ("kind", "min", "max", "required")}
+    ordered = {key: fields[key] for key in ("kind", "min", "max", "required")}
     return yaml.safe_dump(
-        {name: order}, default_flow_style=None, sort_keys=False, width=10_000, allow_unicode=True
+        {name: ordered}, default_flow_style=None, sort_keys=False, width=10_000, allow_unicode=True
     ).rstrip("\n")

@@ -1,7 +1,8 @@
-"""Rows of a table that are equal: in everything, or in their inputs.
+"""Duplicate rows of a table: equal in every column, or only in their inputs.
 
-A row that is equal to another in every column is a duplicate. Rows that share their inputs alone are what near duplicates are among
-pictures: they may be honest repetitions, but must not be divided between training and test.
+A row that equals another in every column is an exact duplicate. Rows that share only their inputs
+correspond to near duplicates of images: they may be valid repetitions, but must not be divided
+between training and test.
 """
 
 from collections import defaultdict
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 from slipway.config.sections import RuleParams
 from slipway.data.engine.scratch import key_slices, order_by, scratch_array, slices
 from slipway.data.rules.rules import IN_ANOTHER_SPLIT
+from slipway.data.sources.shards import MAX_SHOWN, listed
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.targets import Annotations
 
-_MAX_SHOWN = 3
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
@@ -30,17 +31,10 @@ def refuse_duplicates(
     for group in _groups(digests.view(np.uint64)[:, 0], lambda index: digests[index].tobytes()):
         first, *others = (int(rows[index]) for index in group)
         for row in others:
-            across = given_splits is not None and given_splits[row] != given_splits[first]
-            where = (
-                f"{IN_ANOTHER_SPLIT}{given_splits[first]}"
-                if given_splits is not None and across
-                else ""
-            )
-            ledger.apply(
-                "refuse",
-                "exact_duplicate",
-                [(row, f"the same row as {ledger.source(first)}{where}")],
-            )
+            detail = f"the same row as {ledger.source(first)}"
+            if given_splits is not None and given_splits[row] != given_splits[first]:
+                detail += f"{IN_ANOTHER_SPLIT}{given_splits[first]}"
+            ledger.apply("refuse", "exact_duplicate", [(row, detail)])
 
 
 def apply_equal_input_rules(
@@ -57,44 +51,50 @@ def apply_equal_input_rules(
         matrix[part] = np.stack([keys[rows[part]] for keys in inputs], axis=1)
     clusters: dict[int, int] = {}
     for group in _groups(_mixed(matrix), lambda index: matrix[index].tobytes()):
-        twins = sorted(
-            (int(rows[index]) for index in group), key=lambda row: digests[row].tobytes()
-        )
-        _judge_conflict(twins, annotations, rules, ledger)
-        left = [row for row in twins if ledger.alive[row]]
+        equal = [int(rows[index]) for index in group]
+        equal.sort(key=lambda row: digests[row].tobytes())
+        _apply_conflict_rule(equal, annotations, rules, ledger)
+        left = [row for row in equal if ledger.alive[row]]
         if len(left) < 2 or rules.near_duplicate is None:
             continue
         first, *others = left
-        named = others if rules.near_duplicate == "refuse" else left
-        detail = (
-            f"the same inputs as {_names([row for row in left if row != named[0]] or left, ledger)}"
+        is_flag = rules.near_duplicate == "flag"
+        named = (
+            _others(sorted(left), ledger)
+            if is_flag
+            else dict.fromkeys(others, ledger.source(first))
         )
-        ledger.apply(rules.near_duplicate, "near_duplicate", ((row, detail) for row in named))
-        if rules.near_duplicate == "flag":
+        details = ((row, f"the same inputs as {found}") for row, found in named.items())
+        ledger.apply(rules.near_duplicate, "near_duplicate", details)
+        if is_flag:
             clusters |= dict.fromkeys(left, first)
     return clusters
 
 
-def _judge_conflict(
-    twins: list[int], annotations: Annotations, rules: RuleParams, ledger: Ledger
+def _apply_conflict_rule(
+    rows: list[int], annotations: Annotations, rules: RuleParams, ledger: Ledger
 ) -> None:
-    answers = annotations.labels if annotations.labels is not None else annotations.targets
-    assert answers is not None
-    found = sorted({answers[row] for row in twins})
-    if len(found) < 2:
-        return
-    rule = "conflicting_label" if annotations.labels is not None else "conflicting_target"
-    shown = ", ".join(str(answer) for answer in found[:_MAX_SHOWN]) + ", ..." * (
-        len(found) > _MAX_SHOWN
-    )
-    detail = f"the same inputs with {shown}: rows {_names(twins, ledger)}"
-    ledger.apply(rules.conflicting_label, rule, ((row, detail) for row in twins))
+    has_classes = annotations.labels is not None
+    targets = annotations.labels if has_classes else annotations.targets
+    assert targets is not None
+    found = sorted({targets[row] for row in rows})
+    if len(found) > 1:
+        rule = "conflicting_label" if has_classes else "conflicting_target"
+        shown = listed([str(target) for target in found])
+        detail = f"the same inputs with {shown}: rows {_names(rows, ledger)}"
+        ledger.apply(rules.conflicting_label, rule, ((row, detail) for row in rows))
+
+
+def _others(rows: list[int], ledger: Ledger) -> dict[int, str]:
+    """Return the names of the other rows for each of the increasing `rows`."""
+    names = [ledger.source(row) for row in rows]
+    # Those beyond the ones that `listed` shows have the same text, so this stays linear.
+    texts = [listed(names[:place] + names[place + 1 :]) for place in range(MAX_SHOWN + 1)]
+    return {row: texts[min(place, MAX_SHOWN)] for place, row in enumerate(rows)}
 
 
 def _names(rows: list[int], ledger: Ledger) -> str:
-    return ", ".join(ledger.source(row) for row in sorted(rows)[:_MAX_SHOWN]) + ", ..." * (
-        len(rows) > _MAX_SHOWN
-    )
+    return listed([ledger.source(row) for row in sorted(rows)])
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -116,11 +116,9 @@ def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> li
     for part in key_slices(len(keys), lambda part: keys[order[part]]):
         rows = order[part]
         edges = np.flatnonzero(np.concatenate([[True], keys[rows[1:]] != keys[rows[:-1]], [True]]))
-        for begin, end in zip(
-            edges[:-1][np.diff(edges) > 1], edges[1:][np.diff(edges) > 1], strict=True
-        ):
-            alike: dict[Hashable, list[int]] = defaultdict(list)
-            for index in rows[begin:end]:
-                alike[identity(int(index))].append(int(index))
-            groups += [group for group in alike.values() if len(group) > 1]
+        for begin in np.flatnonzero(np.diff(edges) > 1):
+            equal: dict[Hashable, list[int]] = defaultdict(list)
+            for index in rows[edges[begin] : edges[begin + 1]].tolist():
+                equal[identity(index)].append(index)
+            groups += [group for group in equal.values() if len(group) > 1]
     return groups

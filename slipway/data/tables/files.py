@@ -1,20 +1,18 @@
-"""What `clean` leaves of a table for the stages after it, beside `rows.parquet` and `quarantine.parquet`.
+"""Files of a cleaned table beside `rows.parquet` and `quarantine.parquet`, for later stages.
 
-cells.parquet       the kept rows' inputs, typed, under their ids
-columns.json        the types of the inputs, in their order, and the names of the columns that are no inputs
+cells.parquet       the typed inputs of the kept rows, under their ids
+columns.json        the types of the inputs in order, and the names of all other columns
 bad_cells.parquet   every cell that broke a rule, by row and column
 """
 
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from slipway.data.engine.rows import write_table
+from slipway.data.engine.rows import read_record, read_table, write_table
 from slipway.inputs.columns import ColumnType
 from slipway.system import files
 from slipway.system.contract import Contract
-from slipway.system.errors import SchemaError
 
 CELLS = "cells.parquet"
 ID_COLUMN = "slipway_id"
@@ -29,12 +27,10 @@ BAD_CELLS = pa.schema(
         pa.field("source", pa.string(), nullable=False),
         pa.field("column", pa.string(), nullable=False),
         pa.field("rule", pa.string(), nullable=False),
-        pa.field(
-            "value", pa.string(), nullable=False
-        ),  # as it stands in the file, cut where it is long
-        pa.field(
-            "action", pa.string(), nullable=False
-        ),  # "refuse": the row is in the quarantine; "flag": the row is kept
+        # As in the file; long values are cut.
+        pa.field("value", pa.string(), nullable=False),
+        # "refuse": the row is in the quarantine; "flag": the row is kept.
+        pa.field("action", pa.string(), nullable=False),
     ]
 )
 
@@ -47,6 +43,7 @@ class TableColumns(Contract):
 
 
 def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells: pa.Table) -> None:
+    """Write the three files."""
     write_table(folder / CELLS, cells, cell_schema(columns.inputs))
     files.write_json(folder / "columns.json", columns.model_dump(mode="json"))
     write_table(folder / "bad_cells.parquet", bad_cells, BAD_CELLS)
@@ -54,18 +51,8 @@ def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells:
 
 def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
     """Read the cells and columns; SchemaError if they are missing or do not match."""
-    try:
-        columns = TableColumns.model_validate_json((folder / "columns.json").read_bytes())
-        cells = pq.read_table(folder / CELLS, partitioning=None)
-    except (OSError, ValueError) as error:
-        raise SchemaError(
-            f"{folder} has no readable cells.parquet and columns.json: {error}. Run `dvc repro --force clean`."
-        ) from error
-    if not cells.schema.equals(cell_schema(columns.inputs)):
-        raise SchemaError(
-            f"{folder}/cells.parquet does not have the columns of columns.json. Run `dvc repro --force clean`."
-        )
-    return cells, columns
+    columns = read_record(TableColumns, folder / "columns.json", "clean")
+    return read_table(folder / CELLS, cell_schema(columns.inputs)), columns
 
 
 def cell_schema(types: list[ColumnType]) -> pa.Schema:

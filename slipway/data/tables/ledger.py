@@ -1,10 +1,10 @@
-"""What the rules say of each row of a table: refused or flagged, why, and what was changed in it.
+"""Verdicts of the rules on each row of a table, with every cell that breaks one.
 
-Cells are named one by one; a row that breaks several rules is refused under the first, and the detail names them all.
+A row that breaks several rules is refused under the first; the detail names them all.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from slipway.config.sections import Action
 from slipway.data.engine.rows import QUARANTINE
+from slipway.data.rules.rules import severity
+from slipway.data.sources.raw_tables import RawColumn
+from slipway.data.tables.cells import shown_cell
 from slipway.data.tables.files import BAD_CELLS
-
-DUPLICATES = ("exact_duplicate", "near_duplicate")
 
 
 class BadCell(NamedTuple):
@@ -33,23 +34,24 @@ class BadCell(NamedTuple):
 
 
 class Ledger:
-    """Verdicts on the rows 0 to N - 1, whose numbers in the file are `numbers` (N,)."""
+    """Verdicts on the rows 0 to N - 1, whose numbers in the file are `numbers` (N,).
 
-    def __init__(self, numbers: NDArray[np.int64]) -> None:
-        self.numbers = numbers
+    `name` gives the name of a number in the outputs.
+    """
+
+    def __init__(self, numbers: NDArray[np.int64], name: Callable[[int], str] = str) -> None:
+        self.numbers, self._name = numbers, name
         self.alive: NDArray[np.bool_] = np.ones(len(numbers), bool)  # not refused so far
-        self.refused: dict[int, list[tuple[str, str]]] = defaultdict(
-            list
-        )  # rule and detail by row, in the order of the rules
-        self.flagged: dict[int, dict[str, list[str]]] = defaultdict(
-            lambda: defaultdict(list)
-        )  # details by row and rule
+        # By row: the rules that it breaks and the details, in the order of the checks.
+        self.refused: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        # By row and rule: the details.
+        self.flagged: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         self.corrections: dict[int, list[str]] = defaultdict(list)
         self.bad_cells: list[tuple[BadCell, Action]] = []
 
     def source(self, row: int) -> str:
-        """Return the name of the row in the output tables."""
-        return str(self.numbers[row])
+        """Return the name of the row in the outputs."""
+        return self._name(int(self.numbers[row]))
 
     def apply(self, action: Action, rule: str, verdicts: Iterable[tuple[int, str]]) -> None:
         """Refuse or flag each (row, detail)."""
@@ -60,10 +62,13 @@ class Ledger:
             else:
                 self.flagged[row][rule].append(detail)
 
-    def apply_to_cells(self, action: Action, cells: Iterable[BadCell]) -> None:
-        """Refuse or flag the rows of bad cells, and record each cell."""
-        for cell in cells if action is not None else ():
-            self.apply(action, cell.rule, [(cell.row, cell.detail)])
+    def apply_to_cells(
+        self, action: Action, raw: RawColumn, broken: NDArray[np.bool_], rule: str, expected: str
+    ) -> None:
+        """Refuse or flag the rows whose cell is `broken` (N,), and record each cell."""
+        for row in np.flatnonzero(broken).tolist() if action is not None else ():
+            cell = BadCell(row, raw.name, rule, shown_cell(raw, row), expected)
+            self.apply(action, rule, [(row, cell.detail)])
             self.bad_cells.append((cell, action))
 
     def correct(self, row: int, text: str) -> None:
@@ -71,46 +76,47 @@ class Ledger:
         self.corrections[row].append(text)
 
     def quarantine(self, malformed: Iterable[tuple[int, str]]) -> pa.Table:
-        """Return `rows.QUARANTINE` of the refused and the malformed rows."""
+        """Return the refused and the malformed rows, by rule and number."""
+        found = [(number, "malformed_row", detail) for number, detail in malformed]
+        for row, verdicts in self.refused.items():
+            details = "; ".join(detail for _, detail in verdicts)
+            found.append((int(self.numbers[row]), verdicts[0][0], details))
         records = [
-            self._record(str(number), [("malformed_row", detail)]) for number, detail in malformed
+            {
+                "source": self._name(number),
+                "rule": rule,
+                "detail": detail,
+                "severity": severity(rule),
+            }
+            for number, rule, detail in sorted(found, key=lambda record: (record[1], record[0]))
         ]
-        records += [
-            self._record(self.source(row), verdicts) for row, verdicts in self.refused.items()
-        ]
-        return pa.Table.from_pylist(
-            sorted(records, key=lambda record: (record["rule"], int(record["source"]))),
-            schema=QUARANTINE,
-        )
+        return pa.Table.from_pylist(records, schema=QUARANTINE)
 
-    @staticmethod
-    def _record(source: str, verdicts: list[tuple[str, str]]) -> dict[str, str]:
-        rule = verdicts[0][0]
-        severity = "duplicate" if rule in DUPLICATES else "error"
-        return {
-            "source": source,
-            "rule": rule,
-            "detail": "; ".join(detail for _, detail in verdicts),
-            "severity": severity,
-        }
-
-    def flags(self) -> list[tuple[str, str, str]]:
-        """Return (rule, source, detail) of each rule that a kept row breaks."""
-        return [
-            (rule, self.source(row), "; ".join(details))
+    def flagged_rows(self) -> pa.Table:
+        """Return the rules that kept rows break, as QUARANTINE."""
+        records = [
+            {
+                "source": self.source(row),
+                "rule": rule,
+                "detail": "; ".join(details),
+                "severity": "flag",
+            }
             for row, rules in self.flagged.items()
             if self.alive[row]
             for rule, details in rules.items()
         ]
+        return pa.Table.from_pylist(records, schema=QUARANTINE)
 
     def bad_cell_table(self) -> pa.Table:
         """Return `BAD_CELLS`, by row and column."""
-        cells = sorted(self.bad_cells, key=lambda entry: entry[0][:3])
-        columns = [
-            [self.source(cell.row) for cell, _ in cells],
-            [cell.column for cell, _ in cells],
-            [cell.rule for cell, _ in cells],
-            [cell.value for cell, _ in cells],
-            [action for _, action in cells],
+        records = [
+            {
+                "source": self.source(cell.row),
+                "column": cell.column,
+                "rule": cell.rule,
+                "value": cell.value,
+                "action": action,
+            }
+            for cell, action in sorted(self.bad_cells, key=lambda entry: entry[0][:3])
         ]
-        return pa.table(dict(zip(BAD_CELLS.names, columns, strict=True)), schema=BAD_CELLS)
+        return pa.Table.from_pylist(records, schema=BAD_CELLS)

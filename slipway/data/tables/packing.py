@@ -1,6 +1,6 @@
-"""Packing a table: the typed cells of the split rows become one float32 matrix per split.
+"""Packing of a table: the typed cells of the split rows become one float32 matrix per split.
 
-They are encoded by the very function that the service encodes a request with. See `slipway.data.store.packed` for the reader.
+The service encodes requests with the same function. `slipway.data.store.packed` reads the store.
 """
 
 from pathlib import Path
@@ -10,20 +10,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from slipway.config.params import Params
 from slipway.config.sections import PrecomputeParams
 from slipway.data.engine.rows import SPLITS
 from slipway.data.store.packed import (
     PackedManifest,
     PackedSplitManifest,
+    PackPaths,
     write_manifest,
     write_split,
 )
 from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
 from slipway.data.tables.column_statistics import fit_columns
-from slipway.data.tables.files import ID_COLUMN, TableColumns
+from slipway.data.tables.files import ID_COLUMN, TableColumns, read_cells
 from slipway.inputs.columns import ColumnContract, encode
 from slipway.kinds.registry import Task
+from slipway.system import files
 from slipway.system.errors import CellError, DataError, IntegrityError
+
+
+def pack_rows(params: Params, rows: pa.Table, paths: PackPaths) -> str:
+    """Encode the rows into the packed store; return what to print."""
+    cells, columns = read_cells(paths.clean)
+    image_settings = {
+        "encoding jpeg": params.precompute.encoding == "jpeg",
+        "train_size_px": params.precompute.train_size_px is not None,
+    }
+    notes = []
+    if any(image_settings.values()):
+        unused = ", ".join(key for key, is_set in image_settings.items() if is_set)
+        notes.append(f"tables have no pixels: without effect here are {unused}")
+    with files.new_directory(paths.packed) as folder:
+        contract = pack_table(rows, cells, columns, params.precompute, params.data.task, folder)
+    notes.append(
+        f"packed {rows.num_rows} rows of {len(contract.columns)} columns, {contract.shape[0]} "
+        f"numbers each, into {paths.packed}"
+    )
+    notes += rare_categories(cells, contract, params.precompute.max_categories)
+    return "\n".join(notes)
 
 
 def pack_table(
@@ -34,15 +58,15 @@ def pack_table(
     task: Task,
     root: Path,
 ) -> ColumnContract:
-    """Fill the folder `root` with a packed store of `rows` (`rows.SPLIT_ROWS`), whose typed cells are in `cells` under their ids.
+    """Write the packed store of `rows` (`rows.SPLIT_ROWS`) to the folder `root`.
 
-    Raises IntegrityError if they are not the cells of these rows, and DataError if a column cannot be encoded.
+    `cells` holds the typed cells under the ids of the rows. Raises IntegrityError if they are not
+    the cells of these rows, and DataError if a column cannot be encoded.
     """
     rows = rows.sort_by("id")
     cells = _cells_of(rows, cells)
-    fitted = fit_columns(
-        cells, np.asarray(pc.equal(rows["split"], "train").to_numpy()), columns.inputs, params
-    )
+    is_training = pc.equal(rows["split"], "train").to_numpy()
+    fitted = fit_columns(cells, is_training, columns.inputs, params)
     contract = fitted.model_copy(update={"ignored": columns.ignored})
     classes = class_names(rows, task)
     targets = targets_of(rows, classes)
@@ -63,9 +87,7 @@ def pack_table(
         classes=classes,
         mean=[],
         std=[],
-        target_scale=None
-        if classes
-        else target_scale(targets[pc.equal(rows["split"], "train").to_numpy()]),
+        target_scale=None if classes else target_scale(targets[is_training]),
         splits=manifests,
     )
     write_manifest(root, manifest)
@@ -78,29 +100,30 @@ def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float3
     try:
         return encode(columns, contract)
     except CellError as error:
-        largest = max(
-            abs(value)
-            for value in pc.min_max(cells[error.column].cast(pa.float64())).as_py().values()
-        )
+        largest = pc.max(pc.abs(cells[error.column].cast(pa.float64()))).as_py()
         raise DataError(
-            f"{error}: up to {largest:g}. Give the column a min and max in data.columns, or ignore it."
+            f"{error}: up to {largest:g}. "
+            "Give the column a min and max in data.columns, or ignore it."
         ) from error
 
 
 def rare_categories(cells: pa.Table, contract: ColumnContract, max_categories: int) -> list[str]:
-    """Describe the categories of each column that `max_categories` leaves out."""
-    found = []
+    """Describe the categories that `max_categories` leaves out, for each column."""
+    notes = []
     for column in contract.categorical:
         if len(column.categories) < max_categories:
             continue
         present = cells[column.name].drop_null()
         others = present.filter(pc.invert(pc.is_in(present, pa.array(column.categories))))
         if len(others):
-            found.append(
-                f"{column.name}: {pc.count_distinct(others).as_py():,} of its {pc.count_distinct(present).as_py():,} categories, in "
-                f"{len(others):,} rows, count as missing: precompute.max_categories is {max_categories}"
+            num_others = pc.count_distinct(others).as_py()
+            num_categories = pc.count_distinct(present).as_py()
+            notes.append(
+                f"{column.name}: {num_others:,} of its {num_categories:,} categories, "
+                f"in {len(others):,} rows, count as missing: "
+                f"precompute.max_categories is {max_categories}"
             )
-    return found
+    return notes
 
 
 def _as_sequence(column: pa.ChunkedArray) -> list[str | None] | NDArray[np.float64]:
@@ -114,7 +137,8 @@ def _cells_of(rows: pa.Table, cells: pa.Table) -> pa.Table:
     positions = pc.index_in(rows["id"].combine_chunks(), cells[ID_COLUMN].combine_chunks())
     if positions.null_count:
         raise IntegrityError(
-            f"{positions.null_count} of {rows.num_rows} rows have no cells in data/clean. Run `dvc repro --force clean split`."
+            f"{positions.null_count} of {rows.num_rows} rows have no cells in data/clean. "
+            "Run `dvc repro --force clean split`."
         )
     return cells.take(positions)
 

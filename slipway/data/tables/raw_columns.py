@@ -1,10 +1,10 @@
-"""Columns of the user's own table for given rows, whatever the model takes of them: what slices are made by.
+"""Columns of the user's own table for given rows, by which `evaluate` makes slices.
 
-A column may be in the table that `data.path` is or holds, an input or not, or be one that `precompute.transform` found on the images. Its
-cells are read as in `clean`, with the kind that `data.columns` says, or the inferred one.
+A column may be in the table at `data.path`, whether the model uses it or not, or be a value that
+`precompute.transform` found on the images. Cells are read as in `clean`, with the kind from
+`data.columns` or the inferred one.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,128 +15,114 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from slipway.config.sections import ColumnParams, DataParams
-from slipway.data.sources.raw_tables import RawColumn, column_names, read_raw_table, stored_column
-from slipway.data.sources.sources import table_in
+from slipway.data.engine.rows import ID_DIGITS, hex_strings
+from slipway.data.sources.image_tables import missing_column
+from slipway.data.sources.raw_tables import RawColumn, stored_column
+from slipway.data.sources.sources import find_layout, table_in
 from slipway.data.tables.cells import BAD, row_digests, typed_column
 from slipway.data.tables.column_types import infer
-from slipway.data.tables.source import ID_DIGITS, find_table, identified_columns
+from slipway.data.tables.source import columns_of, identified_columns, read_table_of
 from slipway.inputs.columns import Kind
-from slipway.kinds.registry import is_table
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError, IntegrityError
 
 
 @dataclass(frozen=True)
 class RawCells:
-    """One column of N rows: float64 with NaN where there is none (booleans 0 and 1, dates days since 1970 UTC), or text, "" where none."""
+    """The cells of one column for some rows."""
 
     name: str
     kind: Kind
-    values: NDArray[np.float64] | NDArray[np.object_]  # (N,)
+    # (N,) float64 (booleans 0 and 1, dates days since 1970 UTC), NaN for no cell; or text, "" for
+    # no cell.
+    values: NDArray[np.float64] | NDArray[np.object_]
 
 
 def read_raw_columns(
     data: DataParams, names: Sequence[str], ids: Sequence[str], sources: Sequence[str], found: Path
 ) -> list[RawCells]:
-    """The columns `names` of the rows `sources`, whose ids are `ids`; `found` is the table of what a transform found on them, if any.
+    """Return the columns `names` of the rows `sources`, whose ids are `ids`.
 
-    DataError naming every column that is nowhere, IntegrityError if the rows are not those that were cleaned.
+    `found` is the table of values from a transform, if it exists. Raises DataError naming every
+    column that is nowhere, and IntegrityError if the rows changed since they were cleaned.
     """
     if not names:
         return []
-    table = _table_of(data)
-    present = column_names(table) if table else []
+    present = columns_of(data) if _has_table(data) else []
     transformed = pq.read_table(found, partitioning=None) if found.exists() else pa.table({})
-    _refuse_unknown(
-        names, data, present, [name for name in transformed.column_names if name != "id"]
-    )
+    others = [name for name in transformed.column_names if name != "id"]
+    _refuse_unknown(names, data, present, others)
     inside = [name for name in names if name in present]
-    raw, rows = (
-        _raw_columns(data, table, inside, ids, sources) if table and inside else ({}, np.arange(0))
-    )
-    outside = {name: stored_column(name, transformed[name]) for name in names if name not in raw}
-    taken = [_cells(raw[name], data.columns.get(name), rows) for name in inside]
-    taken += [_cells(column, None, np.arange(len(ids))) for column in outside.values()]
-    by_name = {cells.name: cells for cells in taken}
-    return [by_name[name] for name in names]
+    raw: dict[str, RawColumn] = {}
+    if inside:
+        raw, rows = _raw_columns(data, inside, ids, sources)
+    every = np.arange(len(ids))
+    return [
+        _cells(raw[name], data.columns.get(name), rows)
+        if name in raw
+        else _cells(stored_column(name, transformed[name]), None, every)
+        for name in names
+    ]
 
 
 def check_slice_names(data: DataParams, names: Sequence[str]) -> None:
     """DataError naming every column that is neither in the data nor possible in a transform."""
-    table = _table_of(data)
-    _refuse_unknown(names, data, column_names(table) if table else [], [])
+    _refuse_unknown(names, data, columns_of(data) if _has_table(data) else [], [])
 
 
-def _table_of(data: DataParams) -> Path | None:
-    """Return the table of the data set; None for class folders."""
+def _has_table(data: DataParams) -> bool:
     root = Path(data.path)
-    return None if root.is_dir() and table_in(root) is None else find_table(data)
+    if data.sources is not None:
+        return not find_layout(data).joined
+    return not root.is_dir() or table_in(root, data) is not None
 
 
 def _refuse_unknown(
     names: Sequence[str], data: DataParams, present: Sequence[str], transformed: Sequence[str]
 ) -> None:
     known = [*present, *transformed]
-    problems = [f"  {name!r}{_hint(name, known)}" for name in names if name not in known]
+    problems = [
+        f"  {name!r}, {missing_column(name, known)}\n" for name in names if name not in known
+    ]
     if problems:
-        there = (
-            f"has the columns {', '.join(known)}"
-            if known
-            else "is a folder of class folders, which has no columns"
-        )
+        there = "is a folder of class folders, which has no columns"
+        if known:
+            there = f"has the columns {', '.join(known)}"
         raise DataError(
             f"evaluate.slices names what is not there; data.path {data.path!r} {there}:\n"
-            + "\n".join(problems)
-            + "\nCorrect the names, "
-            "or take them out."
+            f"{''.join(problems)}Correct the names, or remove them."
         )
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _raw_columns(
-    data: DataParams, table: Path, names: Sequence[str], ids: Sequence[str], sources: Sequence[str]
+    data: DataParams, names: Sequence[str], ids: Sequence[str], sources: Sequence[str]
 ) -> tuple[dict[str, RawColumn], NDArray[np.int64]]:
-    """Return the whole raw columns, and the position of each row in them."""
-    raw = read_raw_table(table, None if is_table(data.task) else names)
+    ids_from_cells = kind_of(data.task).input.ids_from_cells
+    raw = read_table_of(data, None if ids_from_cells else names)
     numbers = np.array([int(source.partition(":")[0]) for source in sources], np.int64)
     rows = np.searchsorted(raw.numbers, numbers)
-    if not np.isin(numbers, raw.numbers).all():
-        raise _changed(data, int((~np.isin(numbers, raw.numbers)).sum()))
-    if is_table(data.task):  # an image's id is of its bytes, which are not read here
+    num_changed = int((~np.isin(numbers, raw.numbers)).sum())
+    # Other ids are of bytes that are not read here.
+    if ids_from_cells and not num_changed:
         digests, _ = row_digests(identified_columns(raw), rows)
-        others = [
-            row_id
-            for row_id, digest in zip(ids, digests, strict=True)
-            if digest.tobytes().hex()[:ID_DIGITS] != row_id
-        ]
-        if others:
-            raise _changed(data, len(others))
+        found = hex_strings(digests[:, : ID_DIGITS // 2]).to_pylist()
+        num_changed = sum(new != old for new, old in zip(found, ids, strict=True))
+    if num_changed:
+        raise IntegrityError(
+            f"{data.path!r} changed since it was cleaned: {num_changed} rows are gone or differ. "
+            "Put it back, or run `dvc repro`."
+        )
     return {name: raw.columns[name] for name in names}, rows
 
 
-def _changed(data: DataParams, num_rows: int) -> IntegrityError:
-    return IntegrityError(
-        f"{data.path!r} changed since it was cleaned: {num_rows} rows are gone or others. Put it back, or run `dvc repro`."
-    )
-
-
-def _cells(raw: RawColumn, said: ColumnParams | None, rows: NDArray[np.int64]) -> RawCells:
+def _cells(raw: RawColumn, given: ColumnParams | None, rows: NDArray[np.int64]) -> RawCells:
     if raw.stored == "other":
         raise DataError(
-            f"evaluate.slices names {raw.name!r}, whose cells are {raw.arrow_type}: slices are made of text, numbers, booleans or dates."
+            f"evaluate.slices names {raw.name!r}, whose cells are {raw.arrow_type}: "
+            "slices are made of text, numbers, booleans or dates."
         )
-    kind = _kind(raw, said)
+    kind = infer(raw).kind if given is None or given.kind == "ignore" else given.kind
+    if kind == "ignore":  # counters are numbers, ids are categories
+        has_text = (typed_column(raw, "number").states == BAD).any()
+        kind = "category" if has_text else "number"
     return RawCells(raw.name, kind, typed_column(raw, kind).cells[rows])
-
-
-def _kind(raw: RawColumn, said: ColumnParams | None) -> Kind:
-    """Return the kind of any column: counters are numbers, ids are categories."""
-    if said is not None and said.kind != "ignore":
-        return said.kind
-    guess = infer(raw).kind
-    if guess != "ignore":
-        return guess
-    return "category" if (typed_column(raw, "number").states == BAD).any() else "number"

@@ -1,9 +1,10 @@
-"""Where the table is, and its rows again as JSON objects, as a client of the service would send them.
+"""The table of the data set, and its rows as JSON objects as a client of the service sends them.
 
-Cells are read by the same code as in `clean`, with the kinds that `clean` wrote down, and each row's id is made anew from the raw
-file: a file that changed since gives other ids.
+Cells are read by the same code as in `clean`, with the kinds that `clean` recorded. The id of each
+row is computed again from the raw file, so a file that changed gives other ids.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,39 +14,84 @@ from typing import Any
 import numpy as np
 
 from slipway.config.sections import DataParams
-from slipway.data.sources.image_tables import TABLES
-from slipway.data.sources.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
-from slipway.data.sources.sources import existing_path, table_in
+from slipway.data.engine.rows import ID_DIGITS
+from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
+from slipway.data.sources.raw_tables import (
+    RawColumn,
+    RawTable,
+    column_names,
+    is_row_index,
+    join_tables,
+    read_raw_table,
+)
+from slipway.data.sources.samples import GIVEN_SPLIT
+from slipway.data.sources.sources import each_source, existing_path, table_in
+from slipway.data.sources.text_format import TextFormat
 from slipway.data.tables.cells import TypedColumn, row_digests, typed_column
-from slipway.inputs.columns import ColumnContract, ColumnType
+from slipway.data.tables.notation import iso_date
+from slipway.inputs.columns import ColumnContract, ColumnType, read_date
 from slipway.system.errors import DataError, IntegrityError
-
-ID_DIGITS = 32  # hex, the beginning of it
 
 JsonRow = dict[str, float | str | bool | None]
 
 
 def find_table(data: DataParams) -> Path:
     """Return the table at `data.path` or at its top, or the folder of shards; DataError if none."""
-    root = existing_path(data, "a .csv or .parquet file")
+    root = existing_path(data, f"{TABLE_ENDINGS} or an .xlsx")
     if root.is_dir():
-        table = table_in(root)
+        table = table_in(root, data)
         if table is None:
             raise DataError(
-                f"data.path {data.path!r} holds no table at its top. Point it at a .csv or .parquet file for {data.task}."
+                f"data.path {data.path!r} holds no table at its top. "
+                f"Point it at {TABLE_ENDINGS} or an .xlsx for {data.task}."
             )
         return table
     if root.suffix.lower() not in TABLES:
         raise DataError(
-            f"data.path {data.path!r} ends in {root.suffix!r}, expected a .csv or .parquet file for {data.task}."
+            f"data.path {data.path!r} ends in {root.suffix!r}, "
+            f"expected {TABLE_ENDINGS} or an .xlsx for {data.task}."
         )
     return root
 
 
-def identified_columns(raw: RawTable) -> list[RawColumn]:
-    """The columns that make a row what it is: all but row indices.
+def stored_tables(data: DataParams) -> list[Path]:
+    """Return the files or folders of shards that hold the table: for an unpacked source, its
+    archive.
+    """
+    if data.sources is None:
+        return [find_table(data)]
+    found = {Path(data.path, name): source for name, source in each_source(data).items()}
+    return [
+        path if Path(source.path) != path else find_table(source) for path, source in found.items()
+    ]
 
-    What `data.columns` says does not count: leaving a column out moves no row to another split.
+
+def read_table_of(data: DataParams, only: Collection[str] | None = None) -> RawTable:
+    """Read the table of `find_table`, or of all sources: all columns, or `only` these."""
+    if data.sources is None:
+        return read_raw_table(find_table(data), only, TextFormat.of(data))
+    tables = {name: read_table_of(source, only) for name, source in each_source(data).items()}
+    if data.split_column != GIVEN_SPLIT:  # then the names of shards are no split
+        for table in tables.values():
+            table.columns.pop(GIVEN_SPLIT, None)
+    return join_tables(tables)
+
+
+def columns_of(data: DataParams) -> list[str]:
+    """Return the columns of the table of `find_table`, or of the first source, in order."""
+    return column_names(first_table(data), TextFormat.of(data))
+
+
+def first_table(data: DataParams) -> Path:
+    """Return the table of `find_table`, or of the first source."""
+    first = data if data.sources is None else next(iter(each_source(data).values()))
+    return find_table(first)
+
+
+def identified_columns(raw: RawTable) -> list[RawColumn]:
+    """Return the columns that identify a row: all but row indices.
+
+    `data.columns` has no influence, so ignoring a column moves no row to another split.
     """
     return [column for name, column in raw.columns.items() if not is_row_index(name)]
 
@@ -53,32 +99,32 @@ def identified_columns(raw: RawTable) -> list[RawColumn]:
 def read_json_rows(
     data: DataParams, types: Sequence[ColumnType], wanted: Collection[str]
 ) -> Iterator[tuple[str, str, JsonRow]]:
-    """(source, id, row) of each of the `wanted` sources, in the order of the file.
+    """Yield source, id and row for each of the `wanted` sources, in the order of the file.
 
-    Numbers are finite floats, categories text, booleans bool, dates ISO 8601 text, and null where `clean` found nothing that it took.
-    IntegrityError if a column or a wanted row is no longer there.
+    Numbers are finite floats, categories text, booleans bool, dates ISO 8601 text. A cell that
+    `clean` did not accept is null. IntegrityError if a column or a wanted row is missing.
     """
-    raw = read_raw_table(find_table(data))
+    raw = read_table_of(data)
     missing = [column.name for column in types if column.name not in raw.columns]
-    rows = np.flatnonzero(
-        np.isin(raw.numbers, np.array([int(source) for source in wanted], np.int64))
-    )
-    if missing or len(rows) != len(set(wanted)):
+    numbers = {int(source.partition(":")[0]) for source in wanted}
+    rows = np.flatnonzero(np.isin(raw.numbers, list(numbers)))
+    if missing or len(rows) != len(numbers):
         raise IntegrityError(
-            f"{data.path!r} changed since it was cleaned: {len(set(wanted)) - len(rows)} rows and "
-            f"{len(missing)} columns ({', '.join(missing)}) are gone. Put it back, or run `dvc repro`."
+            f"{data.path!r} changed since it was cleaned: {len(numbers) - len(rows)} rows and "
+            f"{len(missing)} columns ({', '.join(missing)}) are gone. "
+            "Put it back, or run `dvc repro`."
         )
     columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
     digests, _ = row_digests(identified_columns(raw), rows)
     for row, digest in zip(rows.tolist(), digests, strict=True):
         cells = {column.name: json_cell(column, typed, row) for column, typed in columns}
-        yield str(raw.numbers[row]), digest.tobytes().hex()[:ID_DIGITS], cells
+        yield raw.source(int(raw.numbers[row])), digest.tobytes().hex()[:ID_DIGITS], cells
 
 
 def raw_rows(
     data: DataParams, contract: ColumnContract, wanted: set[str]
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Yield source, id and JSON object of each row, as a client would send it."""
+    """Yield source, id and JSON object of each row, as a client sends it."""
     for source, row_id, row in read_json_rows(data, contract.columns, wanted):
         yield source, row_id, json_row(row)
 
@@ -97,12 +143,16 @@ def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str |
     if math.isnan(number) or is_out_of_range(column, number):
         return None
     if column.kind == "date":
-        return str(typed.raw.values[int(typed.raw.codes[row])])
+        text = str(typed.raw.values[int(typed.raw.codes[row])])
+        with contextlib.suppress(ValueError):
+            if read_date(text) == number:
+                return text
+        return iso_date(number)  # the service takes only this form
     return bool(number) if column.kind == "boolean" else number
 
 
-def is_out_of_range(column: ColumnType, number: float) -> bool:
-    """True if a number is beyond the user's bounds."""
-    return (column.min is not None and number < column.min) or (
-        column.max is not None and number > column.max
-    )
+def is_out_of_range(column: ColumnType, numbers: Any) -> Any:
+    """Return True for numbers beyond the user's bounds; (N,) for (N,) numbers."""
+    least = -math.inf if column.min is None else column.min
+    most = math.inf if column.max is None else column.max
+    return (numbers < least) | (numbers > most)

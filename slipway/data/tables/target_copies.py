@@ -1,8 +1,9 @@
-"""Inputs that tell the target almost by themselves: near copies of it, which `clean` cannot prove to be copies.
+"""Inputs that alone almost predict the target: near copies that `clean` cannot prove.
 
-Each column is scored alone on the training rows, leaving out the row that is predicted: by the other rows of the same
-value, and for numbers and dates also by the rows with the nearest values. Rows of one group or near-duplicate cluster
-lie in one split together, so one of each is enough. A high score is a suspicion, no proof: such columns stay inputs.
+Each column is scored by itself on the training rows, leaving out the predicted row: by the other
+rows with the same value, and for numbers and dates also by the rows with the nearest values. Rows
+of a group or near-duplicate cluster are in one split, so one of each is enough. A high score is a
+suspicion, no proof: such columns stay inputs.
 """
 
 from collections.abc import Iterator
@@ -20,22 +21,30 @@ from slipway.data.tables.files import CELLS, ID_COLUMN
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
-# A copy in 99 % of the rows scores 0.98 and more; petal width, which nearly tells the three irises apart, 0.96.
+# A copy in 99 % of the rows scores at least 0.98. Petal width, which nearly separates the three
+# irises, scores 0.96.
 _SUSPICIOUS_ACCURACY = 0.97
-# A copy in 99 % of the rows scores 0.97 and more; a column that tells the target with an R2 of 0.99 scores 0.9.
+# A copy in 99 % of the rows scores at least 0.97. A column that predicts the target with an R2 of
+# 0.99 scores 0.9.
 _SUSPICIOUS_ORDER = 0.95
 _MIN_ROWS = 20
-_ROWS_PER_CLASS = 10  # in fewer rows a column may tell the classes apart by chance
+_ROWS_PER_CLASS = 10  # with fewer rows a column may separate the classes by chance
 _MOST_ROWS = 100_000  # those with the smallest ids, which is a random choice
+_MOST_REPORTED = 50
 _NEIGHBOURS = 2  # on each side
 
 
-class TargetCopy(NamedTuple):
-    """A column that alone nearly predicts the target."""
+class ColumnScore(NamedTuple):
+    """The score of a column that alone predicts the target."""
 
     column: str
-    score: float  # 1 at most: balanced accuracy of classes; of numbers 1 - error / error of the median, both of ranks
-    rows: int  # training rows behind it
+    # At most 1. Classes: balanced accuracy. Numbers: 1 - error / error of the median, of ranks.
+    score: float
+    rows: int  # training rows of the score
+
+    def is_suspicious(self, *, of_classes: bool) -> bool:
+        """True if the score is that of a near copy."""
+        return self.score >= (_SUSPICIOUS_ACCURACY if of_classes else _SUSPICIOUS_ORDER)
 
     def in_words(self, *, of_classes: bool) -> str:
         """Describe the finding."""
@@ -44,8 +53,8 @@ class TargetCopy(NamedTuple):
         return f"{self.column!r} alone predicts the target ({score})"
 
 
-def find_target_copies(rows: pa.Table, folder: Path) -> list[TargetCopy]:
-    """Find suspicious columns among the cells in `folder`, the highest score first."""
+def score_columns(rows: pa.Table, folder: Path) -> list[ColumnScore]:
+    """Score each column of the cells in `folder` that has enough rows, the highest score first."""
     if not (folder / CELLS).exists():  # images
         return []
     training = _one_of_each_unit(rows.filter(pc.equal(rows["split"], "train")).sort_by("id"))
@@ -57,16 +66,23 @@ def find_target_copies(rows: pa.Table, folder: Path) -> list[TargetCopy]:
         _codes(training["label"]).astype(float) if of_classes else training["target"].to_numpy()
     )
     found = [
-        TargetCopy(name, *best)
+        ColumnScore(name, *best)
         for name, cells in _columns(folder / CELLS, training["id"])
-        if (best := _best(cells, targets, of_classes=of_classes)) is not None
+        if (best := best_score(cells, targets, of_classes=of_classes)) is not None
     ]
     return sorted(found, key=lambda copy: (-copy.score, copy.column))
 
 
-def target_copy_report(copies: list[TargetCopy], *, of_classes: bool) -> list[dict[str, Any]]:
-    """Return the findings as part of `reports/split.json`."""
-    return [{**copy._asdict(), "finding": copy.in_words(of_classes=of_classes)} for copy in copies]
+def score_report(scores: list[ColumnScore], *, of_classes: bool) -> dict[str, Any]:
+    """Return the highest scores and the suspicious columns as part of `reports/split.json`."""
+    return {
+        "target_copies": [
+            {**column._asdict(), "finding": column.in_words(of_classes=of_classes)}
+            for column in scores
+            if column.is_suspicious(of_classes=of_classes)
+        ],
+        "column_scores": [column._asdict() for column in scores[:_MOST_REPORTED]],
+    }
 
 
 def _one_of_each_unit(rows: pa.Table) -> pa.Table:
@@ -83,23 +99,19 @@ def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.Chunked
             yield name, pq.read_table(path, columns=[name], partitioning=None)[name].take(places)
 
 
-def _best(cells: pa.ChunkedArray, targets: Float, *, of_classes: bool) -> tuple[float, int] | None:
-    """Return (score, rows) of a suspicious column, over all rows or those with a value.
-
-    Else None.
-    """
-    of_target, least = (
-        (_class_scores, _SUSPICIOUS_ACCURACY) if of_classes else (_number_scores, _SUSPICIOUS_ORDER)
-    )
+def best_score(
+    cells: pa.ChunkedArray, targets: Float, *, of_classes: bool
+) -> tuple[float, int] | None:
+    """Return the best (score, rows), over all rows or those with a value; None for too few."""
+    score = _class_scores if of_classes else _number_scores
     present = np.asarray(pc.is_valid(cells).to_numpy())
     keys, values = _keys(cells)
     found = []
     for chosen in [np.ones(len(present), bool)] + [present] * (not present.all()):
         if chosen.sum() >= _MIN_ROWS:
-            scores = of_target(
-                keys[chosen], None if values is None else values[chosen], targets[chosen]
-            )
-            found += [(score, int(chosen.sum())) for score in scores if score >= least]
+            of_chosen = None if values is None else values[chosen]
+            scores = score(keys[chosen], of_chosen, targets[chosen])
+            found += [(value, int(chosen.sum())) for value in scores]
     return max(found, default=None)
 
 
@@ -111,9 +123,8 @@ def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
     values = pc.fill_null(cells, np.nan).to_numpy()
     least, most = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
     with np.errstate(over="ignore"):
-        return keys, np.where(
-            np.isnan(values), least - (most - least) - 1, values
-        )  # missing: far from all others
+        far_away = least - (most - least) - 1
+        return keys, np.where(np.isnan(values), far_away, values)
 
 
 def _codes(cells: pa.ChunkedArray) -> Int:
@@ -142,10 +153,9 @@ def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
     order = np.lexsort((-num_rows / counts[label], key))
     key, label, num_rows = key[order], label[order], num_rows[order]
     is_first = np.append(True, key[1:] != key[:-1])
-    second = np.append(
-        np.where(is_first[1:], 0.0, (num_rows / counts[label])[1:]), 0.0
-    )  # of the same value
-    # Only the first class of a value can be right for its rows, if it is the first without the row, too.
+    # The frequency of the second class of the same value.
+    second = np.append(np.where(is_first[1:], 0.0, (num_rows / counts[label])[1:]), 0.0)
+    # Only the first class of a value can be right, if it stays first without the predicted row.
     is_right = is_first & (num_rows > 1) & ((num_rows - 1) / counts[label] > second)
     right = np.bincount(label[is_right], num_rows[is_right], len(counts))
     return float((right / counts).mean())
@@ -157,9 +167,8 @@ def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
     places = _neighbour_places(len(order))
     with np.errstate(over="ignore", invalid="ignore"):
         far = np.abs(values[order][places] - values[order][:, np.newaxis])
-    nearest = np.take_along_axis(
-        classes[order][places], np.argsort(far, axis=1, kind="stable"), axis=1
-    )
+    by_distance = np.argsort(far, axis=1, kind="stable")
+    nearest = np.take_along_axis(classes[order][places], by_distance, axis=1)
     votes = (nearest[:, :, np.newaxis] == nearest[:, np.newaxis, :]).sum(axis=2)
     voted = np.take_along_axis(nearest, votes.argmax(axis=1)[:, np.newaxis], axis=1)[:, 0]
     right = np.bincount(classes[order][voted == classes[order]], minlength=len(counts))

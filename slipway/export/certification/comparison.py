@@ -17,11 +17,10 @@ from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import BatchCheck, Execution, Hop, HopBounds
 from slipway.artifacts.uncertainty import Calibration
 from slipway.data.store.packed import Inputs, open_split, read_manifest
-from slipway.kinds.registry import Task, is_classification
+from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
 from slipway.metrics.uncertainty import ood_fraction, score_rank
-from slipway.reports.evaluation.slice_scores import headline
 from slipway.system.errors import MetricError, SchemaError
 
 _PER_CLASS = "f1_macro"  # accuracy hides what happens to a rare class
@@ -137,7 +136,7 @@ class HopComparison:
     def __init__(self, rows: TestRows, resampling: Resampling) -> None:
         self.rows = rows
         self._resampling = resampling
-        self._is_classification = is_classification(rows.task)
+        self._target = kind_of(rows.task).target
         self._origin: NDArray[np.float32] | None = None  # answers of the first hop
 
     def first(self, name: str, requested: Execution, measured: Measurement) -> Hop:
@@ -226,7 +225,7 @@ class HopComparison:
         return Hop.model_validate(content | compared)
 
     def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
-        name, rows = headline(self.rows.task), self.rows
+        name, rows = self._target.headline, self.rows
         try:
             measured = measure(rows.task, rows.targets, outputs, self._resampling, names=[name])
         except MetricError as error:
@@ -235,7 +234,7 @@ class HopComparison:
 
     def _num_changed(self, outputs: NDArray[np.float32]) -> int | None:
         """Count the rows whose label the first hop gave differently; None for values."""
-        if self._origin is None or not self._is_classification:
+        if self._origin is None or not self._target.has_classes:
             return None
         return int((self._origin.argmax(axis=1) != outputs.argmax(axis=1)).sum())
 
@@ -243,8 +242,10 @@ class HopComparison:
         """Measure how far each metric moved from the first hop's, row against row."""
         if self._origin is None or self._origin.shape != outputs.shape:
             return {}
-        names = ("accuracy", _PER_CLASS, "log_loss") if self._is_classification else ("rmse", "mae")
-        return {name: self._change(name, self._origin, outputs) for name in names}
+        return {
+            name: self._change(name, self._origin, outputs)
+            for name in self._target.compared_metrics
+        }
 
     def _change(
         self, metric: str, before: NDArray[np.float32], after: NDArray[np.float32]
@@ -305,12 +306,13 @@ class HopComparison:
     ) -> HopBounds:
         max_difference = max_score_difference = max_outliers = None
         if tolerance.max_difference is not None:
-            scale = 1.0 if self._is_classification else _scale(expected.outputs)
+            is_probability = self._target.output == "probabilities"
+            scale = 1.0 if is_probability else _scale(expected.outputs)
             score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
             max_difference = tolerance.max_difference * scale + tolerance.noise
             max_score_difference = tolerance.max_difference * score_scale + tolerance.score_noise
         if tolerance.max_metric_loss is not None and outliers and expected.calibration:
-            max_outliers = outliers.high + expected.calibration.outlier.share
+            max_outliers = outliers.high + expected.calibration.ood.fraction
         return HopBounds(
             max_difference=max_difference,
             max_score_difference=max_score_difference,
@@ -330,8 +332,8 @@ class HopComparison:
             return []
         moved = f"(from {expected.value:.4f} to {found.value:.4f})"
         limits = (tolerance.max_metric_loss, tolerance.budget_key)
-        if not self._is_classification:
-            growth, unit = changes["rmse"], 1 / max(expected.value, 1e-12)
+        if not self._target.headline_is_fraction:
+            growth, unit = changes[self._target.headline], 1 / max(expected.value, 1e-12)
             what = f"relative growth of the RMSE {moved}"
             return [_MetricLoss(what, growth.value * unit, growth.low * unit, 0.0, *limits)]
         accuracy, per_class, row = changes["accuracy"], changes[_PER_CLASS], 1 / len(self.rows.ids)
@@ -484,8 +486,8 @@ def _outlier_problems(found: Metric | None, bounds: HopBounds) -> list[str]:
     if found is None or bounds.max_outliers is None or found.low <= bounds.max_outliers:
         return []
     return [
-        f"{found.value:.1%} of the rows are flagged as OOD, "
-        f"{found.low:.1%} at the mild end of its interval, expected at most {bounds.max_outliers:.1%}"
+        f"{found.value:.1%} of the rows are flagged as OOD, {found.low:.1%} at the mild end of "
+        f"its interval, expected at most {bounds.max_outliers:.1%}"
     ]
 
 

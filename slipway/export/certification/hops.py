@@ -31,7 +31,7 @@ from slipway.export.certification.comparison import (
     failed,
     not_executed,
 )
-from slipway.export.certification.timing import repeated_rows, seconds_of
+from slipway.export.certification.timings import repeated_rows, seconds_of
 from slipway.export.graphs.graph import torch_answers
 from slipway.export.graphs.variants import PRECISION
 from slipway.runtimes.runtime import (

@@ -200,7 +200,7 @@ class ServiceClient:
         except (KeyError, TypeError, ValueError) as error:
             raise ParityError(
                 f"{what}: the service answered {str(answer)[:_MAX_SHOWN]}, "
-                "which is not of the form in docs/serving.md."
+                "which is not of the form in docs/reference/serving.md."
             ) from error
         return np.array(columns, np.float32)
 

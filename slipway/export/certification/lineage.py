@@ -1,7 +1,7 @@
 """Records the origin of a bundle and the machine of its certificate.
 
-Reads git, dvc.lock and the installed packages. Missing facts (no git work tree, no GPU) are recorded
-as missing, never guessed.
+Reads git, dvc.lock and the installed packages. Missing facts (no git work tree, no GPU) are
+recorded as missing, never guessed.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ from slipway.artifacts.bundle import DataSource, Lineage
 from slipway.runtimes.cpu_int8 import int8_instructions
 from slipway.runtimes.runtime import this_machine, why_unavailable
 from slipway.system import files
-from slipway.system.cores import num_cores
+from slipway.system.cores import cpu_model, num_cores
 from slipway.system.errors import SchemaError, UnavailableError
 
 _PACKAGES = (
@@ -71,7 +71,7 @@ def package_versions() -> dict[str, str]:
 
 def describe_hardware() -> dict[str, str]:
     """Describe the machine on which latencies are measured."""
-    hardware = {"cpu": _cpu_name(), "int8": int8_instructions(), "cores": str(num_cores())}
+    hardware = {"cpu": cpu_model(), "int8": int8_instructions(), "cores": str(num_cores())}
     hardware |= {"system": f"{platform.system()} {platform.machine()}"}
     try:
         machine = this_machine()
@@ -120,10 +120,3 @@ def _git(*arguments: str) -> str | None:
     except (FileNotFoundError, subprocess.CalledProcessError):
         return None
     return answer.stdout.strip()
-
-
-def _cpu_name() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-from slipway.data.sources.samples import RawSample
-from slipway.data.tables.source import ID_DIGITS
-from slipway.system import files
 from slipway.system.errors import IntegrityError
 
 
@@ -32,8 +29,3 @@ class RawRowPositions:
                 f"{len(self._missing)} test rows are gone from the raw data, "
                 f"the first is {min(self._missing)}. Run `dvc repro`."
             )
-
-
-def image_id(sample: RawSample) -> str | None:
-    """Return the row id of an image, the start of its SHA-256; None for a faulty sample."""
-    return None if sample.fault else files.sha256_bytes(sample.payload)[:ID_DIGITS]

@@ -30,7 +30,7 @@ def running_service(
     log: Path,
     ready_deadline_s: float = READY_DEADLINE_S,
 ) -> Iterator[str]:
-    """Start `command --host 127.0.0.1 --port FREE`, yield its URL when ready, and stop it at the end.
+    """Start `command --host 127.0.0.1 --port FREE`, yield its URL when ready, stop it at the end.
 
     `settings` are its environment variables.
 
@@ -66,7 +66,7 @@ def running_service(
 
 def serve_command() -> list[str]:
     """Return the command that starts the service."""
-    return [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway"]
+    return [sys.executable, "-m", "bentoml", "serve", "slipway.serving.service:Slipway"]
 
 
 def _wait_until_ready(

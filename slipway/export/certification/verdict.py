@@ -1,18 +1,27 @@
 """Turns the compared hops into the certificate, its refusal, and its texts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from slipway.artifacts.bundle import LoadedBundle
-from slipway.artifacts.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
+from slipway.artifacts.certificate import (
+    FORMAT_VERSION,
+    REQUIRED,
+    Certificate,
+    Execution,
+    Hop,
+    first_fault,
+)
 from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.export.certification.lineage import describe_hardware, package_versions
-from slipway.kinds.registry import Task
-from slipway.reports.console import interval, number, text_table
-from slipway.reports.evaluation.slice_scores import headline
+from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import Task, kind_of
+from slipway.reports.console import number, size, text_table
+from slipway.reports.evaluation.record import read_user_code
 from slipway.system import files
 from slipway.system.errors import IntegrityError, ParityError
+from slipway.system.user_code import UserCode
 
 
 def make_certificate(
@@ -21,6 +30,7 @@ def make_certificate(
     digests: dict[str, str],
     gates: list[GateResult],
     *,
+    user_code: Sequence[UserCode] = (),
     engine_digest: str | None = None,
     draft: bool,
 ) -> Certificate:
@@ -36,14 +46,26 @@ def make_certificate(
         status="draft" if draft else verdict,
         gates=verdict_of(gates),
         gate_results=gates,
-        metric=headline(bundle.manifest.task),
+        metric=kind_of(bundle.manifest.task).target.headline,
         bundle_digest=bundle.digest,
         engine_digest=engine_digest,
         digests=digests,
+        user_code=list(user_code),
         hops=hops,
         hardware=describe_hardware(),
         versions=package_versions(),
     )
+
+
+def user_code_of(
+    bundle: LoadedBundle, trained: Sequence[UserCode], evaluation: Path
+) -> list[UserCode]:
+    """List the user's own code behind a model: transform, network and loss, and metrics."""
+    contract, transforms = bundle.manifest.input, []
+    if isinstance(contract, ImageContract) and contract.transform:
+        name, sha256 = contract.transform.function, contract.transform.sha256
+        transforms = [UserCode(key="precompute.transform", name=name, sha256=sha256)]
+    return [*transforms, *trained, *read_user_code(evaluation)]
 
 
 def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]:
@@ -93,17 +115,19 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
     )
 
 
-def hop_table(hops: list[Hop], task: Task) -> str:
-    """Format one line per hop for a terminal."""
-    metric = headline(task)
-    columns = [
-        *("hop", "status", "rows", "max difference", "flipped"),
-        *(metric, "change", "its interval", "ms, 1 row", "rows/s"),
-    ]
-    lines = [text_table(columns, [_table_row(hop, metric) for hop in hops])]
-    lines += [f"{hop.name}: {hop.reason}" for hop in hops if hop.reason]
+def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
+    """Format the hops for a terminal; those without rows in one line for each reason."""
+    metric = kind_of(bundle.manifest.task).target.headline
+    columns = ["hop", "ran on", "agreement", "max diff", metric, "size", "ms/row", "rows/s"]
+    measured = [(hop, hop.actual) for hop in hops if hop.rows and hop.actual]
+    lines = [text_table(columns, [_table_row(hop, actual, bundle) for hop, actual in measured])]
+    lines += [f"{hop.name}: {hop.reason}" for hop, _ in measured if hop.reason]
     lines += [f"{hop.name}: {cut}" for hop in hops for cut in cut_batches(hop)]
-    return "\n".join(lines)
+    others: dict[str, list[str]] = {}
+    for hop in hops:
+        if not (hop.rows and hop.actual):
+            others.setdefault(f"{hop.status.replace('_', ' ')}, {hop.reason}", []).append(hop.name)
+    return "\n".join([*lines, *(f"{why}: {', '.join(names)}" for why, names in others.items())])
 
 
 def cut_batches(hop: Hop) -> list[str]:
@@ -144,23 +168,30 @@ def _numbers(hop: Hop, metric: str) -> dict[str, str | float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _table_row(hop: Hop, metric: str) -> list[str]:
-    if not hop.rows:
-        return [hop.name, hop.status.replace("_", " "), *[""] * 8]
-    change = hop.metric_changes.get(metric)
+def _table_row(hop: Hop, actual: Execution, bundle: LoadedBundle) -> list[str]:
+    model = bundle.manifest.models.get(actual.variant)
+    requested, found = (
+        f"{execution.provider} {execution.precision}" for execution in (hop.requested, actual)
+    )
     return [
         hop.name,
-        hop.status,
-        str(hop.rows),
-        _optional(hop.max_difference),
-        str(len(hop.flipped)) if hop.reference else "",
-        _optional(hop.metric.value if hop.metric else None),
-        _optional(change.value if change else None),
-        interval(change) if change else "",
-        _optional(hop.latency_ms),
-        _optional(hop.rows_per_second),
+        found if hop.requested == actual else f"{requested} -> {found}",
+        _agreement(hop, bundle.manifest.task) if hop.reference else "reference",
+        _optional(hop.max_difference, ".1e"),
+        number(hop.metric.value) if hop.metric else "",
+        size(model.bytes) if model else "",
+        _optional(hop.latency_ms, ".2f"),
+        _optional(hop.rows_per_second, ".0f"),
     ]
 
 
-def _optional(value: float | None) -> str:
-    return "" if value is None else number(value)
+def _agreement(hop: Hop, task: Task) -> str:
+    """Count the rows with the same label; with the status if the hop does not agree."""
+    if not kind_of(task).target.has_classes:
+        return hop.status
+    same = f"{hop.rows - len(hop.flipped)}/{hop.rows}"
+    return same if hop.status == "agrees" else f"{hop.status}, {same}"
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

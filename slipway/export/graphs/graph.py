@@ -1,8 +1,8 @@
 """Exports torch to one self-contained ONNX graph, from pixels or encoded columns to the answer.
 
 Normalisation, temperature, softmax and the OOD score are part of the network, so a service cannot
-forget any of them. A graph is refused if it needs a second file, fails the ONNX checker, has another
-signature than its bundle says, or answers differently from torch at any tried batch size.
+forget any of them. A graph is refused if it needs a second file, fails the ONNX checker, has
+another signature than its bundle says, or answers differently from torch at any tried batch size.
 """
 
 import json
@@ -112,7 +112,7 @@ def describe_graph(
 
 
 def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -> None:
-    """Raise BundleError unless the graph is valid, self-contained and has the declared signature."""
+    """Raise BundleError unless the graph is valid, self-contained and of the declared signature."""
     model = onnx.load_model_from_string(graph)
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         raise BundleError(

@@ -1,8 +1,8 @@
 """Quantizes graphs to int8: static with ranges from sample rows, dynamic with a range per row.
 
 Static graphs exist for the CPU and for TensorRT, which take different ones. In a dynamic graph an
-answer never depends on the other rows of its batch. ONNX Runtime's own dynamic graphs have one range
-for the whole batch, so behind a service another caller's row would change the answer.
+answer never depends on the other rows of its batch. ONNX Runtime's own dynamic graphs have one
+range for the whole batch, so behind a service another caller's row would change the answer.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class StaticQuantizer:
         in_fp32: Collection[str] = (),
         only: str | None = None,
     ) -> bytes:
-        """Quantize all layers except `in_fp32`, or the layer `only`, with a scale per weight channel.
+        """Quantize all layers except `in_fp32`, or layer `only`, with a scale per weight channel.
 
         For the CPU the sums and rectifiers between convolutions are quantized too, unless some
         layer stays in fp32.
@@ -201,7 +201,7 @@ def prepare(fp32: bytes, scratch: Path) -> Path:
 
 
 def _give_own_weights(graph: onnx.GraphProto) -> None:
-    """Copy weights that layers share: ONNX Runtime cannot take shared weights of int8 as uint8."""
+    """Copy weights that layers share: ONNX Runtime cannot convert shared int8 weights to uint8."""
     weights, taken = {tensor.name: tensor for tensor in graph.initializer}, set[str]()
     for node in graph.node:
         for index, name in enumerate(node.input if node.op_type in LAYERS else ()):
@@ -214,7 +214,7 @@ def _give_own_weights(graph: onnx.GraphProto) -> None:
 
 
 def _excluded(graph: onnx.GraphProto) -> list[str]:
-    """Name the layers with a matrix per column or submodel, and the nodes that only the score needs.
+    """Name layers with a matrix per column or submodel, and nodes that only the score needs.
 
     ONNX Runtime has no scale per channel for the former, which are small. The latter measure a
     distance, which from rounded features would only be the rounding.

@@ -1,4 +1,4 @@
-"""Makes smaller and faster graphs from the fp32 one: fp16, int8 for the CPU and TensorRT, dynamic int8.
+"""Makes smaller and faster graphs from the fp32 one: fp16, static and dynamic int8.
 
 The precision is part of the graph; no runtime has to lower it. `verify` judges how much accuracy a
 variant may cost. Broken variants are refused here: weights or activations beyond fp16's range,

@@ -65,7 +65,8 @@ def why_not(
     if not is_meant_for:
         return f"not meant for {provider}"
     if provider == "cpu" and not found.batch_dependence <= MAX_BATCH_DEPENDENCE:
-        return f"an answer depends on the other rows of its batch, by up to {found.batch_dependence:.2g}"
+        changed = f"{found.batch_dependence:.2g}"
+        return f"an answer depends on the other rows of its batch, by up to {changed}"
     if not found.metric_loss.value <= goal.max_metric_loss + _ROUNDING:
         lost = loss_text(found.metric_loss.value, task)
         return f"over the budget: loses {lost}, at most {loss_text(goal.max_metric_loss, task)}"

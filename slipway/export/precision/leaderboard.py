@@ -17,15 +17,14 @@ from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.sections import GoalParams
 from slipway.data.store.packed import PackedSplit
 from slipway.export.certification.lineage import describe_hardware
-from slipway.export.certification.timing import Timings, measure_in_turns, repeated_rows
+from slipway.export.certification.timings import Timings, measure_in_turns, repeated_rows
 from slipway.export.graphs.variants import refuse_broken
 from slipway.export.precision.choice import choose
 from slipway.export.precision.session_memory import session_peak_bytes
-from slipway.kinds.registry import Task, is_classification
+from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
 from slipway.metrics.uncertainty import ood_fraction, score_rank
-from slipway.reports.evaluation.slice_scores import headline
 from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, LeaderboardLine
 from slipway.runtimes.runtime import Runner, open_onnx, run_in_batches, why_unavailable
 
@@ -106,7 +105,7 @@ def make_leaderboard(
         ]
     return Leaderboard(
         task=contest.task,
-        metric=headline(contest.task),
+        metric=kind_of(contest.task).target.headline,
         rows=len(contest.validation),
         lines=lines,
         choice=choices,
@@ -159,9 +158,10 @@ def metric_loss(
 
     In accuracy points, or as relative growth of the RMSE.
     """
-    found = paired_difference(task, headline(task), targets, before, after, resampling)
+    target = kind_of(task).target
+    found = paired_difference(task, target.headline, targets, before, after, resampling)
     bounds = found.difference, found.low, found.high
-    if is_classification(task):  # a loss is a decrease
+    if target.headline_is_fraction:  # a loss is a decrease
         value, high, low = (-bound for bound in bounds)
     else:
         value, low, high = (bound / max(found.before, 1e-12) for bound in bounds)
@@ -185,7 +185,7 @@ def _figures(
     task, targets, resampling = contest.task, contest.validation.targets, contest.resampling
     found, reference = answers.outputs, expected.outputs
     calibration, confidence = contest.calibrations.get(variant), resampling.confidence
-    name, batch_size = headline(task), timings.best_batch_size(variant)
+    name, batch_size = kind_of(task).target.headline, timings.best_batch_size(variant)
     return VariantFigures(
         metric=measure(task, targets, found, resampling, names=[name])[name],
         metric_loss=metric_loss(task, targets, reference, found, resampling),
@@ -214,7 +214,7 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
         largest = max(largest, float(np.abs(single - found[row]).max()))
         if time.monotonic() > deadline:
             break
-    if is_classification(contest.task):
+    if kind_of(contest.task).target.output == "probabilities":
         return largest
     return largest / max(1.0, float(np.abs(found).max()))  # as in `verify`
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import BundleError
-
-_STATUS = Path("/proc/self/status")
+from slipway.system.memory import status_bytes
 
 
 def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
@@ -38,19 +37,11 @@ def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
 
 def _peak_growth(graph: Path, batch: NDArray[Any]) -> int | None:
     import_onnxruntime()  # before the first figure
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     runner = open_onnx(
         graph.read_bytes(), variant=graph.stem, precision="", provider="cpu", num_threads=0
     )
     runner.run(np.ascontiguousarray(batch))
     # `ru_maxrss` would start with the peak of the process that started this one.
-    peak = _status_bytes("VmHWM")
+    peak = status_bytes("VmHWM")
     return peak - before if before and peak else None
-
-
-def _status_bytes(key: str) -> int:
-    """Read a size from /proc/self/status; 0 if there is none."""
-    if not _STATUS.exists():
-        return 0
-    lines = _STATUS.read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)

@@ -6,10 +6,9 @@ from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration
 from slipway.data.store.packed import PackedSplit
 from slipway.export.graphs.graph import onnx_answers
-from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.scores import Resampling
+from slipway.kinds.registry import Task, kind_of
+from slipway.metrics.scores import Resampling, share_of
 from slipway.metrics.uncertainty import with_thresholds
-from slipway.reports.evaluation.uncertainty import share_of
 from slipway.training.uncertainty.calibration import fitting_half
 
 
@@ -25,7 +24,7 @@ def own_thresholds(
         return calibration  # its thresholds promise nothing either
     answers = onnx_answers(graph, validation.inputs[rows])
     targets = validation.targets[rows]
-    return with_thresholds(calibration, answers, targets, of_classes=is_classification(task))
+    return with_thresholds(task, calibration, answers, targets)
 
 
 def own_coverage(
@@ -36,5 +35,6 @@ def own_coverage(
     None without intervals.
     """
     outputs = onnx_answers(graph, test.inputs).outputs
-    held = calibration.holds_truth(outputs, test.targets, of_classes=is_classification(task))
+    uncertainty = kind_of(task).target.load_part("uncertainty")
+    held = uncertainty.is_held(calibration, outputs, test.targets)
     return None if held is None else share_of(held, resampling.confidence)

@@ -24,7 +24,9 @@ def judge(
     absent = why_absent(task, targets, len(evaluation.classes), params.top_k)
     results = apply_gates(params.gates, evaluation.metrics, absent)
     if evaluation.slices is not None:
-        answers = RowAnswers(task, targets, evaluation.outputs, params.top_k)
+        answers = RowAnswers(
+            task, targets, evaluation.outputs, params.top_k, evaluation.user_metrics
+        )
         results += apply_slice_gates(params.slice_gates, evaluation.slices, answers, resampling)
     if evaluation.reference:
         results.append(reference_gate(evaluation.reference, params.max_regression))

@@ -30,9 +30,9 @@ LABEL_ISSUES = pa.schema(
         pa.field("is_candidate", pa.bool_(), nullable=False),  # probably wrong
     ]
 )
-# The estimate counts well, but rows that the networks get wrong are among the candidates. In a table
-# of 569 rows, as many candidates as estimated found 0.76 to 0.85 of the planted labels; a quarter
-# more found 0.90 to 0.96 (three seeds).
+# The estimate counts well, but rows that the networks get wrong are among the candidates. In a
+# table of 569 rows, as many candidates as estimated found 0.76 to 0.85 of the planted labels; a
+# quarter more found 0.90 to 0.96 (three seeds).
 _SLACK = 1.25
 
 
@@ -149,7 +149,7 @@ def judge(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> Judge
 def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the content of `label_issues.json`.
 
-    `settings` describe the audit; without issues there was none.
+    `settings` describe the audit. `issues` is None if no audit ran.
     """
     if issues is None:
         return {"asked_for": False, **settings}

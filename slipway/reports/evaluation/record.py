@@ -6,12 +6,13 @@ baseline in `baseline`, and every class in `per_class`. If test rows leak from a
 same numbers without them have names that end in `_without_leaked`.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +21,9 @@ from pydantic import ValidationError
 from slipway.artifacts.bundle import Metric
 from slipway.config.sections import EvaluateParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
-from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.baseline import baseline_scores
-from slipway.metrics.scores import (
-    ClassScores,
-    class_scores,
-    confusion_matrix,
-    count_classes,
-    log_losses,
-    measure,
-)
-from slipway.metrics.target_errors import TargetErrors, errors_by_target
+from slipway.kinds.registry import Task, kind_of
+from slipway.metrics.scores import TargetErrors, baseline_outputs, baseline_scores, measure
+from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
 from slipway.reports.evaluation.reference_comparison import (
     ReferenceAnswers,
     ReferenceComparison,
@@ -41,10 +34,10 @@ from slipway.reports.evaluation.slices import Dimension
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.system import files
 from slipway.system.contract import Contract
-from slipway.system.errors import SchemaError
+from slipway.system.errors import MetricError, SchemaError
+from slipway.system.user_code import UserCode
 
 _MIN_ROWS = 2  # R2 is not defined for fewer
-_NUM_RANGES = 5  # of a numeric target
 
 
 class _NamedMetric(Metric):
@@ -77,6 +70,7 @@ class Evaluation:
     target_errors: list[TargetErrors] = field(default_factory=list)  # by range of the target
     uncertainty: UncertaintyReport | None = None  # None if nothing was calibrated
     baseline: dict[str, float] = field(default_factory=dict)  # metrics of the trivial predictor
+    user_metrics: Sequence[UserMetric] = ()
 
     @property
     def num_leaked(self) -> int:
@@ -84,47 +78,34 @@ class Evaluation:
         return 0 if self.leaked is None else int(self.leaked.sum())
 
     @property
-    def is_classification(self) -> bool:
-        """True if `outputs` are probabilities."""
-        return is_classification(self.task)
+    def shown_metrics(self) -> list[str]:
+        """The metrics of the headline: those of the kind of target, then the user's own."""
+        own = [metric.name for metric in self.user_metrics]
+        return [*kind_of(self.task).target.shown_metrics, *own]
+
+    @property
+    def results(self) -> Any:
+        """The target's part that reads results from the outputs."""
+        return kind_of(self.task).target.load_part("results")
 
     @cached_property
     def predictions(self) -> NDArray[np.float64]:
-        """(N,) the index of the most probable class (the first of equals), or the value."""
-        best = self.outputs.argmax(axis=1) if self.is_classification else self.outputs[:, 0]
-        return best.astype(np.float64)
-
-    @cached_property
-    def confusion(self) -> NDArray[np.int64]:
-        """(K, K) number of rows by actual and predicted class; for classes only."""
-        return confusion_matrix(self.targets, self.predictions, len(self.classes))
-
-    @cached_property
-    def per_class(self) -> ClassScores:
-        """Precision, recall and F1 of each class; for classes only."""
-        return class_scores(count_classes(self.confusion))
+        """(N,) the index of the most probable class, or the value."""
+        return cast(NDArray[np.float64], self.results.predictions(self.outputs))
 
     def worst(self, num_rows: int) -> list[int]:
         """Return the rows with the largest loss, worst first; of classes only wrong ones."""
-        if self.is_classification:
-            is_wrong = self.predictions != self.targets
-            loss = np.where(is_wrong, log_losses(self.targets, self.outputs), -1.0)
-        else:
-            loss = np.abs(self.predictions - self.targets)
-        worst_first = np.argsort(-loss, kind="stable")[:num_rows]
-        return [int(row) for row in worst_first if loss[row] > 0]
+        severities = self.results.severities(self)
+        worst_first = np.argsort(-severities, kind="stable")[:num_rows]
+        return [int(row) for row in worst_first if severities[row] > 0]
 
     def least_certain(self, num_rows: int) -> list[int]:
         """Return the rows with the smallest margin, smallest first; none for a numeric target."""
-        if not self.is_classification or len(self.classes) < 2:
+        if len(self.classes) < 2:
             return []
-        return [int(row) for row in np.argsort(self.margins, kind="stable")[:num_rows]]
-
-    @cached_property
-    def margins(self) -> NDArray[np.float64]:
-        """(N,) the best probability less the second; for classes only."""
         best = np.sort(self.outputs.astype(np.float64), axis=1)[:, -2:]
-        return best[:, 1] - best[:, 0]
+        margins = best[:, 1] - best[:, 0]
+        return [int(row) for row in np.argsort(margins, kind="stable")[:num_rows]]
 
 
 def evaluate_rows(
@@ -135,6 +116,7 @@ def evaluate_rows(
     dimensions: Sequence[Dimension],
     reference: ReferenceAnswers | None,
     params: EvaluateParams,
+    user_metrics: Sequence[UserMetric] = (),
 ) -> Evaluation:
     """Measure the answers to the rows of `test`.
 
@@ -143,18 +125,24 @@ def evaluate_rows(
         uncertainty: has the answers of the network.
         dimensions: cut the rows into slices.
         reference: has the answers of the reference model.
+
+    Raises MetricError if a metric of the user's has no value.
     """
     task, targets, resampling = manifest.task, test.targets, uncertainty.resampling
     outputs, top_k = uncertainty.answers.outputs, params.top_k
-    answers = RowAnswers(task, targets, outputs, top_k)
+    answers = RowAnswers(task, targets, outputs, top_k, user_metrics)
+    own = {
+        metric.name: metric.measure(task, targets, outputs, resampling) for metric in user_metrics
+    }
     is_honest, without_leaked = ~test.leaked, {}
     if not is_honest.all() and is_honest.sum() >= _MIN_ROWS:
-        without_leaked = measure(
-            task, targets[is_honest], outputs[is_honest], resampling, top_k=top_k
-        )
+        honest = task, targets[is_honest], outputs[is_honest]
+        without_leaked = measure(*honest, resampling, top_k=top_k)
+        without_leaked |= measure_user_metrics(user_metrics, *honest, resampling)
+    target = kind_of(task).target
     target_errors = []
-    if not is_classification(task):
-        target_errors = errors_by_target(targets, outputs, _NUM_RANGES, resampling)
+    if not target.has_classes:
+        target_errors = target.load_part("results").target_errors(targets, outputs, resampling)
     return Evaluation(
         task=task,
         classes=manifest.classes,
@@ -162,32 +150,33 @@ def evaluate_rows(
         sources=test.sources,
         targets=targets,
         outputs=outputs,
-        metrics=measure(task, targets, outputs, resampling, top_k=top_k),
+        metrics=measure(task, targets, outputs, resampling, top_k=top_k) | own,
         leaked=test.leaked,
         without_leaked=without_leaked,
         slices=score_slices(dimensions, answers, params.slice_min_rows, resampling),
         reference=compare(answers, reference, resampling) if reference else None,
         target_errors=target_errors,
         uncertainty=uncertainty,
-        baseline=baseline_scores(task, train_targets, targets, len(manifest.classes), top_k),
+        baseline=baseline_scores(task, train_targets, targets, len(manifest.classes), top_k)
+        | _baseline_of(user_metrics, task, train_targets, targets, len(manifest.classes)),
+        user_metrics=user_metrics,
     )
 
 
-def headlines(task: Task) -> tuple[str, ...]:
-    """Return the metrics that are shown first."""
-    if is_classification(task):
-        return ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss")
-    return ("rmse", "mae", "r2", "mse")
-
-
-def baseline_words(task: Task) -> str:
-    """Describe the baseline."""
-    if is_classification(task):
-        return (
-            "the majority class of the training rows for every row, "
-            "with the class frequencies as probabilities"
-        )
-    return "the mean target of the training rows for every row"
+def _baseline_of(
+    user_metrics: Sequence[UserMetric],
+    task: Task,
+    train_targets: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    num_classes: int,
+) -> dict[str, float]:
+    """Score the trivial predictor; without those metrics that its outputs do not define."""
+    outputs = baseline_outputs(task, train_targets, len(targets), num_classes)
+    found = {}
+    for metric in user_metrics:
+        with contextlib.suppress(MetricError):
+            found[metric.name] = metric.score(task, targets, outputs)
+    return found
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
@@ -204,6 +193,12 @@ def read_metrics(path: Path) -> dict[str, Metric]:
 def read_baseline(path: Path) -> dict[str, float]:
     """Read every metric of the baseline by name."""
     return {entry.name: entry.value for entry in _read_list(path, "baseline", _NamedValue)}
+
+
+def read_user_code(path: Path) -> list[UserCode]:
+    """Read the origin of each metric that is the user's own."""
+    named = json.loads(path.read_text()).get("user_code", [])
+    return [UserCode.model_validate(entry) for entry in named]
 
 
 def read_coverage(path: Path) -> Metric | None:
@@ -244,7 +239,7 @@ def _read_list(path: Path, key: str, kind: type[_Entry]) -> list[_Entry]:
 
 
 def _content(evaluation: Evaluation) -> dict[str, Any]:
-    names, without_leaked = headlines(evaluation.task), evaluation.without_leaked
+    names, without_leaked = evaluation.shown_metrics, evaluation.without_leaked
     content: dict[str, Any] = {name: evaluation.metrics[name].value for name in names}
     content["rows"] = len(evaluation.targets)
     content["metrics"] = _named(evaluation.metrics)
@@ -274,26 +269,11 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
             name: reference.difference.difference,
             "reference_model": [reference.model_dump()],
         }
-    if evaluation.target_errors:
-        content["by_target"] = [entry.model_dump() for entry in evaluation.target_errors]
-    if evaluation.is_classification:
-        content["per_class"] = _class_entries(evaluation)
+    content |= evaluation.results.entries(evaluation)
+    if evaluation.user_metrics:
+        content["user_code"] = [metric.code.model_dump() for metric in evaluation.user_metrics]
     return content
 
 
 def _named(metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
     return [{"name": name, **metric.model_dump()} for name, metric in metrics.items()]
-
-
-def _class_entries(evaluation: Evaluation) -> list[dict[str, Any]]:
-    scores, rows = evaluation.per_class, evaluation.confusion.sum(axis=1)
-    return [
-        {
-            "class": name,
-            "rows": int(rows[index]),
-            "precision": float(scores.precision[index]),
-            "recall": float(scores.recall[index]),
-            "f1": float(scores.f1[index]),
-        }
-        for index, name in enumerate(evaluation.classes)
-    ]

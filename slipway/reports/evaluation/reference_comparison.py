@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.gates import GateResult
+from slipway.kinds.registry import kind_of
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation.slice_scores import RowAnswers, headline
+from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.system.contract import Contract
 from slipway.system.errors import DataError
 
@@ -65,7 +66,7 @@ def compare(
         )
     before, after, targets = reference.outputs[rows], answers.outputs[rows], answers.targets[rows]
     difference = paired_difference(
-        answers.task, headline(answers.task), targets, before, after, resampling
+        answers.task, kind_of(answers.task).target.headline, targets, before, after, resampling
     )
     p_value = difference.p_value
     if p_value is None:

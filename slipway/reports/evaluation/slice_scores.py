@@ -1,8 +1,8 @@
 """Scores each slice and finds those that are worse than the other rows, adjusted for their number.
 
 It is a permutation test: the losses of all rows (wrong or not, or the squared error) are permuted,
-and the largest standardised mean over all slices is noted each time. A slice is worse if its own mean
-exceeds these maxima too often to be chance: the step-down procedure of Westfall and Young
+and the largest standardised mean over all slices is noted each time. A slice is worse if its own
+mean exceeds these maxima too often to be chance: the step-down procedure of Westfall and Young
 (Resampling-Based Multiple Testing, 1993, algorithm 2.8). The probability of calling any slice worse
 by chance stays below 1 - confidence, however many slices there are and however they overlap; it has
 more power than Holm's correction.
@@ -14,13 +14,15 @@ small.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
-from slipway.kinds.registry import Task, is_classification
-from slipway.metrics.scores import Resampling, measure, wilson_interval
+from slipway.kinds.registry import Task, kind_of
+from slipway.metrics.scores import Resampling, measure, share_of
+from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
 from slipway.reports.evaluation.slices import Dimension
 
 _CHUNK_NUMBERS = 1 << 22  # permuted rows held in memory at a time
@@ -36,26 +38,25 @@ class RowAnswers:
     targets: NDArray[np.float64]
     outputs: NDArray[np.float32]
     top_k: int | None = None
+    user_metrics: Sequence[UserMetric] = ()
 
     @cached_property
     def losses(self) -> NDArray[np.float64]:
         """(N,) 1 for a wrong label, else 0; or the squared error."""
-        if is_classification(self.task):
-            return np.asarray(self.outputs.argmax(axis=1) != self.targets, np.float64)
-        return np.asarray((self.outputs[:, 0].astype(np.float64) - self.targets) ** 2)
+        results = kind_of(self.task).target.load_part("results")
+        return cast(NDArray[np.float64], results.row_losses(self.outputs, self.targets))
 
     def measure(
         self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling
     ) -> dict[str, Metric]:
         """Measure these metrics over `rows` (N,), without those that the rows do not define."""
-        return measure(
-            self.task,
-            self.targets[rows],
-            self.outputs[rows],
-            resampling,
-            top_k=self.top_k,
-            names=names,
-        )
+        own = [metric for metric in self.user_metrics if metric.name in names]
+        given = self.task, self.targets[rows], self.outputs[rows]
+        built_in = set(names).difference(metric.name for metric in own)
+        return {
+            **measure(*given, resampling, top_k=self.top_k, names=built_in),
+            **measure_user_metrics(own, *given, resampling),
+        }
 
 
 @dataclass(frozen=True)
@@ -114,31 +115,26 @@ class _Candidate:
 def score_slices(
     dimensions: Sequence[Dimension], answers: RowAnswers, min_rows: int, resampling: Resampling
 ) -> SliceScores:
-    """Measure every slice of at least `min_rows` rows; `resampling` also says how many permutations are drawn."""
+    """Measure every slice of at least `min_rows` rows, with as many permutations as resamples."""
     constant = [dimension.name for dimension in dimensions if not dimension.varies]
     dimensions = [dimension for dimension in dimensions if dimension.varies]
     chosen, too_small = _large_and_small(dimensions, min_rows)
     p_values = adjusted_p_values(
         answers.losses, _slice_of_rows(dimensions, chosen), len(chosen), resampling
     )
-    judged = [
-        _score(
-            candidate,
-            dimensions[candidate.dimension].codes == candidate.code,
-            float(p_value),
-            answers,
-            resampling,
-        )
-        for candidate, p_value in zip(chosen, p_values, strict=True)
-    ]
-    metric = headline(answers.task)
-    judged.sort(key=lambda score: (_best_possible(metric, score), score.p_value))
-    return SliceScores(metric, judged, too_small, constant, resampling.confidence)
-
-
-def headline(task: Task) -> str:
-    """Return the metric by which slices, hops and models are compared."""
-    return "accuracy" if is_classification(task) else "rmse"
+    judged = []
+    for candidate, p_value in zip(chosen, p_values.tolist(), strict=True):
+        members = dimensions[candidate.dimension].codes == candidate.code
+        metric = _measured(answers, members, resampling)
+        is_worse = p_value <= 1 - resampling.confidence
+        judged.append(SliceScore(candidate.by, candidate.value, members, metric, p_value, is_worse))
+    target = kind_of(answers.task).target
+    # By the better bound of the interval, as a number that rises with quality.
+    if target.headline_is_fraction:
+        judged.sort(key=lambda score: (score.metric.high, score.p_value))
+    else:
+        judged.sort(key=lambda score: (-score.metric.low, score.p_value))
+    return SliceScores(target.headline, judged, too_small, constant, resampling.confidence)
 
 
 def adjusted_p_values(
@@ -176,8 +172,7 @@ class _Standardised:
         self._spread = np.sqrt(sizes * losses.var() * (num_rows - sizes) / (num_rows - 1))
 
     def __call__(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        standardised: NDArray[np.float64] = (sums - self._expected) / self._spread
-        return standardised
+        return np.asarray((sums - self._expected) / self._spread)
 
 
 def _permuted_sums(
@@ -242,35 +237,8 @@ def _slice_of_rows(
     return np.array(found, np.int64)
 
 
-def _score(
-    candidate: _Candidate,
-    members: NDArray[np.bool_],
-    p_value: float,
-    answers: RowAnswers,
-    resampling: Resampling,
-) -> SliceScore:
-    is_worse = p_value <= 1 - resampling.confidence
-    return SliceScore(
-        candidate.by,
-        candidate.value,
-        members,
-        _measured(answers, members, resampling),
-        p_value,
-        is_worse,
-    )
-
-
 def _measured(answers: RowAnswers, members: NDArray[np.bool_], resampling: Resampling) -> Metric:
-    if not is_classification(answers.task):
-        return answers.measure(members, ["rmse"], resampling)["rmse"]
-    num_rows, num_wrong = int(members.sum()), int(answers.losses[members].sum())
-    num_right, confidence = num_rows - num_wrong, resampling.confidence
-    low, high = wilson_interval(num_right, num_rows, confidence)
-    return Metric(
-        value=num_right / num_rows, low=low, high=high, confidence=confidence, rows=num_rows
-    )
-
-
-def _best_possible(metric: str, score: SliceScore) -> float:
-    """Return the better bound of the interval, as a number that rises with quality."""
-    return score.metric.high if metric == "accuracy" else -score.metric.low
+    target = kind_of(answers.task).target
+    if not target.headline_is_fraction:
+        return answers.measure(members, [target.headline], resampling)[target.headline]
+    return share_of(answers.losses[members] == 0, resampling.confidence)

@@ -1,8 +1,8 @@
 """Cuts the test rows into slices: by class, image size and brightness, group, flag, or any column.
 
 A dimension cuts the rows into slices; each row is in at most one of them. Each category is a slice;
-numbers and dates are cut at their quartiles. Bounds are rounded before the rows are assigned, so that
-the name of a slice says exactly which rows it has.
+numbers and dates are cut at their quartiles. Bounds are rounded before the rows are assigned, so
+that the name of a slice says exactly which rows it has.
 """
 
 import itertools
@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
+from slipway.config.sections import DataParams
+from slipway.data.sources.joined import origin_of, source_names
 from slipway.data.store.packed import Inputs, PackedManifest, PackedSplit
 from slipway.data.tables.raw_columns import RawCells
 from slipway.kinds.registry import kind_of
@@ -52,7 +54,7 @@ class Dimension:
 def built_in_dimensions(
     test: PackedSplit, manifest: PackedManifest, rows: pa.Table
 ) -> list[Dimension]:
-    """Return the dimensions that need no setting and vary.
+    """Return the default dimensions that have more than one value.
 
     Args:
         rows: with the schema `rows.SPLIT_ROWS`; has every test row, in any order.
@@ -80,6 +82,15 @@ def of_column(cells: RawCells) -> Dimension:
         words = {0.0: "false", 1.0: "true"}
         return by_category(cells.name, [words.get(number, "") for number in numbers.tolist()])
     return by_date(cells.name, numbers) if cells.kind == "date" else by_number(cells.name, numbers)
+
+
+def of_sources(data: DataParams, sources: Sequence[str]) -> list[Dimension]:
+    """Cut by the joined source of each row, if there are several."""
+    if data.sources is None:
+        return []
+    names = source_names(data)
+    found = by_category("source", [origin_of(source, names) for source in sources])
+    return [found] if found.varies else []
 
 
 def by_category(name: str, texts: Sequence[str]) -> Dimension:

@@ -1,90 +1,83 @@
 """Formats the console output of `evaluate`."""
 
+from collections.abc import Mapping
+
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.uncertainty import OODThreshold
+from slipway.kinds.registry import kind_of
 from slipway.metrics.scores import why_absent
-from slipway.reports.console import baseline_cells, interval, number, text_table
-from slipway.reports.evaluation.record import Evaluation, baseline_words, headlines
+from slipway.reports.console import interval, number
+from slipway.reports.evaluation.record import Evaluation
 from slipway.reports.evaluation.reference_comparison import ReferenceComparison
 from slipway.reports.evaluation.slice_scores import SliceScores
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 
-_MAX_SLICES = 5
+_MAX_SLICES = 3
+_VACUOUS = (
+    "These are too few rows for that coverage: use a larger validation split, "
+    "or lower evaluate.coverage."
+)
 
 
 def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
-    """Format headline metrics, worse slices and the reference comparison, indented by two spaces.
-
-    Metrics that the rows do not define are named with the reason.
-    """
+    """Format headline metrics, warnings, the worst slice and the reference, a line for each."""
     task, report = evaluation.task, evaluation.uncertainty
-    names, without_leaked = headlines(task), evaluation.without_leaked
-    shown = {name: evaluation.metrics[name] for name in names}
-    shown |= report.metrics if report else {}
-    shown |= {
-        f"{name}_without_leaked": without_leaked[name] for name in names if name in without_leaked
-    }
-    rows = [
-        [
-            name,
-            number(metric.value),
-            interval(metric),
-            str(metric.rows),
-            *baseline_cells(metric, evaluation.baseline.get(name)),
-        ]
-        for name, metric in shown.items()
-    ]
-    columns = ["metric", "value", "interval", "rows", "baseline", "difference"]
-    lines = [text_table(columns, rows, "  ")]
-    if evaluation.baseline:
-        lines.append(f"  baseline: {baseline_words(task)}")
-    if report:
-        lines.append(f"  {uncertainty_text(report)}")
-        lines += [f"  WARNING: {warning}" for warning in report.warnings]
+    target, without_leaked = kind_of(task).target, evaluation.without_leaked
+    own = [metric.name for metric in evaluation.user_metrics]
+    shown = {name: evaluation.metrics[name] for name in [*target.summary_metrics, *own]}
+    if target.headline in without_leaked:
+        shown[f"{target.headline}_without_leaked"] = without_leaked[target.headline]
     absent = why_absent(task, evaluation.targets, len(evaluation.classes), top_k)
-    lines += [f"  no {name}: {reason}" for name, reason in absent.items()]
+    metrics = [_metric(name, shown[name], evaluation.baseline) for name in shown]
+    lines = ["; ".join(metrics + [f"no {name}: {reason}" for name, reason in absent.items()])]
+    warnings = _warnings(report) if report else []
+    if warnings:
+        lines.append(f"WARNING: {' '.join(warnings)}")
     if evaluation.slices:
         lines += _slices(evaluation.slices)
     if evaluation.reference:
-        lines += _reference(evaluation.reference)
-    return "\n".join(lines)
+        lines.append(_reference(evaluation.reference))
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _metric(name: str, metric: Metric, baseline: Mapping[str, float]) -> str:
+    compared = f", baseline {number(baseline[name])}" if name in baseline else ""
+    return f"{name} {number(metric.value)} ({interval(metric)}){compared}"
 
 
 def _slices(scores: SliceScores) -> list[str]:
     num_small = len(scores.too_small)
     if not scores.judged:
-        return [f"  all {num_small} slices have too few rows to be judged"] if num_small else []
-    line = (
-        f"  {len(scores.worse)} of {len(scores.judged)} slices are worse than the other rows; "
-        f"{num_small} have too few rows"
-    )
-    rows = [
-        [
-            score.title,
-            number(score.metric.value),
-            interval(score.metric),
-            str(score.metric.rows),
-            f"{score.p_value:.3g}",
-        ]
+        return [f"all {num_small} slices have too few rows to be judged"] if num_small else []
+    worst = [
+        f"{score.title}: {_metric(scores.metric, score.metric, {})}"
         for score in scores.worse[:_MAX_SLICES]
     ]
-    columns = ["slice", scores.metric, "interval", "rows", "adjusted p"]
-    return [line, text_table(columns, rows, "    ")] if rows else [line]
+    return [
+        f"{len(scores.worse)} of {len(scores.judged)} slices are worse than the other rows; "
+        + "; ".join([*worst, f"{num_small} have too few rows"])
+    ]
 
 
-def _reference(reference: ReferenceComparison) -> list[str]:
+def _reference(reference: ReferenceComparison) -> str:
     found = reference.difference
     left_out = reference.refused + (reference.known or 0)
-    return [
-        f"  against reference model {reference.version}: {found.metric} {number(found.before)} -> "
+    return (
+        f"against reference model {reference.version}: {found.metric} {number(found.before)} -> "
         f"{number(found.after)}, difference {found.difference:+.4g} "
         f"({found.low:+.4g} to {found.high:+.4g}), p = {reference.p_value:.3g}, "
-        f"{found.rows} rows, {left_out} left out",
-        f"  reference model: {reference.knowledge}",
-    ]
+        f"{found.rows} rows, {left_out} left out; {reference.knowledge}"
+    )
+
+
+def _warnings(report: UncertaintyReport) -> list[str]:
+    vacuous, ood = report.calibration.conformal.is_vacuous, report.calibration.ood
+    return [*report.warnings, *[_VACUOUS] * vacuous, *[_no_ood(ood)] * (ood.threshold is None)]
 
 
 def uncertainty_text(report: UncertaintyReport) -> str:
     """Describe the fitted parameters, and say if the validation rows were too few for them."""
-    conformal, ood = report.calibration.conformal, report.calibration.outlier
+    conformal, ood = report.calibration.conformal, report.calibration.ood
     if report.before is not None:
         form = (
             f"Logits are divided by the temperature {number(report.calibration.temperature)}; "
@@ -100,17 +93,16 @@ def uncertainty_text(report: UncertaintyReport) -> str:
         f"for a coverage of {conformal.coverage:g}."
     ]
     if conformal.is_vacuous:
-        sentences.append(
-            "These are too few rows for that coverage: use a larger validation split, "
-            "or lower evaluate.coverage."
-        )
+        sentences.append(_VACUOUS)
     if ood.threshold is None:
-        sentences.append(
-            f"Too few rows for evaluate.ood_fraction {ood.share:g}: no row is flagged as OOD."
-        )
+        sentences.append(_no_ood(ood))
     else:
         sentences.append(
-            f"At most {ood.share:.1%} of ordinary rows have an OOD score above "
+            f"At most {ood.fraction:.1%} of ordinary rows have an OOD score above "
             f"{number(ood.threshold)} and are flagged."
         )
     return " ".join(sentences)
+
+
+def _no_ood(ood: OODThreshold) -> str:
+    return f"Too few rows for evaluate.ood_fraction {ood.fraction:g}: no row is flagged as OOD."

@@ -5,23 +5,22 @@ The gain of the temperature shows in the calibration error and the log loss with
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import FEW_ROWS, Answers, Calibration, Conformal
-from slipway.kinds.registry import Task, is_classification
+from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.calibration_error import ReliabilityBin, reliability_bins
 from slipway.metrics.scores import (
     Resampling,
-    classification_metrics,
+    measure,
     percentiles,
     resampled_rows,
-    wilson_interval,
+    share_of,
 )
-from slipway.metrics.uncertainty import softmax
 
 Float = NDArray[np.float64]
 _MAX_POINTS = 200  # of a curve
@@ -31,6 +30,7 @@ _MAX_POINTS = 200  # of a curve
 class UncertaintyReport:
     """The answers to the test rows, their calibration, and the metrics of their uncertainty."""
 
+    task: Task
     calibration: Calibration
     targets: Float  # (N,) class index, or the number itself
     answers: Answers
@@ -42,8 +42,8 @@ class UncertaintyReport:
         """Metrics by name; those with "before" are without the temperature."""
         held, confidence = self.is_held, self.resampling.confidence
         coverage = {"coverage": share_of(held, confidence)} if held is not None else {}
-        is_outlier = self.calibration.is_outlier(self.answers.scores)
-        return coverage | self._class_metrics() | {"outliers": share_of(is_outlier, confidence)}
+        is_ood = self.calibration.is_ood(self.answers.scores)
+        return coverage | self._class_metrics() | {"outliers": share_of(is_ood, confidence)}
 
     @property
     def warnings(self) -> list[str]:
@@ -53,16 +53,15 @@ class UncertaintyReport:
     @cached_property
     def is_held(self) -> NDArray[np.bool_] | None:
         """(N,) True if the set or interval holds the target; None without intervals."""
-        return self.calibration.holds_truth(
-            self.answers.outputs, self.targets, of_classes=self.before is not None
-        )
+        uncertainty = kind_of(self.task).target.load_part("uncertainty")
+        held = uncertainty.is_held(self.calibration, self.answers.outputs, self.targets)
+        return cast(NDArray[np.bool_] | None, held)
 
     @cached_property
     def losses(self) -> Float:
         """(N,) 1 for a wrong label, else 0; or the absolute error."""
-        if self.before is not None:
-            return np.asarray(self.answers.outputs.argmax(axis=1) != self.targets, dtype=np.float64)
-        return np.asarray(np.abs(self.answers.outputs[:, 0].astype(np.float64) - self.targets))
+        uncertainty = kind_of(self.task).target.load_part("uncertainty")
+        return cast(Float, uncertainty.losses(self.answers.outputs, self.targets))
 
     def content(self) -> dict[str, Any]:
         """Return flat keys for DVC's table, and a list with the intervals, which DVC skips."""
@@ -90,7 +89,7 @@ class UncertaintyReport:
             return {}
         names = ("calibration_error", "log_loss")
         after, before = (
-            classification_metrics(self.targets, probabilities, self.resampling, names=names)
+            measure(self.task, self.targets, probabilities, self.resampling, names=names)
             for probabilities in (self.answers.outputs, self.before)
         )
         set_sizes = self.calibration.prediction_sets(self.answers.outputs).sum(axis=1)
@@ -109,14 +108,6 @@ class UncertaintyReport:
         return Metric(
             value=float(values.mean()), low=low, high=high, confidence=confidence, rows=len(values)
         )
-
-
-def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
-    """Return the fraction of (N,) rows that are True, with Wilson's interval."""
-    low, high = wilson_interval(int(is_so.sum()), len(is_so), confidence)
-    return Metric(
-        value=float(is_so.mean()), low=low, high=high, confidence=confidence, rows=len(is_so)
-    )
 
 
 def coverage_warnings(conformal: Conformal, measured: Metric | None) -> list[str]:
@@ -141,4 +132,6 @@ def coverage_warnings(conformal: Conformal, measured: Metric | None) -> list[str
 
 def uncalibrated(logits: NDArray[np.float32], task: Task) -> NDArray[np.float32] | None:
     """Return the (N, K) probabilities without a temperature; None for a numeric target."""
-    return softmax(logits).astype(np.float32) if is_classification(task) else None
+    target = kind_of(task).target
+    is_calibrated = target.output == "probabilities"
+    return target.load_part("uncertainty").answers(logits, 1.0) if is_calibrated else None

@@ -1,4 +1,7 @@
-"""An encoded row back to text, column by column, for people to read. A number has the digits that float32 kept of it."""
+"""Decodes an encoded row to text, column by column, for people to read.
+
+A number is shown with the digits that float32 kept of it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ _FLOAT32_STEP = 2.0**-23  # between neighbours, relative
 def column_cells(
     contract: ColumnContract, rows: Sequence[NDArray[Any]]
 ) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return the names of the columns, the texts of each row in their order, and the names of numbers."""
+    """Return the column names, the texts of each row in that order, and the numeric columns."""
     names = [column.name for column in contract.columns]
     found = [read_cells(row, contract) for row in rows]
     numbers = [column.name for column in contract.columns if column.kind == "number"]
@@ -24,20 +27,19 @@ def column_cells(
 
 
 def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:
-    """(width,) float32 as `slipway.inputs.columns.encode` lays it out -> the text of each column, in the contract's order."""
+    """Return the text of each column, in the contract's order.
+
+    `row` is (width,) float32 as `slipway.inputs.columns.encode` lays it out.
+    """
     num_values, num_indicators = len(contract.numeric), len(contract.indicated)
-    missing = {
-        column.name
-        for column, flag in zip(
-            contract.indicated, row[num_values : num_values + num_indicators], strict=True
-        )
-        if flag
-    }
+    flags = row[num_values : num_values + num_indicators]
+    codes = row[num_values + num_indicators :]
+    missing = {column.name for column, flag in zip(contract.indicated, flags, strict=True) if flag}
     cells = {
         column.name: MISSING if column.name in missing else _number(float(value), column)
         for column, value in zip(contract.numeric, row[:num_values], strict=True)
     }
-    for column, code in zip(contract.categorical, row[num_values + num_indicators :], strict=True):
+    for column, code in zip(contract.categorical, codes, strict=True):
         cells[column.name] = column.categories[int(code) - 1] if code else f"{MISSING} or unknown"
     return {column.name: cells[column.name] for column in contract.columns}
 
@@ -49,7 +51,8 @@ def _number(standardised: float, column: Column) -> str:
     if column.kind == "date":
         return _date(number)
     resolution = max(abs(standardised), _FLOAT32_STEP) * column.std * _FLOAT32_STEP
-    return f"{round(number, -math.ceil(math.log10(resolution))) + 0.0:.7g}"  # + 0.0 because -0.0 is no number to show
+    rounded = round(number, -math.ceil(math.log10(resolution)))
+    return f"{rounded + 0.0:.7g}"  # + 0.0 turns -0.0 into 0.0
 
 
 def _date(days: float) -> str:

@@ -1,25 +1,11 @@
-"""`reports/label_issues.html`: the rows whose label is probably wrong, with their pictures or cells, for a person to judge."""
-
-from collections.abc import Sequence
+"""Builds `reports/label_issues.html`: rows whose label is probably wrong, for a person to judge."""
 
 from slipway.data.store.packed import Inputs
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import input_kind
 from slipway.reports.evaluation.label_issues import LabelIssues
-from slipway.reports.pages.html_page import (
-    Html,
-    PageSection,
-    beside,
-    figure,
-    gallery,
-    image,
-    join,
-    page,
-    paragraph,
-    table,
-    tiles,
-)
-from slipway.reports.pages.shown_cells import shown_cells
+from slipway.reports.pages.exhibits import exhibits
+from slipway.reports.pages.html_page import Html, beside, page, paragraph, section, table, tiles
 
 _MOST_SHOWN = 96
 _MOST_PAIRS = 20
@@ -29,137 +15,96 @@ _ROWS_FILE = "reports/label_issues.parquet"
 
 
 def page_of_no_audit() -> str:
-    """The page where `audit.folds` is null."""
-    how = "Set audit.folds in params.yaml to 5, say, and run dvc repro audit: so many networks are trained, each without one fold."
-    return page(
-        _TITLE,
-        "No audit was asked for",
-        [
-            PageSection(
-                "Not looked for", join([paragraph("audit.folds is null."), paragraph(how, "soft")])
-            )
-        ],
+    """Build the page for `audit.folds: null`."""
+    how = (
+        "Set audit.folds in params.yaml, for example to 5, and run dvc repro audit: "
+        "this trains as many networks, each without one fold."
     )
+    parts = [paragraph("audit.folds is null."), paragraph(how, "soft")]
+    return page(_TITLE, "The audit is off", [section("No search", *parts)])
 
 
 def label_issues_page(
     issues: LabelIssues, inputs: Inputs, contract: InputContract, about: str
 ) -> str:
-    """The whole page. `inputs` (N, ...) are the audited rows as `contract` says; `about` says in one line how they were judged."""
-    return page(
-        _TITLE,
-        about,
-        [_headline(issues), _candidates(issues, inputs, contract), _where(issues), _folds(issues)],
-    )
+    """Build the page.
+
+    Args:
+        inputs: (N, ...) the audited rows, as `contract` describes them.
+        about: one line that says how the rows were judged.
+    """
+    sections = [
+        _headline(issues),
+        _candidates(issues, inputs, contract),
+        _by_class(issues),
+        _folds(issues),
+    ]
+    return page(_TITLE, about, sections)
 
 
-def _headline(issues: LabelIssues) -> PageSection:
-    rows, found = len(issues.ids), len(issues.candidates)
+def _headline(issues: LabelIssues) -> Html:
+    rows, estimated = len(issues.ids), issues.judgement.estimated
     boxes = [
         ("rows", f"{rows:,}", "of train and val"),
-        (
-            "estimated wrong",
-            f"{issues.judgement.estimated:,}",
-            f"{issues.judgement.estimated / rows:.2%} of the labels",
-        ),
-        ("candidates", f"{found:,}", "a quarter more, where so many are contradicted"),
+        ("estimated wrong", f"{estimated:,}", f"{estimated / rows:.2%} of the labels"),
+        ("candidates", f"{len(issues.candidates):,}", "up to a quarter more than estimated"),
         ("accuracy", f"{issues.accuracy:.4f}", "against the given labels, out of fold"),
     ]
     notes = [
-        paragraph(
-            "Every row was judged by a network that did not learn from it. Nothing was changed: a candidate is a proposal.",
-            "note",
-        ),
-        paragraph(
-            "The lower the accuracy, the more of the candidates are the networks' own mistakes.",
-            "note",
-        ),
+        "Every row was judged by a network that did not learn from it. "
+        "Nothing was changed: a candidate is a proposal.",
+        "The lower the accuracy, the more of the candidates are the networks' own mistakes.",
     ]
-    return PageSection("Headline", join([tiles(boxes), *notes]))
+    return section("Headline", tiles(boxes), *(paragraph(note, "note") for note in notes))
 
 
-def _candidates(issues: LabelIssues, inputs: Inputs, contract: InputContract) -> PageSection:
-    shown = issues.candidates[:_MOST_SHOWN].tolist()
+def _candidates(issues: LabelIssues, inputs: Inputs, contract: InputContract) -> Html:
+    shown, num_found = issues.candidates[:_MOST_SHOWN].tolist(), len(issues.candidates)
     if not shown:
-        return PageSection("Candidates", paragraph(f"None among {len(issues.ids):,} rows.", "good"))
-    has_pixels = input_kind(contract.kind).has_pixels
-    drawn = (
-        _cells(issues, inputs, contract, shown)
-        if not has_pixels
-        else _pictures(issues, inputs, shown)
-    )
-    seen = ", as the network sees them" if has_pixels else ""
-    many = (
-        f"{len(shown):,} of {len(issues.candidates):,}"
-        if len(shown) < len(issues.candidates)
-        else f"All {len(shown):,}"
-    )
+        return section("Candidates", paragraph(f"None among {len(issues.ids):,} rows.", "good"))
+    texts = [(row, _texts(issues, row)) for row in shown]
+    seen = ", as the network sees them" if input_kind(contract.kind).has_pixels else ""
+    many = f"{len(shown):,} of {num_found:,}" if len(shown) < num_found else f"All {num_found:,}"
     note = f"{many} candidates, the least probable label first{seen}. All rows are in {_ROWS_FILE}."
-    return PageSection("Candidates", join([drawn, paragraph(note, "note")]))
+    rows = exhibits(inputs, contract, ["label", "probability", "row"], texts)
+    return section("Candidates", rows, paragraph(note, "note"))
 
 
-def _pictures(issues: LabelIssues, inputs: Inputs, rows: Sequence[int]) -> Html:
-    return gallery(
-        figure(
-            image(inputs[row], issues.sources[row]),
-            _proposal(issues, row),
-            f"{_probabilities(issues, row)}, {issues.sources[row]}",
-        )
-        for row in rows
-    )
-
-
-def _cells(
-    issues: LabelIssues, inputs: Inputs, contract: InputContract, rows: Sequence[int]
-) -> Html:
-    columns, cells, numbers = shown_cells(contract, [inputs[row] for row in rows])
-    lines = [
-        [_proposal(issues, row), _probabilities(issues, row), issues.sources[row], *texts]
-        for row, texts in zip(rows, cells, strict=True)
-    ]
-    return table(["label", "probability", "row", *columns], lines, numeric=numbers)
-
-
-def _proposal(issues: LabelIssues, row: int) -> str:
+def _texts(issues: LabelIssues, row: int) -> list[str]:
     given, suggested = issues.classes[issues.given[row]], issues.classes[issues.suggested[row]]
-    return f"{given}, rather {suggested}"
+    return [
+        f"{given}, rather {suggested}",
+        f"{issues.quality[row]:.1%} against {issues.confidence[row]:.1%}",
+        issues.sources[row],
+    ]
 
 
-def _probabilities(issues: LabelIssues, row: int) -> str:
-    return f"{issues.quality[row]:.1%} against {issues.confidence[row]:.1%}"
-
-
-def _where(issues: LabelIssues) -> PageSection:
+def _by_class(issues: LabelIssues) -> Html:
     pairs = [
         [given, suggested, f"{count:,}"] for given, suggested, count in issues.pairs()[:_MOST_PAIRS]
     ]
-    order = sorted(
-        issues.class_counts().items(),
-        key=lambda entry: (-entry[1][1] / max(entry[1][0], 1), entry[0]),
-    )
+    fractions = {
+        name: (found / max(rows, 1), rows, found)
+        for name, (rows, found) in issues.class_counts().items()
+    }
+    worst_first = sorted(fractions.items(), key=lambda entry: (-entry[1][0], entry[0]))
     classes = [
-        [name, f"{rows:,}", f"{found:,}", f"{found / max(rows, 1):.1%}"]
-        for name, (rows, found) in order[:_MOST_CLASSES]
+        [name, f"{rows:,}", f"{found:,}", f"{fraction:.1%}"]
+        for name, (fraction, rows, found) in worst_first[:_MOST_CLASSES]
     ]
+    columns = ["label", "rows", "candidates", "fraction"]
+    shown = table(["label", "rather", "candidates"], pairs, numeric=["candidates"])
     parts = [
-        table(["label", "rather", "candidates"], pairs, numeric=["candidates"])
-        if pairs
-        else paragraph("No pair of classes.", "good"),
-        table(
-            ["label", "rows", "candidates", "share"],
-            classes,
-            numeric=["rows", "candidates", "share"],
-        ),
+        shown if pairs else paragraph("No pair of classes.", "good"),
+        table(columns, classes, numeric=columns[1:]),
     ]
-    return PageSection("Candidates by class", beside(parts))
+    return section("Candidates by class", beside(parts))
 
 
-def _folds(issues: LabelIssues) -> PageSection:
-    counts = [int((issues.folds == fold).sum()) for fold in range(len(issues.fold_accuracies))]
+def _folds(issues: LabelIssues) -> Html:
     rows = [
-        [str(fold), f"{counts[fold]:,}", f"{accuracy:.4f}"]
+        [str(fold), f"{int((issues.folds == fold).sum()):,}", f"{accuracy:.4f}"]
         for fold, accuracy in enumerate(issues.fold_accuracies)
     ]
-    return PageSection(
-        "Folds", table(["fold", "rows", "accuracy"], rows, numeric=["rows", "accuracy"])
-    )
+    columns = ["fold", "rows", "accuracy"]
+    return section("Folds", table(columns, rows, numeric=columns[1:]))

@@ -1,9 +1,9 @@
-"""`reports/split.html`: how the rows were split, and the proof that the splits share nothing, on one page."""
+"""Builds `reports/split.html`: the split of the rows, and the proof that splits share nothing."""
 
 from typing import Any
 
 from slipway.data.engine.rows import SPLITS
-from slipway.reports.pages.html_page import Html, PageSection, join, page, paragraph, table, tiles
+from slipway.reports.pages.html_page import Html, page, paragraph, section, table, tiles
 
 _MOST_CLASSES = 50
 _WAYS = {
@@ -21,33 +21,32 @@ _COLUMNS = {
 
 
 def split_page(report: dict[str, Any]) -> str:
-    """The whole page, from what `reports/split.json` holds."""
+    """Build the page from the content of `reports/split.json`."""
+    scores = report.get("column_scores")
+    copies, order = report.get("target_copies"), report["leaks"]["time_order"]
     sections = [
         _counts(report),
         _leaks(report["leaks"]),
-        *_target_copies(report.get("target_copies", [])),
-        *_time(report["leaks"]["time_order"]),
-        *_classes(report),
-        *_folds(report["folds"]),
+        _target_copies(copies) if copies else None,
+        _column_scores(scores) if scores else None,
+        _time(order) if order else None,
+        _targets(report["splits"]),
+        _folds(report["folds"]) if report["folds"] else None,
     ]
     return page("Split", f"By {_WAYS[report['way']]}; seed {report['seed']}", sections)
 
 
-def _counts(report: dict[str, Any]) -> PageSection:
+def _counts(report: dict[str, Any]) -> Html:
     counts = {name: report["splits"][name]["rows"] for name in SPLITS}
-    total = sum(counts.values())
-    asked = report["shares"]
+    total, requested = sum(counts.values()), report["shares"]
+    wanted = {name: f", {requested[name]:.1%} requested" if requested else "" for name in counts}
     boxes = [
-        (
-            name,
-            str(count),
-            f"{count / total:.1%}" + (f", {asked[name]:.1%} asked for" if asked else ""),
-        )
-        for name, count in counts.items()
+        (name, str(count), f"{count / total:.1%}{wanted[name]}") for name, count in counts.items()
     ]
     units = report["units"]
     notes = [
-        f"{units['number']} units of rows that belong together; the largest has {_count(units['largest'])}."
+        f"{units['number']} units of rows that belong together; "
+        f"the largest has {_count(units['largest'])}."
     ]
     if report["cut_from_train"]:
         latest = " by time: its latest rows" if report["cut_by_time"] else ""
@@ -55,40 +54,38 @@ def _counts(report: dict[str, Any]) -> PageSection:
         notes.append(f"The given split has no {missing}; it is cut from train{latest}.")
     if report["purged"]:
         notes.append(
-            f"{report['purged']} rows were left out because their group or near duplicates reach a later split."
+            f"{report['purged']} rows were left out because their group or near duplicates "
+            "reach a later split."
         )
     if worst := report["largest_deviation"]:
         what = f"of class {worst['class']}" if worst["class"] else "of all rows"
         notes.append(
-            f"Furthest from what was asked: {worst['split']} has {worst['found']:.1%} {what}, {worst['asked']:.1%} asked for."
+            f"Furthest from the requested fractions: {worst['split']} has {worst['found']:.1%} "
+            f"{what} instead of {worst['asked']:.1%}."
         )
     notes += [
         f"{name} lacks the classes {', '.join(found)}."
         for name, found in report["classes_missing"].items()
     ]
-    return PageSection("Rows", join([tiles(boxes), *(paragraph(note, "note") for note in notes)]))
+    return section("Rows", tiles(boxes), *(paragraph(note, "note") for note in notes))
 
 
 def _count(number: int) -> str:
     return "one row" if number == 1 else f"{number} rows"
 
 
-def _leaks(leaks: dict[str, Any]) -> PageSection:
+def _leaks(leaks: dict[str, Any]) -> Html:
     pairs = list(next(iter(leaks["shared"].values())))
     rows = [
         [_COLUMNS[column], *(_shared(found[pair]) for pair in pairs)]
         for column, found in leaks["shared"].items()
     ]
-    verdict = (
-        paragraph(
-            f"{_count(leaks['rows']).capitalize()} of val and test leak{'s' * (leaks['rows'] == 1)}",
-            "bad",
-        )
-        if leaks["rows"]
-        else paragraph("Nothing is shared", "good")
-    )
-    return PageSection(
-        "Shared between splits", join([verdict, table(["", *pairs], rows, numeric=pairs)])
+    leaked = f"{_count(leaks['rows']).capitalize()} of val and test"
+    verdict = f"{leaked} {'leaks' if leaks['rows'] == 1 else 'leak'}"
+    return section(
+        "Shared between splits",
+        paragraph(verdict, "bad") if leaks["rows"] else paragraph("Nothing is shared", "good"),
+        table(["", *pairs], rows, numeric=pairs),
     )
 
 
@@ -96,26 +93,29 @@ def _shared(overlap: dict[str, Any]) -> str:
     return f"{overlap['values']} ({', '.join(overlap['examples'])})" if overlap["values"] else "0"
 
 
-def _target_copies(copies: list[dict[str, Any]]) -> list[PageSection]:
-    if not copies:
-        return []
+def _target_copies(copies: list[dict[str, Any]]) -> Html:
     rows = [[copy["column"], f"{copy['score']:.3f}", f"{copy['rows']:,}"] for copy in copies]
+    columns = ["column", "score", "training rows"]
     note = (
-        "Each of these columns alone tells the target of training rows that it was not fitted on. If it is known only after "
-        "the target is, ignore it in data.columns."
+        "Each of these columns alone predicts the target of training rows that it was not fitted "
+        "on. If it is known only after the target, ignore it in data.columns."
     )
-    body = join(
-        [
-            table(["column", "score", "training rows"], rows, numeric=["score", "training rows"]),
-            paragraph(note, "bad"),
-        ]
-    )
-    return [PageSection("Suspected copies of the target", body)]
+    shown = table(columns, rows, numeric=columns[1:])
+    return section("Suspected copies of the target", shown, paragraph(note, "bad"))
 
 
-def _time(order: dict[str, Any] | None) -> list[PageSection]:
-    if not order:
-        return []
+def _column_scores(scores: list[dict[str, Any]]) -> Html:
+    rows = [[score["column"], f"{score['score']:.3f}", f"{score['rows']:,}"] for score in scores]
+    columns = ["column", "score", "training rows"]
+    note = (
+        "1 is a perfect prediction of the target by this column alone. For classes the score is "
+        "the balanced accuracy; for a number, 0 is as bad as the median."
+    )
+    shown = table(columns, rows, numeric=columns[1:])
+    return section("Each column alone", shown, paragraph(note, "note"))
+
+
+def _time(order: dict[str, Any]) -> Html:
     rows = [
         [
             pair,
@@ -127,48 +127,28 @@ def _time(order: dict[str, Any] | None) -> list[PageSection]:
     ]
     columns = ["splits", "latest of the first", "earliest of the second", "rows not later"]
     note = paragraph("In days since 1970 UTC, or in the unit of the time column.", "note")
-    return [PageSection("Time order", join([table(columns, rows, numeric=columns[1:]), note]))]
+    return section("Time order", table(columns, rows, numeric=columns[1:]), note)
 
 
-def _classes(report: dict[str, Any]) -> list[PageSection]:
-    splits = report["splits"]
+def _folds(counts: list[int]) -> Html:
+    rows = [[str(fold), str(count)] for fold, count in enumerate(counts)]
+    shown = table(["fold", "rows"], rows, numeric=["rows"])
+    return section("Folds of the rows outside the test split", shown)
+
+
+def _targets(splits: dict[str, Any]) -> Html:
+    """Show the classes of each split, or the mean and spread of a numeric target."""
     if "classes" not in splits["train"]:
-        rows = [
-            [name, f"{splits[name]['target']['mean']:.6g}", f"{splits[name]['target']['std']:.6g}"]
-            for name in SPLITS
-        ]
-        return [
-            PageSection(
-                "Target",
-                table(
-                    ["split", "mean", "standard deviation"],
-                    rows,
-                    numeric=["mean", "standard deviation"],
-                ),
-            )
-        ]
-    names = sorted(
-        splits["train"]["classes"],
-        key=lambda name: (sum(splits[split]["classes"][name] for split in SPLITS), name),
-    )
-    rows = [
-        [name, *(str(splits[split]["classes"][name]) for split in SPLITS)]
-        for name in names[:_MOST_CLASSES]
-    ]
-    title = (
-        "Classes"
-        if len(names) <= _MOST_CLASSES
-        else f"The {_MOST_CLASSES} smallest of {len(names)} classes"
-    )
-    return [PageSection(title, table(["class", *SPLITS], rows, numeric=SPLITS))]
-
-
-def _folds(counts: list[int]) -> list[PageSection]:
-    if not counts:
-        return []
-    body: Html = table(
-        ["fold", "rows"],
-        [[str(fold), str(count)] for fold, count in enumerate(counts)],
-        numeric=["rows"],
-    )
-    return [PageSection("Folds of the rows that are not for testing", body)]
+        targets = {name: splits[name]["target"] for name in SPLITS}
+        rows = [[name, f"{own['mean']:.6g}", f"{own['std']:.6g}"] for name, own in targets.items()]
+        columns = ["split", "mean", "standard deviation"]
+        return section("Target", table(columns, rows, numeric=columns[1:]))
+    counts = {
+        name: [splits[split]["classes"][name] for split in SPLITS]
+        for name in splits["train"]["classes"]
+    }
+    names = sorted(counts, key=lambda name: (sum(counts[name]), name))
+    rows = [[name, *map(str, counts[name])] for name in names[:_MOST_CLASSES]]
+    smallest = f"The {_MOST_CLASSES} smallest of {len(names)} classes"
+    title = smallest if len(names) > _MOST_CLASSES else "Classes"
+    return section(title, table(["class", *SPLITS], rows, numeric=SPLITS))

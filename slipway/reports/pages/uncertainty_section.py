@@ -1,4 +1,4 @@
-"""Builds the evaluation page's section on uncertainty: reliability, coverage, OOD flags, rejection."""
+"""Builds the evaluation page's section on uncertainty."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,15 +7,7 @@ from slipway.reports.console import interval, number
 from slipway.reports.evaluation.text import uncertainty_text
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.reports.pages.charts import Series, line_chart
-from slipway.reports.pages.html_page import (
-    Html,
-    PageSection,
-    beside,
-    figure,
-    join,
-    paragraph,
-    tiles,
-)
+from slipway.reports.pages.html_page import Html, beside, figure, paragraph, section, tiles
 
 _NAMES = {
     "coverage": "Coverage of the {form}s",
@@ -27,7 +19,7 @@ _NAMES = {
 }
 
 
-def uncertainty_section(report: UncertaintyReport) -> PageSection:
+def uncertainty_section(report: UncertaintyReport) -> Html:
     """Show the metrics, the reliability diagram of classes, and the error by rejection rate."""
     form = "interval" if report.before is None else "set"
     boxes = tiles(
@@ -41,7 +33,7 @@ def uncertainty_section(report: UncertaintyReport) -> PageSection:
     if report.before is not None:
         charts.insert(0, _reliability(report, report.before))
     note = paragraph(uncertainty_text(report), "note")
-    return PageSection("Uncertainty", join([boxes, *warnings, note, beside(charts)]))
+    return section("Uncertainty", boxes, *warnings, note, beside(charts))
 
 
 def _reliability(report: UncertaintyReport, before: NDArray[np.float32]) -> Html:

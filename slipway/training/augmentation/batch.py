@@ -1,8 +1,8 @@
-"""Applies drawn changes to a batch on its device: where there is a GPU, it does so there.
+"""Applies drawn changes to a batch on a GPU.
 
-Each pixel is interpolated once, bilinearly; outside the crop its border goes on. Nothing is random here: the numbers
-come from `slipway.data.augmentation.draws`. On the CPU `host_augmentation` does the same several times faster; the two differ by
-rounding.
+Each pixel is interpolated once, bilinearly; beyond the crop its border is repeated. Nothing is
+random here: the numbers come from `slipway.data.augmentation.draws`. On the CPU `host` does the
+same several times faster; the two differ by rounding.
 """
 
 from typing import NamedTuple
@@ -23,21 +23,21 @@ from slipway.data.augmentation.draws import (
     erased_bounds,
 )
 
-GREY = 128  # what an erased rectangle is filled with
+GREY = 128  # fills an erased rectangle
 
 
 class Changes(NamedTuple):
-    """What is still to be done to R stored images, the first B of which are a batch's; the rest are partners to mix with."""
+    """Changes of R stored images: the first B are the batch's, the others are partners to mix."""
 
     matrices: Tensor  # (R, 2, 3) float32, see `affine_matrices`
     bounds: Tensor  # (R, 4) int64 crops in stored pixels, see `crop_bounds`
-    colours: Tensor | None  # (R, C, C) float32, see `colour_matrices`; None where no colour changes
+    colours: Tensor | None  # (R, C, C) float32, see `colour_matrices`; None without colour changes
     greys: Tensor | None  # (R,) float32
     erased: Tensor  # (R, 4) int64, see `erased_bounds`
     partners: Tensor  # (B,) int64 in [0, R)
     own_shares: Tensor  # (B,) float32, see `MixDraw`
     boxes: Tensor  # (B, 4) int64, see `MixDraw`
-    sizes: Tensor  # (size_px,) bytes without a value: a shape that survives the way to the device
+    sizes: Tensor  # (size_px,) unused bytes: transfer to a device keeps shapes, but no numbers
 
 
 def device_changes(
@@ -48,7 +48,7 @@ def device_changes(
     size_px: int,
     channels: int,
 ) -> Changes:
-    """`change` is of R images, `mixing` and `partners` of the first B of them."""
+    """Make tensors from the `change` of R images, and `mixing` and `partners` of the first B."""
     colours, greys = (
         map(torch.from_numpy, colour_matrices(change, channels))
         if change.recolours
@@ -69,14 +69,14 @@ def device_changes(
 
 
 def samples_per_pixel(stored_px: int, size_px: int) -> int:
-    """Along each side: the mean of so many samples makes a pixel, so that an image stored much larger is not aliased."""
+    """Number of samples along each side whose mean makes a pixel, against aliasing."""
     return max(1, round(stored_px / size_px))
 
 
 def augment_batch(images: Tensor, changes: Changes) -> Tensor:
-    """(R, S, S, C) uint8 in [0, 255] to (B, size_px, size_px, C) uint8 on the same device.
+    """(R, S, S, C) uint8 -> (B, size_px, size_px, C) uint8 on the same device
 
-    An image's result does not depend on its neighbours in the batch, but for the partner that it is mixed with.
+    The result for an image does not depend on other images of the batch, except its partner.
     """
     if (
         images.dtype != torch.uint8
@@ -84,8 +84,8 @@ def augment_batch(images: Tensor, changes: Changes) -> Tensor:
         or changes.matrices.shape != (len(images), 2, 3)
     ):
         raise ValueError(
-            f"images are {images.dtype} {tuple(images.shape)} and matrices {tuple(changes.matrices.shape)}, "
-            "expected uint8 (B, H, W, C) and (B, 2, 3)"
+            f"images are {images.dtype} {tuple(images.shape)} and matrices "
+            f"{tuple(changes.matrices.shape)}, expected uint8 (B, H, W, C) and (B, 2, 3)"
         )
     if not len(images):
         return images.new_empty((0, len(changes.sizes), len(changes.sizes), images.shape[3]))
@@ -109,7 +109,10 @@ def _resample(images: Tensor, changes: Changes) -> Tensor:
 
 
 def _sampling_grid(matrices: Tensor, bounds: Tensor, num_points: int, stored_px: int) -> Tensor:
-    """(B, 2, 3) -> (B, P, P, 2), element by element: a matrix product may round differently in another batch size."""
+    """(B, 2, 3) -> (B, P, P, 2)
+
+    Element by element, because a matrix product may round differently for another batch size.
+    """
     centres = _pixel_centres(num_points, matrices.device)
     along_columns = (
         matrices[:, None, :, 0] * centres[None, :, None] + matrices[:, None, :, 2]
@@ -117,9 +120,7 @@ def _sampling_grid(matrices: Tensor, bounds: Tensor, num_points: int, stored_px:
     along_rows = matrices[:, None, :, 1] * centres[None, :, None]  # (B, H, 2)
     in_crop = along_rows[:, :, None] + along_columns[:, None]
     start, end = bounds[:, None, None, :2].float(), bounds[:, None, None, 2:].float()
-    inside = 1 - 1 / (
-        end - start
-    )  # the centre of the crop's last pixel: outside of it the border goes on
+    inside = 1 - 1 / (end - start)  # centre of the crop's last pixel; beyond it the border repeats
     limited = torch.maximum(torch.minimum(in_crop, inside), -inside)
     return (limited * (end - start) + (start + end)) / stored_px - 1
 
@@ -134,11 +135,11 @@ def _recolour(pixels: Tensor, colours: Tensor, greys: Tensor) -> Tensor:
     weights = torch.tensor(
         LUMA if channels == 3 else [1.0], dtype=torch.float64, device=pixels.device
     )
-    means = pixels.sum((1, 2), dtype=torch.int64).double() / (
-        pixels.shape[1] * pixels.shape[2]
-    )  # whole numbers: any order adds up
+    # A sum of integers is exact in any order.
+    sums = pixels.sum((1, 2), dtype=torch.int64).double()
+    means = sums / (pixels.shape[1] * pixels.shape[2])
     offset = greys * (means * weights).sum(1).float()
-    # Channel by channel: a matrix product may round differently in another batch size.
+    # Channel by channel, because a matrix product may round differently for another batch size.
     values = sum(
         pixels[..., None, channel].float() * colours[:, None, None, :, channel]
         for channel in range(channels)
@@ -148,7 +149,7 @@ def _recolour(pixels: Tensor, colours: Tensor, greys: Tensor) -> Tensor:
 
 
 def _inside(bounds: Tensor, size_px: int) -> Tensor:
-    """(B, size_px, size_px) bool: the pixels of a rectangle (left, top, right, bottom)."""
+    """(B, 4) rectangles (left, top, right, bottom) -> (B, size_px, size_px) bool"""
     places = torch.arange(size_px, device=bounds.device)
     left, top, right, bottom = (bound[:, None] for bound in bounds.T)
     columns, rows = (places >= left) & (places < right), (places >= top) & (places < bottom)

@@ -1,7 +1,7 @@
-"""The contact sheet: what augmentation does to a few training images, as one picture.
+"""Contact sheet: one picture of the augmentation of a few training images.
 
-A line for each operation that is asked for shows it alone, through its range; the lines below show all of them together,
-mixing included, as training draws them in its first epochs.
+A line for each requested operation shows it by itself, through its range. The lines below show all
+of them together, mixing included, as training draws them in its first epochs.
 """
 
 import io
@@ -47,7 +47,7 @@ class _Samples(NamedTuple):
     size_px: int
 
     def changed(self, index: int, change: Draw) -> Pixels:
-        """(size_px, size_px, C) one image after one change, `change` is of 1."""
+        """Apply the `change` of one image -> (size_px, size_px, C)"""
         image: Pixels = changed_images(self.stored, np.array([index]), change, self.size_px)[0]
         return image
 
@@ -56,27 +56,24 @@ class _Samples(NamedTuple):
 
 
 def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifest) -> bytes:
-    """A PNG of up to 8 training images, spread over the classes or the range of the target; of a table, a line of text."""
+    """Draw a PNG of up to 8 training images, spread over the targets; for a table, a text line."""
     if not isinstance(manifest.input, ImageContract):
-        return _png(
-            _text_alone(
-                "Tables are not augmented: the section augment of params.yaml has no effect on them."
-            )
-        )
+        text = "Tables are not augmented: the section augment of params.yaml has no effect on them."
+        return _png(_text_picture(text))
     chosen = _spread(train.targets)
     samples = _Samples(
         StoredRows([train.inputs[chosen]]),
         [_name(train.targets[row], manifest) for row in chosen],
         manifest.input.size_px,
     )
-    asked_for = [
+    requested = [
         name
         for name in operations(plan)
         if manifest.input.channels == 3 or name not in ("saturation", "hue")
     ]
-    alone = [_line_alone(samples, plan, name, number) for number, name in enumerate(asked_for)]
+    single = [_operation_line(samples, plan, name, number) for number, name in enumerate(requested)]
     together = [
-        _line_together(samples, plan, train.keys[chosen], index)
+        _combined_line(samples, plan, train.keys[chosen], index)
         for index in range(min(_NUM_TOGETHER, len(chosen)))
     ]
     originals = _Line(
@@ -88,7 +85,7 @@ def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifes
         _sheet(
             [
                 ("As the network would get them", [originals]),
-                ("Each operation alone, from one end of its range to the other", alone),
+                ("Each operation alone, from one end of its range to the other", single),
                 ("All together, as training draws them", together),
             ]
         )
@@ -96,7 +93,7 @@ def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifes
 
 
 def _spread(targets: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Indices of rows at even distances through the targets' ranks."""
+    """Choose rows at even distances in the order of the targets."""
     ranked = np.argsort(targets, kind="stable")
     count = min(_NUM_IMAGES, len(ranked))
     return ranked[((np.arange(count) + 0.5) * len(ranked) / count).astype(np.int64)]
@@ -106,13 +103,12 @@ def _name(target: float, manifest: PackedManifest) -> str:
     return manifest.classes[int(target)] if manifest.classes else f"{target:g}"
 
 
-def _line_alone(samples: _Samples, plan: AugmentPlan, name: str, number: int) -> _Line:
-    """One operation on one image, another one for each operation."""
+def _operation_line(samples: _Samples, plan: AugmentPlan, name: str, number: int) -> _Line:
+    """Show one operation on one image, which is another one for each operation."""
     index = number % len(samples.names)
     value = getattr(plan, name)
-    asked = (
-        _RANGES[name].format(*value) if isinstance(value, tuple) else _RANGES[name].format(value)
-    )
+    values = value if isinstance(value, tuple) else (value,)
+    asked = _RANGES[name].format(*values)
     if name in ("mixup_alpha", "cutmix_alpha"):
         cells = _mixed_cells(samples, index, cut=name == "cutmix_alpha")
     elif name.endswith("_flip"):
@@ -242,10 +238,13 @@ def _mixed_cells(samples: _Samples, index: int, *, cut: bool) -> list[_Cell]:
     return cells
 
 
-def _line_together(
+def _combined_line(
     samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64], index: int
 ) -> _Line:
-    """One image in the first epochs. Its partner here is another image of the sheet, while training takes one of its batch."""
+    """Show one image in the first epochs.
+
+    Its partner is another image of the sheet; training takes one of the batch.
+    """
     cells = [samples.original(index)]
     everyone = np.arange(len(keys))
     for epoch in range(_NUM_IMAGES - 1):
@@ -277,31 +276,17 @@ def _sheet(sections: Sequence[tuple[str, Sequence[_Line]]]) -> Image.Image:
 
 
 def _paint(sheet: Image.Image, pen: ImageDraw.ImageDraw, line: _Line, top: int) -> None:
-    pen.text(
-        (_MARGIN_PX, top + _CELL_PX // 2 - 18),
-        _shortened(line.label, 14, _LABEL_PX),
-        _INK,
-        ImageFont.load_default(14),
-    )
-    pen.text(
-        (_MARGIN_PX, top + _CELL_PX // 2 + 2),
-        _shortened(line.range, 12, _LABEL_PX),
-        _PALE,
-        ImageFont.load_default(12),
-    )
+    middle = top + _CELL_PX // 2
+    _write(pen, (_MARGIN_PX, middle - 18), line.label, 14, _LABEL_PX, _INK)
+    _write(pen, (_MARGIN_PX, middle + 2), line.range, 12, _LABEL_PX)
     for number, cell in enumerate(line.cells):
         left = _MARGIN_PX + _LABEL_PX + number * (_CELL_PX + _GAP_PX)
         sheet.paste(_shown(cell.image), (left, top))
-        pen.text(
-            (left, top + _CELL_PX + 1),
-            _shortened(cell.caption, 11, _CELL_PX),
-            _PALE,
-            ImageFont.load_default(11),
-        )
+        _write(pen, (left, top + _CELL_PX + 1), cell.caption, 11, _CELL_PX)
 
 
 def _shown(image: Pixels) -> Image.Image:
-    """As large as a cell; small images by whole pixels, so that each of them can be seen."""
+    """Resize an image to a cell; pixels of small images stay squares."""
     method = cv2.INTER_AREA if len(image) > _CELL_PX else cv2.INTER_NEAREST
     resized = cv2.resize(image, (_CELL_PX, _CELL_PX), interpolation=method).reshape(
         _CELL_PX, _CELL_PX, -1
@@ -309,16 +294,24 @@ def _shown(image: Pixels) -> Image.Image:
     return Image.fromarray(np.broadcast_to(resized, (_CELL_PX, _CELL_PX, 3)).copy())
 
 
-def _shortened(text: str, size: int, width_px: int) -> str:
-    font = ImageFont.load_default(size)
-    if font.getlength(text) <= width_px:
-        return text
-    while text and font.getlength(text + "..") > width_px:
-        text = text[:-1]
-    return text + ".."
+def _write(
+    pen: ImageDraw.ImageDraw,
+    place: tuple[int, int],
+    text: str,
+    font_px: int,
+    width_px: int,
+    colour: tuple[int, int, int] = _PALE,
+) -> None:
+    """Write a text, shortened to `width_px`."""
+    font = ImageFont.load_default(font_px)
+    if font.getlength(text) > width_px:
+        while text and font.getlength(text + "..") > width_px:
+            text = text[:-1]
+        text += ".."
+    pen.text(place, text, colour, font)
 
 
-def _text_alone(text: str) -> Image.Image:
+def _text_picture(text: str) -> Image.Image:
     picture = Image.new("RGB", (2 * _MARGIN_PX + 640, 2 * _MARGIN_PX + 20), _PAPER)
     ImageDraw.Draw(picture).text((_MARGIN_PX, _MARGIN_PX), text, _INK, ImageFont.load_default(14))
     return picture

@@ -1,7 +1,7 @@
-"""Applies drawn changes on the CPU, straight from the memory map: an image that is stored is read once and copied never.
+"""Applies drawn changes on the CPU, straight from the memory map, without copies of stored images.
 
-The same changes as `augmentation`, which differs by rounding. Pixels stay uint8. OpenCV lets go of Python's lock, so
-threads share a batch; how many there are changes no pixel.
+The changes are those of `batch`, which differs by rounding. Pixels stay uint8. OpenCV releases
+Python's lock, so threads share a batch; their number changes no pixel.
 """
 
 import os
@@ -29,14 +29,14 @@ from slipway.training.augmentation.batch import GREY, samples_per_pixel
 
 Pixels = NDArray[np.uint8]
 _CACHED_BYTES = 2**20  # gathered at a time, so that a part stays in the processor's cache
-_FEWEST_BYTES = 2**20  # of a batch: below it handing work to threads costs more than it saves
+_MIN_BYTES = 2**20  # of a batch; threads cost more than they save for a smaller one
 
 
 class StoredRows:
-    """The rows of some splits, one after the other: (S, S, C) uint8 images, or (width,) float32 columns."""
+    """Rows of several splits in order: (S, S, C) uint8 images, or (width,) float32 columns."""
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
-        # A memory map's own indexing costs more than copying a small image; the plain array beneath it is as good.
+        # Indexing a memory map costs more than copying a small image, so take a plain view.
         self._inputs = [
             np.asarray(part) if isinstance(part, np.ndarray) else part for part in inputs
         ]
@@ -44,16 +44,14 @@ class StoredRows:
         self.shape, self._dtype = tuple(inputs[0].shape[1:]), inputs[0].dtype  # of one row
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        part = (
-            int(np.searchsorted(self._starts, row, side="right")) - 1
-            if len(self._inputs) > 1
-            else 0
-        )
+        part = 0
+        if len(self._inputs) > 1:
+            part = int(np.searchsorted(self._starts, row, side="right")) - 1
         inputs: NDArray[Any] = self._inputs[part][row - self._starts[part]]
         return inputs
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """(B, ...) the rows in this order."""
+        """(B,) -> (B, ...) rows in this order"""
         if len(self._inputs) == 1:
             return np.asarray(self._inputs[0][rows])
         gathered = np.empty((len(rows), *self.shape), dtype=self._dtype)
@@ -66,24 +64,19 @@ class StoredRows:
 def changed_images(
     images: StoredRows, rows: NDArray[np.int64], change: Draw, size_px: int
 ) -> Pixels:
-    """(B, size_px, size_px, C) uint8: the rows, each after its change. `change` is of these B rows."""
+    """Apply the `change` of B rows to them -> (B, size_px, size_px, C) uint8"""
     height, _, channels = images.shape
     result = np.empty((len(rows), size_px, size_px, channels), dtype=np.uint8)
     if not len(rows):
         return result
     _forbid_inner_threads(os.getpid())
-    if change.moves_whole_pixels and height == size_px:
-        _in_parts(
-            result,
-            _CACHED_BYTES,
-            lambda part: _move(images, rows[part], change.part(part), result[part]),
-        )
-    else:
-        _in_parts(
-            result,
-            result.nbytes,
-            lambda part: _resample(images, rows[part], change.part(part), result[part]),
-        )
+    moves = change.moves_whole_pixels and height == size_px
+    apply, part_bytes = (_move, _CACHED_BYTES) if moves else (_resample, result.nbytes)
+    _in_parts(
+        result,
+        part_bytes,
+        lambda part: apply(images, rows[part], change.part(part), result[part]),
+    )
     if change.recolours:
         _in_parts(result, result.nbytes, lambda part: _recolour(change.part(part), result[part]))
     for row in np.flatnonzero(change.erased[:, 2]):
@@ -93,7 +86,7 @@ def changed_images(
 
 
 def mixed_images(images: Pixels, partners: NDArray[np.int64], mixing: MixDraw) -> Pixels:
-    """(R, ...) uint8 to (B, ...): the first B images, each mixed with the one of R that `partners` (B,) names."""
+    """Mix the first B of (R, ...) images, each with the image that `partners` (B,) names."""
     result = images[: len(partners)].copy()
     for row in np.flatnonzero(mixing.own_share < 1):
         left, top, right, bottom = mixing.boxes[row]
@@ -108,7 +101,7 @@ def mixed_images(images: Pixels, partners: NDArray[np.int64], mixing: MixDraw) -
 
 
 def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pixels) -> None:
-    """Flips and shifts by whole pixels: line by line out of images whose lines were made longer on both sides."""
+    """Flip and shift by whole pixels: copy lines from images that are padded on both sides."""
     size, channels = result.shape[1], result.shape[3]
     margin = int(np.abs(change.shift_px[:, 0]).max(initial=0))
     flipped_last = np.argsort(change.horizontal_flip, kind="stable")
@@ -120,10 +113,9 @@ def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pix
         cv2.flip(mirrored, 1, dst=mirrored)
     lines = (np.arange(size) - change.shift_px[:, 1:]).clip(0, size - 1)  # (B, size)
     lines = np.where(change.vertical_flip[:, None], size - 1 - lines, lines)
-    begins = (
-        (place[:, None] * size + lines) * wide.shape[1] + margin - change.shift_px[:, :1]
-    )  # in pixels of all long lines
-    # One element is a whole line of a result, which may begin at any pixel of a long line.
+    # In pixels of all padded lines.
+    begins = (place[:, None] * size + lines) * wide.shape[1] + margin - change.shift_px[:, :1]
+    # An element is a whole line of a result, which may begin at any pixel of a padded line.
     windows: NDArray[Any] = np.ndarray(
         (wide.shape[0] * wide.shape[1] - size + 1,),
         f"V{size * channels}",
@@ -134,7 +126,7 @@ def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pix
 
 
 def _widened(images: Pixels, margin: int) -> Pixels:
-    """(B, S, S, C) to (B * S, S + 2 * margin, C), line below line: the first and the last column go on."""
+    """(B, S, S, C) -> (B * S, S + 2 * margin, C), with the first and last column repeated"""
     lines = images.reshape(-1, *images.shape[2:])
     if not margin:
         return lines
@@ -149,7 +141,7 @@ def _resample(images: StoredRows, rows: NDArray[np.int64], change: Draw, result:
     size_px = result.shape[1]
     fold = samples_per_pixel(images.shape[0], size_px)
     matrices = affine_matrices(change, size_px).astype(np.float64)
-    # Neither turned nor scaled nor shifted: the crop becomes the image by resizing, five times as fast.
+    # Resizing is five times as fast as warping, if an image is not turned, scaled or shifted.
     upright = (
         (change.rotation_deg == 0)
         & (change.scale == 1)
@@ -171,7 +163,7 @@ def _resample(images: StoredRows, rows: NDArray[np.int64], change: Draw, result:
 
 
 def _flip_codes(change: Draw) -> list[int | None]:
-    """What OpenCV calls a flip: 1 left-right, 0 upside down, -1 both."""
+    """OpenCV's code of each flip: 1 left-right, 0 upside down, -1 both, None for none."""
     codes = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}
     return [
         codes[flip]
@@ -223,13 +215,12 @@ def _recolour(change: Draw, result: Pixels) -> None:
         cv2.transform(image, np.concatenate([colour, offset], axis=1), dst=image)
 
 
-def _in_parts(result: Pixels, most_bytes: int, work: Callable[[slice], None]) -> None:
-    """Call `work` on parts of a batch of at most so many bytes, one for each thread at least."""
+def _in_parts(result: Pixels, max_bytes: int, work: Callable[[slice], None]) -> None:
+    """Call `work` on parts of a batch, of at most `max_bytes` each, in at least one per thread."""
     count = len(result)
-    num_threads = (
-        torch.get_num_threads() if result.nbytes >= _FEWEST_BYTES else 1
-    )  # 1 in a loader process
-    step = min(-(-count // num_threads), max(1, most_bytes * count // result.nbytes))
+    # torch has 1 thread in a loader process.
+    num_threads = torch.get_num_threads() if result.nbytes >= _MIN_BYTES else 1
+    step = min(-(-count // num_threads), max(1, max_bytes * count // result.nbytes))
     parts = [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
     if num_threads == 1:
         for part in parts:
@@ -241,11 +232,11 @@ def _in_parts(result: Pixels, most_bytes: int, work: Callable[[slice], None]) ->
 
 @cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """A pool of this process: a forked one would wait for ever for its parent's threads."""
+    """Make a pool for each process: a forked one would wait forever for its parent's threads."""
     return ThreadPoolExecutor(count)
 
 
 @cache
 def _forbid_inner_threads(process: int) -> None:
-    """An image is the work of one thread; OpenCV's own would fight over it, and not survive a fork."""
+    """Turn off OpenCV's threads, which would compete with ours and not survive a fork."""
     cv2.setNumThreads(0)

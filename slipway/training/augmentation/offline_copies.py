@@ -1,7 +1,8 @@
-"""Offline copies: augmented training images written to disk, for data whose epochs should be larger.
+"""Offline copies: augmented training images written to disk, which make epochs larger.
 
-Only training rows are copied, each by itself: images are mixed while training alone. A copy is stored in the size of its
-source, and gets an id of its own, so that online augmentation and order draw other numbers for it than for the original.
+Only training rows are copied, and never mixed: mixing happens during training. A copy is stored in
+the size of its source. It has its own id, so its order and online augmentation differ from the
+original's.
 """
 
 import hashlib
@@ -24,16 +25,16 @@ _ROWS_AT_A_TIME = 1024
 
 
 def copy_id(sample_id: str, copy: int) -> str:
-    """The id of the copy number `copy` (from 1) of a sample: 32 hex digits."""
+    """Derive the id of copy number `copy`, counted from 1: 32 hex digits."""
     return hashlib.sha256(f"{sample_id}/{copy}".encode()).hexdigest()[:32]
 
 
 def write_copies(
     train: PackedSplit, plan: AugmentPlan, num_copies: int, size_px: int, root: Path
 ) -> PackedSplitManifest:
-    """Write `num_copies` augmented copies of each row of `train` into the new folder `root`, first all first copies.
+    """Write `num_copies` augmented copies of each row of `train` into the new folder `root`.
 
-    `size_px` is the network's, which the plan's pixels are of.
+    All first copies come first. `size_px` is the network's, to which pixels of the plan refer.
     """
     root.mkdir()
     ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]
@@ -61,7 +62,7 @@ def write_copies(
 
 
 def original_rows(num_train: int, num_copied: int) -> NDArray[np.int64]:
-    """(num_copied,) the position in the training split that each row of its copies was made from."""
+    """Return (num_copied,) for each copy the position of its original in the training split."""
     return np.arange(num_copied) % num_train
 
 
@@ -78,7 +79,7 @@ def _augmented(
     copy: int,
     ids: list[str],
 ) -> NDArray[np.uint8]:
-    # Training counts epochs from 0: the negative ones are free, so a copy never gets the same change twice.
+    # Training counts epochs from 0. Negative ones are free, so no change is drawn twice for a copy.
     change = draw(plan, -copy, id_keys(ids))
     if stored.shape[0] != size_px:
         change = change._replace(

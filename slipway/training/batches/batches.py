@@ -22,7 +22,7 @@ from slipway.data.store.packed import PackedSplit
 from slipway.system.errors import ParamsError
 from slipway.training.augmentation.batch import Changes, device_changes
 from slipway.training.augmentation.host import StoredRows, changed_images, mixed_images
-from slipway.training.distributed.stopping import ignore_signals_in_worker
+from slipway.training.distributed.stop_signals import ignore_signals_in_worker
 
 
 class Mixing(NamedTuple):
@@ -98,7 +98,7 @@ class TrainingBatches(Dataset[Batch]):
     Args:
         splits: the training split, and its offline copies if there are any.
         changes: None for tables.
-        classes: whether the targets are classes.
+        target_dtype: as in the record of the target's kind.
     """
 
     def __init__(
@@ -108,12 +108,11 @@ class TrainingBatches(Dataset[Batch]):
         rank: int,
         seed: int,
         changes: ImageChanges | None,
-        *,
-        classes: bool,
+        target_dtype: str,
     ) -> None:
         self._inputs = StoredRows([split.inputs for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
-        self._targets = torch.cat([_target_tensor(split, classes) for split in splits])
+        self._targets = torch.cat([_target_tensor(split, target_dtype) for split in splits])
         self._weights = torch.cat([_weight_tensor(split) for split in splits])
         self._shape, self._rank, self._seed = shape, rank, seed
         self._changes = changes
@@ -211,10 +210,10 @@ class ValidationBatches(Dataset[Batch]):
     """
 
     def __init__(
-        self, split: PackedSplit, batch_size: int, world_size: int, rank: int, *, classes: bool
+        self, split: PackedSplit, batch_size: int, world_size: int, rank: int, target_dtype: str
     ) -> None:
         self._split, self._world_size, self._rank = split, world_size, rank
-        self._targets, self._weights = _target_tensor(split, classes), _weight_tensor(split)
+        self._targets, self._weights = _target_tensor(split, target_dtype), _weight_tensor(split)
         per_rank = -(-len(split) // world_size)
         self._batch_size = min(batch_size, per_rank)
         self._num_batches = -(-per_rank // self._batch_size)
@@ -271,19 +270,17 @@ def training_loader(
 ) -> DataLoader[Batch]:
     """Load whole batches in the order of the epoch, starting at `first_batch` of `first_epoch`."""
     sampler = EpochSampler(len(batches), first_epoch, first_batch)
-    return _loader(batches, sampler, num_workers, pin_memory)
+    return batch_loader(batches, num_workers, sampler, pin_memory=pin_memory)
 
 
-def validation_loader(
-    batches: ValidationBatches, num_workers: int, *, pin_memory: bool = False
+def batch_loader(
+    batches: Dataset[Batch],
+    num_workers: int,
+    sampler: EpochSampler | None = None,
+    *,
+    pin_memory: bool = False,
 ) -> DataLoader[Batch]:
-    """Load whole batches in the order of the split."""
-    return _loader(batches, None, num_workers, pin_memory)
-
-
-def _loader(
-    batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: int, pin_memory: bool
-) -> DataLoader[Batch]:
+    """Load whole batches, in their own order without a sampler."""
     return DataLoader(
         batches,
         batch_size=None,
@@ -307,8 +304,8 @@ def _with_partners(
     return needed, order[np.searchsorted(needed, partner_rows, sorter=order)]
 
 
-def _target_tensor(split: PackedSplit, classes: bool) -> Tensor:
-    return torch.from_numpy(split.targets.astype(np.int64 if classes else np.float32))
+def _target_tensor(split: PackedSplit, dtype: str) -> Tensor:
+    return torch.from_numpy(split.targets.astype(dtype))
 
 
 def _weight_tensor(split: PackedSplit) -> Tensor:

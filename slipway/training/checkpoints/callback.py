@@ -18,7 +18,7 @@ from slipway.training.checkpoints.checkpoints import (
 )
 from slipway.training.checkpoints.rank_state import write_rank_state
 from slipway.training.distributed.collectives import MaxReducer
-from slipway.training.distributed.stopping import SAVE, Stopped, StopSignals
+from slipway.training.distributed.stop_signals import SAVE, Stopped, StopSignals
 from slipway.training.distributed.strategies import actual_setup
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import RunSegment

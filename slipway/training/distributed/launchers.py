@@ -51,7 +51,7 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     if int(environment.get("PMI_SIZE", "1")) > 1:
         raise UnavailableError(
             "an mpirun that is not Open MPI's started this process. Use Open MPI, torchrun or "
-            "srun: docs/scaling.md."
+            "srun: docs/how-to/scaling.md."
         )
     return None
 

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 import pytorch_lightning as pl
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-from slipway.system.errors import SlipwayError
+from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.training.distributed.faults import explain, is_lost_rank
 from slipway.training.distributed.launchers import find_launch
-from slipway.training.distributed.stopping import SIGNALS, Stopped
+from slipway.training.distributed.stop_signals import SIGNALS, Stopped
 
 _POLL_S = 0.5
 _RANK_0_HEAD_START_S = 1.5  # so that rank 0 reports an error that all ranks find at once
@@ -33,8 +33,7 @@ _EXPECTED_CODES = {None, 0, *(128 + number for number in SIGNALS)}
 
 def is_first_process() -> bool:
     """Tell whether this is rank 0; works before there is a trainer."""
-    launch = find_launch()
-    return launch.rank == 0 if launch else int(os.environ.get("LOCAL_RANK") or 0) == 0
+    return launched_rank()[0] == 0
 
 
 def was_started_by_another() -> bool:
@@ -86,7 +85,13 @@ def report_error_once(rank: int, world_size: int) -> Iterator[None]:
 
 def launched_rank() -> tuple[int, int]:
     """Rank and world size from the launcher; (0, 1) before the trainer has started the others."""
-    rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+    try:
+        launch = find_launch()
+    except UnavailableError:  # `place` reports it
+        launch = None
+    if launch:
+        return launch.rank, launch.world_size
+    rank = int(os.environ.get("LOCAL_RANK") or 0)
     return rank, int(os.environ.get("WORLD_SIZE") or 1)
 
 

@@ -134,7 +134,7 @@ def _check_num_nodes(num_nodes: int, launch: Launch | None) -> None:
         raise ParamsError(
             f"train.num_nodes is {num_nodes}, but no launcher started this process, so it runs on "
             "one node. Start it with Slurm, torchrun, mpirun or the DeepSpeed launcher: "
-            "docs/scaling.md. Or set it to 1."
+            "docs/how-to/scaling.md. Or set it to 1."
         )
     if launch and launch.num_nodes != num_nodes:
         nodes = f"{launch.num_nodes} node{'s' * (launch.num_nodes > 1)}"
@@ -198,8 +198,11 @@ def _strategy(params: TrainParams, accelerator: str, devices: int, reasons: list
         )
     if params.strategy != "auto":
         return params.strategy
+    if accelerator == "gpu" and world_size == 1:
+        reasons.append("strategy single: on one GPU, ZeRO has nothing to shard")
+        return "single"
     if accelerator == "gpu":
-        reasons.append("strategy deepspeed_stage_2: there is a GPU")
+        reasons.append(f"strategy deepspeed_stage_2: {world_size} GPUs share the state")
         return "deepspeed_stage_2"
     strategy = "single" if world_size == 1 else "ddp"
     reasons.append(f"strategy {strategy}: {world_size} process{'es' * (world_size > 1)} on the CPU")
@@ -210,9 +213,7 @@ def _precision(
     params: TrainParams, host: TrainingHost, accelerator: str, strategy: str, reasons: list[str]
 ) -> PrecisionName:
     if params.precision == "auto":
-        precision: PrecisionName = "16-mixed" if accelerator == "gpu" else "32-true"
-        reasons.append(f"precision {precision}: training on the {accelerator}")
-        return precision
+        return _auto_precision(host, accelerator, strategy, reasons)
     is_deepspeed = strategy.startswith("deepspeed")
     if params.precision == "16-mixed" and accelerator == "cpu" and not is_deepspeed:
         raise UnavailableError(
@@ -226,6 +227,19 @@ def _precision(
             "Use '16-mixed' or '32-true'."
         )
     return params.precision
+
+
+def _auto_precision(
+    host: TrainingHost, accelerator: str, strategy: str, reasons: list[str]
+) -> PrecisionName:
+    if accelerator == "cpu":
+        reasons.append("precision 32-true: training on the cpu")
+        return "32-true"
+    if strategy == "single" and host.has_bfloat16:
+        reasons.append("precision bf16-mixed: this GPU computes in it, and it needs no loss scale")
+        return "bf16-mixed"
+    reasons.append("precision 16-mixed: training on the gpu")
+    return "16-mixed"
 
 
 class PortableDeepSpeedStrategy(DeepSpeedStrategy):
@@ -345,7 +359,11 @@ def check_actual(expected: TrainingSetup, actual: TrainingSetup) -> None:
         if wanted[key] != found[key]
     ]
     if differing:
-        lines = ["the training does not run as requested:", *differing, "See docs/training.md."]
+        lines = [
+            "the training does not run as requested:",
+            *differing,
+            "See docs/explanation/training.md.",
+        ]
         raise TrainingError("\n".join(lines))
 
 

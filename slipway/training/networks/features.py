@@ -2,23 +2,24 @@
 
 For images they are the inputs of the last layer that has a weight matrix, which any network has.
 For tables they are the columns themselves: the encoding clips numbers to the range of the training
-rows, so that behind it a far outlier looks like the edge (bench/results/outlier_scores.md).
+rows, so that behind it a far outlier looks like the edge (bench/results/ood_scores.md).
 """
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+_MATRIX = 2  # dimensions of a weight, at least; the weights of a normalisation have one
 
-class FeatureEncoding(nn.Module):
-    """The encoding of a row that knows the row's features by itself."""
 
+class FeatureEncoding(nn.Module, ABC):
+    """The encoding of a row, which computes the row's features itself."""
+
+    @abstractmethod
     def features(self, rows: Tensor) -> Tensor:
         """(B, ...) -> (B, D) float32"""
-        raise NotImplementedError
-
-
-_MATRIX = 2  # dimensions of a weight, at least; the weights of a normalisation have one
 
 
 def last_layer(network: nn.Module, example: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Networks for images: the small residual network, and any network of timm."""
+"""Networks for images: the small residual network, any network of timm, and the user's own."""
 
 import difflib
 
@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from slipway.config.network_arguments import SmallResnetArguments
 from slipway.inputs.images import ImageContract
 from slipway.system.errors import ParamsError
+from slipway.system.user_code import is_user_code
 from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
 from slipway.training.networks.small_resnet import SmallResnet
+from slipway.training.networks.user_network import user_backbone
 
 _TIMM = "timm/"
 
@@ -56,6 +58,9 @@ def image_network(spec: NetworkSpec) -> ImageNetwork:
         return ImageNetwork(SmallResnet(arguments, channels, spec.num_outputs), spec)
     if spec.name.startswith(_TIMM):
         return ImageNetwork(_timm_network(spec, channels), spec)
+    if is_user_code(spec.name):
+        height, width, _ = spec.input.shape
+        return ImageNetwork(user_backbone(spec, (channels, height, width)), spec)
     raise ParamsError(
         f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example "
         "'timm/resnet18'."

@@ -1,17 +1,25 @@
-"""Networks before their first step: random or pretrained weights."""
+"""Networks before their first step: with random weights, or pretrained ones of timm.
+
+Pretrained weights come from a local file, or from the hub of timm's tag. The head is always new.
+Everything else has to fit by name and shape; timm adapts inputs with another number of channels.
+Nothing is unpickled.
+"""
+
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
 from slipway.inputs.images import MAX_PIXELS, ImageContract
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
+from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
-from slipway.training.networks.pretrained import (
-    load_pretrained,
-    pretrained_file,
-    pretrained_normalisation,
-)
+
+_TIMM = "timm/"
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Network:
@@ -38,7 +46,7 @@ def image_network_spec(params: Params) -> NetworkSpec:
         task=data.task,
         name=params.train.network,
         arguments=params.train.network_arguments,
-        classes=classes if is_classification(data.task) else [],
+        classes=classes if kind_of(data.task).target.has_classes else [],
         input=ImageContract(
             kind="images",
             transform=None,
@@ -52,3 +60,147 @@ def image_network_spec(params: Params) -> NetworkSpec:
         std=std,
         target_scale=None,
     )
+
+
+def pretrained_file(params: TrainParams) -> Path | None:
+    """Return the file of the initial weights, downloaded from the hub if needed; None for none.
+
+    Raises ParamsError if there is no such file, UnavailableError if the download fails.
+    """
+    if params.pretrained is None:
+        return None
+    if params.pretrained == "hub":
+        return _download(params.network)
+    path = Path(params.pretrained)
+    if path.suffix not in _SUFFIXES:
+        raise ParamsError(
+            f"train.pretrained is {params.pretrained!r}, expected 'hub' or a file that ends in "
+            f"{', '.join(_SUFFIXES)}."
+        )
+    if not path.is_file():
+        raise ParamsError(
+            f"train.pretrained is {params.pretrained!r}, which is not a file. Paths are relative "
+            "to the project's folder."
+        )
+    return path
+
+
+def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per channel of the pixels, in [0, 1], in pretraining.
+
+    Grey images get the mean over red, green and blue, because timm sums the first layer's weights
+    over them.
+    """
+    config = _config(network)
+    mean, std = list(config.mean), list(config.std)
+    if channels == 1:
+        return [sum(mean) / len(mean)], [sum(std) / len(std)]
+    return mean, std
+
+
+def load_pretrained(network: Network, path: Path) -> None:
+    """Load the weights in `path` into the backbone, except its head.
+
+    Raises ParamsError that names every weight that does not fit.
+    """
+    import timm
+
+    spec = network.spec
+    state = _read(path)
+    classifiers = _config(spec.name).classifier or ()
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    heads = [state[f"{name}.weight"] for name in classifiers if f"{name}.weight" in state]
+    num_classes = len(heads[0]) if heads else 0
+    try:
+        donor = timm.create_model(
+            spec.name.removeprefix(_TIMM),
+            pretrained=True,
+            # With the file's number of classes timm loads strictly, instead of dropping weights.
+            pretrained_cfg_overlay={
+                "state_dict": state,
+                "num_classes": num_classes,
+                "label_offset": 0,
+            },
+            num_classes=num_classes,
+            in_chans=len(spec.mean),
+            **spec.arguments,
+        )
+    except (RuntimeError, KeyError, AttributeError, ValueError) as error:
+        raise ParamsError(
+            f"train.pretrained {str(path)!r} does not fit the network {spec.name!r}: {error}"
+        ) from error
+    _copy_body(donor, network.backbone)
+
+
+def head_tensors(backbone: Any) -> set[int]:
+    """The ids of the tensors in the backbone's classifier."""
+    heads = backbone.get_classifier()
+    return {
+        id(value)
+        for head in (heads if isinstance(heads, tuple) else (heads,))
+        for value in head.state_dict(keep_vars=True).values()
+    }
+
+
+def _copy_body(donor: nn.Module, backbone: Any) -> None:
+    in_head = head_tensors(backbone)
+    state = backbone.state_dict(keep_vars=True)
+    names = {name for name, value in state.items() if id(value) not in in_head}
+    given = {name: value for name, value in donor.state_dict().items() if name in names}
+    missing = backbone.load_state_dict(given, strict=False).missing_keys
+    if lacking := sorted(names.intersection(missing)):
+        raise ParamsError(
+            f"train.pretrained lacks {', '.join(lacking)}, which {type(backbone).__name__} has."
+        )
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from timm.models import load_state_dict
+
+    try:
+        state = load_state_dict(str(path), use_ema=True, weights_only=True)
+    except Exception as error:  # torch's, pickle's and safetensors' own kinds
+        raise ParamsError(
+            f"train.pretrained {str(path)!r} could not be read as mere weights: {error}. "
+            "Save it again with safetensors.torch.save_file(network.state_dict(), path)."
+        ) from error
+    if not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ParamsError(
+            f"train.pretrained {str(path)!r} holds more than weights by name. Save only "
+            "network.state_dict()."
+        )
+    return state
+
+
+def _config(network: str) -> Any:
+    import timm  # takes seconds, and few need it
+
+    name = network.removeprefix(_TIMM)
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    if config is None:
+        raise ParamsError(
+            f"train.pretrained is set, but timm {timm.__version__} has no pretrained configuration "
+            f"of {name!r}. Set it to null."
+        )
+    return config
+
+
+def _download(network: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    config = _config(network)
+    if not config.hf_hub_id:
+        raise UnavailableError(
+            f"train.pretrained is 'hub', which has no weights of {network!r}. Name a file of them, "
+            "or set it to null."
+        )
+    filename = config.hf_hub_filename or "model.safetensors"
+    try:
+        return Path(hf_hub_download(config.hf_hub_id, filename))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnavailableError(
+            f"train.pretrained is 'hub', but {filename} of {config.hf_hub_id} could not be "
+            f"downloaded ({type(error).__name__}). Without a network, download that file "
+            "elsewhere, copy it here and name it: train.pretrained: weights/NAME.safetensors"
+        ) from error

@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from slipway.config.network_arguments import argument_mistakes
 from slipway.data.store.packed import TargetScale
 from slipway.inputs.contract import AnyInputContract
-from slipway.kinds.registry import Task, input_kind, is_classification
+from slipway.kinds.code_digest import user_code
+from slipway.kinds.registry import Task, input_kind
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
+from slipway.system.user_code import UserCode
 
 _FIX = "Run `dvc repro train`."
 Arguments = TypeVar("Arguments", bound=BaseModel)
@@ -35,7 +37,8 @@ class NetworkSpec(Contract):
     """Everything a network is built from, except its weights."""
 
     task: Task
-    name: str  # "small_resnet" or "timm/NAME" for images, "tabm" for tables
+    # "small_resnet" or "timm/NAME" for images, "tabm" for tables, or the user's own "module:Class".
+    name: str
     arguments: dict[str, Any]
     classes: list[str]  # in the order of the logits; empty for a numeric target
     input: AnyInputContract
@@ -46,7 +49,7 @@ class NetworkSpec(Contract):
     @property
     def num_outputs(self) -> int:
         """Logits for classes, 1 for a numeric target."""
-        return len(self.classes) if is_classification(self.task) else 1
+        return len(self.classes) or 1
 
 
 class TrainingSetup(Contract):
@@ -88,7 +91,7 @@ class RunSegment(Contract):
 class ModelManifest(Contract):
     """The content of `model.json`; equal runs write equal text."""
 
-    format_version: Literal[4]
+    format_version: Literal[5]
     network: NetworkSpec
     num_parameters: int
     weights_sha256: str
@@ -102,6 +105,7 @@ class ModelManifest(Contract):
     seed: int
     params: dict[str, Any]  # the train section of params.yaml
     digests: dict[str, str]  # hex SHA-256 of params, packed manifest, augmentation plan and code
+    user_code: list[UserCode]  # the user's own network and loss
     versions: dict[str, str]  # of the packages that trained it
     git_revision: str | None  # null outside a git work tree
 
@@ -123,7 +127,7 @@ class Network(nn.Module):
 
     def to_target_unit(self, answer: Tensor) -> Tensor:
         """Scale values of a numeric target to its unit; logits stay as they are."""
-        if is_classification(self.spec.task):
+        if self.spec.target_scale is None:
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean
 
@@ -192,9 +196,10 @@ def load_network(folder: Path) -> Network:
     """Load the trained network of a model, in evaluation mode on the CPU.
 
     Raises SchemaError if a file is missing or does not fit, IntegrityError if the weights were
-    altered.
+    altered, or the code of a network of the user's own.
     """
     manifest = read_model_manifest(folder)
+    _check_code(manifest)
     path = folder / "weights.safetensors"
     weights = load_tensors(path, manifest.weights_sha256, _FIX)
     network = build_network(manifest.network)
@@ -206,6 +211,16 @@ def load_network(folder: Path) -> Network:
             f"{path} does not fit the network {name!r} of model.json: {error} {_FIX}"
         ) from error
     return network.eval()
+
+
+def _check_code(manifest: ModelManifest) -> None:
+    now = user_code(Path(), "train.network", [manifest.network.name])
+    for code in now:
+        if code not in manifest.user_code:
+            raise IntegrityError(
+                f"the code of train.network {code.name!r} has the SHA-256 {code.sha256[:16]}..., "
+                "another one than when it was trained. Restore that code, or run `dvc repro train`."
+            )
 
 
 def parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from slipway.config.network_arguments import TabmArguments
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.kinds.registry import kind_of
+from slipway.system.errors import ParamsError
+from slipway.system.user_code import is_user_code
 from slipway.training.networks.features import FeatureEncoding
+from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
+from slipway.training.networks.user_network import user_backbone
 
 _FEWEST_EDGES = 2
 
@@ -132,6 +137,70 @@ class Tabm(nn.Module):
             features = torch.cat([(self.linear(values) + pieces).flatten(1), others], dim=1)
         answers: Tensor = self.head(self.blocks(self.view(features)))
         return answers
+
+
+class TableNetwork(Network):
+    """Maps (rows, width) float32, as a column contract lays them out, to (rows, classes) logits.
+
+    For a numeric target the output is (rows, 1) in its unit. In training mode it is (rows,
+    submodels, outputs), because each submodel has its own loss; otherwise the mean of their
+    probabilities, as logits, or of their values.
+    """
+
+    def __init__(self, encoding: RowEncoding, backbone: nn.Module, spec: NetworkSpec) -> None:
+        super().__init__(backbone, spec)
+        self.encoding = encoding
+        self._head = kind_of(spec.task).target.load_part("head")
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, width) float32 -> (B, K) float; (B, submodels, K) in training mode"""
+        answers = self.to_target_unit(self.backbone(*self.encoding(rows)))
+        if self.training:
+            return answers
+        mean: Tensor = self._head.mean_of_submodels(answers)
+        return mean
+
+    def misfit(self, error: Exception) -> str:
+        """Describe why this network cannot take such rows, and the remedy."""
+        width = self.spec.input.shape[0]
+        return f"cannot take rows of {width} numbers: {error}. Change train.network_arguments."
+
+
+class UserTableNetwork(Network):
+    """Maps encoded rows to those of the user's module, which gets (rows, features) float32.
+
+    The features are the numbers in standard deviations, clipped to the range of the training rows,
+    then the indicators of missing numbers and a slot for each category.
+    """
+
+    def __init__(self, contract: ColumnContract, spec: NetworkSpec) -> None:
+        encoding = RowEncoding(contract, num_bins=1)
+        num_features = encoding.num_embedded + sum(encoding.plain_sizes)
+        super().__init__(user_backbone(spec, (num_features,)), spec)
+        self.encoding = encoding
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, width) float32 -> (B, K) float"""
+        values, _, others = self.encoding(rows)
+        return self.to_target_unit(self.backbone(torch.cat([values, others], dim=1)))
+
+
+def table_network(spec: NetworkSpec) -> TableNetwork | UserTableNetwork:
+    """Build the network of a spec for a table; ParamsError if there is none of this name."""
+    assert isinstance(spec.input, ColumnContract)
+    contract = spec.input
+    if spec.name != "tabm" and not is_user_code(spec.name):
+        raise ParamsError(f"train.network is {spec.name!r}, expected 'tabm' for a table.")
+    if not contract.columns:
+        raise ParamsError(
+            "the table has no column left to learn from. See reports/clean.html for the refused "
+            "columns."
+        )
+    if is_user_code(spec.name):
+        return UserTableNetwork(contract, spec)
+    arguments = parse_arguments(spec, TabmArguments)
+    encoding = RowEncoding(contract, arguments.num_bins)
+    return TableNetwork(encoding, Tabm(arguments, encoding, spec.num_outputs), spec)
 
 
 def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:

@@ -63,17 +63,17 @@ def find_chains(network: Network) -> list[ChannelChain]:
     return [chain for chain in found if chain]
 
 
-def prunable_chains(network: Network, share: float) -> list[ChannelChain]:
-    """Find every chain; ParamsError if `share` removes a channel from none of them."""
+def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
+    """Find every chain; ParamsError if `sparsity` removes a channel from none of them."""
     chains, state = find_chains(network), network.state_dict()
     widths = [len(state[chain.maker]) for chain in chains]
-    if all(width_left(width, share) == width for width in widths):
-        raise ParamsError(_describe_refusal(network.spec.name, share, len(chains)))
+    if all(width_left(width, sparsity) == width for width in widths):
+        raise ParamsError(_describe_refusal(network.spec.name, sparsity, len(chains)))
     return chains
 
 
-def prune_channels(network: Network, share: float) -> tuple[dict[str, Tensor], dict[str, Width]]:
-    """Remove `share` of the channels of each chain; return the weights, and the widths by layer.
+def prune_channels(network: Network, sparsity: float) -> tuple[dict[str, Tensor], dict[str, Width]]:
+    """Remove a fraction of the channels of each chain; return weights, and widths by layer.
 
     The remaining number is a multiple of 8. A channel's importance is about what it can add to the
     next layer: its size times the L2 norm of the weights that read it. The size is |scale| of its
@@ -82,9 +82,9 @@ def prune_channels(network: Network, share: float) -> tuple[dict[str, Tensor], d
     """
     before = {name: value.detach().cpu() for name, value in network.state_dict().items()}
     after, widths = dict(before), {}
-    for chain in prunable_chains(network, share):
+    for chain in prunable_chains(network, sparsity):
         width = len(before[chain.maker])
-        left = width_left(width, share)
+        left = width_left(width, sparsity)
         importance = _norms(before[chain.size]) * _norms(before[chain.reader].transpose(0, 1))
         kept = torch.argsort(importance, descending=True, stable=True)[:left].sort().values
         for name in chain.first:
@@ -95,9 +95,9 @@ def prune_channels(network: Network, share: float) -> tuple[dict[str, Tensor], d
     return after, widths
 
 
-def width_left(width: int, share: float) -> int:
-    """Channels left of `width` without `share` of them: a multiple of 8, rounded up."""
-    wanted = width * (1 - share)
+def width_left(width: int, sparsity: float) -> int:
+    """Channels left of `width` without `sparsity` of them: a multiple of 8, rounded up."""
+    wanted = width * (1 - sparsity)
     return min(width, BLOCK * max(1, int(np.ceil(round(wanted / BLOCK, 9)))))
 
 
@@ -146,11 +146,11 @@ def _norms(tensor: Tensor) -> Tensor:
     return norms
 
 
-def _describe_refusal(name: str, share: float, num_chains: int) -> str:
+def _describe_refusal(name: str, sparsity: float, num_chains: int) -> str:
     if num_chains:
         return (
-            f"prune.sparsity is {share:g}, which removes no channel of {name!r}, because they are "
-            f"removed {BLOCK} at a time. Raise it."
+            f"prune.sparsity is {sparsity:g}, which removes no channel of {name!r}, because they "
+            f"are removed {BLOCK} at a time. Raise it."
         )
     return (
         f"prune.kind is 'structured', but no layer of {name!r} has only one reader, through "

@@ -2,7 +2,7 @@
 
 artifacts/pruned/model.json                  kind null, or the network and its origin
 artifacts/pruned/weights.safetensors         float32 weights, whose shapes define the network
-artifacts/pruned/outlier_score.safetensors   statistics of its OOD score
+artifacts/pruned/ood_score.safetensors   statistics of its OOD score
 """
 
 import json
@@ -30,7 +30,7 @@ from slipway.training.uncertainty.calibrated_network import CalibratedNetwork, c
 from slipway.training.uncertainty.ood_score import OODScore, save_ood_score
 
 _FIX = "Run `dvc repro prune`."
-_WEIGHTS, _SCORE = "weights.safetensors", "outlier_score.safetensors"
+_WEIGHTS, _SCORE = "weights.safetensors", "ood_score.safetensors"
 
 
 class Width(Contract):
@@ -43,10 +43,10 @@ class Width(Contract):
 class PrunedManifest(Contract):
     """The content of `model.json`; equal runs write equal text."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     kind: Literal["structured", "magnitude"]
     network: NetworkSpec  # of the trained model; `widths` says what is narrower
-    share: float  # requested
+    sparsity: float  # requested
     widths: dict[str, Width]  # channels by layer; empty for magnitude
     num_parameters: int
     num_zeros: int  # among them
@@ -103,7 +103,7 @@ def read_pruned(folder: Path, model_sha256: str) -> PrunedManifest | None:
     path = folder / "model.json"
     try:
         content: Any = json.loads(path.read_bytes())
-        if content == {"format_version": 1, "kind": None}:
+        if content == {"format_version": 2, "kind": None}:
             return None
         manifest = PrunedManifest.model_validate(content)
     except (FileNotFoundError, NotADirectoryError):

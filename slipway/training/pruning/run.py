@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from slipway.config.sections import MeasuringParams, PruneParams, TrainParams
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling
 from slipway.reports.console import number, size, text_table
@@ -68,7 +68,7 @@ class PruningResult:
         """The content of `reports/prune.json`."""
         return {
             "kind": self.manifest.kind,
-            "share": self.manifest.share,
+            "sparsity": self.manifest.sparsity,
             "removed_share": self.removed_share,
             "widths": {name: width.model_dump() for name, width in self.manifest.widths.items()},
             "parameters": {
@@ -113,7 +113,7 @@ class PruningResult:
         what = removed if self.manifest.widths else "parameters are zero"
         summary = (
             f"{self.manifest.kind}: {self.removed_share:.1%} of the {what}, "
-            f"{self.manifest.share:.1%} requested"
+            f"{self.manifest.sparsity:.1%} requested"
         )
         return f"{summary}\n{text_table(columns, rows, '  ')}"
 
@@ -153,7 +153,7 @@ def prune(
         predict(one, data.val.inputs, evaluate.batch_size, device) for one in (trained, network)
     )
     task = data.manifest.task
-    metric = "accuracy" if is_classification(task) else "rmse"
+    metric = kind_of(task).target.headline
     resampling = Resampling(seed, evaluate.bootstrap_samples, evaluate.confidence)
     contents = {
         "before": serialize_tensors(trained.state_dict()),
@@ -163,10 +163,10 @@ def prune(
     for name, content in contents.items():
         sizes[f"{name}_compressed"] = len(zlib.compress(content))
     manifest = PrunedManifest(
-        format_version=1,
+        format_version=2,
         kind="structured" if widths else "magnitude",
         network=trained.spec,
-        share=prune.sparsity,
+        sparsity=prune.sparsity,
         widths=widths,
         num_parameters=count_parameters(network),
         num_zeros=sum(int((value == 0).sum()) for value in network.parameters()),
@@ -204,8 +204,8 @@ def _prune_network(
     return network.train(), {}, [KeepZeros(network, magnitude_masks(network, prune.sparsity))]
 
 
-def magnitude_masks(network: Network, share: float) -> dict[str, Tensor]:
-    """Return for each weight a bool mask of its shape: False for the `share` nearest to zero.
+def magnitude_masks(network: Network, sparsity: float) -> dict[str, Tensor]:
+    """Return a bool mask of each weight: False for the fraction `sparsity` nearest to zero.
 
     After Han et al. 2015, "Learning both weights and connections", with one bound for all layers.
     The zeros make no dense graph faster; the file compresses better.
@@ -217,7 +217,7 @@ def magnitude_masks(network: Network, share: float) -> dict[str, Tensor]:
     }
     sizes = torch.cat([value.abs().flatten() for value in weights.values()])
     mask = torch.ones(len(sizes), dtype=torch.bool)
-    mask[torch.argsort(sizes, stable=True)[: round(share * len(sizes))]] = False
+    mask[torch.argsort(sizes, stable=True)[: round(sparsity * len(sizes))]] = False
     parts = torch.split(mask, [value.numel() for value in weights.values()])
     return {
         name: part.view(value.shape)

@@ -2,17 +2,17 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from slipway.config.sections import TrainParams
-from slipway.kinds.registry import is_classification
-from slipway.system.errors import ParamsError
+from slipway.kinds.registry import kind_of
+from slipway.system.errors import ParamsError, TrainingError, UnavailableError
+from slipway.system.user_code import definition_place, failure, import_named, is_user_code
 from slipway.training.batches.batches import Mixing
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.optimizers import decays
@@ -21,25 +21,24 @@ from slipway.training.recipe.optimizers import decays
 class RowLosses(nn.Module):
     """Maps answers and targets to (B,) float32 losses. `class_weights` is (K,) float32."""
 
-    class_weights: Tensor | None
-
     def __init__(
         self, network: Network, params: TrainParams, class_weights: Tensor | None = None
     ) -> None:
         super().__init__()
-        self._is_classification = is_classification(network.spec.task)
-        self._target_std = network.spec.target_scale.std if network.spec.target_scale else 1.0
-        self._label_smoothing, self._huber_delta = params.label_smoothing, params.huber_delta
-        self.register_buffer("class_weights", class_weights, persistent=False)
+        spec = network.spec
+        target_std = spec.target_scale.std if spec.target_scale else 1.0
+        make_loss = kind_of(spec.task).target.load_part("loss")
+        self.of_target = make_loss(params, target_std, class_weights)
+        self._of_user = None
+        if is_user_code(params.loss):
+            self._of_user = UserLoss(params.loss, has_classes=bool(spec.classes))
 
     def forward(self, answers: Tensor, targets: Tensor, mixing: Mixing | None = None) -> Tensor:
-        """Cross-entropy, or the squared error or Huber loss of a numeric target.
+        """Compute the loss of the kind of target.
 
-        A mixed image has the losses of its two targets, weighted by their fractions. Errors are in
-        standard deviations of the target. Huber's loss (Huber 1964, "Robust estimation of a
-        location parameter") is half of the squared error up to `huber_delta`, and linear beyond.
-        `answers` are (B, K), or (B, submodels, K): the mean of the submodels' losses, so that each
-        submodel learns by itself.
+        A mixed image has the losses of its two targets, weighted by their fractions. `answers` are
+        (B, K), or (B, submodels, K): the mean of the submodels' losses, so that each submodel
+        learns by itself.
         """
         own = self._unmixed(answers, targets)
         if mixing is None:
@@ -52,19 +51,45 @@ class RowLosses(nn.Module):
             num_submodels = answers.shape[1]
             losses = self._unmixed(answers.flatten(0, 1), targets.repeat_interleave(num_submodels))
             return losses.view(-1, num_submodels).mean(dim=1)
-        if self._is_classification:
-            return F.cross_entropy(
-                answers.float(),
-                targets,
-                self.class_weights,
-                label_smoothing=self._label_smoothing,
-                reduction="none",
+        loss = self._of_user or self.of_target
+        return cast(Tensor, loss(answers, targets))
+
+
+class UserLoss:
+    """The user's function `train.loss: package.module:function`, which gives a loss for each row.
+
+    It gets (B, K) logits and (B,) class indices, or (B,) values and (B,) numbers in the target's
+    unit, all of float32 but the indices. Slipway mixes, weights and averages what it returns.
+    """
+
+    def __init__(self, name: str, *, has_classes: bool) -> None:
+        self._name, self._has_classes = f"train.loss {name!r}", has_classes
+        self._function = import_named(name)
+        if not callable(self._function):
+            raise UnavailableError(
+                f"{self._name} is {type(self._function).__name__}, expected a function of outputs "
+                "and targets. Name a function."
             )
-        errors = (answers[:, 0].float() - targets) / self._target_std
-        if self._huber_delta is None:
-            return errors**2
-        return F.huber_loss(
-            errors, torch.zeros_like(errors), delta=self._huber_delta, reduction="none"
+
+    def __call__(self, answers: Tensor, targets: Tensor) -> Tensor:
+        """(B, K), (B,) -> (B,) float32; TrainingError with the user's line if it fails."""
+        outputs = answers.float() if self._has_classes else answers[:, 0].float()
+        given = (
+            f"It gets outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}, and "
+            f"returns a loss for each row, {tuple(targets.shape)}"
+        )
+        try:
+            losses = self._function(outputs, targets)
+        except Exception as error:
+            raise TrainingError(
+                f"{self._name} fails: {failure(error, self._function)}. {given}. Correct it."
+            ) from error
+        if isinstance(losses, Tensor) and losses.shape == targets.shape:
+            return losses.float()
+        found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
+        raise TrainingError(
+            f"{self._name} returned {found} ({definition_place(self._function)}). {given}. "
+            "Do not average."
         )
 
 

@@ -204,8 +204,8 @@ def _describe_nonfinite(bad: _BadStep, step: str) -> str:
         )
     else:
         what = (
-            f"the gradient is not finite in {step}, while the loss of each of its {bad.num_rows} "
-            f"rows is; their ids are {ids}."
+            f"the gradient is not finite in {step}, while the losses of all its {bad.num_rows} "
+            f"rows are; their ids are {ids}."
         )
     return f"{what} No weight was changed by this step."
 

@@ -1,4 +1,4 @@
-"""The curves of a finished training, as DVCLive left them: one TSV per metric with the columns `step` and its name."""
+"""Curves of a finished training in DVCLive's files: a TSV per metric with `step` and its name."""
 
 import csv
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from slipway.reports.pages.charts import Series
 from slipway.system.errors import SchemaError
 
-_MOST_POINTS = 400  # of a line; a picture shows no more
+_MAX_POINTS = 400  # per line; a picture shows no more
 
 
 def read_curves(live: Path) -> dict[str, list[Series]]:
-    """Lines by metric, one for each of train and val that has it: {"loss": [train, val], "accuracy": [val]}.
+    """Read the lines of each metric, such as {"loss": [train, val], "accuracy": [val]}.
 
-    Empty where nothing was logged; SchemaError if a file is not such a table.
+    Empty if nothing was logged; SchemaError if a file is not such a table.
     """
     root = live / "plots" / "metrics"
     curves: dict[str, list[Series]] = {}
@@ -33,9 +33,10 @@ def _read_line(path: Path, split: str) -> Series:
             ]
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(
-            f"{path} is not a curve of DVCLive ({error!r}), expected the columns step and {path.stem}."
+            f"{path} is not a curve of DVCLive ({error!r}), expected the columns step and "
+            f"{path.stem}."
         ) from error
-    shown = points[:: max(1, len(points) // _MOST_POINTS)]
+    shown = points[:: max(1, len(points) // _MAX_POINTS)]
     return Series(
         name=path.stem if split == "." else split, x=[x for x, _ in shown], y=[y for _, y in shown]
     )

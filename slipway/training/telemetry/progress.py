@@ -24,13 +24,14 @@ from slipway.reports.console import size
 from slipway.system.errors import UnavailableError
 from slipway.training.checkpoints.callback import CheckpointCallback
 from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPosition
-from slipway.training.distributed.process_memory import peak_bytes
 from slipway.training.job import Job
 from slipway.training.telemetry.telemetry import (
     DataWaitProfiler,
     StepTelemetry,
     ThroughputMeter,
+    is_on_gpu,
     loss_scale,
+    peak_bytes,
 )
 
 
@@ -123,7 +124,7 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         metrics = pl_module.epoch_metrics
-        memory = peak_bytes(on_gpu=trainer.strategy.root_device.type == "cuda")
+        memory = peak_bytes(on_gpu=is_on_gpu(trainer))
         figures = format_figures(
             {**self._figures, "loss_scale": loss_scale(trainer), "memory_bytes": memory}
         )

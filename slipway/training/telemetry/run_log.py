@@ -1,9 +1,11 @@
-"""`.work/log/train.jsonl`: what trainings did, one JSON object per line, appended by every process and kept for good.
+"""`.work/log/train.jsonl`: events of all trainings, one JSON object per line, never removed.
 
-    {"time": "2026-11-20T20:45:00.123Z", "run": "5f0c1a2b3c4d", "attempt": 2, "rank": 0, "pid": 4711, "event": "step", "step": 40, ...}
+    {"time": "2026-11-20T20:45:00.123Z", "run": "5f0c1a2b3c4d", "attempt": 2, "rank": 0,
+     "pid": 4711, "event": "step", "step": 40, ...}
 
-`run` is the name of the training's fingerprint, with which the digest `fingerprint` in model.json begins: equal trainings have equal
-ones, and what is killed and run again counts its attempts. It is null for what is refused before there is a fingerprint.
+Every process appends its events. `run` is the name of the training's fingerprint, the first digits
+of the digest `fingerprint` in model.json: equal trainings have equal names, and `attempt` counts
+their starts. It is null for a training that was refused before it had a fingerprint.
 """
 
 import json
@@ -20,7 +22,7 @@ RUN_LOG = Path("train.jsonl")
 
 
 class RunLog:
-    """Appends events of one process; as a context, also the error that ends it."""
+    """Appends events of one process; as a context manager also the error that ends the block."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path, self._rank = folder / RUN_LOG, rank
@@ -36,16 +38,13 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Refusals are what the user can mend, anything else is a failure."""
         if error is not None:
-            self.write(
-                "refused" if isinstance(error, SlipwayError) else "failed",
-                error=type(error).__name__,
-                text=str(error),
-            )
+            # A user can fix a refusal.
+            event = "refused" if isinstance(error, SlipwayError) else "failed"
+            self.write(event, error=type(error).__name__, text=str(error))
 
     def name_run(self, run: str) -> None:
-        """From now on events are of the training `run`."""
+        """Assign all further events to the training `run`."""
         self._run = run
         self._attempt = 1 + sum(
             event["event"] == "started" and event["run"] == run
@@ -53,7 +52,7 @@ class RunLog:
         )
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one line, whole or, where the process is killed or the disk is full, cut; `read_log` skips such a one."""
+        """Append one line. A kill or a full disk may truncate it; `read_log` skips such a line."""
         facts = {
             "time": _now(),
             "run": self._run,
@@ -72,7 +71,7 @@ class RunLog:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """All whole events in order; none where there is no log."""
+    """Read all complete events in order; none without a log."""
     try:
         lines = (folder / RUN_LOG).read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -89,7 +88,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: such numbers become text."""
+    """Turn NaN and infinities, which JSON lacks, into text."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()

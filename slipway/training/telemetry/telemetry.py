@@ -4,6 +4,7 @@ Every rank has this callback, because sharded weights are gathered by all ranks;
 writes. The trainer counts the steps, so a resumed run continues the count.
 """
 
+import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import input_kind
-from slipway.training.distributed.process_memory import peak_bytes
+from slipway.system.memory import status_bytes
 from slipway.training.telemetry.run_log import RunLog
 
-_NEXT_BATCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning 2.6; a test notices a rename
+NEXT_BATCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning 2.6; a test notices a rename
 _SHOWN_IMAGES = 64
 _FRAME = 128  # grey level
 
@@ -49,11 +50,11 @@ class DataWaitProfiler(Profiler):
         self._started = 0.0
 
     def start(self, action_name: str) -> None:
-        if action_name == _NEXT_BATCH:
+        if action_name == NEXT_BATCH:
             self._started = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
-        if action_name == _NEXT_BATCH:
+        if action_name == NEXT_BATCH:
             self.waited_s += time.perf_counter() - self._started
 
 
@@ -68,7 +69,7 @@ class ThroughputMeter:
         self._began, self._waited_s = time.perf_counter(), self._profiler.waited_s
 
     def finish(self, rows: int) -> dict[str, float]:
-        """Return the figures for `rows` rows of all processes, and begin anew.
+        """Return the figures for `rows` rows of all processes, and begin again.
 
         On a GPU this waits until its queue is empty.
         """
@@ -157,7 +158,7 @@ class StepTelemetry(pl.Callback):
             "gradient_norm": _deepspeed_norm(trainer) if norm is None else float(norm),
             "loss_scale": loss_scale(trainer),
             **self._meter.finish(rows),
-            "memory_bytes": float(peak_bytes(on_gpu=trainer.strategy.root_device.type == "cuda")),
+            "memory_bytes": float(peak_bytes(on_gpu=is_on_gpu(trainer))),
         }
         self._measured_from = step
         self.latest = {name: value for name, value in figures.items() if value is not None}
@@ -171,6 +172,23 @@ class StepTelemetry(pl.Callback):
                 _write_histogram(self._writer, f"weights/{name}", weight, step)
                 if gradient is not None:
                     _write_histogram(self._writer, f"gradients/{name}", gradient, step)
+
+
+def is_on_gpu(trainer: pl.Trainer) -> bool:
+    return trainer.strategy.root_device.type == "cuda"
+
+
+def peak_bytes(*, on_gpu: bool) -> int:
+    """Peak memory: torch's allocations on a GPU, the resident set without mapped files on a CPU.
+
+    Mapped pages (libraries, the packed store) do not count, because the system reclaims them when
+    memory runs short.
+    """
+    if on_gpu:
+        return torch.cuda.max_memory_allocated()
+    # `ru_maxrss` is the fallback only: it starts at the value of the parent process.
+    largest = status_bytes("VmHWM") - status_bytes("RssFile")
+    return largest or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def loss_scale(trainer: pl.Trainer) -> float | None:

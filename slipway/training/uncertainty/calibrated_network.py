@@ -5,12 +5,12 @@ of them.
 """
 
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from slipway.artifacts.uncertainty import Calibration
-from slipway.kinds.registry import is_classification
+from slipway.kinds.registry import kind_of
 from slipway.training.networks.features import answer_and_features
 from slipway.training.networks.networks import Network
 from slipway.training.uncertainty.ood_score import OODScore, load_ood_score
@@ -19,21 +19,19 @@ from slipway.training.uncertainty.ood_score import OODScore, load_ood_score
 class CalibratedNetwork(nn.Module):
     """Maps (rows, ...) inputs to (rows, labels) probabilities and (rows,) OOD scores, float32.
 
-    For a numeric target `temperature` is None, and the first output is (rows, 1) values.
+    For a numeric target the first output is (rows, 1) values. `head` is the target's part.
     """
 
-    def __init__(self, network: nn.Module, temperature: float | None, score: OODScore) -> None:
+    def __init__(self, network: nn.Module, head: Any, temperature: float, score: OODScore) -> None:
         super().__init__()
         self.network = network
-        self.temperature = temperature
+        self._head, self._temperature = head, temperature
         self.score = score
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(B, ...) -> (B, K), (B,)"""
         answer, features = answer_and_features(self.network, self.score.layer, rows)
-        if self.temperature is not None:
-            answer = torch.softmax(answer / self.temperature, dim=1)
-        return answer, self.score(features)
+        return self._head.activate(answer, self._temperature), self.score(features)
 
 
 def calibrated(network: Network, calibration: Calibration, statistics: Path) -> CalibratedNetwork:
@@ -42,6 +40,6 @@ def calibrated(network: Network, calibration: Calibration, statistics: Path) -> 
     `statistics` is the file of the OOD score. Raises SchemaError if it is missing or has another
     format, IntegrityError if it is not the one that was fitted.
     """
-    temperature = calibration.temperature if is_classification(network.spec.task) else None
-    score = load_ood_score(statistics, calibration.outlier)
-    return CalibratedNetwork(network, temperature, score).cpu().eval()
+    head = kind_of(network.spec.task).target.load_part("head")
+    score = load_ood_score(statistics, calibration.ood)
+    return CalibratedNetwork(network, head, calibration.temperature, score).cpu().eval()

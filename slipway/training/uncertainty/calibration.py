@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.uncertainty import Answers, Calibration, Conformal, Outlier
+from slipway.artifacts.uncertainty import Answers, Calibration, Conformal, OODThreshold
 from slipway.config.sections import MeasuringParams
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import Inputs, PackedSplit
-from slipway.kinds.registry import is_classification
-from slipway.metrics.uncertainty import fit_temperature, softmax, with_thresholds
+from slipway.kinds.registry import kind_of
+from slipway.metrics.uncertainty import with_thresholds
 from slipway.system import files
 from slipway.training.batches.row_selection import select
 from slipway.training.networks.features import feature_layer
@@ -34,14 +34,9 @@ class FittedCalibration:
     score: OODScore
 
     def apply(self, network: Network, raw: Answers) -> Answers:
-        """Turn logits (N, K) into the probabilities of the exported graph.
-
-        The softmax is in float64. Values (N, 1) stay as they are.
-        """
-        if not is_classification(network.spec.task):
-            return raw
-        logits = raw.outputs.astype(np.float64) / self.calibration.temperature
-        return raw._replace(outputs=softmax(logits).astype(np.float32))
+        """Turn answers into those of the exported graph: logits (N, K) into probabilities."""
+        uncertainty = kind_of(network.spec.task).target.load_part("uncertainty")
+        return raw._replace(outputs=uncertainty.answers(raw.outputs, self.calibration.temperature))
 
 
 class Calibrator:
@@ -56,10 +51,9 @@ class Calibrator:
 
         Without `score` the features (N, D) take the place of the scores.
         """
-        raw = predict_raw(
+        return predict_raw(
             self._network, self._layer, inputs, self._params.batch_size, self._device, score
         )
-        return Answers(*raw)
 
     def fit(self, train: PackedSplit, val: PackedSplit) -> FittedCalibration:
         """Fit the score to training rows, and everything else to validation rows."""
@@ -67,8 +61,9 @@ class Calibrator:
         score = fit_ood_score(self._layer, features)
         raw, is_fitted = self.predict(val.inputs, score), fitting_half(val.keys, self._seed)
         temperature = 1.0
-        if is_classification(self._network.spec.task) and self._params.calibration == "temperature":
-            temperature = fit_temperature(raw.outputs[is_fitted], val.targets[is_fitted])
+        if self._params.calibration == "temperature":
+            uncertainty = kind_of(self._network.spec.task).target.load_part("uncertainty")
+            temperature = uncertainty.temperature(raw.outputs[is_fitted], val.targets[is_fitted])
         held_out = Answers(raw.outputs[~is_fitted], raw.scores[~is_fitted])
         return self._with_thresholds(temperature, score, held_out, val.targets[~is_fitted])
 
@@ -83,8 +78,8 @@ class Calibrator:
         without_thresholds = Calibration(
             temperature=temperature,
             conformal=Conformal(coverage=params.coverage, threshold=None, rows=rows),
-            outlier=Outlier(
-                share=params.ood_fraction,
+            ood=OODThreshold(
+                fraction=params.ood_fraction,
                 threshold=None,
                 rows=rows,
                 layer=self._layer,
@@ -92,12 +87,13 @@ class Calibrator:
             ),
         )
         answers = FittedCalibration(without_thresholds, score).apply(self._network, held_out)
-        of_classes = is_classification(self._network.spec.task)
-        calibration = with_thresholds(without_thresholds, answers, targets, of_classes=of_classes)
+        task = self._network.spec.task
+        calibration = with_thresholds(task, without_thresholds, answers, targets)
         return FittedCalibration(calibration, score)
 
     def _training_rows(self, train: PackedSplit) -> Inputs:
         """Select rows by seed and ids only."""
+        # Another name of the draw would select other rows.
         draw = uniform(self._seed, 0, train.keys, "outlier score")
         chosen = np.sort(np.lexsort((train.keys, draw))[:_MAX_TRAINING_ROWS])
         return select([train], chosen, self._network.spec.input.shape).inputs

@@ -3,7 +3,7 @@
 The Mahalanobis distance under a probabilistic principal component analysis (Tipping and Bishop
 1999): each of the widest directions has its own deviation, all others share one, so that few rows
 suffice for many features. Its square is divided by the number of features and the root is taken:
-about 1 for an ordinary row. bench/results/outlier_scores.md compares scores.
+about 1 for an ordinary row. bench/results/ood_scores.md compares scores.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from slipway.artifacts.uncertainty import Outlier
+from slipway.artifacts.uncertainty import OODThreshold
 from slipway.system import files
 from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import load_tensors, serialize_tensors
@@ -88,7 +88,7 @@ def save_ood_score(path: Path, score: OODScore) -> None:
     files.write_bytes(path, serialize_ood_score(score))
 
 
-def load_ood_score(path: Path, fitted: Outlier) -> OODScore:
+def load_ood_score(path: Path, fitted: OODThreshold) -> OODScore:
     """Load the fitted score.
 
     Raises SchemaError if the file is missing or has another format, IntegrityError if it was

@@ -25,9 +25,8 @@ from slipway.training.batches.row_selection import select
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.strategies import Placement, place, requested_setup
 from slipway.training.job import TrainingData, network_spec, open_data
-from slipway.training.networks.initialization import initial_network
+from slipway.training.networks.initialization import initial_network, pretrained_file
 from slipway.training.networks.networks import TrainingSetup
-from slipway.training.networks.pretrained import pretrained_file
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
 from slipway.training.telemetry.progress import silence_chatter
 from slipway.training.uncertainty.prediction import predict

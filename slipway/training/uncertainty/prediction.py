@@ -3,26 +3,19 @@
 A non-finite answer is refused.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from slipway.artifacts.uncertainty import Answers
 from slipway.data.store.packed import Inputs
-from slipway.kinds.registry import is_classification
-from slipway.metrics.uncertainty import softmax
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import TrainingError
 from slipway.training.networks.features import answer_and_features
 from slipway.training.networks.networks import Network
-
-
-class RawAnswers(NamedTuple):
-    """Answers of a network before calibration."""
-
-    answers: NDArray[np.float32]  # (N, K) logits, or (N, 1) values
-    features: NDArray[np.float32]  # (N, D) inputs of the feature layer, or (N,) scores of them
 
 
 def default_device() -> str:
@@ -36,8 +29,9 @@ def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> N
     Computes in float32 without TF32, the softmax in float64. Moves `network` to `device` and into
     evaluation mode. Raises TrainingError if any answer is NaN or infinite.
     """
-    answers = predict_raw(network, None, inputs, batch_size, device).answers
-    return softmax(answers).astype(np.float32) if is_classification(network.spec.task) else answers
+    answers = predict_raw(network, None, inputs, batch_size, device).outputs
+    uncertainty = kind_of(network.spec.task).target.load_part("uncertainty")
+    return cast(NDArray[np.float32], uncertainty.answers(answers, 1.0))
 
 
 def predict_raw(
@@ -47,10 +41,10 @@ def predict_raw(
     batch_size: int,
     device: str,
     score: nn.Module | None = None,
-) -> RawAnswers:
-    """Predict without the softmax, and return the inputs of `layer` as features, if it is given.
+) -> Answers:
+    """Return logits (N, K) or values (N, 1), and the OOD scores (N,).
 
-    With a `score` its values take the place of the features, which need much memory.
+    Without a `score` the features (N, D), the inputs of `layer`, take the place of the scores.
     """
     network.eval().to(device)
     score = (score or nn.Identity()).to(device)
@@ -70,16 +64,16 @@ def predict_raw(
             f"first is row {int(wrong.argmax())}. Its training diverged: lower "
             "train.learning_rate, then run `dvc repro`."
         )
-    return RawAnswers(answers, features)
+    return Answers(answers, features)
 
 
 def _predict_batch(
     network: Network, layer: str | None, score: nn.Module, rows: NDArray[Any], device: str
-) -> RawAnswers:
+) -> Answers:
     """(B, ...) -> (B, K), (B, D)"""
     inputs = torch.from_numpy(np.array(rows)).to(device)  # torch takes no read-only memory map
     if layer is None:
         answer, features = network(inputs), torch.empty(len(inputs), 0)
     else:
         answer, features = answer_and_features(network, layer, inputs)
-    return RawAnswers(answer.float().cpu().numpy(), score(features).cpu().numpy())
+    return Answers(answer.float().cpu().numpy(), score(features).cpu().numpy())

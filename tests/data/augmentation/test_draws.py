@@ -1,4 +1,4 @@
-"""The drawn changes: pure functions of (seed, epoch, key), within their ranges, and matrices that mean what they say."""
+"""Tests of drawn changes: pure functions of (seed, epoch, key), ranges, and matrices."""
 
 import math
 from typing import Any
@@ -35,12 +35,12 @@ def change(**values: Any) -> Draw:
 
 
 def read_from(values: Draw, x: float, y: float) -> NDArray[np.float32]:
-    """Where an output point is read from in an image of 10 px."""
+    """Return the source of an output point in an image of 10 px."""
     point: NDArray[np.float32] = affine_matrices(values, 10)[0] @ np.array([x, y, 1], np.float32)
     return point
 
 
-def test_nothing_asked_for_changes_nothing() -> None:
+def test_a_plan_without_operations_draws_no_change() -> None:
     for found, neutral in zip(draw(plan(), 3, KEYS[:5]), unchanged(5), strict=True):
         assert np.array_equal(found, neutral)
     identity = np.array([[1, 0, 0], [0, 1, 0]], np.float32)
@@ -51,7 +51,7 @@ def test_nothing_asked_for_changes_nothing() -> None:
     assert (draw_mixing(plan(), 3, KEYS, 16).own_share == 1).all()
 
 
-def test_draws_depend_on_the_key_alone_and_not_on_its_neighbours() -> None:
+def test_a_draw_depends_only_on_its_own_key() -> None:
     some = slice(100, 107)
     for everything, part in zip(
         draw(plan(**ON), 3, KEYS), draw(plan(**ON), 3, KEYS[some]), strict=True
@@ -66,7 +66,7 @@ def test_draws_depend_on_the_key_alone_and_not_on_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, 1, 2])
-def test_every_epoch_draws_anew(epoch: int) -> None:
+def test_every_epoch_draws_other_changes(epoch: int) -> None:
     for first, second in zip(draw(plan(**ON), 3, KEYS), draw(plan(**ON), epoch, KEYS), strict=True):
         assert not np.array_equal(first, second)
     assert not np.array_equal(
@@ -77,8 +77,8 @@ def test_every_epoch_draws_anew(epoch: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("rotation_deg", -10, 10), ("scale", 0.9, 1.2), ("shift", -0.1, 0.1), ("brightness", 0.8, 1.2), ("contrast", 0.7, 1.3),
-     ("saturation", 0.6, 1.4), ("hue", -0.1, 0.1)],
+    [("rotation_deg", -10, 10), ("scale", 0.9, 1.2), ("shift", -0.1, 0.1), ("brightness", 0.8, 1.2),
+     ("contrast", 0.7, 1.3), ("saturation", 0.6, 1.4), ("hue", -0.1, 0.1)],
 )  # fmt: skip
 def test_draws_fill_their_ranges(name: str, low: float, high: float) -> None:
     values = getattr(draw(plan(**ON), 0, KEYS), name)
@@ -87,7 +87,7 @@ def test_draws_fill_their_ranges(name: str, low: float, high: float) -> None:
     assert high - edge < values.max() <= high
 
 
-def test_probabilities_are_those_asked_for() -> None:
+def test_operations_occur_with_the_requested_probabilities() -> None:
     values = draw(plan(**ON), 0, KEYS)
     assert abs(values.horizontal_flip.mean() - 0.5) < 0.02
     assert abs(values.vertical_flip.mean() - 0.25) < 0.02
@@ -108,7 +108,7 @@ def test_a_shift_by_whole_pixels_is_uniform() -> None:
         assert np.abs(counts / len(KEYS) - 0.2).max() < 0.02
 
 
-def test_crops_have_the_areas_and_aspects_asked_for_and_lie_inside() -> None:
+def test_crops_have_the_requested_areas_and_aspects_and_lie_inside() -> None:
     crop = draw(plan(random_resized_crop=[0.08, 1.0], crop_aspect=[0.75, 1.3333]), 0, KEYS).crop
     area, aspect = crop[:, 2] * crop[:, 3], crop[:, 2] / crop[:, 3]
     assert stats.kstest(area, "uniform", args=(0.08, 0.92)).pvalue > 0.001
@@ -127,7 +127,7 @@ def test_crops_have_the_areas_and_aspects_asked_for_and_lie_inside() -> None:
     assert (bounds[:, 2:] > bounds[:, :2]).all()
 
 
-def test_erased_rectangles_have_the_area_asked_for() -> None:
+def test_erased_rectangles_have_the_requested_area() -> None:
     values = draw(plan(erasing=1.0, erasing_area=[0.1, 0.2]), 0, KEYS)
     area = values.erased[:, 2] * values.erased[:, 3]
     assert stats.kstest(area, "uniform", args=(0.1, 0.1)).pvalue > 0.001
@@ -147,7 +147,7 @@ def test_shares_of_mixup_are_beta_distributed(alpha: float) -> None:
     )  # the test can tell
 
 
-def test_the_share_of_cutmix_is_what_the_box_leaves() -> None:
+def test_the_own_share_of_cutmix_is_the_area_outside_the_box() -> None:
     mixing = draw_mixing(plan(cutmix_alpha=1.0), 0, KEYS, 40)
     sides = mixing.boxes[:, 2:] - mixing.boxes[:, :2]
     assert np.allclose(mixing.own_share, 1 - sides.prod(axis=1) / 1600)
@@ -156,7 +156,7 @@ def test_the_share_of_cutmix_is_what_the_box_leaves() -> None:
     assert mixing.boxes.max() == 40
 
 
-def test_with_both_mixings_each_is_taken_half_of_the_time() -> None:
+def test_mixup_and_cutmix_are_each_drawn_half_of_the_time() -> None:
     mixing = draw_mixing(plan(cutmix_alpha=4.0, mixup_alpha=1.0), 0, KEYS, 100)
     assert abs((mixing.boxes[:, 2] > mixing.boxes[:, 0]).mean() - 0.5) < 0.02
 
@@ -192,7 +192,7 @@ def test_operations_are_drawn_independently() -> None:
         (change(rotation_deg=90.0, shift_px=[5, 0]), (1.0, -0.5), (0.5, 0.0)),
     ],
 )
-def test_a_matrix_says_where_a_point_comes_from(
+def test_an_affine_matrix_maps_output_points_to_source_points(
     values: Draw, point: tuple[float, float], source: tuple[float, float]
 ) -> None:
     assert read_from(values, *point) == pytest.approx(source, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The augmentation plan: it says what was asked for, refuses what is forbidden and comes back as it was written."""
+"""Tests of the augmentation plan: requested operations, forbidden ones, and its file."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -52,12 +52,12 @@ def plan(**changes: Any) -> AugmentPlan:
     return plan_from_params(augment_params(**changes), seed=7)
 
 
-def test_nothing_asked_for_is_the_identity() -> None:
+def test_a_plan_without_operations_is_the_identity() -> None:
     assert plan().is_identity
     assert operations(plan()) == []
 
 
-def test_every_operation_of_the_params_is_known_and_can_be_asked_for_alone() -> None:
+def test_every_operation_of_the_params_can_be_requested_alone() -> None:
     assert set(NEUTRAL) == set(ON) == set(get_args(Operation))
     for name, value in ON.items():
         assert operations(plan(**{name: value})) == [name]
@@ -71,7 +71,7 @@ def test_a_forbidden_operation_is_refused_naming_both_keys(name: str) -> None:
     assert f"augment.forbid names {name!r}" in str(raised.value)
 
 
-def test_forbidding_what_is_not_asked_for_is_no_fault() -> None:
+def test_forbidding_an_unused_operation_is_allowed() -> None:
     assert plan(forbid=list(ON)).is_identity
     assert operations(plan(rotation_deg=5.0, forbid=["horizontal_flip"])) == ["rotation_deg"]
 
@@ -81,7 +81,7 @@ def test_all_forbidden_operations_are_named_at_once() -> None:
         plan(**ON, forbid=["mixup_alpha", "horizontal_flip", "vertical_flip"])
 
 
-def test_mixing_that_hits_no_row_is_no_operation() -> None:
+def test_mixing_with_probability_zero_is_no_operation() -> None:
     assert plan(mixup_alpha=0.4, cutmix_alpha=1.0, mix_probability=0.0).is_identity
     assert plan(mixup_alpha=0.4).mixes
 
@@ -90,18 +90,28 @@ def test_a_table_gets_a_plan_without_operations() -> None:
     assert without_operations(plan(**ON)).is_identity
 
 
-def test_a_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_plan(tmp_path, plan(**ON))
     assert open_augmented(tmp_path, MANIFEST) == (plan(**ON), None)
 
 
-def test_a_missing_plan_names_the_way_to_it(tmp_path: Path) -> None:
+def test_a_missing_plan_names_the_command_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"plan\.json is missing. Run `dvc repro augment`"):
         open_augmented(tmp_path, MANIFEST)
 
 
-@pytest.mark.parametrize("content", ["{}", "words", '{"format_version": 1}'])
-def test_a_plan_that_is_not_understood_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("words", "is not JSON"),
+        ("{}", "has format version None, this Slipway reads version 2"),
+        ('{"format_version": 1}', "has format version 1, this Slipway reads version 2"),
+        ('{"format_version": 2}', "is not a valid AugmentPlan"),
+    ],
+)
+def test_a_plan_that_is_not_understood_is_refused(
+    tmp_path: Path, content: str, reason: str
+) -> None:
     (tmp_path / "plan.json").write_text(content)
-    with pytest.raises(SchemaError, match="not an augmentation plan"):
+    with pytest.raises(SchemaError, match=reason):
         open_augmented(tmp_path, MANIFEST)

@@ -1,4 +1,4 @@
-"""The ordered map: order, bounded reading ahead, faults that come through, workers that end with their parent."""
+"""Tests of the ordered map: order, bounded read-ahead, errors, and workers that die."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def test_results_come_in_order() -> None:
     assert run(square, 1000, 1) == [number * number for number in range(1000)]
 
 
-def test_what_fits_into_a_chunk_stays_in_this_process() -> None:
+def test_a_single_chunk_runs_in_this_process() -> None:
     assert set(run(process_of, 200, 2)) == {os.getpid()}
 
 
@@ -69,7 +69,7 @@ def test_an_error_in_a_worker_is_raised_here() -> None:
 
 
 @pytest.mark.process
-def test_a_killed_worker_is_an_error_and_no_hang() -> None:
+def test_a_killed_worker_raises_an_error_instead_of_hanging() -> None:
     with pytest.raises(UnavailableError, match="was killed, most likely for lack of memory"):
         run(kill_itself, 600, 2)
 

@@ -16,7 +16,7 @@ def correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> floa
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def test_a_number_depends_on_its_own_key_alone() -> None:
+def test_a_random_number_depends_only_on_its_own_key() -> None:
     everything = uniform(7, 3, KEYS, "x")
     assert np.array_equal(uniform(7, 3, KEYS[::-1], "x"), everything[::-1])
     assert np.array_equal(uniform(7, 3, KEYS[5:6], "x"), everything[5:6])

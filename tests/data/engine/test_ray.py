@@ -1,4 +1,4 @@
-"""Ray: the same results as here, also when a worker dies; faults of our functions come through; a clear word without Ray."""
+"""Tests of the map on Ray: the same results as locally, dying workers, and clear errors."""
 
 import os
 import secrets
@@ -18,10 +18,12 @@ from slipway.system import files
 from slipway.system.errors import UnavailableError
 
 ROOT = Path(__file__).parents[3]
-with_ray = pytest.mark.skipif(
-    find_spec("ray") is None, reason="Ray is not installed (extra cluster)"
-)
-TRANSFORM = "import time\ndef halve(image):\n    time.sleep(0.005)\n    return image.reduce(2), {'width': image.width}\n"
+with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra ray)")
+TRANSFORM = """import time
+def halve(image):
+    time.sleep(0.005)
+    return image.reduce(2), {'width': image.width}
+"""
 MAPPING = """
 import sys
 from slipway.data.engine import parallel, ray as ray_engine
@@ -33,7 +35,8 @@ def work(number):
 if __name__ == "__main__":
     numbers = range(int(sys.argv[1]))
     try:
-        print(list(parallel.ordered_map(work, numbers, 2, lambda _: 1, "ray")) == [number * number for number in numbers])
+        found = list(parallel.ordered_map(work, numbers, 2, lambda _: 1, "ray"))
+        print(found == [number * number for number in numbers])
     except Exception as error:
         print(type(error).__name__, error)
 """
@@ -81,7 +84,7 @@ def test_a_packing_on_ray_is_the_same_though_a_worker_is_killed(tmp_path: Path) 
 
 @with_ray
 @pytest.mark.process
-def test_results_come_in_order_and_faults_come_through(tmp_path: Path) -> None:
+def test_ray_returns_results_in_order_and_raises_errors_of_the_function(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     assert run_python(tmp_path, "mapping.py", "600") == "True"
     assert run_python(tmp_path, "mapping.py", "800") == "DataError 700 is refused"
@@ -89,7 +92,10 @@ def test_results_come_in_order_and_faults_come_through(tmp_path: Path) -> None:
 
 CLUSTER = """
 import sys, ray
-ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", _temp_dir=sys.argv[1])
+ray.init(
+    address="local", num_cpus=2, include_dashboard=False, log_to_driver=False,
+    _node_ip_address="127.0.0.1", _temp_dir=sys.argv[1],
+)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
@@ -145,7 +151,7 @@ def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> N
 
 @with_ray
 @pytest.mark.process
-def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_named(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     answer = run_python(tmp_path, "mapping.py", "10", RAY_ADDRESS="127.0.0.1:1")
     assert answer.startswith(

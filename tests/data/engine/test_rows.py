@@ -1,4 +1,4 @@
-"""Tables between stages: what is not of the declared schema is neither written nor read."""
+"""Tests of tables between stages: only the declared schema is written and read."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipway.data.engine.rows import QUARANTINE, ROWS, read_table, write_table
+from slipway.data.engine.rows import QUARANTINE, ROWS, read_table, row_numbers, write_table
 from slipway.system.errors import SchemaError
 from tests.data.pictures import row
 
@@ -36,7 +36,7 @@ def test_another_schema_is_not_read(tmp_path: Path) -> None:
         read_table(tmp_path / "rows.parquet", ROWS)
 
 
-def test_a_missing_table_names_the_way_to_it(tmp_path: Path) -> None:
+def test_a_missing_table_names_the_command_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"rows\.parquet is missing.*dvc repro"):
         read_table(tmp_path / "rows.parquet", ROWS)
 
@@ -46,3 +46,8 @@ def test_a_damaged_table_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.parquet").write_bytes(content)
     with pytest.raises(SchemaError, match="not a readable Parquet file"):
         read_table(tmp_path / "rows.parquet", ROWS)
+
+
+def test_rows_of_a_table_have_numbers_and_files_none() -> None:
+    sources = pa.chunked_array([["2", "10:images/1.png", "7/1.png", "cat/2.png", "9" * 30]])
+    assert row_numbers(sources).to_pylist() == [2, 10, -1, -1, -1]

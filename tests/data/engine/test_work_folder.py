@@ -1,4 +1,4 @@
-"""The folder of unfinished work: kept when the work stops, gone when it ends, one worker at a time."""
+"""Tests of the folder of unfinished work: kept on interruption, removed at the end, locked."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def stop(root: Path, key: str) -> None:
         work()
 
 
-def test_work_that_stops_is_found_again_and_work_that_ends_is_removed(tmp_path: Path) -> None:
+def test_interrupted_work_is_found_and_finished_work_is_removed(tmp_path: Path) -> None:
     stop(tmp_path / "work", "key")
     with work_folder(tmp_path / "work", "key", "precompute") as folder:
         assert (folder / "half").exists()
@@ -46,7 +46,7 @@ def test_work_of_another_key_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_second_process_is_kept_out_and_removes_nothing(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_removes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

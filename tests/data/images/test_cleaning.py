@@ -7,16 +7,24 @@ import pytest
 from PIL import Image
 
 from slipway.config.sections import CleanParams
-from slipway.data.images.cleaning import Cleaned, check_usable
-from slipway.data.images.report import image_report
+from slipway.data.images.cleaning import image_report
 from slipway.data.rules.report import CleanReport
+from slipway.data.rules.result import Cleaned, check_usable
 from slipway.data.rules.rules import IMAGE_RULES
 from slipway.data.sources.file_signatures import looks_like
 from slipway.data.sources.samples import Fault, RawSample
-from slipway.inputs.images import FORMATS
 from slipway.kinds.registry import Task
 from slipway.system.errors import DataError
-from tests.data.pictures import CLEAN, cleaned_by, encode, from_memory, picture, pixels, sample
+from tests.data.pictures import (
+    CLEAN,
+    WRITTEN,
+    cleaned_by,
+    encode,
+    from_memory,
+    picture,
+    pixels,
+    sample,
+)
 from tests.project_params import PROJECT, clean_params
 
 
@@ -63,9 +71,9 @@ FAULTY = {
     "garbage": (bytes(range(128, 256)) * 8, "undecodable", "it looks like binary data"),
     "zeros": (bytes(500), "undecodable", "it looks like zero bytes"),
     "another format": (
-        encode(Image.new("L", (8, 8)), "GIF"),
+        encode(Image.new("L", (8, 8)), "ICO"),
         "undecodable",
-        "it looks like a GIF image",
+        "it looks like an icon",
     ),
     "a truncated PNG": (picture(1, 32)[:-600], "truncated", "is truncated or damaged"),
     "a truncated JPEG": (picture(1, 32, "JPEG")[:-300], "truncated", "is truncated or damaged"),
@@ -98,14 +106,14 @@ def test_each_kind_of_corrupt_image_is_refused_by_name(kind: str) -> None:
     assert words in row["detail"]
 
 
-@pytest.mark.parametrize("image_format", FORMATS)
+@pytest.mark.parametrize("image_format", WRITTEN)
 def test_no_good_picture_is_refused(image_format: str) -> None:
     assert not refused(
         clean(*(sample(str(seed), picture(seed, 16, image_format), "cat") for seed in range(20)))
     )
 
 
-def test_a_fault_of_the_source_is_kept_as_it_is() -> None:
+def test_inspection_keeps_the_fault_of_an_unreadable_sample() -> None:
     broken = RawSample("1", b"", "cat", None, None, Fault("missing_file", "gone"))
     assert clean(broken).quarantine.to_pylist() == [
         {"source": "1", "rule": "missing_file", "detail": "gone", "severity": "error"}
@@ -216,7 +224,7 @@ def test_too_many_bad_samples_fail_with_rules_counts_and_examples() -> None:
     assert "0.png: not a readable image" in text
 
 
-def test_the_share_itself_is_still_allowed() -> None:
+def test_clean_accepts_exactly_the_maximum_fraction_of_bad_rows() -> None:
     good = [sample(str(seed), picture(seed), "cat" if seed else "dog") for seed in range(3)]
     check_usable(
         clean(*good, *(sample(f"bad{index}", b"", "cat") for index in range(3))),
@@ -237,7 +245,7 @@ def test_duplicates_do_not_count_as_bad() -> None:
         (
             [sample("1", picture(1), "cat"), sample("2", picture(2), "cat")],
             "image_classification",
-            "the class 'cat', expected at least two",
+            "the label 'cat', expected at least two",
         ),
         (
             [sample("1", picture(1), target=3), sample("2", picture(2), target=3)],
@@ -251,7 +259,7 @@ def test_duplicates_do_not_count_as_bad() -> None:
         ),
     ],
 )
-def test_what_cannot_teach_anything_is_refused(
+def test_data_with_a_single_class_or_no_rows_is_refused(
     samples: list[RawSample], task: Any, words: str
 ) -> None:
     with pytest.raises(DataError, match=words):
@@ -309,4 +317,4 @@ def test_the_report_of_a_numeric_target_summarises_it() -> None:
 def test_text_is_recognised_in_any_script() -> None:
     assert looks_like("größer 好 ".encode() * 20).startswith("text:")
     assert looks_like(b"<html>\n<body>").startswith("text: '<html>")
-    assert looks_like(b"\x00\x00\x00\x18ftypheic").startswith("a HEIC")
+    assert looks_like(b"\x00\x00\x00\x18ftypheic").startswith("a damaged HEIC or AVIF")

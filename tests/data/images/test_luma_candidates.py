@@ -1,4 +1,4 @@
-"""JPEGs of which only the luma was decoded: their copies are found by all pixels, and few others are read a second time."""
+"""Tests of JPEGs with only their luma decoded: copies are found, few others are read twice."""
 
 import io
 from collections.abc import Collection, Iterator
@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from slipway.data.images.cleaning import Cleaned, clean_samples, compare_samples, digest_pixels
+from slipway.data.images.cleaning import clean_samples, compare_samples, digest_pixels
+from slipway.data.rules.result import Cleaned
 from slipway.data.sources.samples import RawSample
 from slipway.system.errors import DataError
 from slipway.system.files import sha256_bytes
@@ -22,7 +23,7 @@ PARAMS = clean_params(
 
 
 def clean(*samples: RawSample) -> tuple[Cleaned, set[str]]:
-    """What is made of the samples, and which of them were read a second time."""
+    """Clean the samples; also return the sources that were read a second time."""
     read = from_memory(samples)
     twice: set[str] = set()
 
@@ -110,7 +111,7 @@ def test_the_same_bytes_are_read_once_more_at_most() -> None:
     assert twice == {"0.jpg", "other.jpg"}
 
 
-def test_unlike_pictures_are_read_once() -> None:
+def test_dissimilar_images_are_read_only_once() -> None:
     samples = [sample(f"{seed}.jpg", jpeg(photograph(seed)), "cat") for seed in range(20)]
     samples += [sample(f"{seed}.png", encode(photograph(100 + seed)), "cat") for seed in range(20)]
     samples += [
@@ -120,7 +121,7 @@ def test_unlike_pictures_are_read_once() -> None:
     assert (cleaned.rows.num_rows, twice) == (50, set())
 
 
-def test_a_picture_without_lines_is_compared_by_all_pixels() -> None:
+def test_low_contrast_images_are_compared_by_all_pixels() -> None:
     """Of flat ones the thumbnails say nothing, and of stripes little."""
     stripes = Image.fromarray(
         np.repeat(np.linspace(0, 255, 150).astype(np.uint8), 200).reshape(150, 200)
@@ -141,7 +142,7 @@ def test_a_picture_without_lines_is_compared_by_all_pixels() -> None:
 @pytest.mark.parametrize(
     "later", [jpeg(photograph(5)), b"", None], ids=["another", "empty", "gone"]
 )
-def test_what_changes_while_it_is_read_is_named(later: bytes | None) -> None:
+def test_images_that_change_during_clean_are_named(later: bytes | None) -> None:
     payload = jpeg(photograph(1))
     samples = [
         sample("a.jpg", payload, "cat"),

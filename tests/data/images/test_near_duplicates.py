@@ -1,4 +1,4 @@
-"""Near duplicates: planted ones are found, others are not, and the answer is a function of the set of pictures alone."""
+"""Tests of near duplicates: only planted ones are found, whatever the order of images."""
 
 import io
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SEEDS = range(60)
 
 
 def photograph(seed: int) -> Image.Image:
-    """Coloured noise whose amplitude falls a little faster than its frequency rises, as in photographs, 200x150."""
+    """Coloured noise of 200x150 px whose amplitude falls with the frequency, as in photographs."""
     random = np.random.default_rng(seed)
     across, down = np.meshgrid(np.fft.fftfreq(200), np.fft.fftfreq(150))
     falling = np.maximum(np.hypot(across, down), 1 / 200) ** -1.2
@@ -73,7 +73,7 @@ def _originals() -> NDArray[np.uint8]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", PLANTED)
-def test_planted_copies_are_found_and_nothing_else(kind: str, originals: NDArray[np.uint8]) -> None:
+def test_only_planted_copies_are_near_duplicates(kind: str, originals: NDArray[np.uint8]) -> None:
     copies = np.stack([thumbnail(PLANTED[kind](photograph(seed), seed)) for seed in SEEDS])
     pairs = find_pairs(np.concatenate([originals, copies]), BITS).pairs.tolist()
     expected = [[index, index + len(originals)] for index in range(len(originals))]
@@ -81,7 +81,7 @@ def test_planted_copies_are_found_and_nothing_else(kind: str, originals: NDArray
     assert [pair for pair in pairs if pair not in expected] == []
 
 
-def test_mirrored_pictures_are_others(originals: NDArray[np.uint8]) -> None:
+def test_mirrored_images_are_not_near_duplicates(originals: NDArray[np.uint8]) -> None:
     mirrored = originals.reshape(-1, 16, 16)[:, :, ::-1].reshape(-1, 256)
     assert len(find_pairs(np.concatenate([originals, mirrored]), BITS).pairs) == 0
 
@@ -105,7 +105,7 @@ def noisy(originals: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
     return np.concatenate([originals, np.clip(originals + noise, 0, 255).astype(np.uint8)])
 
 
-def test_a_near_duplicate_differs_in_no_more_bits_than_allowed_and_may_differ_in_as_many(
+def test_near_duplicates_differ_in_at_most_the_allowed_number_of_bits(
     originals: NDArray[np.uint8],
 ) -> None:
     pictures = noisy(originals, 9)
@@ -150,7 +150,7 @@ def test_a_crowd_of_equal_pictures_stays_together_without_comparing_all_with_all
     assert set(cluster_roots(twins, 1000).tolist()) == {0}
 
 
-def test_constant_pictures_look_like_nothing() -> None:
+def test_constant_images_have_no_near_duplicates() -> None:
     assert len(find_pairs(np.full((50, 256), 90, np.uint8), BITS).pairs) == 0
 
 
@@ -159,12 +159,12 @@ def chain(length: int, correlation: float) -> DuplicatePairs:
     return DuplicatePairs(pairs, np.full(length - 1, correlation))
 
 
-def test_a_cluster_is_named_by_its_smallest_row_and_a_row_alone_by_none() -> None:
+def test_a_cluster_is_named_after_its_smallest_row() -> None:
     twins = DuplicatePairs(np.array([[1, 4], [2, 3], [4, 5]]), np.array([0.99, 0.99, 0.99]))
     assert cluster_roots(twins, 7).tolist() == [-1, 1, 2, 2, 1, 1, -1]
 
 
-def test_a_chain_does_not_glue_the_data_set_together() -> None:
+def test_a_chain_of_similar_images_does_not_merge_the_data_set() -> None:
     weak = chain(1000, MIN_CORRELATION)
     assert np.bincount(cluster_roots(weak, 1000) + 1)[1:].max(initial=0) <= 20
 
@@ -174,6 +174,6 @@ def test_a_chain_below_the_limit_and_a_crowd_of_real_copies_stay() -> None:
     assert set(cluster_roots(chain(1000, 0.999), 1000).tolist()) == {0}
 
 
-def test_no_pictures_have_no_twins() -> None:
+def test_an_empty_set_has_no_near_duplicates() -> None:
     assert len(find_pairs(np.zeros((0, 256), np.uint8), BITS).pairs) == 0
     assert len(find_pairs(np.zeros((1, 256), np.uint8), BITS).pairs) == 0

@@ -1,4 +1,4 @@
-"""Thumbnails come back from their file as they went in, whatever was refused between them."""
+"""Tests of the thumbnail file: thumbnails are returned as stored, whatever rows were refused."""
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,6 @@ def test_a_thumbnail_is_found_by_the_number_of_its_row() -> None:
         assert thumbnails[np.array([1, 1])].tobytes() == b"a" * 512
 
 
-def test_no_picture_needs_no_pages() -> None:
+def test_a_thumbnail_file_without_images_is_empty() -> None:
     with thumbnail_file() as file:
         assert len(file.at(np.zeros(0, np.int64))) == 0

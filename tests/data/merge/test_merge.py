@@ -1,4 +1,4 @@
-"""Merged data sets hold every base row and every new row once, as the readers of `data.path` see it."""
+"""Merged data sets hold every base row and every new row once, as readers of `data.path` see it."""
 
 import csv
 import math
@@ -18,7 +18,7 @@ import yaml
 
 from slipway.config.sections import DataParams
 from slipway.data.merge.__main__ import main, merge, next_command
-from slipway.data.merge.matching import MergeReport
+from slipway.data.merge.new_rows import MergeReport
 from slipway.data.sources.raw_tables import COLLECTED as MARK
 from slipway.data.sources.samples import RawSample
 from slipway.data.sources.sources import read_samples
@@ -219,6 +219,14 @@ def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_one
     assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.time_column=null"
 
 
+def test_merge_refuses_a_file_of_splits_which_cannot_name_the_new_rows(tmp_path: Path) -> None:
+    data = data_params(tmp_path, split_file="splits.csv")
+    with pytest.raises(
+        DataError, match=r"data.split_file 'splits.csv' names the rows of data.path"
+    ):
+        merge(data, tmp_path / "new.parquet", tmp_path / "next.parquet")
+
+
 def test_merge_writes_the_split_of_folders_to_a_column_and_names_it_in_the_next_command(
     tmp_path: Path,
 ) -> None:
@@ -309,7 +317,7 @@ def write_base_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Pat
 
 
 def write_collected_table(path: Path) -> Path:
-    """As `slipway.traffic.collect` writes it: the inputs alone, typed; the first row is row 0 of the old table."""
+    """The typed inputs, as `slipway.traffic.collect` writes them; row 0 is that of the base."""
     columns = {
         "a": [0.5, 100.25, None],
         "colour": ["blue", "red", "blue"],
@@ -346,7 +354,7 @@ def test_merging_a_table_keeps_the_ids_of_base_rows_and_the_inputs(
 def merged_columns(
     tmp_path: Path, rows: list[dict[str, Any]], new: dict[str, list[Any]], **changes: Any
 ) -> tuple[list[str], list[str]]:
-    """The inputs before and after some rows of other truths were report to a table."""
+    """The inputs before and after rows with other labels are merged into a table."""
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     pq.write_table(pa.table(new), tmp_path / "collected.parquet")
     data = raw_files.data_params(
@@ -378,8 +386,8 @@ def test_merging_turns_no_ignored_column_into_an_input(
 ) -> None:
     rows = [
         {
-            "a": (7 * row) % 61 + 0.5, "c": math.nan if row % 5 == 0 else float(row % 4), "yes": ("yes", "no")[row % 3 == 0],
-            "no input": cells(row), "label": str(row % 2),
+            "a": (7 * row) % 61 + 0.5, "c": math.nan if row % 5 == 0 else float(row % 4),
+            "yes": ("yes", "no")[row % 3 == 0], "no input": cells(row), "label": str(row % 2),
         }
         for row in range(60)
     ]  # fmt: skip
@@ -586,3 +594,35 @@ def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
     assert printed.endswith("next: dvc exp run -S data.path=next.parquet\n")
     with pytest.raises(DataError, match=r"does not end in \.parquet"):
         main(["next.csv"])
+
+
+def test_new_rows_are_written_like_the_numbers_and_dates_of_the_base_data(tmp_path: Path) -> None:
+    lines = [f"{(7 * row) % 31}.5%,{row % 28 + 1:02}/12/2020,{row % 9}" for row in range(30)]
+    base = write_csv(tmp_path / "t.csv", "\n".join(["rate,day,target", *lines, ""]))
+    data = raw_files.data_params(base, date_format="%d/%m/%Y")
+    new = {"rate": [0.5, 99.25], "day": ["2020-12-01", "2020-12-31"], "target": [0.0, 7.0]}
+    pq.write_table(pa.table(new), tmp_path / "collected.parquet")
+    out = tmp_path / "next.parquet"
+    report = merge(data, tmp_path / "collected.parquet", out)
+    assert (report.num_base, report.num_added) == (30, 1)
+    merged = data.model_copy(update={"path": str(out)})
+    before, after = cleaned(data), cleaned(merged)
+    assert not len(after.cleaned.quarantine)
+    cells = after.cells.to_pylist()
+    assert {"rate": 99.25, "day": 18627.0} in [{k: c[k] for k in ("rate", "day")} for c in cells]
+    ids = before.cleaned.rows["id"].to_pylist()
+    assert set(ids) < set(after.cleaned.rows["id"].to_pylist())
+
+
+def test_a_target_with_a_unit_and_thousands_separators_merge_by_value(tmp_path: Path) -> None:
+    rows = "".join(f'"{number},{number}50.25",{number}.5%\n' for number in range(1, 10))
+    base = write_csv(tmp_path / "t.csv", f"price,target\n{rows}")
+    data = raw_files.data_params(base, task="table_regression")
+    new = {"price": [1150.25, 77.5], "target": [1.5, 8.25]}
+    pq.write_table(pa.table(new), tmp_path / "collected.parquet")
+    out = tmp_path / "next.parquet"
+    report = merge(data, tmp_path / "collected.parquet", out)
+    assert (report.num_base, report.num_added, report.num_duplicates) == (9, 1, 1)
+    assert pq.read_table(out)["target"].to_pylist()[-1] == "8.25%"
+    after = cleaned(data.model_copy(update={"path": str(out)}))
+    assert not len(after.cleaned.quarantine)

@@ -1,4 +1,4 @@
-"""What a table's row says of its image: every column that the params name is read, and what cannot be used is named."""
+"""Tests of annotations: every column of the params is read, and unusable cells are named."""
 
 import time
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -13,14 +13,14 @@ from slipway.system.errors import DataError
 from tests.data.pictures import data_params, picture, write_folder
 
 COLUMNS = {
-    "group_column": "patient",
+    "group_column": "person",
     "time_column": "day",
     "weight_column": "w",
     "split_column": "part",
 }
 GOOD: dict[str, Any] = {
     "label": "cat",
-    "patient": "p1",
+    "person": "p1",
     "day": "1970-01-03",
     "w": "0.5",
     "part": "Train",
@@ -31,7 +31,7 @@ def said(data: dict[str, Any] | None = None, **cells: Any) -> Annotation:
     return annotate(GOOD | cells, data_params(Path("a.csv"), **COLUMNS, **(data or {})))
 
 
-def test_every_column_is_read() -> None:
+def test_annotate_reads_every_column_of_the_params() -> None:
     assert said() == Annotation("cat", None, "p1", 2.0, 0.5, "train", (), None)
 
 
@@ -55,7 +55,7 @@ def test_a_time_is_a_date_or_a_number(cell: Any, days: float) -> None:
 
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
-def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(
+def test_a_time_without_a_zone_is_utc_in_any_local_time_zone(
     zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", zone)
@@ -73,7 +73,7 @@ def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(
     ("cells", "rule", "words"),
     [
         ({"label": " "}, "missing_label", "empty"),
-        ({"patient": None}, "missing_group", "'patient' is empty"),
+        ({"person": None}, "missing_group", "'person' is empty"),
         ({"day": ""}, "missing_time", "'day' is empty"),
         ({"day": "last week"}, "bad_time", "'last week', expected an ISO 8601 date"),
         ({"day": "inf"}, "bad_time", "finite number"),
@@ -84,7 +84,9 @@ def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(
         ({"part": ""}, "bad_split", "expected train, val, test"),
     ],
 )
-def test_what_cannot_be_used_is_named(cells: dict[str, Any], rule: str, words: str) -> None:
+def test_an_unusable_cell_names_its_rule_and_column(
+    cells: dict[str, Any], rule: str, words: str
+) -> None:
     fault = said(**cells).fault
     assert fault is not None
     assert fault.rule == rule
@@ -97,7 +99,7 @@ def test_a_spelling_variant_is_mapped_and_recorded() -> None:
     assert said({"label_map": {"Cat": "cat"}}).corrections == ()
 
 
-def test_a_class_folder_is_mapped_and_recorded(tmp_path: Path) -> None:
+def test_a_class_folder_is_mapped_by_label_map_and_recorded(tmp_path: Path) -> None:
     write_folder(tmp_path, {"Cat": [picture(1)], "dog": [picture(2)]})
     samples = list(read_samples(data_params(tmp_path, label_map={"Cat": "cat"})))
     assert [(sample.source, sample.label, sample.corrections) for sample in samples] == [
@@ -113,7 +115,7 @@ def test_a_folder_has_no_columns(tmp_path: Path, key: str) -> None:
         next(iter(read_samples(data_params(tmp_path, **{key: "x"}))))
 
 
-def test_files_can_be_left_to_be_read_later(tmp_path: Path) -> None:
+def test_read_samples_can_leave_files_unread(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"cat": [picture(1)]})
     [sample] = read_samples(data_params(tmp_path / "images"), read_files=False)
     assert (sample.payload, sample.path) == (b"", str(tmp_path / "images" / "cat" / "0.png"))

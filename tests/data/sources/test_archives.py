@@ -1,4 +1,4 @@
-"""Archives of a data set: unpacked once and whole, or refused with every bad member named, nothing outside and no link ever made."""
+"""Tests of archives: unpacked once and completely, or refused with every bad member named."""
 
 import gzip
 import io
@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
+from slipway.data.sources import archives
+from slipway.data.sources.archive_members import Member
 from slipway.data.sources.archives import ArchiveLimits, name_problem, unpack, unpacked
 from slipway.data.sources.sources import read_samples
 from slipway.system.errors import DataError, UnavailableError
 from tests.data.pictures import data_params, picture, write_folder
 
 LIMITS = ArchiveLimits(max_members=100, max_ratio=200)
-ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 EVERY_KIND = pytest.mark.parametrize("ending", ENDINGS)
 FOLDER = {
     f"{label}/{number}.png": picture(10 * ord(label) + number)
@@ -40,7 +42,8 @@ def pack(path: Path, members: list[tuple[str, bytes]]) -> Path:
                 info.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(info, content)
         return path
-    with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as archive:
+    modes = {".tar": "w", ".bz2": "w:bz2", ".xz": "w:xz"}
+    with tarfile.open(str(path), modes.get(path.suffix, "w:gz")) as archive:  # type: ignore[call-overload]
         for name, content in members:
             tarinfo = tarfile.TarInfo(name)
             tarinfo.size = len(content)
@@ -88,7 +91,7 @@ def _guarded(tmp_path: Path) -> Iterator[Path]:
 
 
 def intruders(root: Path) -> list[str]:
-    """What lies outside of `inside/archives`, and what is a link or no file, anywhere."""
+    """Return files outside of `inside/archives`, and links and special files anywhere."""
     found = [
         path
         for path in root.iterdir()
@@ -145,7 +148,7 @@ def test_an_archive_of_a_folder_gives_the_same_samples_as_the_folder(
 
 
 @EVERY_KIND
-def test_one_folder_at_the_top_is_looked_through_and_macos_leftovers_are_no_class(
+def test_a_single_top_folder_is_skipped_and_macos_files_are_no_class(
     guarded: Path, ending: str
 ) -> None:
     members = [
@@ -167,7 +170,7 @@ def test_a_table_with_its_images_is_found(
     assert (sample.source, sample.label, sample.payload) == ("0:images/1.png", "cat", picture(1))
 
 
-def test_what_is_no_archive_stays_as_it_is(tmp_path: Path) -> None:
+def test_data_that_is_no_archive_stays_unchanged(tmp_path: Path) -> None:
     (tmp_path / "folder.zip").mkdir()
     for name in ("folder.zip", "missing.zip", "table.csv"):
         data = data_params(tmp_path / name)
@@ -175,7 +178,7 @@ def test_what_is_no_archive_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @EVERY_KIND
-def test_a_second_run_reuses_what_is_there_and_a_damaged_copy_is_made_anew(
+def test_a_second_run_reuses_the_unpacked_folder_unless_it_is_damaged(
     guarded: Path, ending: str
 ) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
@@ -187,7 +190,7 @@ def test_a_second_run_reuses_what_is_there_and_a_damaged_copy_is_made_anew(
     assert everything(unpack(path, guarded, LIMITS)) == FOLDER
 
 
-def test_an_archive_inside_is_just_a_file(guarded: Path) -> None:
+def test_an_archive_inside_an_archive_is_an_ordinary_file(guarded: Path) -> None:
     inner = pack(guarded.parents[1] / "in.zip", [("../evil", b"x")]).read_bytes()
     folder = unpack(
         pack(guarded.parents[1] / "in.tar", [("a/1.zip", inner), ("b/2.png", b"x")]),
@@ -197,7 +200,7 @@ def test_an_archive_inside_is_just_a_file(guarded: Path) -> None:
     assert everything(folder)["a/1.zip"] == inner
 
 
-def test_a_backslash_separates_folders_as_a_zip_from_windows_means_it(guarded: Path) -> None:
+def test_a_backslash_in_a_zip_from_windows_separates_folders(guarded: Path) -> None:
     folder = unpack(
         pack(guarded.parents[1] / "in.zip", [("a\\1.png", b"x"), ("b\\2.png", b"y")]),
         guarded,
@@ -240,7 +243,7 @@ def test_a_name_that_could_leave_the_folder_is_a_problem(name: str, problem: str
 @pytest.mark.parametrize(
     "name", ["a/1.png", "./a/1.png", "a..b/..c", "a//b", "ä/ö.png", "a/" + "x" * 255, ""]
 )
-def test_an_ordinary_name_is_none(name: str) -> None:
+def test_an_ordinary_name_is_no_problem(name: str) -> None:
     assert name_problem(name) is None
 
 
@@ -268,7 +271,7 @@ def test_every_bad_member_is_named_in_one_pass(guarded: Path, ending: str) -> No
         (["a/b/1.png", "a/b"], "a file where 'a/b' is a folder"),
     ],
 )
-def test_names_that_are_one_file_on_some_machine_are_refused(
+def test_names_that_collide_on_some_file_system_are_refused(
     guarded: Path, ending: str, names: list[str], problem: str
 ) -> None:
     with (
@@ -371,12 +374,12 @@ def test_as_many_members_as_allowed_pass_and_one_more_is_refused(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("ending", [".zip", ".tar.gz"])
+@pytest.mark.parametrize("ending", [".zip", ".tar.gz", ".tar.bz2", ".tar.xz"])
 def test_a_bomb_of_a_thousand_to_one_is_refused(guarded: Path, ending: str) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", [("a/bomb", bytes(50 << 20))])
     assert (50 << 20) / path.stat().st_size > 900
     assert "which clean.max_archive_ratio does not allow" in refusal(path, guarded)
-    assert everything(unpack(path, guarded, ArchiveLimits(100, 2000))) == {"bomb": bytes(50 << 20)}
+    assert everything(unpack(path, guarded, ArchiveLimits(100, 10**6))) == {"bomb": bytes(50 << 20)}
 
 
 def test_a_zip_whose_headers_lie_about_its_size_is_refused(guarded: Path) -> None:
@@ -410,6 +413,19 @@ def test_a_tar_header_of_a_gigabyte_is_not_read_into_memory(guarded: Path) -> No
     path = guarded.parents[1] / "in.tar"
     path.write_bytes(header.tobuf() + bytes(10240))
     assert "a header of 1073741824 bytes" in refusal(path, guarded)
+
+
+@pytest.mark.parametrize("num_bytes", [100, 5_000, 2 << 20])
+def test_a_disk_that_is_full_at_any_write_is_no_damage_of_the_archive(
+    num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(_path: Path, _mode: str, **_arguments: object) -> io.BufferedIOBase:
+        return Path("/dev/full").open("wb")
+
+    member = Member("a.png", False, num_bytes, None, lambda: io.BytesIO(bytes(num_bytes)))
+    monkeypatch.setattr(archives, "open", full_disk, raising=False)
+    with pytest.raises(UnavailableError, match="Free space there"):
+        archives._copy(member, tmp_path / "a.png", num_bytes)
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(guarded: Path) -> None:
@@ -463,7 +479,7 @@ def million(path: Path) -> Path:
 
 
 def zip_end(num_members: int, num_bytes: int) -> bytes:
-    """What ends a zip64 whose table of contents is at its very beginning."""
+    """Return the end of a zip64 whose table of contents is at its very beginning."""
     end = (
         b"PK\x06\x06"
         + (44).to_bytes(8, "little")
@@ -517,7 +533,7 @@ def test_a_damaged_header_in_the_middle_of_a_tar_is_not_taken_for_its_end(guarde
     assert "no mark at its end" in refusal(path, guarded)
 
 
-def test_data_after_the_end_of_a_tar_is_not_lost_in_silence(guarded: Path) -> None:
+def test_data_after_the_end_of_a_tar_is_refused(guarded: Path) -> None:
     path = pack(guarded.parents[1] / "in.tar", list(FOLDER.items()))
     path.write_bytes(path.read_bytes() * 2)
     assert "data after the mark" in refusal(path, guarded)
@@ -536,10 +552,13 @@ def test_an_empty_archive_is_refused(guarded: Path, ending: str) -> None:
         (".tar", ".tar.gz", "a gzip archive"),
         (".tar.gz", ".tar", "a tar archive"),
         (".zip", ".tar", "a tar archive"),
+        (".tar.gz", ".tar.xz", "an xz archive"),
+        (".tar.xz", ".tar.bz2", "a bzip2 archive"),
+        (".tar.bz2", ".zip", "a ZIP archive"),
         (".tar", ".zip", "a ZIP archive"),
     ],
 )
-def test_an_archive_with_anothers_ending_says_what_it_is(
+def test_an_archive_with_a_wrong_ending_names_its_real_format(
     guarded: Path, ending: str, packed_as: str, looks: str
 ) -> None:
     path = pack(guarded.parents[1] / f"in{packed_as}", list(FOLDER.items())).rename(
@@ -552,7 +571,9 @@ def test_an_archive_with_anothers_ending_says_what_it_is(
 
 @pytest.mark.process
 @EVERY_KIND
-def test_flipped_bits_crash_nothing_and_lose_nothing(guarded: Path, ending: str) -> None:
+def test_an_archive_with_flipped_bits_is_refused_or_unpacked_whole(
+    guarded: Path, ending: str
+) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
     whole, generator = path.read_bytes(), random.Random(7)
     outcomes: dict[str, int] = {"whole": 0, "refused": 0}

@@ -1,17 +1,21 @@
-"""The user's own digests: every file that is altered, gone or not listed is named, and the list itself is checked."""
+"""Tests of the user's checksums: altered, missing and unlisted files, and faults of the list."""
 
 import subprocess
+import zipfile
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from slipway.config.sections import DataParams
-from slipway.data.images.cleaning import Cleaned
+from slipway.data.rules.result import Cleaned
+from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.sources.checksums import read_checksums
 from slipway.data.sources.sources import read_samples
+from slipway.data.tables.clean_step import clean_rows
 from slipway.system.errors import DataError
 from slipway.system.files import sha256_bytes
+from tests.data import raw_files
 from tests.data.pictures import cleaned_by, data_params, picture, write_folder, write_parquet
 from tests.project_params import clean_params
 
@@ -31,7 +35,7 @@ def _data(tmp_path: Path) -> DataParams:
 
 def clean(data: DataParams) -> Cleaned:
     params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), None))
-    listed = read_checksums(Path(str(data.checksums)), Path(data.path))
+    listed = read_checksums(Path(str(data.checksums)), data)
     return cleaned_by(
         partial(read_samples, data, read_files=False), params, data.task, digests=listed
     )
@@ -41,12 +45,12 @@ def refused(cleaned: Cleaned) -> dict[str, str]:
     return {row["source"]: row["rule"] for row in cleaned.quarantine.to_pylist()}
 
 
-def test_files_as_they_are_listed_are_kept_and_the_list_is_no_sample(data: DataParams) -> None:
+def test_listed_files_are_kept_and_the_list_itself_is_no_sample(data: DataParams) -> None:
     cleaned = clean(data)
     assert (cleaned.num_read, cleaned.rows.num_rows, refused(cleaned)) == (4, 4, {})
 
 
-def test_altered_gone_and_unlisted_files_are_named(data: DataParams) -> None:
+def test_altered_missing_and_unlisted_files_are_named(data: DataParams) -> None:
     root = Path(data.path)
     (root / "cat" / "0.png").write_bytes(picture(7))
     (root / "dog" / "0.png").unlink()
@@ -106,13 +110,13 @@ def write_odd_names(root: Path) -> None:
         subprocess.run(["sha256sum", "--", *files], cwd=root, stdout=sums, check=True)
 
 
-def test_odd_names_are_found_in_the_list(data: DataParams) -> None:
+def test_escaped_names_are_read_from_the_list(data: DataParams) -> None:
     root = Path(data.path)
     write_odd_names(root)
     assert (clean(data).rows.num_rows, refused(clean(data))) == (4 + len(ODD), {})
 
 
-def test_odd_names_are_checked_too(data: DataParams) -> None:
+def test_files_with_escaped_names_are_checked(data: DataParams) -> None:
     """The twin: what is altered under such a name is seen."""
     root = Path(data.path)
     write_odd_names(root)
@@ -150,28 +154,75 @@ def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
         ),
     ],
 )
-def test_a_list_that_is_none_is_refused(tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_that_is_no_checksum_list_is_refused(
+    tmp_path: Path, content: str, words: str
+) -> None:
     (tmp_path / "sums").write_text(content)
     with pytest.raises(DataError, match="sha256sum") as raised:
-        read_checksums(tmp_path / "sums", tmp_path)
+        read_checksums(tmp_path / "sums", data_params(tmp_path))
     assert words in str(raised.value)
 
 
-def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_checksum_list_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        read_checksums(tmp_path / "sums", tmp_path)
+        read_checksums(tmp_path / "sums", data_params(tmp_path))
 
 
-def test_a_table_is_checked_as_the_file_that_it_is(tmp_path: Path) -> None:
+def test_a_table_is_checked_as_a_file(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("a,label\n1,x\n")
     listing = tmp_path / "SHA256SUMS"
     listing.write_text(f"{sha256_bytes(table.read_bytes())}  ./t.csv\n")
     for data_path in (table, tmp_path):
-        read_checksums(listing, data_path).check_table(table)
+        read_checksums(listing, data_params(data_path)).check_table(table)
     table.write_text("a,label\n2,x\n")
     with pytest.raises(DataError, match="altered after it was listed"):
-        read_checksums(listing, table).check_table(table)
+        read_checksums(listing, data_params(table)).check_table(table)
     listing.write_text(f"{sha256_bytes(table.read_bytes())}  u.csv\n")
     with pytest.raises(DataError, match=r"does not list 't.csv'"):
-        read_checksums(listing, table).check_table(table)
+        read_checksums(listing, data_params(table)).check_table(table)
+
+
+def test_joined_folders_and_tables_of_images_are_checked_under_their_paths(
+    data: DataParams,
+) -> None:
+    root = Path(data.path)
+    folders = data.model_copy(update={"path": str(root.parent), "sources": ["images"]})
+    listing = root / "SHA256SUMS"
+    listing.write_text(listing.read_text().replace("  ", "  images/"))
+    (root / "cat" / "1.png").write_bytes(picture(9))
+    assert refused(clean(folders)) == {"images/cat/1.png": "digest_mismatch"}
+
+    lines = "image,label\ncat/0.png,cat\ndog/0.png,dog\ncat/1.png,cat\ndog/1.png,dog\n"
+    (root / "a+.csv").write_text(lines)
+    tables = folders.model_copy(update={"sources": ["images/a+.csv"]})
+    assert refused(clean(tables)) == {"2:images/a+.csv:cat/1.png": "digest_mismatch"}
+    inside = tables.model_copy(update={"path": str(root), "sources": ["a+.csv"]})
+    listing.write_text(listing.read_text().replace("  images/", "  "))
+    assert refused(clean(inside)) == {"2:a+.csv:cat/1.png": "digest_mismatch"}
+
+
+def test_each_joined_table_is_checked_or_its_archive(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        (tmp_path / f"{name}.csv").write_text(f"a,b,target\n1,{number},x\n3,4,y\n")
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        archive.writestr("c.csv", "a,b,target\n5,6,x\n7,8,y\n")
+    listing = tmp_path / "SHA256SUMS"
+    files = [tmp_path / name for name in ("a.csv", "b.csv", "c.zip")]
+    listing.write_text("".join(f"{sha256_bytes(p.read_bytes())}  {p.name}\n" for p in files))
+    data = unpacked(
+        raw_files.data_params(
+            tmp_path,
+            "table_classification",
+            sources=[path.name for path in files],
+            checksums=str(listing),
+        ),
+        ArchiveLimits(10, 200),
+    )
+    assert clean_rows(data, clean_params(max_bad_fraction=1.0)).cleaned.num_read == 6
+    for path in files:
+        before = listing.read_text()
+        listing.write_text(before.replace(sha256_bytes(path.read_bytes()), "0" * 64, 1))
+        with pytest.raises(DataError, match=r"was altered after it was listed"):
+            clean_rows(data, clean_params())
+        listing.write_text(before)

@@ -1,4 +1,4 @@
-"""Folders and Parquet shards that name splits are the given split; what only looks like it is not."""
+"""Tests of given splits: folders and Parquet shards that name splits, and some that do not."""
 
 import json
 import zipfile
@@ -26,7 +26,7 @@ THREE = {"train": "ab", "val": "ab", "test": "ab"}
 
 
 def write_splits(root: Path, splits: Mapping[str, str]) -> Path:
-    """Two pictures in each class folder; a class is one letter, "" puts the pictures into the split folder itself."""
+    """Two images in each class folder; a class is one letter, "" means the split folder itself."""
     seed = 0
     for split, classes in splits.items():
         for label in classes or [""]:
@@ -103,7 +103,7 @@ def test_an_archive_gives_the_same_split_as_its_folder(
     assert read(Path(data.path)) == read(root)
 
 
-def test_nested_folders_hidden_files_and_macos_notes_change_nothing(tmp_path: Path) -> None:
+def test_nested_folders_hidden_files_and_macos_files_change_nothing(tmp_path: Path) -> None:
     root = write_splits(tmp_path, THREE)
     (root / "train" / "a" / "deep").mkdir()
     (root / "train" / "a" / "0.png").rename(root / "train" / "a" / "deep" / "0.png")
@@ -137,7 +137,7 @@ def test_files_beside_split_or_class_folders_are_refused_by_name_and_are_no_clas
         {"train": "", "test": "", "plane": ""},  # other classes beside them
     ],
 )
-def test_folders_that_only_happen_to_name_splits_are_classes_as_before(
+def test_class_folders_that_happen_to_name_splits_stay_classes(
     tmp_path: Path, splits: dict[str, str]
 ) -> None:
     samples = read(write_splits(tmp_path, splits))
@@ -146,18 +146,19 @@ def test_folders_that_only_happen_to_name_splits_are_classes_as_before(
     }
 
 
-def test_the_console_tells_of_split_names_that_were_read_as_classes(tmp_path: Path) -> None:
+def test_clean_reports_split_names_that_were_read_as_classes(tmp_path: Path) -> None:
     note = described(write_splits(tmp_path, {"train": "a", "valid": "b"}))
     assert (
-        note
-        == "train/, valid/ have no class folder in common, so they are read as classes, not as a given split\n"
+        note == "train/, valid/ have no class folder in common, "
+        "so they are read as classes, not as a given split\n"
     )
 
 
-def test_the_console_says_which_folder_became_which_split_with_its_rows(tmp_path: Path) -> None:
+def test_clean_reports_the_folders_and_rows_of_each_split(tmp_path: Path) -> None:
     line = described(write_splits(tmp_path, {"Train": "ab", "TEST": "a"}))
     assert line.startswith(
-        "given split: Train/ -> train (4 rows), TEST/ -> test (2 rows); `split` cuts val from train."
+        "given split: Train/ -> train (4 rows), TEST/ -> test (2 rows); "
+        "`split` cuts val from train."
     )
     assert "set data.split_folders to pool" in line
 
@@ -174,7 +175,7 @@ def test_classes_takes_the_names_of_split_folders_for_classes(tmp_path: Path) ->
     }
 
 
-def test_test_may_lack_classes_but_a_class_that_train_lacks_is_refused_by_name(
+def test_only_train_must_have_every_class(
     tmp_path: Path,
 ) -> None:
     assert (
@@ -230,7 +231,7 @@ def test_split_folders_that_contradict_each_other_are_refused(
     assert expected in refusal(write_splits(tmp_path, splits))
 
 
-def test_a_column_cannot_be_asked_of_split_folders(tmp_path: Path) -> None:
+def test_split_folders_of_classes_have_no_columns(tmp_path: Path) -> None:
     assert "data.split_column is 'part'" in refusal(
         write_splits(tmp_path, THREE), split_column="part"
     )
@@ -368,7 +369,7 @@ def test_a_row_that_names_the_folder_itself_is_one_bad_row(tmp_path: Path) -> No
     assert faults == [None, None, "bad_split"]
 
 
-def test_file_name_is_the_image_column_of_metadata_alone(tmp_path: Path) -> None:
+def test_only_metadata_tables_use_file_name_as_the_image_column(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("file_name,label\n1.png,a\n")
     assert "data.image_column is 'image', which is not there" in refusal(tmp_path)
 
@@ -401,7 +402,7 @@ def test_shards_as_the_hub_names_them_are_the_given_split(tmp_path: Path) -> Non
     )
 
 
-def test_a_missing_val_of_shards_with_times_is_said_to_be_cut_by_time(tmp_path: Path) -> None:
+def test_clean_reports_that_a_missing_val_is_cut_by_time(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-00000-of-00001.parquet", [1, 2], day=[1.0, 2.0])
     write_shard(tmp_path / "test-00000-of-00001.parquet", [3], day=[3.0])
     assert "; `split` cuts val from train by time. " in described(tmp_path, time_column="day")
@@ -485,7 +486,7 @@ def test_shards_of_a_table_are_one_table_with_the_given_split(tmp_path: Path) ->
     assert list(read_raw_table(table, ["a"]).columns) == ["a"]
 
 
-def test_a_column_of_the_user_goes_before_the_names_of_shards(tmp_path: Path) -> None:
+def test_a_split_column_overrides_the_names_of_shards(tmp_path: Path) -> None:
     write_shard(tmp_path / "train.parquet", [1], part=["test"])
     write_shard(tmp_path / "test.parquet", [2], part=["train"])
     assert [sample.given_split for sample in read(tmp_path, split_column="part")] == [
@@ -497,7 +498,7 @@ def test_a_column_of_the_user_goes_before_the_names_of_shards(tmp_path: Path) ->
 # copies in several given splits
 
 
-def test_of_equal_pictures_the_one_in_test_is_kept_and_the_leak_is_said(tmp_path: Path) -> None:
+def test_of_equal_images_the_one_in_test_is_kept_and_the_leak_reported(tmp_path: Path) -> None:
     root = write_splits(tmp_path, THREE)
     for split in ("train", "val"):
         (root / split / "a" / "copy.png").write_bytes((root / "test" / "a" / "0.png").read_bytes())
@@ -525,7 +526,7 @@ def test_copies_inside_one_given_split_are_no_leak(tmp_path: Path) -> None:
     assert "another given split" not in cleaned.summary()
 
 
-def test_of_equal_rows_of_a_table_the_one_in_test_is_kept_and_the_leak_is_said(
+def test_of_equal_rows_the_one_in_test_is_kept_and_the_leak_reported(
     tmp_path: Path,
 ) -> None:
     rows = {
@@ -546,7 +547,7 @@ def test_of_equal_rows_of_a_table_the_one_in_test_is_kept_and_the_leak_is_said(
     ]
 
 
-def test_the_given_split_of_shards_is_no_input_and_no_part_of_a_rows_id(tmp_path: Path) -> None:
+def test_the_split_of_shards_is_no_input_and_does_not_change_row_ids(tmp_path: Path) -> None:
     rows = {
         "a": [float(7 * row % 31) for row in range(30)],
         "target": [row * 5 % 29 for row in range(30)],

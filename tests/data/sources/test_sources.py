@@ -1,4 +1,4 @@
-"""Reading raw samples: three layouts give one record; what is wrong is named."""
+"""Tests of raw samples: all layouts give the same record, and every fault is named."""
 
 import os
 import sys
@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipway.config.sections import DataParams
-from slipway.data.sources.samples import RawSample
-from slipway.data.sources.sources import count_samples, read_samples
+from slipway.data.sources.image_tables import NOT_AN_OBJECT
+from slipway.data.sources.samples import Fault, RawSample
+from slipway.data.sources.sources import count_samples, read_samples, skipped_text
 from slipway.data.tables.source import find_table
 from slipway.system.errors import DataError
 from tests.data.pictures import data_params, picture, write_folder, write_parquet
@@ -102,7 +103,7 @@ def test_a_path_that_leads_out_of_the_folder_is_never_opened(tmp_path: Path, nam
     assert samples[0].payload == b""
 
 
-def test_a_missing_file_that_lies_one_folder_deeper_is_pointed_at(tmp_path: Path) -> None:
+def test_a_missing_image_hints_at_the_same_file_one_folder_deeper(tmp_path: Path) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
     (tmp_path / "table.csv").write_text("image,label\n0.png,cat\n")
     fault = read(tmp_path / "table.csv")[0].fault
@@ -131,7 +132,7 @@ def test_a_target_is_a_finite_number_or_a_fault(
     assert (faults([found]), found.target, found.label) == ([rule], target, None)
 
 
-def test_labels_keep_their_zeros_and_lose_their_blanks(tmp_path: Path) -> None:
+def test_labels_keep_leading_zeros_and_lose_surrounding_blanks(tmp_path: Path) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
     (tmp_path / "table.csv").write_text(
         "image,label\nimages/0.png,007\nimages/0.png,  \nimages/0.png, a b \n"
@@ -152,12 +153,12 @@ def test_an_empty_image_cell_is_a_fault(tmp_path: Path) -> None:
     assert faults(read(write_parquet(tmp_path / "a.parquet", [None], ["x"]))) == ["missing_image"]
 
 
-def test_an_empty_group_is_a_fault_where_groups_are_used(tmp_path: Path) -> None:
+def test_an_empty_group_is_a_fault_if_groups_are_used(tmp_path: Path) -> None:
     path = write_parquet(
-        tmp_path / "a.parquet", [picture(1), picture(2)], ["x", "y"], patient=["p1", None]
+        tmp_path / "a.parquet", [picture(1), picture(2)], ["x", "y"], person=["p1", None]
     )
     assert faults(read(path)) == [None, None]
-    samples = read(path, group_column="patient")
+    samples = read(path, group_column="person")
     assert faults(samples) == [None, "missing_group"]
     assert samples[0].group == "p1"
 
@@ -168,7 +169,7 @@ def test_a_row_with_too_few_columns_is_one_fault_and_the_rest_is_read(tmp_path: 
     assert faults(read(tmp_path / "table.csv")) == ["malformed_row", None]
 
 
-def test_what_is_no_regular_file_is_a_fault_and_does_not_hang(tmp_path: Path) -> None:
+def test_a_pipe_or_folder_is_a_fault_and_does_not_hang(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     os.mkfifo(tmp_path / "cat" / "pipe.png")
     assert faults(read(tmp_path)) == [None, "unreadable"]
@@ -186,7 +187,7 @@ def test_a_file_beside_the_class_folders_has_no_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["folder", "parquet", "csv"])
-def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str) -> None:
+def test_only_wanted_sources_are_read(tmp_path: Path, layout: str) -> None:
     payloads = [picture(seed) for seed in range(600)]
     write_folder(tmp_path / "images", {"cat": payloads})
     path = tmp_path / "images"
@@ -207,10 +208,11 @@ def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str)
 @pytest.mark.parametrize(
     "key",
     sorted(
-        set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "checksums", "columns"}
+        set(PROJECT.data.model_dump())
+        - {"path", "sources", "task", "image_column", "checksums", "split_file", "columns"}
     ),
 )
-def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_alone(
+def test_the_bytes_of_a_source_depend_only_on_path_task_and_image_column(
     tmp_path: Path, key: str
 ) -> None:
     table = write_parquet(
@@ -221,6 +223,9 @@ def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_a
         "classes": ["1", "3"],
         "engine": "ray",
         "split_folders": "pool",
+        "encoding": "latin-1",
+        "missing_values": ["?"],
+        "date_format": "%d/%m/%Y",
     }
     found = [
         (sample.source, sample.payload)
@@ -234,7 +239,7 @@ def test_another_image_column_gives_other_bytes(tmp_path: Path) -> None:
     assert [sample.payload for sample in read(table, image_column="other")] == [picture(2)]
 
 
-def test_samples_are_counted_where_that_is_cheap(tmp_path: Path) -> None:
+def test_samples_are_counted_only_if_that_is_cheap(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"cat": [picture(1), picture(2)]})
     (tmp_path / "a.csv").write_text("image,label\n")
     assert count_samples(data_params(tmp_path / "images")) == 2
@@ -278,7 +283,7 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
         (lambda root: (root / "cat").mkdir(parents=True), ["1 sub-folders (cat) without any file"]),
         (
             lambda root: root.write_text("x"),
-            ["expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz"],
+            ["expected a folder, a .csv, .parquet or .jsonl file, or a .zip, .tar, .tar.gz"],
         ),
     ],
 )
@@ -309,7 +314,7 @@ def test_a_csv_without_a_line_is_called_empty(tmp_path: Path, content: bytes) ->
         read(tmp_path / "a.csv")
 
 
-def test_empty_lines_before_the_header_of_a_csv_are_passed_over(tmp_path: Path) -> None:
+def test_empty_lines_before_the_header_of_a_csv_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "1.png").write_bytes(picture(1))
     (tmp_path / "a.csv").write_text("\nimage,label\n1.png,cat\n")
     assert [(sample.source, sample.label) for sample in read(tmp_path / "a.csv")] == [
@@ -317,22 +322,65 @@ def test_empty_lines_before_the_header_of_a_csv_are_passed_over(tmp_path: Path) 
     ]
 
 
-def test_a_link_that_leads_back_is_refused_and_does_not_loop(tmp_path: Path) -> None:
+def test_a_link_to_a_parent_folder_is_refused_and_does_not_loop(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     (tmp_path / "cat" / "again").symlink_to(tmp_path)
     with pytest.raises(DataError, match="leads back to a folder above it"):
         read(tmp_path)
 
 
-def test_a_linked_class_folder_is_read(tmp_path: Path) -> None:
-    write_folder(tmp_path / "elsewhere", {"cat": [picture(1)]})
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "cat").symlink_to(tmp_path / "elsewhere" / "cat")
-    assert [sample.source for sample in read(tmp_path / "images")] == ["cat/0.png"]
+def test_a_linked_class_folder_is_read_if_it_lies_in_the_data_and_else_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    write_folder(tmp_path / "images", {"cat/indoors": [picture(1)]})
+    (tmp_path / "images" / "dog").symlink_to(tmp_path / "images" / "cat" / "indoors")
+    assert [sample.source for sample in read(tmp_path / "images")] == [
+        "cat/indoors/0.png",
+        "dog/0.png",
+    ]
+    write_folder(tmp_path / "elsewhere", {"cow": [picture(2)]})
+    (tmp_path / "images" / "cow").symlink_to(tmp_path / "elsewhere" / "cow")
+    with pytest.raises(DataError, match=r"images/cow' leads to '.*elsewhere/cow', which is not"):
+        read(tmp_path / "images")
+
+
+@pytest.mark.parametrize("layout", ["folder", "csv"])
+def test_a_linked_file_that_leaves_the_data_is_refused_by_name_unless_dvc_linked_it(
+    tmp_path: Path, layout: str
+) -> None:
+    cached = tmp_path / "cache/files/md5/ab" / ("0" * 30)
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(picture(1))
+    (tmp_path / "secret.png").write_bytes(picture(2))
+    write_folder(tmp_path / "images", {"cat": [picture(3)]})
+    for name, target in (
+        ("1.png", cached),
+        ("2.png", tmp_path / "secret.png"),
+        ("3.png", tmp_path / "images/cat/0.png"),
+    ):
+        (tmp_path / "images/cat" / name).symlink_to(target)
+    path = tmp_path / "images"
+    if layout == "csv":
+        path = path / "a.csv"
+        path.write_text("image,label\n" + "".join(f"cat/{index}.png,cat\n" for index in range(4)))
+    samples = read(path)
+    assert faults(samples) == [None, None, "outside_folder", None]
+    assert samples[2].fault is not None
+    assert "secret.png, which is not below" in samples[2].fault.detail
+
+
+def test_hidden_files_of_a_folder_are_counted_in_one_line(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    assert skipped_text(data_params(tmp_path)) == ""
+    (tmp_path / "__MACOSX/cat").mkdir(parents=True)
+    for name in (".DS_Store", "cat/.thumbs.db", "__MACOSX/cat/0.png"):
+        (tmp_path / name).write_bytes(b"")
+    assert skipped_text(data_params(tmp_path)) == "\nskipped: 3 hidden files (.DS_Store, ...)"
+    assert len(read(tmp_path)) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_name_that_is_no_utf8_is_read_again_under_its_escapes(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_found_by_its_escaped_source(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     Path(os.fsdecode(bytes(tmp_path / "cat" / "0.png") + b"\xff")).write_bytes(picture(2))
     sources = [sample.source for sample in read(tmp_path)]
@@ -348,30 +396,36 @@ def test_a_folder_has_no_numeric_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_every_missing_column_is_named_with_its_likeliest_neighbour(
-    tmp_path: Path, ending: str
-) -> None:
+def test_every_missing_column_is_named_with_the_closest_match(tmp_path: Path, ending: str) -> None:
     table = pa.table({"picture": ["a"], "labels": ["b"]})
     if ending == "csv":
         (tmp_path / "a.csv").write_text("picture,labels\na,b\n")
     else:
         pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError) as raised:
-        read(tmp_path / f"a.{ending}", group_column="patient")
+        read(tmp_path / f"a.{ending}", group_column="person")
     text = str(raised.value)
     assert "has the columns picture, labels" in text
     assert "data.target_column is 'label', which is not there; did you mean 'labels'?" in text
     assert "data.image_column is 'image'" in text
-    assert "data.group_column is 'patient'" in text
+    assert "data.group_column is 'person'" in text
 
 
-def test_another_separator_is_recognised(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("image;label\na;b\n")
-    with pytest.raises(DataError, match="not separated by commas"):
+@pytest.mark.parametrize("before", ["", "sep=;\n", "# made by a, b\r\n\r\n"])
+def test_a_csv_of_images_may_begin_with_a_separator_or_comments(
+    tmp_path: Path, before: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{before}image;label\na;b\n")
+    assert [(sample.source, sample.label) for sample in read(tmp_path / "a.csv")] == [("0:a", "b")]
+
+
+def test_an_error_in_a_csv_after_comments_names_the_line_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('# a\n# b\nimage,label\na,"b"c\n')
+    with pytest.raises(DataError, match="near line 5"):
         read(tmp_path / "a.csv")
 
 
-def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_column_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("image,label,label\na,b,c\n")
     with pytest.raises(DataError, match="'label' is there 2 times"):
         read(tmp_path / "a.csv")
@@ -409,3 +463,44 @@ def test_a_damaged_csv_is_a_data_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match="not a readable CSV"):
         read(tmp_path / "a.csv")
+
+
+def test_a_table_of_images_in_another_encoding_is_read_or_refused_with_a_remedy(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "Köln.png").write_bytes(picture(1))
+    path = tmp_path / "a.csv"
+    path.write_bytes("image,label\nKöln.png,Größe\n".encode("windows-1252"))
+    (sample,) = read(path, encoding="windows-1252")
+    assert (sample.label, sample.payload) == ("Größe", picture(1))
+    with pytest.raises(DataError, match=r"Expected utf-8 .* set data\.encoding to windows-1252"):
+        read(path)
+
+
+def test_a_csv_of_images_in_another_encoding_than_declared_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("image,label\n1.png,café\n")
+    with pytest.raises(DataError, match=r"Set data\.encoding to utf-8"):
+        read(path, encoding="windows-1252")
+    path.write_text("image,label\n1.png,café\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"set data\.encoding to utf-16"):
+        read(path)
+    assert [sample.label for sample in read(path, encoding="utf-16")] == ["café"]
+
+
+def test_a_json_line_that_is_not_utf8_is_malformed(tmp_path: Path) -> None:
+    lines = '{"image": "1.png", "label": "café"}\n'
+    (tmp_path / "a.jsonl").write_bytes(lines.encode() + lines.encode("windows-1252"))
+    first, second = read(tmp_path / "a.jsonl")
+    assert first.label == "café"
+    assert second.label is None
+    assert second.fault == Fault("malformed_row", NOT_AN_OBJECT)
+
+
+def test_a_missing_column_of_an_image_table_names_the_comments_above_the_header(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("#image;label\na,b\n1.png,cat\n")
+    with pytest.raises(DataError, match=r"skipped as comments: '#image;label'. Remove the #"):
+        read(table)

@@ -1,4 +1,4 @@
-"""The folds of an audit: by content and seed alone, whole units, every class in two at least, and no row of the test split."""
+"""Tests of audit folds: whole units, every class in at least two folds, no test rows."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_folds_follow_from_content_and_seed_and_not_from_the_order_of_rows() -> 
     assert by_id(rows, audit_folds(rows, 4, 8)) != folds
 
 
-def test_every_fold_has_its_share_of_every_class() -> None:
+def test_every_fold_has_its_fraction_of_every_class() -> None:
     rows = audited_rows(table())
     labels, folds = np.array(rows["label"].to_pylist()), audit_folds(rows, 4, 7)
     counts = np.array(
@@ -54,7 +54,7 @@ def test_every_fold_has_its_share_of_every_class() -> None:
 
 
 def test_groups_and_near_duplicates_stay_in_one_fold() -> None:
-    groups = [f"patient {seed // 6}" if seed < 150 else None for seed in range(300)]
+    groups = [f"person {seed // 6}" if seed < 150 else None for seed in range(300)]
     clusters = [f"{seed // 4:032x}" if seed > 140 else None for seed in range(300)]
     rows = audited_rows(table(group=groups, cluster=clusters))
     folds = audit_folds(rows, 4, 7)
@@ -65,15 +65,15 @@ def test_groups_and_near_duplicates_stay_in_one_fold() -> None:
         assert all(len(set(folds[values == value].tolist())) == 1 for value in named)
 
 
-def test_without_groups_the_same_rows_are_torn_apart() -> None:
+def test_without_groups_the_same_rows_are_divided() -> None:
     rows = audited_rows(table())
-    patients, folds = np.array(rows["source"].to_pylist()).astype(int) // 6, audit_folds(rows, 4, 7)
-    assert any(len(set(folds[patients == patient].tolist())) > 1 for patient in range(25))
+    people, folds = np.array(rows["source"].to_pylist()).astype(int) // 6, audit_folds(rows, 4, 7)
+    assert any(len(set(folds[people == person].tolist())) > 1 for person in range(25))
 
 
 def test_a_class_whose_rows_are_all_in_one_fold_is_refused_by_name() -> None:
     labels = ["rare" if seed in (0, 3) else "ab"[seed % 2] for seed in range(300)]
-    groups = ["one patient" if seed in (0, 3) else None for seed in range(300)]
+    groups = ["one person" if seed in (0, 3) else None for seed in range(300)]
     with pytest.raises(DataError, match="all rows of 'rare' are in one"):
         audit_folds(audited_rows(table(label=labels, group=groups)), 4, 7)
     audit_folds(

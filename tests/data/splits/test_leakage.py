@@ -1,4 +1,4 @@
-"""The leakage report: every planted leak is found, named and marked; where there is none it says so."""
+"""Tests of the leakage check: every planted leak is found, named and marked."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def table(*rows: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=SPLIT_ROWS)
 
 
-def test_splits_without_anything_in_common_have_no_leaks() -> None:
+def test_disjoint_splits_have_no_leaks() -> None:
     leaks = find_leaks(
         table(
             placed(1, "train"),
@@ -71,7 +71,7 @@ def test_a_leak_between_val_and_test_marks_both() -> None:
     assert leaks.rows.tolist() == [False, True, True]
 
 
-def test_a_row_of_test_at_the_same_moment_as_training_is_not_later() -> None:
+def test_a_test_row_at_the_time_of_a_training_row_is_not_later() -> None:
     leaks = find_leaks(
         table(
             placed(1, "train", time=5.0),

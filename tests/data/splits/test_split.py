@@ -1,4 +1,4 @@
-"""Splitting: a pure function of content and seed; units stay whole; what grows moves nothing that is there."""
+"""Tests of the split: a pure function of content and seed that divides no unit."""
 
 import random
 from collections import Counter, defaultdict
@@ -75,7 +75,7 @@ def test_the_name_of_a_file_does_not_matter(params: SplitParams) -> None:
 
 
 @BOTH
-def test_the_seed_decides(params: SplitParams) -> None:
+def test_another_seed_gives_another_split(params: SplitParams) -> None:
     assert places(classes(200), params, 7) == places(classes(200), params, 7)
     assert places(classes(200), params, 7) != places(classes(200), params, 8)
 
@@ -94,7 +94,7 @@ GOLDEN = "errrrraerraraaaaarrr"  # second letters: tRain, vAl, tEst
 
 @SEVERAL
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
-def test_new_unrelated_rows_move_no_old_row(new: set[int], seed: int) -> None:
+def test_stable_new_unrelated_rows_move_no_existing_row(new: set[int], seed: int) -> None:
     old = grown_rows(range(300))
     added = [
         {**entry, "group": f"new {entry['group']}"}
@@ -107,9 +107,7 @@ def test_new_unrelated_rows_move_no_old_row(new: set[int], seed: int) -> None:
 
 @SEVERAL
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
-def test_new_rows_of_a_known_group_move_no_old_row_and_go_where_it_is(
-    new: set[int], seed: int
-) -> None:
+def test_stable_new_rows_of_a_known_group_join_it_and_move_no_row(new: set[int], seed: int) -> None:
     old = [{**entry, "cluster": None} for entry in grown_rows(range(300))]
     added = [{**row(number + 1000, "a"), "group": f"g{number % 100}"} for number in new]
     before, after = places(old, seed=seed), places(old + added, seed=seed)
@@ -130,15 +128,13 @@ def grown_rows(numbers: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_exact_shares_move_rows_which_is_what_stable_is_for() -> None:
+def test_exact_may_move_rows_when_data_grows() -> None:
     """The twin of the tests above: with `exact` the very same growth does move old rows."""
     before, after = places(classes(300), EXACT), places(classes(360), EXACT)
     assert 0 < sum(after[sample_id] != name for sample_id, name in before.items()) < 60
 
 
-def test_a_near_duplicate_of_a_lone_row_moves_it_at_most_in_half_of_the_cases_and_never_splits_the_pair() -> (
-    None
-):
+def test_a_new_near_duplicate_moves_a_lone_row_at_most_half_of_the_time() -> None:
     rows = classes(2000, "a")
     twins = [{**row(seed, "a"), "cluster": f"c{seed}"} for seed in range(10_000, 12_000)]
     before = places(rows)
@@ -159,7 +155,7 @@ def test_a_near_duplicate_of_a_lone_row_moves_it_at_most_in_half_of_the_cases_an
 @BOTH
 def test_a_group_stays_in_one_split(params: SplitParams) -> None:
     found = split(
-        [row(seed, "ab"[seed % 2], group=f"patient{seed % 80}") for seed in range(800)], params
+        [row(seed, "ab"[seed % 2], group=f"person{seed % 80}") for seed in range(800)], params
     ).rows
     assert len(set(zip(found["group"].to_pylist(), found["split"].to_pylist(), strict=True))) == 80
 
@@ -185,7 +181,7 @@ def test_groups_that_share_a_cluster_stay_together(params: SplitParams) -> None:
 # shares
 
 
-def test_exact_splits_each_class_in_the_same_shares() -> None:
+def test_exact_splits_each_class_in_the_same_fractions() -> None:
     found = split(classes(300), EXACT).rows
     counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
     assert counts == {
@@ -195,14 +191,14 @@ def test_exact_splits_each_class_in_the_same_shares() -> None:
     }
 
 
-def test_exact_keeps_the_shares_with_groups() -> None:
+def test_exact_keeps_the_fractions_with_groups() -> None:
     found = split(
-        [row(seed, "ab"[seed % 2], group=f"patient{seed % 40}") for seed in range(400)], EXACT
+        [row(seed, "ab"[seed % 2], group=f"person{seed % 40}") for seed in range(400)], EXACT
     ).rows
     assert Counter(found["split"].to_pylist()) == {"train": 280, "val": 60, "test": 60}
 
 
-def test_stable_meets_the_shares_on_average_in_each_class() -> None:
+def test_stable_meets_the_fractions_on_average_in_each_class() -> None:
     found = split(classes(30_000)).rows
     counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
     for label in "abc":
@@ -251,17 +247,17 @@ def test_a_class_that_a_split_lacks_is_refused_with_its_counts() -> None:
     assert "7 rows (or groups) of a class it is in every split" in text
 
 
-def test_a_stable_split_that_lacks_a_class_offers_exact_shares() -> None:
+def test_a_stable_split_that_lacks_a_class_recommends_exact() -> None:
     with pytest.raises(DataError, match=r"Set split\.assignment to exact"):
         split([*classes(200, "ab"), row(1000, "rare"), row(1001, "rare")])
 
 
-def test_as_many_rows_as_the_error_asks_for_are_enough() -> None:
+def test_as_many_rows_as_the_error_names_are_enough() -> None:
     assert set(places(classes(14, "ab"), EXACT).values()) == {"train", "val", "test"}
 
 
 @BOTH
-def test_one_unit_of_all_rows_is_named_where_a_split_is_empty(params: SplitParams) -> None:
+def test_an_empty_split_names_a_unit_that_holds_all_rows(params: SplitParams) -> None:
     with pytest.raises(DataError, match="largest group or chain of near duplicates has 40 rows"):
         split([row(seed, group="the only one") for seed in range(40)], params)
 
@@ -317,7 +313,7 @@ def own(**changes: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_users_own_split_is_obeyed() -> None:
+def test_the_given_split_is_used_unchanged() -> None:
     rows = own()
     found = split(rows)
     assert found.way == "given"
@@ -325,7 +321,7 @@ def test_the_users_own_split_is_obeyed() -> None:
     assert report(found, 7)["shares"] is None
 
 
-def test_a_row_without_a_split_of_its_own_is_named() -> None:
+def test_a_row_without_a_given_split_is_named() -> None:
     rows = own()
     rows[3]["given_split"], rows[4]["given_split"] = None, "validation"
     with pytest.raises(DataError) as raised:
@@ -335,7 +331,7 @@ def test_a_row_without_a_split_of_its_own_is_named() -> None:
     assert "4: 'validation'" in str(raised.value)
 
 
-def test_a_leak_in_the_users_own_split_fails_and_is_named() -> None:
+def test_a_leak_in_the_given_split_fails_and_is_named() -> None:
     rows = own()
     rows[0]["cluster"] = rows[6]["cluster"] = "twin"
     with pytest.raises(
@@ -345,7 +341,7 @@ def test_a_leak_in_the_users_own_split_fails_and_is_named() -> None:
         split(rows, split_params(on_leak="fail"))
 
 
-def test_a_leak_that_is_only_to_be_reported_marks_the_rows_of_val_and_test() -> None:
+def test_on_leak_report_marks_leaked_rows_of_val_and_test() -> None:
     rows = own()
     for place in (0, 4, 6):
         rows[place]["group"] = "shared"
@@ -362,7 +358,7 @@ def test_a_leak_that_is_only_to_be_reported_marks_the_rows_of_val_and_test() -> 
 PAIRS = ("train/val", "train/test", "val/test")
 
 
-def test_a_class_that_only_test_lacks_is_allowed_in_the_users_own_split_and_reported() -> None:
+def test_a_class_missing_only_in_a_given_test_split_is_reported() -> None:
     rows = [
         entry for entry in own() if not (entry["given_split"] == "test" and entry["label"] == "a")
     ]
@@ -371,7 +367,7 @@ def test_a_class_that_only_test_lacks_is_allowed_in_the_users_own_split_and_repo
     assert "test lacks the classes a" in summary(report(found, 7))
 
 
-def test_a_class_that_train_lacks_is_refused_in_the_users_own_split() -> None:
+def test_a_class_that_a_given_train_split_lacks_is_refused() -> None:
     rows = [
         entry for entry in own() if not (entry["given_split"] == "train" and entry["label"] == "a")
     ]
@@ -389,7 +385,9 @@ def lacking(*splits: str, **changes: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("assignment", ["stable", "exact"])
 @pytest.mark.parametrize("missing", ["val", "test"])
-def test_a_missing_val_or_test_is_cut_from_train_and_said(missing: str, assignment: str) -> None:
+def test_a_missing_val_or_test_is_cut_from_train_and_reported(
+    missing: str, assignment: str
+) -> None:
     rows = lacking(missing)
     found = split(rows, split_params(assignment=assignment))
     parts = places(rows, split_params(assignment=assignment))
@@ -406,7 +404,7 @@ def test_a_missing_val_or_test_is_cut_from_train_and_said(missing: str, assignme
     assert f"{missing} is cut from train" in summary(described)
 
 
-def test_what_is_cut_from_train_depends_on_content_and_seed_alone() -> None:
+def test_a_cut_from_train_depends_only_on_content_and_seed() -> None:
     rows = lacking("val")
     assert places(rows) == places(rows[::-1])
     more = [
@@ -453,7 +451,7 @@ def test_a_group_that_reaches_a_val_cut_by_time_leaves_train() -> None:
     rows = lacking_in_time("val")
     learnt = [entry for entry in rows if entry["given_split"] == "train"]
     for entry in (learnt[0], learnt[-1]):
-        entry["group"] = "returning patient"
+        entry["group"] = "returning group"
     found = split(rows)
     assert [
         (entry["id"], entry["split"], entry["reaches"]) for entry in found.purged.to_pylist()
@@ -481,7 +479,7 @@ def test_a_given_split_without_train_is_refused() -> None:
         split(rows)
 
 
-def test_a_given_split_with_train_alone_is_refused() -> None:
+def test_a_given_split_with_only_train_is_refused() -> None:
     with pytest.raises(DataError, match=r"split val, test is empty.*data.split_folders to pool"):
         split(lacking("val", "test"))
 
@@ -537,7 +535,9 @@ def test_equal_times_stay_together() -> None:
     st.lists(st.integers(0, 12), min_size=60, max_size=120),
     st.lists(st.integers(0, 400), min_size=120, max_size=120),
 )
-def test_no_unit_straddles_a_cut_and_no_row_vanishes(times: list[int], groups: list[int]) -> None:
+def test_no_unit_crosses_a_cut_in_time_and_no_row_disappears(
+    times: list[int], groups: list[int]
+) -> None:
     rows = [
         {**row(index, None, 1.0, f"g{groups[index]}"), "time": float(time)}
         for index, time in enumerate(times)
@@ -556,12 +556,10 @@ def check_time_order(found: Split, num_rows: int) -> None:
     assert all(before.max() < after.min() for before, after in pairwise(latest))
 
 
-def test_the_earlier_rows_of_a_group_that_reaches_a_later_split_are_purged_and_written_down() -> (
-    None
-):
+def test_earlier_rows_of_a_group_that_reaches_a_later_split_are_purged() -> None:
     rows = timed(200)
     for place in (10, 150, 190):
-        rows[place]["group"] = "returning patient"
+        rows[place]["group"] = "returning group"
     found = split(rows)
     assert found.purged.schema == PURGED
     assert [
@@ -604,7 +602,7 @@ def test_too_few_distinct_times_are_refused() -> None:
         split([{**entry, "time": entry["time"] % 2} for entry in timed(100)])
 
 
-def test_a_users_own_split_out_of_time_order_is_a_leak() -> None:
+def test_a_given_split_out_of_time_order_is_a_leak() -> None:
     rows = [{**entry, "time": float(place)} for place, entry in enumerate(own())]
     with pytest.raises(DataError, match=r"time order of train/test: 18 rows of test are not later"):
         split(rows, split_params(on_leak="fail"))
@@ -614,7 +612,7 @@ def test_a_users_own_split_out_of_time_order_is_a_leak() -> None:
     ("names", "key", "column", "value"),
     [(("mine", None), "split", "given_split", "val"), ((None, "mine"), "time", "time", 1.0)],
 )
-def test_a_column_that_was_asked_for_and_is_empty_is_refused(
+def test_a_requested_but_empty_column_is_refused(
     names: tuple[str | None, str | None], key: str, column: str, value: Any
 ) -> None:
     with pytest.raises(
@@ -645,9 +643,9 @@ def test_the_report_of_a_numeric_target_has_its_mean() -> None:
     assert described["splits"]["train"]["target"]["mean"] == pytest.approx(49.5, abs=5)
 
 
-@pytest.mark.process
+@pytest.mark.nightly
 def test_a_million_rows_are_split_in_seconds() -> None:
-    """Time is measured in docs/split.md; here only that nothing grows with the square of the rows."""
+    """This only checks that nothing grows with the square of the rows."""
     ids = [f"{number:016x}{number:016x}" for number in range(1_000_000)]
     columns: dict[str, Any] = {
         name: pa.nulls(len(ids), ROWS.field(name).type) for name in ROWS.names

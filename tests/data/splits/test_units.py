@@ -1,4 +1,4 @@
-"""Units: rows linked by groups and clusters, however long the chain."""
+"""Tests of units: rows linked by groups and clusters, along chains of any length."""
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +63,7 @@ def test_a_chain_of_groups_and_clusters_is_one_unit() -> None:
     assert sorted(units.sizes.tolist()) == [1, 5]
 
 
-def test_the_same_content_twice_is_one_unit() -> None:
+def test_rows_with_equal_content_are_one_unit() -> None:
     """A rule that only flags may keep one picture under two names."""
     units = find_units(
         pa.Table.from_pylist([row(1), {**row(1), "source": "again"}, row(2)], schema=ROWS), 7

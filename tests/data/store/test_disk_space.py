@@ -1,4 +1,4 @@
-"""The room for the packed store is known before it is written: exact for pixels, estimated for JPEG, and watched."""
+"""Tests of the disk space for a packed store: exact for pixels, estimated for JPEG."""
 
 import shutil
 from pathlib import Path
@@ -46,14 +46,15 @@ def test_jpeg_is_an_estimate_that_grows_with_size_and_quality_and_counts_the_sha
         < needs[2].store
         < space_needed(form("raw", 200), COUNTS).store
     )
-    assert needs[2].besides > 700 * 200 * 200 * 0.5
+    assert needs[2].temporary > 700 * 200 * 200 * 0.5
 
 
-def test_too_little_room_is_refused_with_what_to_change(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_refused_with_the_settings_to_change(tmp_path: Path) -> None:
     check_disk_space(Need(1, 1, is_estimate=False), tmp_path, tmp_path / "packed")
     with pytest.raises(
         UnavailableError,
-        match=r"needs 1,073,741,824 MiB in .*, [\d,]+ MiB are free. .* set precompute.encoding to jpeg",
+        match=r"needs 1,073,741,824 MiB in .*, [\d,]+ MiB are free. .* "
+        "set precompute.encoding to jpeg",
     ):
         check_disk_space(Need(2**50, 0, is_estimate=False), tmp_path, tmp_path / "packed")
     with pytest.raises(
@@ -63,7 +64,7 @@ def test_too_little_room_is_refused_with_what_to_change(tmp_path: Path) -> None:
         check_disk_space(Need(2**50, 0, is_estimate=True), tmp_path, tmp_path / "packed")
 
 
-def test_what_the_work_already_holds_is_not_needed_again(
+def test_the_content_of_the_work_folder_counts_as_free_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 3 * MIB})())
@@ -74,7 +75,7 @@ def test_what_the_work_already_holds_is_not_needed_again(
     check_disk_space(need, tmp_path, tmp_path / "packed")
 
 
-def test_another_file_system_needs_the_room_of_the_copy(
+def test_a_target_on_another_device_needs_space_for_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, target = tmp_path / "work", tmp_path / "target"
@@ -92,7 +93,7 @@ def test_another_file_system_needs_the_room_of_the_copy(
         check_disk_space(need, work, target / "packed")
 
 
-def test_jpegs_that_turn_out_larger_are_noticed_on_the_way(
+def test_larger_jpegs_than_estimated_are_noticed_during_packing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1024 * MIB})())

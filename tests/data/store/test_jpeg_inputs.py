@@ -1,4 +1,4 @@
-"""JPEG inputs: any way of asking for rows gives the same pixels, in any process, and damage is named."""
+"""Tests of JPEG inputs: the same pixels for any index and process; damage is named."""
 
 import multiprocessing
 import os
@@ -29,7 +29,7 @@ def _folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_come_alone_in_slices_by_number_and_by_mask(folder: Path) -> None:
+def test_rows_are_read_singly_by_slice_by_number_and_by_mask(folder: Path) -> None:
     inputs = JpegInputs(folder, SHAPE)
     everything = np.stack([inputs[number] for number in range(NUM_ROWS)])
     assert (inputs.shape, inputs.dtype, len(inputs)) == (

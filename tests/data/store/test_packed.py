@@ -1,4 +1,4 @@
-"""The packed store's reader: mapped, checked, and refusing what does not fit its manifest."""
+"""Tests of the reader of the packed store: mapped arrays, and checks against the manifest."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def _manifest(split: PackedSplitManifest) -> PackedManifest:
     )
 
 
-def test_a_split_is_mapped_and_not_read(store: Path) -> None:
+def test_opening_a_split_maps_its_arrays_without_reading_them(store: Path) -> None:
     split = open_split(store, read_manifest(store), "train", verify=True)
     assert isinstance(split.inputs, np.memmap)
     assert not split.inputs.flags.writeable
@@ -82,13 +82,22 @@ def test_missing_images_are_refused(store: Path) -> None:
         open_split(store, read_manifest(store), "train")
 
 
-def test_a_missing_manifest_names_the_way_to_it(tmp_path: Path) -> None:
+def test_a_missing_manifest_names_the_command_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="dvc repro precompute"):
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["words", "{}", '{"format_version": 3}'])
-def test_a_manifest_that_is_not_understood_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("words", "is not JSON"),
+        ("{}", "has format version None, this Slipway reads version 3"),
+        ('{"format_version": 3}', "is not a valid PackedManifest"),
+    ],
+)
+def test_a_manifest_that_is_not_understood_is_refused(
+    tmp_path: Path, content: str, reason: str
+) -> None:
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(SchemaError, match="not a packed store's manifest"):
+    with pytest.raises(SchemaError, match=reason):
         read_manifest(tmp_path)

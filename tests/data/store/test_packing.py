@@ -1,4 +1,4 @@
-"""Packing: the same bytes for any number of workers, statistics of the training split alone, altered data refused."""
+"""Tests of packing: the same bytes for any number of workers and interruptions."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -64,7 +64,7 @@ def write(
     form: StoreForm = RAW,
     asked: list[str] | None = None,
 ) -> dict[str, str]:
-    """Pack into `root` and give the digests of its files; `asked` collects the sources that were read."""
+    """Pack into `root`; return the digests of its files. `asked` collects the sources read."""
 
     def read(sources: Collection[str]) -> Iterator[RawSample]:
         for entry in samples:
@@ -87,7 +87,7 @@ def digests_below(root: Path) -> dict[str, str]:
     }
 
 
-def test_every_image_lies_beside_its_id_and_class(tmp_path: Path) -> None:
+def test_every_packed_image_has_its_id_and_class(tmp_path: Path) -> None:
     samples, rows = data_set(20)
     write(tmp_path / "packed", samples, rows)
     manifest = read_manifest(tmp_path / "packed")
@@ -151,7 +151,7 @@ def test_a_constant_channel_has_no_standard_deviation_of_zero() -> None:
     assert channel_statistics(np.full((2, 4, 4, 1), 255, np.uint8)) == ([1.0], [1 / 255])
 
 
-def test_a_numeric_target_is_kept_with_its_scale(tmp_path: Path) -> None:
+def test_a_numeric_target_is_packed_with_its_scale(tmp_path: Path) -> None:
     samples, rows = data_set(20, "image_regression")
     write(tmp_path / "packed", samples, rows, task="image_regression")
     manifest = read_manifest(tmp_path / "packed")
@@ -193,7 +193,7 @@ def test_all_altered_and_missing_images_are_named_and_nothing_is_left(tmp_path: 
     assert not (tmp_path / "packed").exists()
 
 
-def test_a_failed_packing_leaves_the_store_before_it(tmp_path: Path) -> None:
+def test_a_failed_packing_keeps_the_previous_store(tmp_path: Path) -> None:
     samples, rows = data_set(20)
     expected = write(tmp_path / "packed", samples, rows)
     with pytest.raises(IntegrityError):
@@ -227,7 +227,7 @@ JPEG_FORM = StoreForm(network=CONTRACT, train_size_px=16, encoding="jpeg", jpeg_
 
 
 @pytest.mark.parametrize("form", [RAW, JPEG_FORM], ids=["raw", "jpeg"])
-def test_an_interrupted_packing_goes_on_and_gives_the_same(
+def test_an_interrupted_packing_resumes_to_the_same_result(
     tmp_path: Path, form: StoreForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway.data.store.shards.SHARD_ROWS", 8)
@@ -270,7 +270,7 @@ def test_a_damaged_shard_is_made_again(
     assert len(asked) == 8
 
 
-def test_what_takes_long_is_written_down_before_a_shard_is_full(
+def test_slow_rows_are_recorded_before_their_shard_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway.data.engine.parallel._CHUNK_ITEMS", 4)
@@ -289,12 +289,28 @@ def test_what_takes_long_is_written_down_before_a_shard_is_full(
     )
 
 
-def test_other_params_begin_anew_and_remove_the_old_work(tmp_path: Path) -> None:
+def test_other_params_start_from_nothing_and_remove_the_old_work(tmp_path: Path) -> None:
     samples, rows = data_set(20)
     pack_and_stop(tmp_path / "packed", samples, rows, 20)
     old = {path.name for path in (tmp_path / "work").iterdir() if path.is_dir()}
     asked: list[str] = []
     write(tmp_path / "packed", samples, rows, form=JPEG_FORM, asked=asked)
+    assert len(asked) == 20
+    assert old.isdisjoint(path.name for path in (tmp_path / "work").iterdir())
+
+
+def test_work_of_another_version_of_the_code_is_removed_and_never_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moving a module of the decoding code changes its digest, as a change of content does."""
+    samples, rows = data_set(20)
+    with monkeypatch.context() as old_code:
+        old_code.setattr("slipway.data.store.packing.pixel_code", lambda: "digest before the move")
+        pack_and_stop(tmp_path / "packed", samples, rows, 20)
+    old = {path.name for path in (tmp_path / "work").iterdir() if path.is_dir()}
+    assert len(old) == 1
+    asked: list[str] = []
+    write(tmp_path / "packed", samples, rows, asked=asked)
     assert len(asked) == 20
     assert old.isdisjoint(path.name for path in (tmp_path / "work").iterdir())
 
@@ -328,7 +344,7 @@ def test_training_images_may_be_larger_than_the_others(tmp_path: Path) -> None:
     assert np.array_equal(train.inputs[0], expected)
 
 
-def test_only_training_images_are_lossy_and_their_statistics_are_of_what_is_stored(
+def test_only_training_images_are_lossy_and_statistics_are_of_stored_pixels(
     tmp_path: Path,
 ) -> None:
     samples, rows = data_set(40)

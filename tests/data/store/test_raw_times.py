@@ -1,4 +1,4 @@
-"""What precompute spends on an image, and how long it will take with other workers."""
+"""Tests of the times per image, and of the prediction for other numbers of workers."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,13 @@ CONTRACT = ImageContract(
     interpolation="bilinear",
     max_pixels=10_000,
 )
-SLOW = "from tests.fake_clock import CLOCK\n\n\ndef wait(image):\n    CLOCK.sleep(0.02)\n    return image\n"
+SLOW = """from tests.fake_clock import CLOCK
+
+
+def wait(image):
+    CLOCK.sleep(0.02)
+    return image
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +60,7 @@ def test_a_slow_disk_is_the_largest_part() -> None:
     assert time_raw_rows(_samples(8, 0.02), CONTRACT).largest == "read"
 
 
-def test_nothing_to_time_is_an_error() -> None:
+def test_timing_no_images_is_an_error() -> None:
     with pytest.raises(DataError, match="no raw image"):
         time_raw_rows([], CONTRACT)
 
@@ -77,7 +83,7 @@ def test_workers_wait_at_the_same_time_but_compute_on_the_cores_there_are() -> N
     assert _times(transform_ms=80.0, read_ms=30.0).image_ms(1, num_cores=2) == 110.0
 
 
-def test_no_more_workers_than_pay() -> None:
+def test_the_best_number_of_workers_stops_where_more_do_not_help() -> None:
     assert _times(transform_ms=80.0, processor_ms=80.0).best_num_workers(2) == 2
     assert _times(transform_ms=80.0).best_num_workers(2) == 16
     assert _times(transform_ms=10.0, read_ms=6.0).best_num_workers(2) == 2

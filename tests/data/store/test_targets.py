@@ -1,4 +1,4 @@
-"""Targets of images and tables are made in one place: indices by name, a scale that can be divided by, a weight for every row."""
+"""Tests of packed targets: class indices, the scale of numbers, and weights."""
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ def rows(*labels: str) -> pa.Table:
     return pa.Table.from_pylist(records, schema=SPLIT_ROWS)
 
 
-def test_classes_are_in_the_order_of_their_names_and_targets_are_their_places() -> None:
+def test_targets_are_indices_into_the_sorted_class_names() -> None:
     table = rows("b", "a", "b")
     assert (
         class_names(table, "table_classification")
@@ -27,11 +27,11 @@ def test_classes_are_in_the_order_of_their_names_and_targets_are_their_places() 
     assert targets_of(table, ["a", "b"]).tolist() == [1, 0, 1]
 
 
-def test_a_number_has_no_classes() -> None:
+def test_a_numeric_target_has_no_classes() -> None:
     assert class_names(rows("b"), "table_regression") == []
 
 
-def test_a_scale_that_cannot_be_divided_by_is_refused() -> None:
+def test_a_target_scale_of_zero_or_infinity_is_refused() -> None:
     assert target_scale(np.array([1.0, 3.0])).std == 1
     with pytest.raises(DataError, match="all 2 targets of the training split are 3"):
         target_scale(np.array([3.0, 3.0]))

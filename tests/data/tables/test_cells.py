@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from slipway.data.engine.rows import hex_strings
 from slipway.data.sources.raw_tables import RawTable, read_raw_table
 from slipway.data.tables.cells import (
     BAD,
     GOOD,
     MISSING,
     MISSING_WORDS,
-    hex_strings,
     row_digests,
     typed_column,
 )
@@ -41,7 +41,7 @@ def test_words_for_missing_are_missing_in_any_case(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "cell", ["1,2", "0x10", "1_0", "12abc", "1e", "-", "inf", "-Infinity", "1e999", "١"]
 )
-def test_what_is_no_finite_number_is_bad(tmp_path: Path, cell: str) -> None:
+def test_a_cell_that_is_not_a_finite_number_is_bad(tmp_path: Path, cell: str) -> None:
     column = typed_column(raw_csv(tmp_path, f'"{cell}"', "5").columns["a"], "number")
     assert column.cell_states.tolist() == [BAD, GOOD]
     assert math.isnan(column.cells[0])

@@ -5,10 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from slipway.data.rules.report import to_json
 from slipway.data.rules.rules import TABLE_RULES
+from slipway.data.tables.clean_step import column_notes, conflict_hint, table_report
 from slipway.data.tables.cleaning import CleanedTable
-from slipway.data.tables.report import column_notes, conflict_hint, table_report
 from slipway.data.tables.source import find_table, read_json_rows
 from slipway.system.errors import DataError, IntegrityError
 from tests.data.raw_files import cleaned, data_params, numbered_csv, refusals, said, write_csv
@@ -72,7 +71,7 @@ def test_nothing_disappears_and_every_bad_cell_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_flagged_cell_counts_as_missing_and_the_change_is_written_down(tmp_path: Path) -> None:
+def test_a_flagged_cell_counts_as_missing_and_is_recorded_as_a_correction(tmp_path: Path) -> None:
     table = cleaned(
         data_params(numbered_csv(tmp_path / "t.csv", a_3="x")), rules={"type_violation": "flag"}
     )
@@ -113,7 +112,7 @@ def test_numbers_beyond_the_users_bounds_follow_the_rule(
         )
 
 
-def test_a_required_cell_must_be_there(tmp_path: Path) -> None:
+def test_a_row_without_a_required_value_is_refused(tmp_path: Path) -> None:
     data = data_params(
         numbered_csv(tmp_path / "t.csv", a_3="", b_4=""),
         columns={"a": said("number", required=True)},
@@ -123,7 +122,7 @@ def test_a_required_cell_must_be_there(tmp_path: Path) -> None:
     }
 
 
-def test_outliers_of_inputs_and_target_are_far_in_robust_deviations(tmp_path: Path) -> None:
+def test_outliers_are_found_by_robust_deviations_in_inputs_and_target(tmp_path: Path) -> None:
     data = data_params(numbered_csv(tmp_path / "t.csv", a_3="1e6", target_4="1e6"))
     table = cleaned(data)
     assert row(table, 3)["flags"] == row(table, 4)["flags"] == ["outlier"]
@@ -148,7 +147,7 @@ def test_labels_are_mapped_and_unknown_ones_refused(tmp_path: Path) -> None:
     }
 
 
-def test_bytes_that_are_no_utf8_spoil_a_category_and_a_class(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_break_a_category_and_a_class(tmp_path: Path) -> None:
     rows = [f"{['red', 'blue'][row % 3 == 0]},{row},{['cat', 'dog'][row % 2]}" for row in range(30)]
     content = (
         "\n".join(["colour,n,target", *rows])
@@ -169,7 +168,7 @@ def test_bytes_that_are_no_utf8_spoil_a_category_and_a_class(tmp_path: Path) -> 
     assert "colour: found" in refusals(table)["4"][1]
 
 
-def test_a_class_may_be_called_none_where_the_user_names_it(tmp_path: Path) -> None:
+def test_none_is_a_class_if_the_params_name_it(tmp_path: Path) -> None:
     labels = ["none", "some"] * 10
     path = classes_csv(tmp_path / "t.csv", labels)
     assert (
@@ -241,7 +240,7 @@ def test_equal_inputs_with_different_numbers_follow_the_rule(
 @pytest.mark.parametrize(
     ("action", "kept", "clustered"), [("refuse", 30, 0), ("flag", 31, 2), (None, 31, 0)]
 )
-def test_rows_that_share_their_inputs_alone_follow_the_rule_of_near_duplicates(
+def test_rows_with_equal_inputs_follow_the_near_duplicate_rule(
     tmp_path: Path, action: str, kept: int, clustered: int
 ) -> None:
     lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
@@ -254,7 +253,7 @@ def test_rows_that_share_their_inputs_alone_follow_the_rule_of_near_duplicates(
     )
 
 
-def test_columns_without_variation_and_copies_are_no_inputs(tmp_path: Path) -> None:
+def test_constant_columns_and_copies_are_not_inputs(tmp_path: Path) -> None:
     lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
     rows = [f"{line},5,{line.split(',')[0]}" for line in lines[1:]]
     data = data_params(
@@ -268,7 +267,7 @@ def test_columns_without_variation_and_copies_are_no_inputs(tmp_path: Path) -> N
     assert notes(off) == {"copy": "equal to 'a' in every row"}
 
 
-def test_a_column_that_is_the_target_is_leakage(tmp_path: Path) -> None:
+def test_a_copy_of_the_target_is_dropped_as_leakage(tmp_path: Path) -> None:
     lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
     copies = [float(line.split(",")[2]) / 1000 + 3 for line in lines[1:]]
     rows = [
@@ -291,7 +290,7 @@ def test_a_column_that_is_the_target_is_leakage(tmp_path: Path) -> None:
     assert "leakage" in notes(insisted)["thousands"]
 
 
-def test_other_names_of_the_classes_are_leakage_and_a_good_column_is_not(tmp_path: Path) -> None:
+def test_a_column_that_renames_the_classes_is_leakage(tmp_path: Path) -> None:
     labels = ["cat", "dog"] * 15
     lines = classes_csv(tmp_path / "t.csv", labels).read_text().splitlines()
     codes = {"cat": 3, "dog": 4}
@@ -306,7 +305,7 @@ def test_other_names_of_the_classes_are_leakage_and_a_good_column_is_not(tmp_pat
     }
 
 
-def test_the_result_depends_on_no_order_of_rows(tmp_path: Path) -> None:
+def test_cleaning_does_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv", a_3="x", a_5="")
     header, *lines = path.read_text().splitlines()
     backwards = write_csv(tmp_path / "u.csv", "\n".join([header, *reversed(lines)]) + "\n")
@@ -315,7 +314,7 @@ def test_the_result_depends_on_no_order_of_rows(tmp_path: Path) -> None:
     assert one.cells.equals(other.cells)
 
 
-def test_a_row_index_is_no_part_of_a_rows_id(tmp_path: Path) -> None:
+def test_the_id_of_a_row_ignores_a_row_index(tmp_path: Path) -> None:
     header, *lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
     indexed = [f",{header}", *(f"{number},{line}" for number, line in enumerate(lines))]
     path = write_csv(tmp_path / "u.csv", "\n".join(indexed) + "\n")
@@ -331,7 +330,7 @@ def test_a_csv_and_the_same_parquet_give_the_same_ids_and_cells(tmp_path: Path) 
     assert one.cells.equals(other.cells)
 
 
-def test_all_wrong_names_in_the_params_are_told_at_once(tmp_path: Path) -> None:
+def test_all_unknown_columns_of_the_params_are_named_in_one_error(tmp_path: Path) -> None:
     data = data_params(
         numbered_csv(tmp_path / "t.csv"),
         target="targt",
@@ -363,9 +362,9 @@ def test_a_table_whose_rows_are_all_refused_is_still_counted(tmp_path: Path) -> 
     assert table.cleaned.quarantine.num_rows == 2
 
 
-def test_the_report_counts_what_was_found_and_says_what_was_not_checked(tmp_path: Path) -> None:
+def test_the_report_counts_findings_and_names_skipped_rules(tmp_path: Path) -> None:
     data = data_params(numbered_csv(tmp_path / "t.csv", a_3="x", b_4="1e6"))
-    report = to_json(table_report(cleaned(data), data, clean_params()))
+    report = table_report(cleaned(data), data, clean_params()).model_dump(exclude_none=True)
     assert (report["read"], report["kept"]) == (30, 29)
     assert report["refused"]["type_violation"]["examples"] == [
         {"source": "3", "detail": "a: found 'x', expected a finite number"}
@@ -410,14 +409,14 @@ def test_json_rows_have_the_ids_and_cells_of_clean(tmp_path: Path) -> None:
     assert changed["2"] == found["2"][0]
 
 
-def test_json_rows_that_are_gone_are_named(tmp_path: Path) -> None:
+def test_missing_json_rows_are_counted_in_the_error(tmp_path: Path) -> None:
     data = data_params(numbered_csv(tmp_path / "t.csv"))
     table = cleaned(data)
     with pytest.raises(IntegrityError, match="1 rows and 0 columns"):
         list(read_json_rows(data, table.types, ["3", "30"]))
 
 
-def test_the_table_is_found_in_a_folder_and_nothing_else_is_taken(tmp_path: Path) -> None:
+def test_find_table_takes_only_a_table_at_the_top_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(DataError, match="holds no table"):
         find_table(data_params(tmp_path))
@@ -446,7 +445,7 @@ def test_the_table_is_found_in_a_folder_and_nothing_else_is_taken(tmp_path: Path
         ),
     ],
 )
-def test_a_target_of_the_other_task_is_told_with_what_to_set(
+def test_a_target_of_the_wrong_task_names_the_setting_to_change(
     tmp_path: Path, task: str, cells: list[str], hint: str
 ) -> None:
     path = write_csv(
@@ -457,7 +456,7 @@ def test_a_target_of_the_other_task_is_told_with_what_to_set(
         cleaned(data_params(path, task))
 
 
-def test_many_classes_of_several_rows_each_are_classes(tmp_path: Path) -> None:
+def test_many_classes_with_several_rows_each_are_accepted(tmp_path: Path) -> None:
     path = write_csv(
         tmp_path / "t.csv",
         "a,target\n" + "".join(f"{7 * row % 121}.5,k{row % 40}\n" for row in range(120)),
@@ -468,33 +467,33 @@ def test_many_classes_of_several_rows_each_are_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "hint"),
     [
-        ("a|target", "separated by commas, semicolons or tabs"),
+        ("a:target", "separated by commas, semicolons, tabs or `|`"),
         ("a,TARGET", "did you mean 'TARGET'"),
     ],
 )
-def test_a_header_that_was_read_otherwise_than_meant_is_told(
+def test_a_misread_header_is_reported_with_its_likely_cause(
     tmp_path: Path, header: str, hint: str
 ) -> None:
     with pytest.raises(DataError, match=hint):
         cleaned(data_params(write_csv(tmp_path / "t.csv", f"{header}\n{header}\n")))
 
 
-def test_what_a_failed_clean_says_tells_of_conflicts_and_of_columns_that_are_no_inputs(
+def test_a_failed_clean_names_conflicts_and_ignored_columns(
     tmp_path: Path,
 ) -> None:
     rows = "".join(f'{row % 3},"{row},5",{row}\n' for row in range(30))
     table = cleaned(data_params(write_csv(tmp_path / "t.csv", f"a,price,target\n{rows}")))
     assert "set clean.rules.conflicting_label to flag" in conflict_hint(table)
     assert "price: its cells look like numbers with a decimal comma" in column_notes(
-        table, "columns.yaml"
+        table, Path("columns.yaml")
     )
     fine = cleaned(data_params(numbered_csv(tmp_path / "fine.csv")))
     assert conflict_hint(fine) == ""
-    assert column_notes(fine, "columns.yaml") == "\nthe columns' kinds are in columns.yaml"
+    assert column_notes(fine, Path("columns.yaml")) == "\nthe columns' kinds are in columns.yaml"
 
 
 def leaking_csv(path: Path) -> Path:
-    """Columns a, b and target, `thousands`, which is a line of the target, and `name`, which is free text."""
+    """Columns a, b, target, `thousands` (a multiple of the target) and `name` (free text)."""
     header, *lines = numbered_csv(path).read_text().splitlines()
     rows = [
         f"{line},{float(line.split(',')[2]) / 1000 + 3},name {number}"
@@ -503,7 +502,7 @@ def leaking_csv(path: Path) -> Path:
     return write_csv(path, "\n".join([f"{header},thousands,name", *rows]) + "\n")
 
 
-def test_the_written_columns_keep_a_copy_of_the_target_out_when_they_are_pasted(
+def test_pasted_columns_keep_a_copy_of_the_target_out(
     tmp_path: Path,
 ) -> None:
     data = data_params(leaking_csv(tmp_path / "t.csv"))
@@ -522,12 +521,12 @@ def test_the_written_columns_keep_a_copy_of_the_target_out_when_they_are_pasted(
     assert pasted.cells.equals(first.cells)
 
 
-def test_the_console_names_a_copy_of_the_target_that_is_an_input_on_purpose(tmp_path: Path) -> None:
+def test_clean_reports_a_target_copy_that_the_params_keep_as_input(tmp_path: Path) -> None:
     data = data_params(leaking_csv(tmp_path / "t.csv"))
-    assert "inputs to check" not in column_notes(cleaned(data), "columns.yaml")
+    assert "inputs to check" not in column_notes(cleaned(data), Path("columns.yaml"))
     insisted = cleaned(data.model_copy(update={"columns": {"thousands": said("number")}}))
     assert [column.name for column in insisted.types] == ["a", "b", "thousands"]
-    shown = column_notes(insisted, "columns.yaml").partition("inputs to check:\n")[2]
+    shown = column_notes(insisted, Path("columns.yaml")).partition("inputs to check:\n")[2]
     reason = "leakage: it is the target, or an exact line of it"
     assert shown == f"  thousands: {reason}; an input all the same: data.columns names its kind"
 
@@ -536,3 +535,63 @@ def test_a_column_that_the_user_ignores_moves_no_row_to_another_split(tmp_path: 
     data = data_params(numbered_csv(tmp_path / "t.csv"))
     without = data.model_copy(update={"columns": {"b": said("ignore")}})
     assert cleaned(without).cleaned.rows["id"].equals(cleaned(data).cleaned.rows["id"])
+
+
+def test_cells_in_another_encoding_are_counted_and_named_with_a_remedy(tmp_path: Path) -> None:
+    cities = ["München", "Köln", "Paris"] * 20
+    lines = [f"{city},{row % 7},{row % 5}" for row, city in enumerate(cities)]
+    path = write_csv(
+        tmp_path / "t.csv", "\n".join(["city,b,target", "Bonn,9,9", *lines, ""]).encode("latin-1")
+    )
+    table = cleaned(data_params(path), rules={"near_duplicate": None, "conflicting_label": None})
+    (city,) = (column for column in table.columns if column.name == "city")
+    assert city.note == "40 of 61 cells are not in the encoding of data.encoding"
+    (hint,) = table.hints
+    assert hint.startswith(
+        "40 cells are not UTF-8, the first in row 1, column 'city': 'M\ufffdnchen'"
+    )
+    assert f"iconv -f WINDOWS-1252 -t UTF-8 {path} > utf8.csv" in hint
+    table = cleaned(data_params(path, encoding="latin-1"))
+    assert table.types[0].kind == "category"
+    assert not table.hints
+
+
+@pytest.mark.parametrize(("action", "found"), [("flag", 12), ("refuse", 11)])
+def test_a_row_is_never_named_as_its_own_duplicate(tmp_path: Path, action: str, found: int) -> None:
+    lines = ["a,b,target", *(f"{row},{row % 7},{row % 5}" for row in range(30))]
+    lines += [f"5,5,{target}" for target in range(100, 111)]
+    data = data_params(write_csv(tmp_path / "t.csv", "\n".join([*lines, ""])))
+    table = cleaned(data, rules={"near_duplicate": action, "conflicting_label": None})
+    findings = table.cleaned.flagged if action == "flag" else table.cleaned.quarantine
+    rows = [one for one in findings.to_pylist() if one["rule"] == "near_duplicate"]
+    assert len(rows) == found
+    for one in rows:
+        named = one["detail"].removeprefix("the same inputs as ").partition(" and ")[0].split(", ")
+        assert one["source"] not in named
+    if action == "flag":
+        assert {one["detail"] for one in rows if one["source"] == "5"} == {
+            "the same inputs as 30, 31, 32, 33, 34 and 6 more"
+        }
+
+
+def test_row_numbers_are_sorted_as_numbers_in_the_report(tmp_path: Path) -> None:
+    cells = {f"a_{row}": "x" for row in (2, 10, 9)}
+    data = data_params(numbered_csv(tmp_path / "t.csv", 120, **cells))
+    clean = clean_params()
+    report = table_report(cleaned(data), data, clean)
+    examples = report.refused["type_violation"].examples
+    assert [example.source for example in examples] == ["2", "9", "10"]
+
+
+def test_a_missing_column_names_the_comments_above_the_header(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", "# from the lab\n#target;a;b\n1,2,3\n4,5,6\n")
+    with pytest.raises(DataError, match=r"data.target_column is 'target'") as raised:
+        cleaned(data_params(path))
+    assert str(raised.value).endswith(
+        "\nIts header is line 3; 2 lines above it were skipped as comments: '# from the lab', "
+        "'#target;a;b'. Remove the # if one of them is the header."
+    )
+    path.write_text("1,2,3\n4,5,6\n")
+    with pytest.raises(DataError) as raised:
+        cleaned(data_params(path))
+    assert "comments" not in str(raised.value)

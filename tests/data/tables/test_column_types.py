@@ -29,7 +29,7 @@ def guess(folder: Path, cells: list[str], name: str = "a") -> ColumnGuess:
         (["1", "2", "3", "x"], "category"),
     ],
 )
-def test_the_kind_is_what_nearly_all_present_cells_are(
+def test_nearly_all_cells_decide_the_kind_of_a_column(
     tmp_path: Path, cells: list[str], kind: str
 ) -> None:
     assert guess(tmp_path, cells).kind == kind
@@ -44,7 +44,7 @@ def test_the_kind_is_what_nearly_all_present_cells_are(
         ([str(number) for number in range(100, 150)], "counts the rows from 100 to 149"),
     ],
 )
-def test_what_cannot_be_an_input_is_ignored_with_the_reason(
+def test_columns_that_cannot_be_inputs_are_ignored_with_a_reason(
     tmp_path: Path, cells: list[str], reason: str
 ) -> None:
     found = guess(tmp_path, cells)
@@ -57,12 +57,12 @@ def test_what_cannot_be_an_input_is_ignored_with_the_reason(
     [
         ["-0,35", "2", "NA", "1,5"],
         ["1.234,5", "7,25"],
-        ["1,234.5", "12"],
+        ["1,234", "12"],
         ["1'000", "12"],
         ["1\u00a0000,5", "3,1"],
     ],
 )
-def test_numbers_with_commas_are_no_ids_and_no_categories_but_named_with_what_to_do(
+def test_numbers_with_decimal_commas_are_reported_with_a_remedy(
     tmp_path: Path, cells: list[str]
 ) -> None:
     found = guess(tmp_path, [f'"{cell}"' for cell in cells] * 10)
@@ -81,7 +81,7 @@ def test_numbers_with_commas_are_no_ids_and_no_categories_but_named_with_what_to
         ["192.168.0.1", "10.0.0.1"],
     ],
 )
-def test_other_text_with_commas_and_points_stays_what_it_was(
+def test_text_with_commas_and_points_is_not_taken_for_numbers(
     tmp_path: Path, cells: list[str]
 ) -> None:
     assert guess(tmp_path, [f'"{cell}"' for cell in cells] * 10).kind == "category"
@@ -93,7 +93,7 @@ def test_the_row_index_of_another_program_is_no_input(tmp_path: Path, name: str)
     assert guess(tmp_path, ["5", "3"], name="index").kind == "number"
 
 
-def test_what_the_user_says_goes_before_what_is_inferred(tmp_path: Path) -> None:
+def test_kinds_in_the_params_override_inferred_kinds(tmp_path: Path) -> None:
     raw = read_raw_table(write_csv(tmp_path / "t.csv", "a,b\n1,2\n3,4\n")).columns
     kinds = [
         column.kind for column in column_types(raw, {"a": said("category"), "b": said("ignore")})

@@ -34,7 +34,7 @@ def fitted(cells: dict[str, Any], num_training: int, **kinds: str) -> ColumnCont
     return fit_columns(table, np.arange(table.num_rows) < num_training, types(**kinds), PARAMS)
 
 
-def test_statistics_are_of_the_training_rows_alone() -> None:
+def test_column_statistics_are_fitted_on_training_rows_only() -> None:
     column = fitted({"a": [1.0, 2.0, 3.0, 1000.0]}, 3, a="number").columns[0]
     assert (column.mean, column.fill, column.quantiles) == (2, 2, [1, 1.5, 2, 2.5, 3])
     assert column.std == pytest.approx(np.std([1, 2, 3]))
@@ -48,7 +48,7 @@ def test_categories_are_the_most_frequent_of_the_training_rows() -> None:
     assert column.has_missing  # x and z count as unknown, so there is a code for it
 
 
-def test_categories_beyond_the_limit_are_told_and_others_are_not() -> None:
+def test_precompute_reports_columns_with_more_categories_than_allowed() -> None:
     cells = {"c": ["x", "y", "y", "z", "w", "v", "new", None], "d": ["p", "q"] * 4}
     contract = fitted(cells, 6, c="category", d="category")
     (note,) = rare_categories(pa.table(cells), contract, max_categories=3)
@@ -59,7 +59,7 @@ def test_categories_beyond_the_limit_are_told_and_others_are_not() -> None:
     assert rare_categories(pa.table(cells), contract, max_categories=4) == []
 
 
-def test_a_column_that_never_lacks_a_value_takes_none() -> None:
+def test_a_column_without_missing_values_refuses_missing_values() -> None:
     contract = fitted({"a": [1.0, 2.0, 3.0], "c": ["x", "y", "x"]}, 2, a="number", c="category")
     for row, rule in (
         ({"a": None, "c": "x"}, "missing_value"),
@@ -70,7 +70,7 @@ def test_a_column_that_never_lacks_a_value_takes_none() -> None:
         assert caught.value.rule == rule
 
 
-def test_what_only_other_rows_lack_is_imputed_without_a_sign() -> None:
+def test_a_value_that_only_other_rows_lack_is_imputed_without_an_indicator() -> None:
     contract = fitted(
         {"a": [1.0, 2.0, 6.0, None], "c": ["y", "x", "x", "new"]}, 3, a="number", c="category"
     )
@@ -80,7 +80,7 @@ def test_what_only_other_rows_lack_is_imputed_without_a_sign() -> None:
     assert np.array_equal(lacking, usual)
 
 
-def test_what_training_rows_lack_has_a_sign() -> None:
+def test_a_value_that_training_rows_lack_has_a_missing_indicator() -> None:
     contract = fitted({"a": [1.0, 3.0, None], "c": ["x", None, "y"]}, 3, a="number", c="category")
     row = encode_rows([read_row({"a": None, "c": None}, contract)], contract)[0]
     assert row.tolist() == [0.0, 1.0, 0.0]  # the median, its indicator, and the code for missing
@@ -105,7 +105,7 @@ def test_a_number_too_large_for_32_bits_is_named() -> None:
 
 
 def mixed_table(folder: Path) -> tuple[DataParams, CleanedTable]:
-    """Numbers, categories, booleans and dates, with missing ones, and a category that one row alone has."""
+    """Numbers, categories, booleans and dates, some missing, and a category of a single row."""
     generator = np.random.default_rng(5)
     rows = []
     for number in range(120):
@@ -147,7 +147,7 @@ def split_rows(table: CleanedTable) -> pa.Table:
     return pa.table(columns | added, schema=SPLIT_ROWS)
 
 
-def test_a_packed_row_is_bit_for_bit_what_the_service_makes_of_its_json(tmp_path: Path) -> None:
+def test_packing_and_the_service_encode_a_row_to_the_same_bits(tmp_path: Path) -> None:
     data, table = mixed_table(tmp_path)
     (tmp_path / "packed").mkdir()
     contract = pack_table(
@@ -183,7 +183,7 @@ def test_cells_of_other_rows_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_contract_names_every_other_column_but_the_target(tmp_path: Path) -> None:
+def test_the_contract_lists_the_ignored_columns(tmp_path: Path) -> None:
     rows = [f"{(7 * row) % 31}.5,note {row},{row / 8},g{row % 9},5,{row}" for row in range(40)]
     path = write_csv(
         tmp_path / "t.csv", "\n".join(["size,note,copy,person,same,target", *rows]) + "\n"

@@ -1,4 +1,4 @@
-"""Columns of the user's own table for given rows, whatever the model takes: by name, in the order of the rows, with missing cells."""
+"""Tests of columns of the user's own table for given rows, by name and in the order of rows."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from tests.data.raw_files import data_params, said, write_csv
 
 NOTHING = Path("nowhere/transform.parquet")
 TABLE = "place,age,bought,member,secret,target\n" + "".join(
-    f"{['north', 'south', ''][row % 3]},{20 + row},2024-01-{row + 1:02d},{['yes', 'no'][row % 2]},id-{row},{row}.5\n"
+    f"{['north', 'south', ''][row % 3]},{20 + row},2024-01-{row + 1:02d},"
+    f"{['yes', 'no'][row % 2]},id-{row},{row}.5\n"
     for row in range(20)
 )
 
@@ -43,8 +44,12 @@ def test_columns_come_in_the_order_of_the_rows_with_their_kinds(tmp_path: Path) 
     found = read(table(tmp_path), ["member", "place", "age", "bought", "secret"], ["4", "2", "0"])
     assert list(found) == ["member", "place", "age", "bought", "secret"]
     assert {name: cells.kind for name, cells in found.items()} == {
-        "member": "boolean", "place": "category", "age": "number", "bought": "date", "secret": "category",
-    }  # fmt: skip
+        "member": "boolean",
+        "place": "category",
+        "age": "number",
+        "bought": "date",
+        "secret": "category",
+    }
     assert found["place"].values.tolist() == ["south", "", "north"]
     assert found["age"].values.tolist() == [24, 22, 20]
     assert found["member"].values.tolist() == [1, 1, 1]
@@ -52,7 +57,7 @@ def test_columns_come_in_the_order_of_the_rows_with_their_kinds(tmp_path: Path) 
     assert found["secret"].values.tolist() == ["id-4", "id-2", "id-0"]
 
 
-def test_the_kind_that_the_user_says_holds_and_an_ignored_column_is_read_all_the_same(
+def test_raw_columns_use_kinds_of_the_params_and_read_ignored_columns(
     tmp_path: Path,
 ) -> None:
     data = table(
@@ -64,12 +69,12 @@ def test_the_kind_that_the_user_says_holds_and_an_ignored_column_is_read_all_the
     assert found["place"].values.tolist() == ["south"]
 
 
-def test_every_unknown_column_is_named_with_what_was_probably_meant(tmp_path: Path) -> None:
+def test_every_unknown_column_is_named_with_the_closest_match(tmp_path: Path) -> None:
     data = table(tmp_path)
     with pytest.raises(DataError) as caught:
         read_raw_columns(data, ["plase", "age", "zzz"], [], [], NOTHING)
     text = str(caught.value)
-    assert "'plase'; did you mean 'place'?" in text
+    assert "'plase', which is not there; did you mean 'place'?" in text
     assert "'zzz'" in text
     assert "evaluate.slices" in text
     assert "place, age, bought" in text
@@ -79,9 +84,9 @@ def test_rows_that_changed_since_they_were_cleaned_are_refused(tmp_path: Path) -
     data = table(tmp_path)
     ids = ids_of(data, ["3", "4"])
     write_csv(tmp_path / "t.csv", TABLE.replace("24,", "25,"))
-    with pytest.raises(IntegrityError, match="1 rows are gone or others"):
+    with pytest.raises(IntegrityError, match="1 rows are gone or differ"):
         read_raw_columns(data, ["age"], ids, ["3", "4"], NOTHING)
-    with pytest.raises(IntegrityError, match="1 rows are gone or others"):
+    with pytest.raises(IntegrityError, match="1 rows are gone or differ"):
         read_raw_columns(data, ["age"], [ids[0], ids[0]], ["3", "99"], NOTHING)
 
 
@@ -103,7 +108,7 @@ def test_a_table_of_images_gives_its_other_columns_and_no_pixels_are_read(tmp_pa
             read_raw_columns(data, [name], ids, ["3:3.png", "1:1.png"], NOTHING)
 
 
-def test_what_a_transform_found_is_a_column_too_even_of_a_folder(tmp_path: Path) -> None:
+def test_values_found_by_a_transform_are_columns_even_for_a_folder(tmp_path: Path) -> None:
     files.write_bytes(tmp_path / "raw/cat/1.png", picture(1))
     data = data_params(tmp_path / "raw", "image_classification")
     pq.write_table(
@@ -118,5 +123,5 @@ def test_what_a_transform_found_is_a_column_too_even_of_a_folder(tmp_path: Path)
         read_raw_columns(data, ["blur"], ["a"], ["cat/1.png"], NOTHING)
 
 
-def test_no_column_reads_nothing() -> None:
+def test_requesting_no_columns_reads_no_file() -> None:
     assert read_raw_columns(data_params(Path("nowhere.csv")), [], [], [], NOTHING) == []

@@ -1,7 +1,8 @@
-"""Near copies of the target among the inputs: each planted one is found, and no honest column is."""
+"""Tests of near copies of the target: each planted one is found, and no ordinary column."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from slipway.config.sections import DataParams
 from slipway.data.splits.report import summary
 from slipway.data.splits.split import split_rows
 from slipway.data.tables.files import TableColumns, write_cells
-from slipway.data.tables.target_copies import TargetCopy, find_target_copies, target_copy_report
+from slipway.data.tables.source import columns_of
+from slipway.data.tables.target_copies import ColumnScore, score_columns, score_report
 from slipway.reports.pages.split_page import split_page
 from tests.data.raw_files import cleaned, data_params, write_csv
 from tests.project_params import PROJECT
@@ -27,13 +29,16 @@ IS_ODD = RANDOM.permutation(NUM_ROWS) < NUM_ROWS // 100
 STARS = RANDOM.integers(1, 6, NUM_ROWS)
 
 
-def found(data: DataParams, folder: Path) -> list[TargetCopy]:
+def found(data: DataParams, folder: Path) -> list[dict[str, Any]]:
     """The suspicious columns of a table after the stages before."""
     table = cleaned(data, rules={"conflicting_label": "flag", "outlier": None})
     split = split_rows(table.cleaned.rows, PROJECT.split, PROJECT.seed)
     columns = TableColumns(inputs=table.types, ignored=table.ignored)
     write_cells(folder, table.cells, columns, table.ledger.bad_cell_table())
-    return find_target_copies(split.rows, folder)
+    report = score_report(score_columns(split.rows, folder), of_classes=split.has_classes)
+    assert {column["column"] for column in report["column_scores"]} <= set(columns_of(data))
+    found: list[dict[str, Any]] = report["target_copies"]
+    return found
 
 
 def planted(
@@ -46,7 +51,9 @@ def planted(
     ]
     path = write_csv(folder / "t.csv", "\n".join(["noise,planted,target", *rows]) + "\n")
     task = "table_classification" if isinstance(targets[0], str) else "table_regression"
-    return {copy.column: copy.score for copy in found(data_params(path, task, **changes), folder)}
+    return {
+        copy["column"]: copy["score"] for copy in found(data_params(path, task, **changes), folder)
+    }
 
 
 def test_a_number_equal_to_the_target_in_99_percent_of_the_rows_is_suspicious(
@@ -56,7 +63,7 @@ def test_a_number_equal_to_the_target_in_99_percent_of_the_rows_is_suspicious(
     assert planted(tmp_path, PRICES.tolist(), cells.tolist()).keys() == {"planted"}
 
 
-def test_a_line_of_the_target_with_three_decimals_is_suspicious(tmp_path: Path) -> None:
+def test_a_rounded_linear_function_of_the_target_is_suspicious(tmp_path: Path) -> None:
     cells = np.round(PRICES / 1000 * 3 + 7, 3)
     assert planted(tmp_path, PRICES.tolist(), cells.tolist())["planted"] > 0.99
 
@@ -71,7 +78,7 @@ def test_a_date_that_follows_the_target_is_suspicious(tmp_path: Path) -> None:
     assert planted(tmp_path, PRICES.tolist(), days.astype(str).tolist())["planted"] > 0.99
 
 
-def test_names_of_the_values_of_a_number_are_suspicious(tmp_path: Path) -> None:
+def test_a_category_that_names_the_values_of_a_numeric_target_is_suspicious(tmp_path: Path) -> None:
     names = np.array(["none", "poor", "fair", "good", "best", "top"])[STARS]
     assert planted(tmp_path, STARS.tolist(), names.tolist())["planted"] == pytest.approx(1)
 
@@ -99,7 +106,7 @@ def test_a_number_that_encodes_the_class_is_suspicious(tmp_path: Path, spread: f
     assert planted(tmp_path, ANIMALS.tolist(), cells.tolist()).keys() == {"planted"}
 
 
-def test_a_boolean_that_tells_a_rare_class_is_suspicious(tmp_path: Path) -> None:
+def test_a_boolean_that_marks_a_rare_class_is_suspicious(tmp_path: Path) -> None:
     is_rare = np.arange(NUM_ROWS) % 10 == 0
     cells = np.where(is_rare ^ IS_ODD, "yes", "no")
     labels = np.where(is_rare, "ill", "well")
@@ -122,7 +129,7 @@ def test_a_copy_in_the_rows_that_have_a_value_is_suspicious(tmp_path: Path) -> N
     assert planted(tmp_path, PRICES.tolist(), cells)["planted"] > 0.99
 
 
-def test_strong_and_worthless_columns_are_not_suspicious(tmp_path: Path) -> None:
+def test_strong_and_useless_features_are_not_suspicious(tmp_path: Path) -> None:
     strong = PRICES * (1 + 0.1 * NOISE)  # correlation of the logarithms 0.995
     assert planted(tmp_path, PRICES.tolist(), strong.tolist()) == {}
     rare = np.where(
@@ -132,7 +139,7 @@ def test_strong_and_worthless_columns_are_not_suspicious(tmp_path: Path) -> None
     assert planted(tmp_path, ANIMALS.tolist(), [f"id {row % 290}" for row in OTHER]) == {}
 
 
-def test_a_column_that_only_knows_the_group_is_not_suspicious(tmp_path: Path) -> None:
+def test_a_column_that_only_identifies_the_group_is_not_suspicious(tmp_path: Path) -> None:
     groups = (
         np.arange(NUM_ROWS) % 60
     )  # the rows of a group are alike, and lie in one split together
@@ -158,20 +165,28 @@ def test_the_california_houses_have_no_suspicious_column(tmp_path: Path) -> None
 
 
 def test_a_suspicious_column_is_named_with_its_score_on_console_and_page(tmp_path: Path) -> None:
-    copies = [TargetCopy("fee", 0.9912, 87)]
-    described = target_copy_report(copies, of_classes=True)
-    finding = "'fee' alone predicts the target (balanced accuracy 0.991, leave-one-out over 87 training rows)"
+    scores = [ColumnScore("fee", 0.9912, 87), ColumnScore("age", 0.4, 87)]
+    scored = score_report(scores, of_classes=True)
+    described = scored["target_copies"]
+    assert [column["column"] for column in scored["column_scores"]] == ["fee", "age"]
+    finding = (
+        "'fee' alone predicts the target "
+        "(balanced accuracy 0.991, leave-one-out over 87 training rows)"
+    )
     assert described == [{"column": "fee", "score": 0.9912, "rows": 87, "finding": finding}]
     splits = {
         name: {"rows": 9, "leaked": 0, "target": {"mean": 0.0, "std": 1.0}}
         for name in ("train", "val", "test")
     }
     report = {
-        "seed": 7, "way": "stable", "splits": splits, "shares": None, "largest_deviation": None, "classes_missing": {},
-        "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0, "cut_from_train": [], "cut_by_time": False,
+        "seed": 7, "way": "stable", "splits": splits, "shares": None, "largest_deviation": None,
+        "classes_missing": {}, "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0,
+        "cut_from_train": [], "cut_by_time": False,
         "leaks": {"rows": 0, "shared": {"id": {}}, "time_order": None}, "target_copies": described,
     }  # fmt: skip
     assert f"suspected leak: {finding}" in summary(report)
     assert "0.991" in split_page(report)
     assert "suspected" not in summary(report | {"target_copies": []})
     assert "Suspected" not in split_page(report | {"target_copies": []})
+    assert "Each column alone" not in split_page(report)
+    assert "0.400" in split_page(report | scored)

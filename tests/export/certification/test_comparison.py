@@ -68,7 +68,7 @@ def compare_values(outputs: NDArray[np.float32], tolerance: Tolerance) -> Hop:
     return comparison.against("fp16", FP16, measured(outputs), (first, before), tolerance)
 
 
-def test_equal_answers_agree_and_every_number_is_written_down() -> None:
+def test_equal_answers_agree_and_every_number_is_recorded() -> None:
     hop = compare(right(), STRICT)
     assert (hop.status, hop.reason, hop.reference, hop.rows, hop.max_difference, hop.flipped) == (
         "agrees",
@@ -82,7 +82,7 @@ def test_equal_answers_agree_and_every_number_is_written_down() -> None:
     assert (hop.metric.value, hop.metric.rows) == (1.0, 10)
 
 
-def test_one_difference_above_the_bound_differs_and_its_row_is_named() -> None:
+def test_a_difference_above_the_bound_makes_the_hop_differ_and_names_its_row() -> None:
     outputs = right()
     outputs[3] += np.array([2e-5, -2e-5], dtype=np.float32)
     hop = compare(outputs, STRICT)
@@ -91,7 +91,7 @@ def test_one_difference_above_the_bound_differs_and_its_row_is_named() -> None:
     assert compare(outputs, Tolerance(max_difference=3e-5)).status == "agrees"
 
 
-def test_a_flipped_label_differs_however_small_the_difference() -> None:
+def test_a_flipped_label_makes_the_hop_differ_however_small_the_difference() -> None:
     outputs = right()
     outputs[4] = outputs[4][::-1]
     hop = compare(outputs, Tolerance(max_difference=0.6))
@@ -99,7 +99,7 @@ def test_a_flipped_label_differs_however_small_the_difference() -> None:
     assert "1 labels flipped" in hop.reason
 
 
-def test_noise_allows_as_much_more_and_flips_where_two_classes_are_as_close_and_no_other() -> None:
+def test_noise_widens_the_bound_and_allows_flips_only_between_close_classes() -> None:
     tie = np.array([[0.5001, 0.4999]], dtype=np.float32)
     comparison, before = (
         HopComparison(rows(), RESAMPLING),
@@ -145,7 +145,7 @@ class NoisyRunner:
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-3])
-def test_noise_is_what_a_runtime_differs_from_itself_between_batches(error: float) -> None:
+def test_noise_is_the_difference_of_a_runtime_from_itself_between_batch_sizes(error: float) -> None:
     images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
     answers = Answers(np.full((12, 2), 0.5, dtype=np.float32), np.ones(12, dtype=np.float32))
     assert batch_noise(NoisyRunner(error), images, answers, 32) == pytest.approx(
@@ -193,7 +193,7 @@ def compare_flipped(
 SMALL_BUDGET = Tolerance(max_metric_loss=0.01, budget_key="verify.max_metric_loss.fp16")
 
 
-def test_one_flipped_row_of_a_small_test_split_is_no_proof_of_a_loss() -> None:
+def test_one_changed_answer_in_a_small_test_split_does_not_prove_a_lower_accuracy() -> None:
     hop = compare_flipped(38, 1, SMALL_BUDGET)
     assert (hop.status, hop.flipped) == ("agrees", ["row0"])
     assert "0.02632 accuracy points lost (from 1.0000 to 0.9737)" in hop.reason
@@ -206,7 +206,7 @@ def test_a_loss_that_other_test_rows_could_undo_is_no_proof() -> None:
     assert "0.07895 accuracy points lost" in hop.reason
 
 
-def test_rows_that_chance_cannot_explain_are_a_loss_in_a_small_test_split_too() -> None:
+def test_a_significant_loss_counts_in_a_small_test_split() -> None:
     hop = compare_flipped(38, 12, SMALL_BUDGET)
     assert hop.status == "differs"
     assert (
@@ -221,12 +221,12 @@ def test_a_budget_below_one_row_means_one_row(num_flipped: int, status: str) -> 
 
 
 @pytest.mark.parametrize(("num_flipped", "status"), [(10, "agrees"), (11, "differs")])
-def test_of_many_rows_the_budget_itself_is_the_limit(num_flipped: int, status: str) -> None:
+def test_with_many_rows_the_budget_itself_is_the_limit(num_flipped: int, status: str) -> None:
     budget = replace(SMALL_BUDGET, max_metric_loss=0.0105)
     assert compare_flipped(1000, num_flipped, budget, confidence=0.01).status == status
 
 
-def test_one_row_of_a_rare_class_is_one_row() -> None:
+def test_one_lost_row_of_a_rare_class_is_no_proof_of_a_loss() -> None:
     names = [f"row{number}" for number in range(100)]
     targets = (np.arange(100) < 2).astype(float)
     data = TestRows(
@@ -243,7 +243,7 @@ def test_one_row_of_a_rare_class_is_one_row() -> None:
 
 
 @pytest.mark.parametrize("num_lost", [0, 1])
-def test_rows_that_go_from_one_wrong_label_to_another_are_not_excused_by_one_lost_row(
+def test_wrong_to_wrong_flips_are_not_excused_by_the_allowance_of_one_row(
     num_lost: int,
 ) -> None:
     targets = np.repeat(np.arange(3.0), [200, 80, 20])
@@ -271,18 +271,18 @@ def test_rows_that_go_from_one_wrong_label_to_another_are_not_excused_by_one_los
     assert "points of macro F1 lost" in hop.reason
 
 
-def test_within_the_budget_a_hop_has_nothing_to_remark() -> None:
+def test_a_hop_within_its_budget_has_no_remark() -> None:
     assert compare_flipped(1000, 10, SMALL_BUDGET).reason == ""
 
 
-def test_a_loss_where_nothing_serves_the_variant_is_uncertified_and_not_different() -> None:
+def test_a_lossy_variant_that_nothing_serves_is_uncertified_instead_of_differing() -> None:
     unserved = replace(SMALL_BUDGET, is_served=False)
     assert compare_flipped(38, 12, unserved).status == "uncertified"
     assert compare_flipped(38, 12, unserved).reason == compare_flipped(38, 12, SMALL_BUDGET).reason
     assert compare_flipped(38, 1, unserved).status == "agrees"
 
 
-def test_another_model_differs_even_where_nothing_serves_it() -> None:
+def test_another_model_differs_even_if_nothing_serves_it() -> None:
     unserved = replace(SMALL_BUDGET, is_served=False)
     assert compare_flipped(38, 20, unserved).status == "differs"
     broken = right()
@@ -296,7 +296,7 @@ def test_another_model_differs_even_where_nothing_serves_it() -> None:
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
-def test_an_answer_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
+def test_a_non_finite_answer_never_agrees(tolerance: Tolerance) -> None:
     outputs = right()
     outputs[7, 0] = np.nan
     hop = compare(outputs, tolerance)
@@ -322,7 +322,7 @@ def compare_runs(measured_runs: Measurement, tolerance: Tolerance = STRICT) -> H
     return comparison.against("fp32", FP16, measured_runs, (first, before), tolerance)
 
 
-def test_every_batch_size_is_compared_and_written_down() -> None:
+def test_every_batch_size_is_compared_and_recorded() -> None:
     hop = compare_runs(in_batches(right(), b1=right(), b7=right()[:7]))
     assert hop.status == "agrees"
     assert [
@@ -352,7 +352,7 @@ def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> No
     ("tolerance", "status"),
     [(STRICT, "differs"), (Tolerance(max_difference=1e-3), "agrees"), (BUDGET, "agrees")],
 )
-def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may_change(
+def test_an_ood_score_that_changes_in_any_batch_size_makes_fp32_differ(
     tolerance: Tolerance, status: str
 ) -> None:
     comparison, scores = HopComparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
@@ -367,7 +367,7 @@ def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may
 
 
 def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: int = 100) -> Hop:
-    """Rows of a hop with `scores`, against a network whose 5 last rows of 100 are outliers above the threshold 0.75."""
+    """A hop with `scores`, against a network that flags the last 5 of 100 rows (threshold 0.75)."""
     targets = (np.arange(num_rows) % 2).astype(np.float64)
     ids = [f"row{number}" for number in range(num_rows)]
     outputs = np.tile(np.array([[0.75, 0.25], [0.25, 0.75]], np.float32), (num_rows // 2, 1))
@@ -389,7 +389,7 @@ def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: 
 ORDINARY = np.linspace(0.01, 0.789, 100, dtype=np.float32)
 
 
-def test_the_share_of_outliers_and_the_order_of_scores_are_written_down() -> None:
+def test_the_flagged_fraction_and_the_rank_correlation_of_scores_are_recorded() -> None:
     hop = compare_scores(ORDINARY, BUDGET)
     assert hop.status == "agrees"
     assert hop.score_rank == pytest.approx(1.0)
@@ -398,11 +398,12 @@ def test_the_share_of_outliers_and_the_order_of_scores_are_written_down() -> Non
     assert compare_scores(ORDINARY[::-1].copy(), BUDGET).score_rank == pytest.approx(-1.0)
 
 
-def test_a_variant_that_calls_ordinary_rows_outliers_differs() -> None:
+def test_a_variant_that_flags_too_many_ordinary_rows_as_ood_differs() -> None:
     hop = compare_scores(ORDINARY * np.float32(2.4), BUDGET)
     assert (hop.status, hop.flipped) == ("differs", [])
     assert hop.reason.startswith(
-        "61.0% of the rows are flagged as OOD, 51.2% at the mild end of its interval, expected at most 16."
+        "61.0% of the rows are flagged as OOD, 51.2% at the mild end of its interval, "
+        "expected at most 16."
     )
     assert (
         compare_scores(ORDINARY * np.float32(1.1), BUDGET).status == "agrees"
@@ -410,7 +411,7 @@ def test_a_variant_that_calls_ordinary_rows_outliers_differs() -> None:
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
-def test_an_outlier_score_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
+def test_a_non_finite_ood_score_never_agrees(tolerance: Tolerance) -> None:
     comparison, scores = HopComparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
     before = replace(measured(right(), TORCH), scores=scores)
     found = replace(
@@ -430,7 +431,7 @@ class SlowRunner(NoisyRunner):
         return super().run(batch)
 
 
-def test_where_the_time_is_short_fewer_rows_are_answered_and_at_least_one_batch() -> None:
+def test_a_short_time_limit_leaves_at_least_one_batch() -> None:
     images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
     runs = in_small_batches(SlowRunner(0.0), images, 32, seconds=0.05)
     assert [run.batch_size for run in runs] == [1, 2, 7]
@@ -444,7 +445,7 @@ def test_where_the_time_is_short_fewer_rows_are_answered_and_at_least_one_batch(
     ] == [1]
 
 
-def test_the_change_of_each_metric_is_measured_row_against_row() -> None:
+def test_metric_changes_are_paired_by_row() -> None:
     outputs = right()
     outputs[4] = outputs[4][::-1]
     hop = compare(outputs, BUDGET)
@@ -456,14 +457,14 @@ def test_the_change_of_each_metric_is_measured_row_against_row() -> None:
     assert hop.metric_changes["log_loss"].value == pytest.approx((np.log(0.75) - np.log(0.25)) / 10)
 
 
-def test_answers_that_are_the_same_change_nothing_with_certainty() -> None:
+def test_equal_answers_have_a_metric_change_of_0_without_width() -> None:
     for change in compare(right(), BUDGET).metric_changes.values():
         assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
     first = HopComparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
     assert first.metric_changes == {}
 
 
-def test_where_no_label_flips_resampling_would_find_no_change_either() -> None:
+def test_the_shortcut_for_unflipped_labels_equals_resampling() -> None:
     nearly = right() + np.tile(np.array([1e-3, -1e-3], dtype=np.float32), (10, 1))
     changes = compare(nearly, BUDGET).metric_changes
     for metric in ("accuracy", "f1_macro"):
@@ -475,7 +476,7 @@ def test_where_no_label_flips_resampling_would_find_no_change_either() -> None:
     assert changes["log_loss"].low < changes["log_loss"].high
 
 
-def test_of_values_the_rmse_and_the_mean_error_are_compared() -> None:
+def test_numeric_answers_are_compared_by_rmse_and_mean_error() -> None:
     targets = rows("image_regression").targets[:, None]
     changes = compare_values(
         (targets + 12).astype(np.float32), Tolerance(max_metric_loss=1.0)
@@ -487,7 +488,7 @@ def test_of_values_the_rmse_and_the_mean_error_are_compared() -> None:
 
 
 @pytest.mark.parametrize(("num_lost", "status"), [(1, "agrees"), (12, "differs")])
-def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(
+def test_losing_a_rare_class_differs_even_if_accuracy_hardly_changes(
     num_lost: int, status: str
 ) -> None:
     targets = np.array([1] * 12 + [0] * 588)
@@ -513,7 +514,7 @@ def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(
     assert "accuracy" not in hop.reason
 
 
-def test_a_request_for_auto_takes_whatever_ran() -> None:
+def test_a_request_for_auto_accepts_any_execution() -> None:
     comparison = HopComparison(rows(), RESAMPLING)
     auto = FP16.model_copy(update={"provider": "auto", "precision": "auto", "variant": "auto"})
     assert comparison.first("http", auto, measured(right())).status == "agrees"
@@ -551,7 +552,7 @@ def test_a_hop_that_was_not_executed_has_no_numbers_and_does_not_agree() -> None
     assert failed("http", FP16, "gone").status == "differs"
 
 
-def test_columns_are_put_in_the_networks_order_by_name() -> None:
+def test_columns_are_reordered_by_name_to_the_networks_order() -> None:
     outputs = np.array([[0.1, 0.9]], dtype=np.float32)
     assert in_order_of(["a", "b"], ["b", "a"], outputs).tolist() == outputs[:, ::-1].tolist()
     assert in_order_of(["a", "b"], ["a", "b"], outputs).tolist() == outputs.tolist()

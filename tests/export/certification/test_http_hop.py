@@ -20,8 +20,8 @@ from slipway.export.certification.http_hop import (
 )
 from slipway.system.errors import IntegrityError, ParityError
 from tests.calibrations import CALIBRATION, described
-from tests.export.payloads import original_payloads, row_payloads
-from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
+from tests.export.certification.payloads import original_payloads, row_payloads
+from tests.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 ACTUAL = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
 PAYLOADS = [bytes([number]) * 10 for number in range(20)]
@@ -115,7 +115,7 @@ def payloads(order: list[int] | None = None) -> Iterator[RowPayload]:
     )
 
 
-def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_path: Path) -> None:
+def test_every_answer_is_stored_in_its_own_row_for_any_order_of_the_data(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with service(bundle) as client:
         single, _ = client.measure(
@@ -152,7 +152,7 @@ def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path
         assert client.predict(payload)[-1] == 0.5
 
 
-def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path) -> None:
+def test_the_client_reads_requested_and_actual_execution_from_the_service(tmp_path: Path) -> None:
     with service(write_small_bundle(tmp_path)) as client:
         choice = client.choice()
     assert choice.behind == ACTUAL
@@ -179,16 +179,16 @@ def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path)
             "not of the form",
         ),
         (lambda answer: answer | {"prediction_set": LABELS}, "not of the form"),
-        (lambda answer: answer | {"is_outlier": not answer["is_outlier"]}, "not of the form"),
+        (lambda answer: answer | {"is_ood": not answer["is_ood"]}, "not of the form"),
         (
-            lambda answer: {key: value for key, value in answer.items() if key != "outlier_score"},
+            lambda answer: {key: value for key, value in answer.items() if key != "ood_score"},
             "not of the form",
         ),
         (lambda answer: [answer], "expected one object"),
         (lambda answer: b"<html>", "expected JSON"),
     ],
 )
-def test_an_answer_of_another_form_or_model_is_refused_with_its_row(
+def test_an_answer_of_another_form_or_model_is_refused_and_its_row_named(
     tmp_path: Path, change: Change, message: str
 ) -> None:
     row = RowPayload(0, "the-row", PAYLOADS[0], "image/png")
@@ -198,7 +198,7 @@ def test_an_answer_of_another_form_or_model_is_refused_with_its_row(
     assert "the-row" in str(caught.value)
 
 
-def test_an_error_status_is_refused_with_what_the_service_said(tmp_path: Path) -> None:
+def test_an_error_status_is_refused_with_the_services_message(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with (
         service(bundle, lambda _: {"error": "too large"}, status=413) as client,
@@ -207,7 +207,7 @@ def test_an_error_status_is_refused_with_what_the_service_said(tmp_path: Path) -
         client.predict(RowPayload(0, "row", PAYLOADS[0], "image/png"))
 
 
-def test_a_service_that_is_gone_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+def test_an_unreachable_service_is_an_error_without_traceback(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with (
         ServiceClient("http://127.0.0.1:9", bundle, LABELS) as client,
@@ -233,7 +233,7 @@ def test_a_service_that_is_gone_is_an_error_and_no_traceback(tmp_path: Path) -> 
         ),
     ],
 )
-def test_a_model_card_that_does_not_fit_is_refused(
+def test_model_info_of_another_form_is_refused(
     tmp_path: Path, card: dict[str, Any], message: str
 ) -> None:
     with (
@@ -257,7 +257,7 @@ def test_original_bytes_that_cannot_be_read_are_refused() -> None:
         list(original_payloads(unreadable, packed_rows()))
 
 
-def test_a_test_row_that_is_gone_from_the_data_is_refused() -> None:
+def test_a_test_row_missing_in_the_raw_data_is_refused() -> None:
     present = [sample(number, PAYLOADS[number]) for number in range(20) if number != 7]
     with pytest.raises(
         IntegrityError, match="1 test rows are gone from the raw data, the first is 7"
@@ -265,7 +265,7 @@ def test_a_test_row_that_is_gone_from_the_data_is_refused() -> None:
         list(original_payloads(present, packed_rows()))
 
 
-def test_a_sample_at_another_place_is_refused() -> None:
+def test_a_sample_that_moved_in_the_raw_data_is_refused() -> None:
     moved = [sample(0, PAYLOADS[0])._replace(source="elsewhere")]
     with pytest.raises(IntegrityError, match="elsewhere changed"):
         list(original_payloads(moved, packed_rows()))
@@ -372,7 +372,7 @@ def test_predictions_that_do_not_fit_their_rows_are_refused(
         assert client.predict_group(some).shape == (
             3,
             len(LABELS) + 1,
-        )  # the outlier score is last
+        )  # the OOD score is last
     with (
         service(bundle, change, answer=answer_to_rows) as client,
         pytest.raises(ParityError, match=message) as caught,
@@ -381,7 +381,7 @@ def test_predictions_that_do_not_fit_their_rows_are_refused(
     assert "3 rows in one request, from row id0" in str(caught.value)
 
 
-def test_a_row_that_changed_since_packing_or_comes_twice_or_is_gone_is_refused() -> None:
+def test_changed_repeated_and_missing_raw_rows_are_refused() -> None:
     cases: list[tuple[list[Raw], str]] = [
         ([("7", "other", {"x": 7.0}), *ROWS], "^7 changed since it was packed"),
         ([ROWS[3], *ROWS], "^3 changed"),
@@ -393,6 +393,6 @@ def test_a_row_that_changed_since_packing_or_comes_twice_or_is_gone_is_refused()
             list(row_payloads(raw, table_rows()))
 
 
-def test_a_number_that_json_cannot_hold_is_never_sent() -> None:
+def test_a_number_beyond_json_is_never_sent() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         list(row_payloads([("0", "id0", {"x": float("nan")})], table_rows()))

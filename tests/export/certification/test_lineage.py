@@ -11,7 +11,7 @@ from slipway.export.certification.lineage import trace_lineage
 
 FILE = {"path": "data/raw.parquet", "hash": "md5", "md5": "ab" * 16, "size": 123}
 FOLDER = {"path": "data/raw", "hash": "md5", "md5": "cd" * 16 + ".dir", "size": 456, "nfiles": 7}
-CODE = {"path": "stages/clean.py", "hash": "md5", "md5": "ef" * 16, "size": 1}
+CODE = {"path": "slipway/stages/clean.py", "hash": "md5", "md5": "ef" * 16, "size": 1}
 
 
 def lineage_of(folder: Path, path: str, *dependencies: dict[str, Any]) -> DataSource | None:
@@ -30,7 +30,7 @@ def lineage_of(folder: Path, path: str, *dependencies: dict[str, Any]) -> DataSo
     return trace_lineage({"data": {"path": path}}, [], lock).data
 
 
-def test_a_file_and_a_folder_are_named_with_their_digest(tmp_path: Path) -> None:
+def test_the_lineage_names_raw_files_and_folders_with_their_digests(tmp_path: Path) -> None:
     found = lineage_of(tmp_path, "data/raw.parquet", CODE, FILE)
     assert found == DataSource(
         path="data/raw.parquet", hash="md5", digest="ab" * 16, bytes=123, files=None
@@ -42,9 +42,11 @@ def test_a_file_and_a_folder_are_named_with_their_digest(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dependencies", [[], [CODE], [FOLDER], [{"path": "data/raw.parquet"}]])
-def test_what_dvc_does_not_know_is_null(tmp_path: Path, dependencies: list[dict[str, Any]]) -> None:
+def test_facts_that_dvc_lock_lacks_are_null(
+    tmp_path: Path, dependencies: list[dict[str, Any]]
+) -> None:
     assert lineage_of(tmp_path, "data/raw.parquet", *dependencies) is None
 
 
-def test_without_dvc_it_is_null(tmp_path: Path) -> None:
+def test_the_data_source_is_null_without_dvc_lock(tmp_path: Path) -> None:
     assert trace_lineage({"data": {"path": "data/raw"}}, [], tmp_path / "dvc.lock").data is None

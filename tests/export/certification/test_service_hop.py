@@ -1,4 +1,4 @@
-"""The HTTP hop from start to stop, with a real process that looks its answers up instead of computing them."""
+"""The HTTP hop with a real process that looks up its answers instead of computing them."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from slipway.export.certification.http_hop import RowPayload
 from slipway.export.certification.service_hop import ServiceHop, not_tried
 from slipway.metrics.scores import Resampling
 from tests.calibrations import described
-from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
+from tests.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 pytestmark = pytest.mark.process
 
@@ -28,7 +28,9 @@ import hashlib, http.server, json, sys
 port, book = int(sys.argv[sys.argv.index("--port") + 1]), json.load(open(sys.argv[1]))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self): self.answer(book[self.path])
-    def do_POST(self): self.answer(book[hashlib.sha256(self.rfile.read(int(self.headers["content-length"]))).hexdigest()])
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.answer(book[hashlib.sha256(body).hexdigest()])
     def answer(self, content):
         body = json.dumps(content).encode()
         self.send_response(200)
@@ -39,11 +41,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 TABLE_SERVICE = SERVICE.replace(
-    'def do_POST(self): self.answer(book[hashlib.sha256(self.rfile.read(int(self.headers["content-length"]))).hexdigest()])',
-    """def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if "rows" in asked: answer = {"predictions": [book["together"][row["x"]] for row in asked["rows"]]}
-        else: answer = book["alone"][asked["x"]]
+    """self.answer(book[hashlib.sha256(body).hexdigest()])""",
+    """request = json.loads(body)
+        if "rows" in request:
+            answer = {"predictions": [book["together"][row["x"]] for row in request["rows"]]}
+        else:
+            answer = book["alone"][request["x"]]
         self.answer(answer | {"model_version": book["version"]})""",
 )
 PAYLOADS = [bytes([number]) for number in range(12)]
@@ -108,7 +111,7 @@ ROWS = [json.dumps({"x": number}).encode() for number in range(len(PAYLOADS))]
 def run_table_hop(
     tmp_path: Path, params: Params, alone: NDArray[np.float32], together: NDArray[np.float32]
 ) -> Hop:
-    """The hop with a service that answers `alone` to rows in requests of their own and `together` to several in one."""
+    """The hop with a service that answers `alone` to single rows and `together` to several."""
     bundle = write_small_bundle(tmp_path / "bundle", contract=COLUMNS)
     book = make_book(bundle, outputs(), FP32)
     (tmp_path / "service.py").write_text(TABLE_SERVICE)
@@ -179,7 +182,7 @@ def test_a_service_that_answers_like_its_runtime_agrees(
     assert hop.actual == FP32.model_copy(update={"backend": "http"})
 
 
-def test_a_service_that_resizes_otherwise_differs_with_the_worst_row(
+def test_a_service_that_resizes_differently_differs_and_the_worst_row_is_named(
     tmp_path: Path, export_params: Params
 ) -> None:
     answers = outputs()
@@ -188,9 +191,7 @@ def test_a_service_that_resizes_otherwise_differs_with_the_worst_row(
     assert (hop.name, hop.status, hop.worst_row) == ("http", "differs", comparison().rows.ids[5])
 
 
-def test_a_service_that_answers_another_outlier_score_differs(
-    tmp_path: Path, export_params: Params
-) -> None:
+def test_a_service_with_another_ood_score_differs(tmp_path: Path, export_params: Params) -> None:
     hop = run_hop(tmp_path, export_params, outputs(), score=0.5001)
     assert hop.status == "differs"
     assert "the largest difference of an OOD score is 0.0001, expected at most 1e-05" in hop.reason
@@ -202,7 +203,7 @@ def test_a_service_that_mixes_up_two_callers_differs(tmp_path: Path, export_para
     assert run_hop(tmp_path, export_params, answers).status == "differs"
 
 
-def test_a_service_that_runs_what_no_hop_has_proven_differs(
+def test_a_service_whose_execution_no_hop_certified_differs(
     tmp_path: Path, export_params: Params
 ) -> None:
     unproven = FP32.model_copy(update={"provider": "cuda"})
@@ -211,7 +212,7 @@ def test_a_service_that_runs_what_no_hop_has_proven_differs(
     assert "runs onnxruntime/cuda/fp32, which is none of the executed hops" in hop.reason
 
 
-def test_a_service_that_does_not_start_differs_with_its_last_words(
+def test_a_service_that_does_not_start_differs_with_its_last_output(
     tmp_path: Path, export_params: Params
 ) -> None:
     hop = run_hop(
@@ -224,14 +225,14 @@ def test_a_service_that_does_not_start_differs_with_its_last_words(
     assert "no model here" in hop.reason
 
 
-def test_rows_that_are_answered_alike_alone_and_together_agree(
+def test_equal_answers_to_single_and_grouped_rows_agree(
     tmp_path: Path, export_params: Params
 ) -> None:
     hop = run_table_hop(tmp_path, export_params, outputs(), outputs())
     assert (hop.status, hop.rows, hop.max_difference) == ("agrees", len(ROWS), 0.0)
 
 
-def test_rows_that_are_mixed_up_only_in_one_request_differ_and_it_says_so(
+def test_rows_mixed_up_only_in_grouped_requests_differ_and_the_reason_says_so(
     tmp_path: Path, export_params: Params
 ) -> None:
     mixed = outputs()
@@ -241,12 +242,12 @@ def test_rows_that_are_mixed_up_only_in_one_request_differ_and_it_says_so(
     assert hop.reason.startswith("several rows in one request: the largest difference")
 
 
-def test_rows_that_are_wrong_only_alone_differ(tmp_path: Path, export_params: Params) -> None:
+def test_rows_wrong_only_in_single_requests_differ(tmp_path: Path, export_params: Params) -> None:
     hop = run_table_hop(tmp_path, export_params, outputs()[::-1], outputs())
     assert (hop.status, hop.reason.startswith("several")) == ("differs", False)
 
 
-def test_of_both_forms_the_one_that_is_further_off_is_certified(
+def test_the_http_hop_records_the_larger_difference_of_single_and_grouped_requests(
     tmp_path: Path, export_params: Params
 ) -> None:
     off = outputs()
@@ -258,7 +259,7 @@ def test_of_both_forms_the_one_that_is_further_off_is_certified(
         assert 5e-8 < hop.max_difference < 2e-7
 
 
-def test_after_an_earlier_fault_the_service_is_not_tried() -> None:
+def test_the_service_is_not_started_after_an_earlier_fault() -> None:
     hop = not_tried(failed("onnxruntime/cpu/fp32", FP32, "wrong"))
     assert (hop.name, hop.status) == ("http", "not_executed")
     assert "onnxruntime/cpu/fp32 comes before and differs" in hop.reason

@@ -23,7 +23,8 @@ print("log line", flush=True)
 BEFORE
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        seen = [str(os.getpid()), str(os.environ.get("SLIPWAY_MINE")), str(os.environ.get("SLIPWAY_FOREIGN"))]
+        settings = [str(os.environ.get(f"SLIPWAY_{name}")) for name in ("MINE", "FOREIGN")]
+        seen = [str(os.getpid()), *settings]
         body = STATUS_BODY if self.path == "/readyz" else " ".join(seen).encode()
         self.send_response(STATUS if self.path == "/readyz" else 200)
         self.send_header("content-length", str(len(body)))
@@ -35,7 +36,7 @@ http.server.HTTPServer((host, port), Handler).serve_forever()
 
 
 def command(tmp_path: Path, before: str = "", status: int = 200) -> list[str]:
-    """A service of ours: `before` runs first, `/readyz` answers `status`, everything else its process id and environment."""
+    """A service that runs `before`; answers `/readyz` with `status`, else id and environment."""
     script = tmp_path / "service.py"
     script.write_text(
         SERVICE.replace("BEFORE", before)
@@ -53,7 +54,7 @@ def is_running(pid: int) -> bool:
     return b"State:\tZ" not in Path(f"/proc/{pid}/status").read_bytes()
 
 
-def test_a_service_is_up_inside_the_block_and_gone_after_it(tmp_path: Path) -> None:
+def test_the_service_runs_inside_the_block_only(tmp_path: Path) -> None:
     with running_service(command(tmp_path), {}, tmp_path / "log") as url:
         pid = int(plain_http.get(f"{url}/pid").text.split()[0])
         assert is_running(pid)
@@ -69,7 +70,7 @@ def test_only_the_given_settings_reach_the_service(
         assert plain_http.get(f"{url}/").text.split()[1:] == ["mine", "None"]
 
 
-def test_a_service_that_ends_at_once_is_refused_with_its_last_words(tmp_path: Path) -> None:
+def test_a_service_that_exits_at_once_is_refused_with_its_last_output(tmp_path: Path) -> None:
     dying = command(tmp_path, before="sys.exit('no such model')")
     with (
         pytest.raises(
@@ -80,7 +81,7 @@ def test_a_service_that_ends_at_once_is_refused_with_its_last_words(tmp_path: Pa
         pass
 
 
-def test_a_service_that_never_gets_ready_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_a_service_that_never_becomes_ready_is_refused_with_its_reason(tmp_path: Path) -> None:
     waiting = running_service(
         command(tmp_path, status=503), {}, tmp_path / "log", ready_deadline_s=2.0
     )
@@ -141,7 +142,7 @@ def test_process_ends_at_once_if_its_parent_died_before_end_with(root: Path) -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux-only")
-def test_a_killed_parent_takes_its_service_along(tmp_path: Path, root: Path) -> None:
+def test_the_service_ends_with_its_killed_parent(tmp_path: Path, root: Path) -> None:
     parent_code = f"""
         import sys, time
         from pathlib import Path

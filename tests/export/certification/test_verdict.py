@@ -23,7 +23,7 @@ from slipway.export.certification.verdict import (
     summarise,
 )
 from slipway.system.errors import CertificateError, IntegrityError, ParityError
-from tests.export.small_bundle import write_small_bundle
+from tests.small_bundle import write_small_bundle
 
 EXECUTION = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 GPU_HOP = not_executed("tensorrt/fp16", EXECUTION, "no GPU")
@@ -36,6 +36,7 @@ def agreeing(name: str) -> Hop:
         "max_difference": 0.0,
         "latency_ms": 1.0,
         "reference": "torch",
+        "actual": EXECUTION,
     }
     return failed(name, EXECUTION, "").model_copy(update=update)
 
@@ -44,7 +45,9 @@ def all_hops() -> list[Hop]:
     return [agreeing(name) for name in ("torch", "onnxruntime/cpu/fp32", "http")]
 
 
-def test_hops_that_all_agree_are_certified_and_the_service_accepts_it(tmp_path: Path) -> None:
+def test_agreeing_hops_are_certified_and_the_service_accepts_the_certificate(
+    tmp_path: Path,
+) -> None:
     bundle = write_small_bundle(tmp_path / "bundle")
     certificate = make_certificate(bundle, [*all_hops(), GPU_HOP], {}, [], draft=False)
     assert certificate.status == "certified"
@@ -93,12 +96,12 @@ def test_a_variant_that_nothing_serves_here_does_not_refuse_the_others(tmp_path:
     certificate = make_certificate(bundle, [*all_hops(), lost], {}, [], draft=False)
     assert certificate.status == "certified"
     raise_if_refused(certificate, tmp_path)
-    table = hop_table(certificate.hops, "image_classification")
-    assert "onnxruntime/cpu/fp16: 0.3 accuracy points lost" in table
+    table = hop_table(certificate.hops, bundle)
+    assert "uncertified, 0.3 accuracy points lost: onnxruntime/cpu/fp16" in table
     assert summarise(certificate)["certified"] == 1
 
 
-def test_an_uncertified_variant_is_served_nowhere_but_where_verify_saw_it_agree(
+def test_an_uncertified_variant_is_served_only_on_backends_that_verify_saw_agree(
     tmp_path: Path,
 ) -> None:
     bundle = write_small_bundle(tmp_path)
@@ -118,7 +121,7 @@ def test_an_uncertified_variant_is_served_nowhere_but_where_verify_saw_it_agree(
     assert why_uncertified(there, on_cpu) is not None
 
 
-def test_the_error_of_a_variant_with_a_budget_names_its_key_and_the_ways_out(
+def test_the_error_of_a_lossy_variant_names_its_budget_key_and_the_fixes(
     tmp_path: Path,
 ) -> None:
     bounds = HopBounds(max_difference=None, max_score_difference=None, max_metric_loss=0.01)
@@ -149,7 +152,7 @@ def test_a_file_that_changed_since_the_bundle_was_made_is_named(tmp_path: Path) 
         refuse_changed({"checkpoint/model.json": "c" * 64, "packed": "b" * 64}, made)
 
 
-def test_the_first_fault_is_the_guilty_one() -> None:
+def test_the_first_fault_is_reported() -> None:
     hops = [agreeing("torch"), failed("a", EXECUTION, "x"), failed("b", EXECUTION, "y")]
     fault = first_fault(hops)
     assert fault is not None
@@ -157,7 +160,7 @@ def test_the_first_fault_is_the_guilty_one() -> None:
     assert first_fault([*all_hops(), GPU_HOP]) is None
 
 
-def test_a_draft_is_taken_only_by_who_accepts_drafts(tmp_path: Path) -> None:
+def test_a_draft_is_accepted_only_with_accept_draft(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     draft = make_certificate(bundle, all_hops()[:2], {}, [], draft=True)
     check_certificate(draft, bundle, accept_draft=True)
@@ -176,7 +179,7 @@ def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_summary_has_a_number_for_each_executed_hop_and_nothing_empty(tmp_path: Path) -> None:
+def test_the_metrics_have_numbers_for_each_executed_hop_and_no_empty_values(tmp_path: Path) -> None:
     certificate = make_certificate(
         write_small_bundle(tmp_path), [*all_hops(), GPU_HOP], {}, [], draft=False
     )
@@ -193,18 +196,26 @@ def test_the_summary_has_a_number_for_each_executed_hop_and_nothing_empty(tmp_pa
     assert "tensorrt/fp16" not in hops
 
 
-def test_the_table_names_every_hop_and_why_one_did_not_run() -> None:
-    table = hop_table([*all_hops(), GPU_HOP], "image_classification")
-    assert [line.split()[0] for line in table.splitlines()[1:5]] == [
-        "torch",
-        "onnxruntime/cpu/fp32",
-        "http",
-        "tensorrt/fp16",
-    ]
-    assert table.splitlines()[5] == "tensorrt/fp16: no GPU"
+def test_the_console_table_names_every_hop_and_once_why_some_did_not_run(tmp_path: Path) -> None:
+    second = GPU_HOP.model_copy(update={"name": "onnxruntime/cuda/fp16"})
+    table = hop_table([*all_hops(), GPU_HOP, second], write_small_bundle(tmp_path)).splitlines()
+    assert [line.split()[0] for line in table[1:4]] == ["torch", "onnxruntime/cpu/fp32", "http"]
+    assert table[4:] == ["not executed, no GPU: tensorrt/fp16, onnxruntime/cuda/fp16"]
+    assert max(map(len, table)) <= 100
 
 
-def test_digests_are_of_every_file(tmp_path: Path) -> None:
+def test_the_console_table_shows_the_requested_and_the_actual_execution_if_they_differ(
+    tmp_path: Path,
+) -> None:
+    moved = agreeing("onnxruntime/cpu/fp16").model_copy(
+        update={"actual": EXECUTION.model_copy(update={"provider": "cuda"})}
+    )
+    bundle = write_small_bundle(tmp_path)
+    assert "cpu fp32 -> cuda fp32" in hop_table([moved], bundle)
+    assert "->" not in hop_table(all_hops(), bundle)
+
+
+def test_digests_cover_every_file_that_the_hops_read(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     digests = digest_everything(bundle, [tmp_path / "bundle.json"])
     assert digests[(tmp_path / "bundle.json").as_posix()] == bundle.digest

@@ -140,7 +140,9 @@ def test_a_network_that_exports_but_fails_on_a_batch_is_refused_with_its_size() 
 @pytest.mark.parametrize(
     ("max_batch_size", "output"), [(1, PROBABILITIES), (2, PROBABILITIES), (2, VALUE)]
 )
-def test_the_smallest_largest_batches_export(max_batch_size: int, output: OutputContract) -> None:
+def test_the_smallest_values_of_max_batch_size_export(
+    max_batch_size: int, output: OutputContract
+) -> None:
     network = tiny(
         num_outputs=max(len(output.labels), 1), temperature=2.0 if output.labels else None
     )
@@ -149,7 +151,7 @@ def test_the_smallest_largest_batches_export(max_batch_size: int, output: Output
     prove_parity(network, graph, pictures(), batch_sizes=[1, max_batch_size], max_difference=1e-5)
 
 
-def test_the_cast_comes_first_and_softmax_last(graph: bytes) -> None:
+def test_the_graph_begins_with_a_cast_and_ends_with_softmax(graph: bytes) -> None:
     operations = [
         node.op_type
         for node in onnx.load_model_from_string(graph).graph.node
@@ -164,7 +166,7 @@ def test_the_cast_comes_first_and_softmax_last(graph: bytes) -> None:
     assert operations.count("Cast") == 1
 
 
-def test_an_export_has_the_same_bytes_again_and_nothing_of_this_machine(
+def test_a_repeated_export_has_equal_bytes_without_traces_of_the_machine(
     graph: bytes, root: Path
 ) -> None:
     assert export_graph(tiny(), CONTRACT, PROBABILITIES, opset=18, max_batch_size=33) == graph
@@ -172,7 +174,7 @@ def test_an_export_has_the_same_bytes_again_and_nothing_of_this_machine(
     assert b"test_graph.py" not in graph
 
 
-def test_a_graph_says_what_it_is(graph: bytes) -> None:
+def test_a_graph_states_its_variant_task_and_labels(graph: bytes) -> None:
     described = describe_graph(
         graph,
         variant="fp32",
@@ -190,7 +192,7 @@ def test_a_graph_says_what_it_is(graph: bytes) -> None:
     open_onnx(described, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
 
 
-def test_a_sound_graph_passes_and_one_of_another_signature_is_refused(graph: bytes) -> None:
+def test_only_a_graph_of_the_declared_signature_passes(graph: bytes) -> None:
     check_graph(graph, CONTRACT, PROBABILITIES)
     for contract, output in [
         (CONTRACT.model_copy(update={"channels": 1}), PROBABILITIES),
@@ -201,7 +203,7 @@ def test_a_sound_graph_passes_and_one_of_another_signature_is_refused(graph: byt
             check_graph(graph, contract, output)
 
 
-def test_a_graph_that_keeps_weights_elsewhere_is_refused(graph: bytes) -> None:
+def test_a_graph_with_external_weights_is_refused(graph: bytes) -> None:
     model = onnx.load_model_from_string(graph)
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")

@@ -1,4 +1,4 @@
-"""int8 by onnxruntime's quantizers on small graphs: what is reached, what stays in fp32, and that a row's answer is its own."""
+"""int8 of small graphs: quantized and excluded layers, and independence of other rows."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ ROWS = GENERATOR.normal(size=(80, WIDTH)).astype(np.float32)
 
 
 def mlp(largest_dead_weight: float = 1.0) -> bytes:
-    """Two layers, Gemm and MatMul; the first never answers in one column, which the second has the largest weights for."""
+    """Gemm and MatMul; one column of the first is always 0, and the second weighs it most."""
     generator = np.random.default_rng(
         1
     )  # of its own: the weights must not depend on the tests before
@@ -60,7 +60,7 @@ def convolution() -> bytes:
 
 
 def residual_block() -> bytes:
-    """A convolution of 4 channels, its sum with what went in, a rectifier, and a second convolution of them."""
+    """A convolution of 4 channels, a sum with its input, a rectifier, and a second convolution."""
     nodes = [
         helper.make_node("Conv", ["row", "kernel"], ["maps"], name="first", pads=[1, 1, 1, 1]),
         helper.make_node("Add", ["maps", "row"], ["sum"], name="sum"),
@@ -81,10 +81,10 @@ def graph(
     taken = helper.make_tensor_value_info("row", TensorProto.FLOAT, shape)
     given = [
         helper.make_tensor_value_info(*value)
-        for value in (("value", 1, ["N", None]), ("outlier_score", 1, ["N"]))
+        for value in (("value", 1, ["N", None]), ("ood_score", 1, ["N"]))
     ]
     score = [
-        helper.make_node("ReduceMax", ["row", "axes"], ["outlier_score"], name="score", keepdims=0)
+        helper.make_node("ReduceMax", ["row", "axes"], ["ood_score"], name="score", keepdims=0)
     ]
     constants = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     constants.append(numpy_helper.from_array(np.arange(1, len(shape)), "axes"))
@@ -112,7 +112,7 @@ def off(model: bytes, reference: bytes) -> float:
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.02), (7, 0.04)])  # half the steps
-def test_a_dynamic_graph_answers_each_row_whatever_is_beside_it(
+def test_answers_of_a_dynamic_graph_do_not_depend_on_other_rows_of_the_batch(
     tmp_path: Path, bits: int, most: float
 ) -> None:
     fp32 = mlp()
@@ -120,12 +120,12 @@ def test_a_dynamic_graph_answers_each_row_whatever_is_beside_it(
     onnx.checker.check_model(model, full_check=True)
     assert operations(model).count("MatMulInteger") == 2
     assert off(model, fp32) < most
-    stranger = np.concatenate([ROWS[:1], 1000 * ROWS[1:2]])
-    assert (answers(model, stranger)[0] == answers(model, ROWS[:1])[0]).all()
+    pair = np.concatenate([ROWS[:1], 1000 * ROWS[1:2]])
+    assert (answers(model, pair)[0] == answers(model, ROWS[:1])[0]).all()
     assert np.isfinite(answers(model, np.zeros((1, WIDTH), np.float32))).all()
 
 
-def test_the_dynamic_graph_of_onnxruntime_itself_lets_a_row_depend_on_its_neighbours(
+def test_answers_of_onnxruntimes_own_dynamic_graph_depend_on_other_rows(
     tmp_path: Path,
 ) -> None:
     from onnxruntime.quantization import quantize_dynamic
@@ -135,12 +135,12 @@ def test_the_dynamic_graph_of_onnxruntime_itself_lets_a_row_depend_on_its_neighb
         tmp_path / "fp32.onnx", tmp_path / "plain.onnx", op_types_to_quantize=["MatMul", "Gemm"]
     )
     plain = (tmp_path / "plain.onnx").read_bytes()
-    stranger = np.concatenate([ROWS[:1], 1000 * ROWS[1:2]])
-    assert not np.allclose(answers(plain, stranger)[0], answers(plain, ROWS[:1])[0], atol=0.01)
+    pair = np.concatenate([ROWS[:1], 1000 * ROWS[1:2]])
+    assert not np.allclose(answers(plain, pair)[0], answers(plain, ROWS[:1])[0], atol=0.01)
 
 
 def test_a_graph_that_names_the_shapes_of_its_weights_is_quantized(tmp_path: Path) -> None:
-    """As torch's exporter writes it; the quantizer transposes the weight of a Gemm under its name."""
+    """A graph as torch exports it; the quantizer transposes a Gemm's weight under its name."""
     weight = GENERATOR.normal(size=(2, WIDTH)).astype(np.float32)
     gemm = helper.make_node("Gemm", ["row", "weight"], ["value"], name="head", transB=1)
     model = onnx.load_model_from_string(graph([gemm], {"weight": weight}, ["N", WIDTH]))
@@ -156,7 +156,7 @@ def test_a_graph_that_names_the_shapes_of_its_weights_is_quantized(tmp_path: Pat
     assert np.abs(answers(dynamic_graph(fp32, tmp_path)) - exact).max() < 0.05 * np.abs(exact).max()
 
 
-def test_a_convolutional_network_has_nothing_to_gain_from_it(tmp_path: Path) -> None:
+def test_dynamic_int8_is_left_out_for_a_convolutional_network(tmp_path: Path) -> None:
     reason = why_not_dynamic(convolution(), tmp_path)
     assert reason is not None
     assert (
@@ -182,7 +182,7 @@ def test_each_calibrator_makes_a_graph_that_answers_as_fp32_does(
     )
 
 
-def test_a_layer_that_is_to_stay_in_fp32_does(tmp_path: Path) -> None:
+def test_an_excluded_layer_stays_in_fp32(tmp_path: Path) -> None:
     quantizer = StaticQuantizer(mlp(), ROWS, tmp_path, CPU)
     assert quantizer.layers == ["first", "second"]
     whole, partly = (
@@ -226,7 +226,7 @@ def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stay
     )
 
 
-def test_sums_of_tokens_stay_in_fp32_though_a_convolution_made_the_tokens(tmp_path: Path) -> None:
+def test_sums_of_tokens_stay_in_fp32_even_behind_a_convolution(tmp_path: Path) -> None:
     """As in a transformer of images; the convolution and the products are int8."""
     nodes = [
         helper.make_node("Conv", ["row", "kernel"], ["patches"], name="patches", strides=[3, 3]),
@@ -249,7 +249,7 @@ def test_sums_of_tokens_stay_in_fp32_though_a_convolution_made_the_tokens(tmp_pa
     assert quantizer._joints == []
 
 
-def test_layers_that_share_a_weight_are_loaded_where_int8_is_taken_as_uint8(
+def test_layers_with_a_shared_weight_load_on_a_runtime_that_takes_int8_as_uint8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = np.random.default_rng(2).normal(size=(80, 4, 6, 6)).astype(np.float32)
@@ -270,7 +270,7 @@ def test_layers_that_share_a_weight_are_loaded_where_int8_is_taken_as_uint8(
         assert np.abs(found - exact).max() < 0.05 * exact.max()
 
 
-def test_the_first_way_within_the_budget_is_taken(tmp_path: Path) -> None:
+def test_the_search_stops_at_the_first_attempt_within_the_budget(tmp_path: Path) -> None:
     fp32 = mlp()
     model, attempts = search(
         StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: off(model, fp32), 0.1
@@ -280,7 +280,7 @@ def test_the_first_way_within_the_budget_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [7, 8])
-def test_beyond_the_budget_other_ranges_and_then_the_most_sensitive_layer_are_tried(
+def test_the_search_tries_other_ranges_and_then_keeps_sensitive_layers_in_fp32(
     tmp_path: Path, bits: int
 ) -> None:
     budget = 0.1  # over networks the first three lose 0.5 to 0.9, the fourth 0.02 to 0.04
@@ -299,7 +299,7 @@ def test_beyond_the_budget_other_ranges_and_then_the_most_sensitive_layer_are_tr
     )
 
 
-def test_without_time_one_way_is_tried_and_taken_whatever_it_loses(tmp_path: Path) -> None:
+def test_a_search_without_time_takes_its_only_attempt(tmp_path: Path) -> None:
     fp32 = mlp()
     _, attempts = search(
         StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: 1.0, 0.0, limit_s=0.0

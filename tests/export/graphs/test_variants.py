@@ -120,7 +120,7 @@ def test_quantization_samples_depend_on_ids_and_seed_and_not_on_their_order(tmp_
     assert chosen(in_order, seed=8) != chosen(in_order)
 
 
-def test_quantization_samples_are_training_rows_whatever_else_is_in_the_store(
+def test_quantization_samples_are_always_training_rows(
     tmp_path: Path,
 ) -> None:
     first, second, third = np.split(np.arange(90), 3)
@@ -133,7 +133,7 @@ def test_quantization_samples_are_training_rows_whatever_else_is_in_the_store(
     assert chosen(store(tmp_path, parts), num_rows=1000) == set(second.tolist())
 
 
-def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size(
+def test_larger_stored_training_images_are_resized_for_quantization(
     tmp_path: Path,
 ) -> None:
     large = np.zeros((2, 4, 4, 3), dtype=np.uint8)
@@ -147,16 +147,16 @@ def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size
     assert rows[0, 0, 0, 0] < rows[0, 0, 1, 0]
 
 
-def test_more_quantization_samples_than_there_are_means_all(tmp_path: Path) -> None:
+def test_too_many_requested_quantization_samples_take_all_rows(tmp_path: Path) -> None:
     assert len(chosen(store(tmp_path, {"train": split(10)}), num_rows=512)) == 10
 
 
-def test_the_largest_activation_of_every_tensor_is_found() -> None:
+def test_the_largest_activation_of_every_tensor_is_measured() -> None:
     found = largest_activations(scaled_graph(3.0), np.concatenate([pixels(200), pixels(10)]))
     assert (found["pixels"], found["large"], found["small"]) == (200.0, 600.0, 200.0)
 
 
-def test_a_layer_that_overflows_fp16_is_refused_by_name() -> None:
+def test_a_layer_that_overflows_fp16_is_refused_and_named() -> None:
     fp16_graph(scaled_graph(256.0), pixels(255))  # 65280 still fits
     with pytest.raises(
         ParityError, match=r"fp16 holds numbers up to 65504, but large reaches 6\.55e\+04"
@@ -164,12 +164,12 @@ def test_a_layer_that_overflows_fp16_is_refused_by_name() -> None:
         fp16_graph(scaled_graph(257.0), pixels(255))
 
 
-def test_a_weight_that_overflows_fp16_is_refused_by_name() -> None:
+def test_a_weight_that_overflows_fp16_is_refused_and_named() -> None:
     with pytest.raises(ParityError, match=r"weight reaches 7e\+04"):
         fp16_graph(scaled_graph(70_000.0), pixels(0))
 
 
-def test_activations_that_are_not_finite_are_refused() -> None:
+def test_non_finite_activations_are_refused() -> None:
     with pytest.raises(ParityError, match="large reaches inf"):
         fp16_graph(scaled_graph(3e38), pixels(255))
 
@@ -177,7 +177,7 @@ def test_activations_that_are_not_finite_are_refused() -> None:
 RIGHT = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], dtype=np.float32)
 
 
-def test_a_sound_variant_passes_with_its_difference() -> None:
+def test_a_valid_variant_passes_and_its_difference_is_returned() -> None:
     found = RIGHT + np.array([0.01, -0.01], dtype=np.float32)
     assert refuse_broken("int8", answers(found), answers(RIGHT), PROBABILITIES) == pytest.approx(
         0.01, rel=1e-3
@@ -229,7 +229,7 @@ def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier:
 
 
 @pytest.mark.process
-def test_precision_is_in_the_graph(classifier: Project) -> None:
+def test_the_precision_of_a_variant_is_part_of_its_graph(classifier: Project) -> None:
     bundle = classifier.bundle()
     graphs = {
         variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph
@@ -256,7 +256,7 @@ def test_precision_is_in_the_graph(classifier: Project) -> None:
 
 
 @pytest.mark.process
-def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Project) -> None:
+def test_every_variant_computes_the_ood_score_in_fp32(classifier: Project) -> None:
     bundle, images = classifier.bundle(), classifier.split("test").inputs
     expected = torch_answers(classifier.calibrated(), images[:]).scores
     for variant in bundle.manifest.models:
@@ -287,7 +287,9 @@ def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Proj
 
 
 @pytest.mark.process
-def test_export_leaves_nothing_but_the_bundle(classifier: Project, regressor: Project) -> None:
+def test_export_leaves_only_the_bundle_in_its_folder(
+    classifier: Project, regressor: Project
+) -> None:
     for project in (classifier, regressor):
         found = project.bundle()
         assert {

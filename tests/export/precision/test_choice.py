@@ -53,17 +53,21 @@ def verdicts(prefer: str = "fastest", **others: VariantFigures) -> tuple[str, di
 
 def test_the_fastest_within_the_budget_is_chosen() -> None:
     assert verdicts(int8=figures(throughput=2.0), int8_dynamic=figures(throughput=1.5)) == (
-        "int8", {"fp32": "the reference", "int8": "chosen", "int8_dynamic": "fits, but int8 is faster"},
-    )  # fmt: skip
+        "int8",
+        {"fp32": "the reference", "int8": "chosen", "int8_dynamic": "fits, but int8 is faster"},
+    )
 
 
-def test_the_smallest_within_the_budget_is_chosen_where_that_is_asked_for() -> None:
-    chosen, told = verdicts(
+def test_goal_smallest_chooses_the_smallest_variant_within_the_budget() -> None:
+    chosen, verdict = verdicts(
         "smallest",
         int8=figures(throughput=3.0, num_bytes=30),
         int8_dynamic=figures(throughput=1.0, num_bytes=25),
     )
-    assert (chosen, told["int8"]) == ("int8_dynamic", "not smaller than int8_dynamic: 30 B, 25 B")
+    assert (chosen, verdict["int8"]) == (
+        "int8_dynamic",
+        "not smaller than int8_dynamic: 30 B, 25 B",
+    )
 
 
 @pytest.mark.parametrize("prefer", ["fastest", "smallest"])
@@ -82,18 +86,18 @@ def test_the_smallest_within_the_budget_is_chosen_where_that_is_asked_for() -> N
         ),
     ],
 )
-def test_a_variant_that_must_not_be_chosen_is_not_and_the_reason_is_written(
+def test_an_unfit_variant_is_not_chosen_and_the_reason_is_recorded(
     prefer: str, planted: VariantFigures, verdict: str
 ) -> None:
     assert verdicts(prefer, int8=planted) == ("fp32", {"fp32": "chosen", "int8": verdict})
     assert verdicts(prefer, int8=figures())[0] == "int8"
 
 
-def test_a_variant_that_is_not_shown_to_be_faster_is_no_faster() -> None:
-    chosen, told = verdicts(int8=figures(throughput=1.05))
+def test_a_variant_counts_as_faster_only_if_the_rounds_show_it() -> None:
+    chosen, verdict = verdicts(int8=figures(throughput=1.05))
     assert chosen == "fp32"
     assert (
-        told["int8"]
+        verdict["int8"]
         == "not shown to be faster than fp32: 1.05 times (0.95 to 1.16) its rows per second"
     )
     assert verdicts("smallest", int8=figures(throughput=1.05))[0] == "int8", (
@@ -101,15 +105,15 @@ def test_a_variant_that_is_not_shown_to_be_faster_is_no_faster() -> None:
     )
 
 
-def test_a_variant_for_another_provider_is_measured_and_not_chosen() -> None:
+def test_a_variant_for_another_provider_is_measured_but_not_chosen() -> None:
     assert verdicts(fp16=figures(throughput=9.0))[1]["fp16"] == "not meant for cpu"
 
 
-def test_the_budget_itself_may_be_lost() -> None:
+def test_a_loss_of_exactly_the_budget_is_allowed() -> None:
     assert verdicts(int8=figures(loss=0.98 - 0.975))[0] == "int8"  # above 0.005 in binary
 
 
-def test_the_reason_of_fp32_is_what_speaks_against_the_others() -> None:
+def test_the_reason_for_choosing_fp32_lists_the_verdicts_on_the_others() -> None:
     goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
     found = {"fp32": FP32, "fp16": figures(), "int8": figures(throughput=0.5)}
     assert choose(found, MEANT_FOR, goal, "image_classification", "cpu", {}).reason == (
@@ -118,12 +122,13 @@ def test_the_reason_of_fp32_is_what_speaks_against_the_others() -> None:
     )
 
 
-def test_the_reason_of_a_choice_has_the_goal_and_the_figures() -> None:
+def test_the_reason_of_a_choice_states_goal_and_figures() -> None:
     goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
     reason = choose(
         {"fp32": FP32, "int8": figures()}, MEANT_FOR, goal, "table_regression", "cpu", {}
     ).reason
     assert reason == (
-        "Goal: lose at most 0.50 %, then the fastest. int8 loses 0.00 %, answers 2.00 times (1.80 to 2.20) the rows of fp32 per "
+        "Goal: lose at most 0.50 %, then the fastest. int8 loses 0.00 %, "
+        "answers 2.00 times (1.80 to 2.20) the rows of fp32 per "
         "second and one row 1.50 times (1.35 to 1.65) as fast, in 25 B instead of 100 B."
     )

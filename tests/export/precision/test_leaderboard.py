@@ -1,4 +1,4 @@
-"""The measuring, with planted models: one slow, one lossy, one whose answers depend on the batch."""
+"""Measurement of planted models: one slow, one lossy, one that depends on the batch."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,8 @@ from slipway.artifacts.bundle import OutputContract, Ratio
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.uncertainty import Answers
 from slipway.config.sections import GoalParams
-from slipway.export.certification import timing
-from slipway.export.certification.timing import fewest_rounds, measure_in_turns, median_ratio
+from slipway.export.certification import timings
+from slipway.export.certification.timings import fewest_rounds, measure_in_turns, median_ratio
 from slipway.export.precision import leaderboard
 from slipway.export.precision.choice import MAX_BATCH_DEPENDENCE, choose
 from slipway.export.precision.leaderboard import Contest, Effort, measure_provider, metric_loss
@@ -32,12 +32,12 @@ IDS = [f"{row:016x}" for row in range(NUM_ROWS)]
 
 @pytest.fixture(autouse=True)
 def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (leaderboard, timing):
+    for module in (leaderboard, timings):
         monkeypatch.setattr(module, "time", CLOCK)
 
 
 class PlantedRunner:
-    """Reads a row's class out of the row; wrong on the first `num_wrong` rows, `delay_s` slow, and moved by the size of the batch."""
+    """Reads the class from the row; can be wrong, slow, and dependent on the batch size."""
 
     actual = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 
@@ -94,7 +94,7 @@ def verdict(lines: dict[str, LeaderboardLine]) -> tuple[str, str]:
     return choice.variant, choice.figures["int8"].verdict
 
 
-def test_a_planted_slow_variant_is_not_chosen_and_the_reason_is_written() -> None:
+def test_a_planted_slow_variant_is_not_chosen_and_the_reason_is_recorded() -> None:
     chosen, reason = verdict(measured(PlantedRunner(delay_s=0.02)))
     assert chosen == "fp32"
     assert reason.startswith("slower than fp32: 0.")
@@ -117,9 +117,9 @@ def test_a_planted_lossy_variant_is_over_the_budget_and_its_flipped_rows_are_nam
     )
 
 
-def test_outliers_are_counted_by_the_variants_own_thresholds() -> None:
+def test_rows_are_flagged_as_ood_by_the_variants_own_threshold() -> None:
     strict = CALIBRATION.model_copy(
-        update={"outlier": CALIBRATION.outlier.model_copy(update={"threshold": 1.5})}
+        update={"ood": CALIBRATION.ood.model_copy(update={"threshold": 1.5})}
     )
     rivals = replace(
         contest(), calibrations={"fp32": CALIBRATION, "int8": strict}
@@ -136,7 +136,7 @@ def test_outliers_are_counted_by_the_variants_own_thresholds() -> None:
     assert figures["int8"].score_rank is None  # all equal
 
 
-def test_an_answer_that_depends_on_the_rows_beside_it_is_seen() -> None:
+def test_an_answer_that_depends_on_its_batch_is_detected() -> None:
     lines = measured(PlantedRunner(per_neighbour=0.001), fp32=PlantedRunner(delay_s=0.02))
     assert verdict(lines)[1].startswith(
         "an answer depends on the other rows of its batch, by up to 0.0"
@@ -160,7 +160,7 @@ class PlantedValues:
 @pytest.mark.parametrize(
     ("per_neighbour", "depends"), [(0.02, False), (0.2, True)]
 )  # float32 has a number every 0.016 there
-def test_of_large_numbers_rounding_is_no_dependence_on_the_rows_beside(
+def test_rounding_of_large_values_is_no_batch_dependence(
     per_neighbour: float, depends: bool
 ) -> None:
     inputs = np.arange(NUM_ROWS, dtype=np.float32)[:, None]
@@ -184,7 +184,7 @@ def test_a_variant_that_lost_its_labels_is_refused() -> None:
         measured(PlantedRunner(num_wrong=NUM_ROWS))
 
 
-def test_the_loss_of_a_number_is_the_relative_growth_of_its_rmse() -> None:
+def test_the_loss_of_a_numeric_target_is_the_relative_growth_of_the_rmse() -> None:
     targets = np.linspace(0, 1, 50)
     before, after = ((targets[:, None] + shift).astype(np.float32) for shift in (0.1, 0.12))
     found = metric_loss("table_regression", targets, before, after, RESAMPLING)
@@ -204,7 +204,7 @@ def test_all_models_are_timed_in_the_same_rounds_at_the_same_batch_sizes() -> No
     assert timings.best_batch_size("int8") == 6
 
 
-def test_a_slow_model_gets_few_batch_sizes_and_no_p99_and_still_an_interval() -> None:
+def test_a_slow_model_has_few_batch_sizes_no_p99_and_still_an_interval() -> None:
     timings = measure_in_turns(
         {"fp32": PlantedRunner(delay_per_row_s=0.005)}, contest().validation.inputs, 8, 0.0, 0.95
     )
@@ -229,7 +229,7 @@ def test_the_fewest_rounds_are_the_fewest_that_have_an_interval(confidence: floa
         median_ratio([1.0] * (fewest - 1), confidence)
 
 
-def test_the_interval_of_the_median_holds_it_as_often_as_it_says() -> None:
+def test_median_intervals_reach_their_confidence() -> None:
     generator = np.random.default_rng(0)
     found = [median_ratio(list(generator.exponential(size=11)), 0.95) for _ in range(1000)]
     assert np.mean([interval.low <= np.log(2) <= interval.high for interval in found]) > 0.97

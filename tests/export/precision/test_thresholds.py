@@ -1,4 +1,4 @@
-"""An int8 graph is held to what it answers itself, so that its sets and its outliers keep what they promise."""
+"""Thresholds of an int8 graph come from its own answers, so that its coverage holds."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
+from slipway.kinds.registry import kind_of
 from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.training.batches.row_selection import select
 from slipway.training.uncertainty.calibration import fitting_half
@@ -15,12 +16,10 @@ from tests.export.conftest import RESAMPLING, Project
 def asked(project: Project, ood_fraction: float) -> Calibration:
     """The project's calibration, with a share for which its few validation rows are enough."""
     found = project.calibration()
-    return found.model_copy(
-        update={"outlier": found.outlier.model_copy(update={"share": ood_fraction})}
-    )
+    return found.model_copy(update={"ood": found.ood.model_copy(update={"fraction": ood_fraction})})
 
 
-def test_of_the_fp32_graph_the_thresholds_are_the_networks(classifier: Project) -> None:
+def test_thresholds_of_the_fp32_graph_equal_the_networks(classifier: Project) -> None:
     bundle, calibration = classifier.bundle(), classifier.calibration()
     found = own_thresholds(
         bundle.model_bytes("fp32"),
@@ -30,17 +29,15 @@ def test_of_the_fp32_graph_the_thresholds_are_the_networks(classifier: Project) 
         RESAMPLING.seed,
     )
     assert found.conformal.threshold == pytest.approx(calibration.conformal.threshold, abs=1e-5)
-    assert (found.conformal.rows, found.outlier.rows) == (
+    assert (found.conformal.rows, found.ood.rows) == (
         calibration.conformal.rows,
-        calibration.outlier.rows,
+        calibration.ood.rows,
     )
     assert found.temperature == calibration.temperature
 
 
 @pytest.mark.parametrize("variant", ["int8", "int8_tensorrt"])
-def test_no_more_rows_than_promised_are_outliers_of_an_int8_graph(
-    classifier: Project, variant: str
-) -> None:
+def test_an_int8_graph_flags_no_more_rows_than_promised(classifier: Project, variant: str) -> None:
     graph, val, share = classifier.bundle().model_bytes(variant), classifier.split("val"), 0.2
     found = own_thresholds(graph, asked(classifier, share), classifier.task, val, RESAMPLING.seed)
     held_out = val.inputs[np.flatnonzero(~fitting_half(val.keys, RESAMPLING.seed))]
@@ -49,10 +46,10 @@ def test_no_more_rows_than_promised_are_outliers_of_an_int8_graph(
         held_out,
         32,
     )
-    assert 0 < found.is_outlier(answers.scores).mean() <= share
+    assert 0 < found.is_ood(answers.scores).mean() <= share
 
 
-def test_in_a_bundle_int8_has_its_own_and_the_others_the_networks(
+def test_only_int8_variants_have_their_own_thresholds(
     classifier: Project, regressor: Project
 ) -> None:
     for project in (classifier, regressor):
@@ -61,14 +58,14 @@ def test_in_a_bundle_int8_has_its_own_and_the_others_the_networks(
         for variant in ("int8", "int8_tensorrt"):
             own = models[variant].calibration
             assert own is not None
-            assert (own.temperature, own.outlier.statistics_sha256) == (
+            assert (own.temperature, own.ood.statistics_sha256) == (
                 shared.temperature,
-                shared.outlier.statistics_sha256,
+                shared.ood.statistics_sha256,
             )
             assert own.conformal.threshold != shared.conformal.threshold
 
 
-def test_without_a_row_that_nothing_was_fitted_on_nothing_is_promised(classifier: Project) -> None:
+def test_without_unfitted_rows_thresholds_promise_nothing(classifier: Project) -> None:
     calibration, val = classifier.calibration(), classifier.split("val")
     fitted = np.flatnonzero(fitting_half(val.keys, RESAMPLING.seed))
     few = select([val], fitted, classifier.bundle().manifest.input.shape)
@@ -84,11 +81,11 @@ def test_without_a_row_that_nothing_was_fitted_on_nothing_is_promised(classifier
     )
 
 
-def test_a_bundle_has_the_coverage_that_each_calibration_had_on_the_test_rows(
+def test_a_bundle_states_the_test_coverage_of_each_calibration(
     classifier: Project, regressor: Project
 ) -> None:
     for project in (classifier, regressor):
-        test, of_classes = project.split("test"), project is classifier
+        test = project.split("test")
         bundle = project.bundle()
         graph, own = bundle.model_bytes("int8"), bundle.manifest.models["int8"].calibration
         assert own is not None
@@ -98,13 +95,17 @@ def test_a_bundle_has_the_coverage_that_each_calibration_had_on_the_test_rows(
             test.inputs,
             32,
         )
-        held = own.holds_truth(answers.outputs, test.targets, of_classes=of_classes)
+        held = (
+            kind_of(project.task)
+            .target.load_part("uncertainty")
+            .is_held(own, answers.outputs, test.targets)
+        )
         assert found is not None
         assert held is not None
         assert (found.value, found.rows) == (held.mean(), len(test))
 
 
-def test_a_variant_of_other_thresholds_never_has_the_measured_coverage_of_the_network(
+def test_a_variant_with_own_thresholds_never_has_the_networks_coverage(
     classifier: Project,
 ) -> None:
     network = Metric(value=0.8, low=0.72, high=0.86, confidence=0.95, rows=138)

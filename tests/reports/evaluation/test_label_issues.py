@@ -1,4 +1,4 @@
-"""Confident learning on made-up probabilities: planted wrong labels are found, shuffled answers find nothing, and the files say so."""
+"""Confident learning on simulated probabilities, its files and its page."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ INPUT = ImageContract(
 def answers(
     num_rows: int, num_classes: int = 10, seed: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], list[int]]:
-    """Labels of which 5 % are planted wrong, probabilities of a network that is right on 97 % of the true ones, and the planted rows."""
+    """Labels with 5 % wrong, probabilities of a network with 97 % accuracy, and the wrong rows."""
     generator = np.random.default_rng(seed)
     truth = generator.integers(0, num_classes, num_rows)
     believed = np.where(
@@ -55,7 +55,7 @@ def answers(
 
 @pytest.mark.parametrize("num_classes", [2, 10])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_planted_labels_are_among_the_candidates(num_classes: int, seed: int) -> None:
+def test_planted_wrong_labels_are_among_the_candidates(num_classes: int, seed: int) -> None:
     given, probabilities, planted = answers(2000, num_classes, seed)
     judgement = judge(given, probabilities)
     precision, recall = found_of(judgement.is_candidate, planted)
@@ -65,7 +65,7 @@ def test_planted_labels_are_among_the_candidates(num_classes: int, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_answers_for_other_rows_find_nothing(seed: int) -> None:
+def test_shuffled_probabilities_find_no_planted_labels(seed: int) -> None:
     """The twin: it is the answers that find them, not the count of the candidates."""
     given, probabilities, planted = answers(2000, seed=seed)
     precision, _ = found_of(
@@ -74,7 +74,7 @@ def test_the_answers_for_other_rows_find_nothing(seed: int) -> None:
     assert precision < 0.15
 
 
-def test_right_labels_have_few_candidates() -> None:
+def test_correct_labels_yield_few_candidates() -> None:
     _, probabilities, _ = answers(2000)
     assert judge(probabilities.argmax(axis=1), probabilities).is_candidate.sum() == 0
 
@@ -97,7 +97,7 @@ def _issues() -> LabelIssues:
     )
 
 
-def test_there_is_one_row_for_each_audited_row_candidates_first(
+def test_the_table_has_one_row_for_each_audited_row_candidates_first(
     issues: LabelIssues, tmp_path: Path
 ) -> None:
     write_rows(tmp_path / "issues.parquet", issues)
@@ -130,7 +130,7 @@ def test_the_report_counts_pairs_classes_and_folds(issues: LabelIssues) -> None:
     assert found["classes"]["ape"] == {"rows": 1, "candidates": 0}
 
 
-def test_the_page_shows_each_candidate_and_loads_nothing(issues: LabelIssues) -> None:
+def test_the_label_issues_page_shows_each_candidate_and_loads_nothing(issues: LabelIssues) -> None:
     page = label_issues_page(
         issues, np.zeros((5, 4, 4, 1), np.uint8), INPUT, "small_resnet, 2 folds"
     )
@@ -142,7 +142,7 @@ def test_the_page_shows_each_candidate_and_loads_nothing(issues: LabelIssues) ->
     assert "&lt;script&gt;" in page
 
 
-def test_the_page_of_a_table_shows_the_cells(issues: LabelIssues) -> None:
+def test_the_label_issues_page_of_a_table_shows_the_cells(issues: LabelIssues) -> None:
     contract = fit_contract({"height": [1.0, 2.0, 3.0], "colour": ["red", "green", "red"]})
     page = label_issues_page(
         issues, np.zeros((5, *contract.shape), np.float32), contract, "tabm, 2 folds"
@@ -152,8 +152,8 @@ def test_the_page_of_a_table_shows_the_cells(issues: LabelIssues) -> None:
     assert "bee, rather ape" in page
 
 
-def test_an_audit_that_nobody_asked_for_says_so(tmp_path: Path) -> None:
+def test_the_outputs_of_a_disabled_audit_say_that_it_is_off(tmp_path: Path) -> None:
     write_rows(tmp_path / "issues.parquet", None)
     assert read_table(tmp_path / "issues.parquet", LABEL_ISSUES).num_rows == 0
     assert report(None, {"folds": 0}) == {"asked_for": False, "folds": 0}
-    assert "No audit was asked for" in page_of_no_audit()
+    assert "The audit is off" in page_of_no_audit()

@@ -1,4 +1,4 @@
-"""Against a released model: better, equal and worse by planted amounts, over the rows that both can answer fairly."""
+"""Comparison with a reference model that is worse, equal or better by planted amounts."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def released(
     )
 
 
-def test_a_worse_network_misses_the_gate_with_loss_interval_p_and_rows() -> None:
+def test_a_worse_network_misses_the_reference_gate_and_the_result_has_interval_p_and_rows() -> None:
     """The released model is wrong on 10 rows, the new one on these and 30 others."""
     found = compare(
         labels_with(wrong_rows(*range(40))),
@@ -67,7 +67,7 @@ def test_a_worse_network_misses_the_gate_with_loss_interval_p_and_rows() -> None
         assert text in gate.text, text
 
 
-def test_a_loss_of_exactly_the_budget_passes() -> None:
+def test_a_regression_of_exactly_the_budget_passes() -> None:
     found = compare(
         labels_with(wrong_rows(*range(12))),
         released(probabilities(wrong_rows(*range(8)))),
@@ -78,7 +78,9 @@ def test_a_loss_of_exactly_the_budget_passes() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 20), (40, 10)])
-def test_an_equal_and_a_better_network_pass_even_without_a_budget(before: int, after: int) -> None:
+def test_an_equal_or_better_network_passes_the_reference_gate_with_budget_0(
+    before: int, after: int
+) -> None:
     found = compare(
         labels_with(wrong_rows(*range(after))),
         released(probabilities(wrong_rows(*range(before)))),
@@ -89,7 +91,7 @@ def test_an_equal_and_a_better_network_pass_even_without_a_budget(before: int, a
     assert (found.p_value == 1) is (before == after)
 
 
-def test_the_interval_is_of_the_difference_not_of_the_two() -> None:
+def test_the_reference_interval_is_that_of_the_paired_difference() -> None:
     """30 % of the rows are hard for both; they differ on two rows alone."""
     wrong = np.arange(NUM_ROWS) % 10 < 3
     found = compare(
@@ -99,7 +101,9 @@ def test_the_interval_is_of_the_difference_not_of_the_two() -> None:
 
 
 @pytest.mark.parametrize(("factor", "passes"), [(1.3, False), (1.0, True), (0.7, True)])
-def test_numbers_are_compared_by_the_growth_of_the_rmse(factor: float, passes: bool) -> None:
+def test_regression_models_are_compared_by_relative_rmse_growth(
+    factor: float, passes: bool
+) -> None:
     targets = np.random.default_rng(0).normal(100, 10, NUM_ROWS)
     errors = np.random.default_rng(1).normal(0, 2, NUM_ROWS)
     answers = RowAnswers(
@@ -111,7 +115,7 @@ def test_numbers_are_compared_by_the_growth_of_the_rmse(factor: float, passes: b
     assert (found.p_value < 0.01) is (factor != 1.0)
 
 
-def test_the_p_value_of_numbers_is_small_by_chance_as_often_as_it_says() -> None:
+def test_p_values_of_rmse_differences_are_uniform_under_the_null() -> None:
     """The twin of a test that would always be sure."""
     generator, num_small = np.random.default_rng(2), 0
     targets = np.zeros(60)
@@ -122,7 +126,7 @@ def test_the_p_value_of_numbers_is_small_by_chance_as_often_as_it_says() -> None
     assert 0 < num_small < 16
 
 
-def test_rows_that_the_released_model_refuses_or_knows_are_left_out_of_both() -> None:
+def test_rows_that_the_reference_model_refuses_or_knows_are_left_out_of_the_comparison() -> None:
     """It is right on every row it learned from, which would be no fair comparison."""
     known, refused = wrong_rows(*range(100)), wrong_rows(*range(90, 110))
     before = probabilities(np.arange(NUM_ROWS) >= 350)
@@ -135,13 +139,13 @@ def test_rows_that_the_released_model_refuses_or_knows_are_left_out_of_both() ->
     assert found.difference.after == 1
 
 
-def test_where_nobody_knows_what_it_learned_from_that_is_written_down() -> None:
+def test_unknown_training_rows_of_the_reference_model_are_recorded_as_unknown() -> None:
     found = compare(labels_with(wrong_rows(1)), released(probabilities(wrong_rows(1))), RESAMPLING)
     assert found.known is None
     assert found.knowledge == "it says so"
 
 
-def test_fewer_than_two_rows_in_common_are_refused() -> None:
+def test_a_comparison_over_fewer_than_two_common_rows_is_refused() -> None:
     with pytest.raises(DataError, match="1 of 400 test rows can be compared"):
         compare(
             labels_with(wrong_rows(1)),

@@ -1,4 +1,4 @@
-"""Slices: their bounds are what their names say, a planted weak one is found, and where all are alike none is named."""
+"""Slices: bounds match names, a planted weak slice is found, equal slices are not called worse."""
 
 import math
 from collections.abc import Callable
@@ -30,8 +30,10 @@ from slipway.reports.evaluation.slices import (
     by_date,
     by_number,
     of_column,
+    of_sources,
 )
 from slipway.system.errors import IntegrityError
+from tests.data.raw_files import data_params
 from tests.packed_rows import packed_split
 from tests.reports.conftest import CLASSES, images, split_rows, targets
 
@@ -69,7 +71,7 @@ def three_dimensions(generator: np.random.Generator, num_rows: int = NUM_ROWS) -
 # how rows are cut
 
 
-def test_categories_are_slices_and_a_missing_one_is_one_too() -> None:
+def test_each_category_is_a_slice_and_so_are_missing_values() -> None:
     assert members(by_category("colour", ["red", "", "blue", "red"])) == {
         "blue": 1,
         "missing": 1,
@@ -77,7 +79,7 @@ def test_categories_are_slices_and_a_missing_one_is_one_too() -> None:
     }
 
 
-def test_few_distinct_numbers_are_slices_as_they_are() -> None:
+def test_each_of_a_few_distinct_numbers_is_a_slice() -> None:
     assert members(by_number("rooms", [3, 1, np.nan, 3, 2.5])) == {
         "1": 1,
         "2.5": 1,
@@ -86,7 +88,7 @@ def test_few_distinct_numbers_are_slices_as_they_are() -> None:
     }
 
 
-def test_numbers_are_cut_at_round_quartiles_and_the_names_say_which_rows_are_inside() -> None:
+def test_numbers_are_cut_at_rounded_quartiles_that_the_slice_names_state() -> None:
     values = np.random.default_rng(0).normal(50_000, 12_345.678, 1001)
     found = by_number("income", values, "USD")
     assert len(found.values) == 4
@@ -108,7 +110,7 @@ def test_numbers_are_cut_at_round_quartiles_and_the_names_say_which_rows_are_ins
         -np.geomspace(1e-12, 1e12, 50),
     ],
 )
-def test_no_slice_of_numbers_is_empty_however_they_lie(values: NDArray[np.float64]) -> None:
+def test_no_slice_of_numbers_is_empty_for_any_distribution(values: NDArray[np.float64]) -> None:
     counts = by_number("x", values).counts
     assert len(counts) > 1
     assert counts.min() > 0
@@ -126,11 +128,15 @@ def test_dates_are_cut_on_whole_days() -> None:
 
 def test_dates_of_one_day_are_cut_by_minutes() -> None:
     found = by_date("bought", 20_000 + np.arange(0, 1440, 10) / 1440)
-    assert found.values == ["before 2024-10-04 06:00", "2024-10-04 06:00 to before 2024-10-04 12:00",
-                            "2024-10-04 12:00 to before 2024-10-04 18:00", "from 2024-10-04 18:00"]  # fmt: skip
+    assert found.values == [
+        "before 2024-10-04 06:00",
+        "2024-10-04 06:00 to before 2024-10-04 12:00",
+        "2024-10-04 12:00 to before 2024-10-04 18:00",
+        "from 2024-10-04 18:00",
+    ]
 
 
-def test_a_column_is_cut_by_its_kind() -> None:
+def test_the_kind_of_a_column_decides_how_it_is_cut_into_slices() -> None:
     flags = np.array([0.0, 1.0, np.nan, 1.0])
     assert members(of_column(RawCells("garden", "boolean", flags))) == {
         "false": 1,
@@ -172,7 +178,7 @@ def test_images_are_cut_by_class_size_aspect_brightness_group_and_flag(
     assert brightness(pixels) == pytest.approx([image.mean() for image in pixels])
 
 
-def test_what_does_not_vary_is_no_slice(packed_manifest: PackedManifest) -> None:
+def test_a_dimension_without_variation_has_no_slices(packed_manifest: PackedManifest) -> None:
     rows = split_rows("image_classification")
     for name, value in (("width", 8), ("group", None), ("flags", [])):
         field = SPLIT_ROWS.field(name)
@@ -191,7 +197,9 @@ def test_what_does_not_vary_is_no_slice(packed_manifest: PackedManifest) -> None
     ]
 
 
-def test_a_test_row_that_was_never_split_is_refused(packed_manifest: PackedManifest) -> None:
+def test_a_packed_test_row_missing_from_the_split_table_is_refused(
+    packed_manifest: PackedManifest,
+) -> None:
     test = packed_split(images(2), [0, 1], ["0" * 32, "f" * 32], ["x", "y"])
     with pytest.raises(IntegrityError, match="1 of 2 packed test rows"):
         built_in_dimensions(test, packed_manifest, split_rows("image_classification"))
@@ -200,7 +208,7 @@ def test_a_test_row_that_was_never_split_is_refused(packed_manifest: PackedManif
 # which slice is worse
 
 
-def test_a_planted_weak_slice_is_the_worst_and_the_only_one_named() -> None:
+def test_a_planted_weak_slice_comes_first_and_is_the_only_one_called_worse() -> None:
     generator = np.random.default_rng(1)
     dimensions = three_dimensions(generator)
     is_red = dimensions[0].codes == dimensions[0].values.index("red")
@@ -213,7 +221,7 @@ def test_a_planted_weak_slice_is_the_worst_and_the_only_one_named() -> None:
     assert scores.judged[0].metric.high < 1 - wrong.mean()
 
 
-def test_a_planted_weak_slice_of_numbers_is_the_worst() -> None:
+def test_a_planted_weak_slice_of_a_numeric_column_comes_first() -> None:
     generator = np.random.default_rng(2)
     dimensions = three_dimensions(generator)
     is_old = dimensions[1].codes == 3
@@ -228,7 +236,9 @@ def test_a_planted_weak_slice_of_numbers_is_the_worst() -> None:
 
 
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
-def test_where_all_slices_are_alike_none_is_named_in_95_percent_of_evaluations(kind: str) -> None:
+def test_equally_good_slices_are_called_worse_in_at_most_5_percent_of_evaluations(
+    kind: str,
+) -> None:
     generator, num_named = np.random.default_rng(5), 0
     for seed in range(200):
         slices, sizes = np.zeros((3, 200), np.int64), (3, 4, 5)
@@ -244,8 +254,8 @@ def test_where_all_slices_are_alike_none_is_named_in_95_percent_of_evaluations(k
     assert num_named <= 200 * 0.05 + 6  # 6: two standard deviations of a binomial draw
 
 
-def test_without_the_correction_more_would_be_named() -> None:
-    """The twin: each slice by itself is named by chance in about one of twenty looks, so that of 12 slices some is in far more."""
+def test_uncorrected_p_values_would_call_more_equal_slices_worse() -> None:
+    """Twin of the test above: with 12 slices, some uncorrected p-value is small far more often."""
     generator, num_named = np.random.default_rng(5), 0
     for seed in range(20):
         slices = generator.integers(12, size=(1, 120))
@@ -260,8 +270,11 @@ def test_without_the_correction_more_would_be_named() -> None:
     assert num_named > 20 * 0.2
 
 
-def test_p_values_are_those_of_fishers_exact_test_for_one_slice() -> None:
-    """3 of 10 rows of a slice are wrong, 4 of the 90 others: P(at least 3) = sum over k of C(7, k) C(93, 10 - k) / C(100, 10)."""
+def test_the_p_value_of_a_single_slice_equals_fishers_exact_test() -> None:
+    """3 of 10 rows of a slice are wrong, and 4 of the 90 others.
+
+    P(at least 3) = sum over k of C(7, k) C(93, 10 - k) / C(100, 10).
+    """
     losses = np.zeros(100)
     losses[[0, 1, 2, 50, 51, 52, 53]] = 1
     slices = np.where(np.arange(100) < 10, 0, 1)[None]
@@ -283,7 +296,7 @@ def test_the_order_of_dimensions_does_not_change_the_p_values() -> None:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_where_every_row_is_alike_no_slice_is_worse(wrong: bool) -> None:
+def test_no_slice_is_worse_if_all_rows_have_the_same_loss(wrong: bool) -> None:
     scores = score_slices(
         three_dimensions(np.random.default_rng(0)),
         answers_with(np.full(NUM_ROWS, wrong)),
@@ -305,7 +318,7 @@ def small_and_large() -> SliceScores:
     )
 
 
-def test_a_slice_of_few_rows_is_named_and_never_judged() -> None:
+def test_a_slice_with_too_few_rows_is_listed_but_not_judged() -> None:
     scores = small_and_large()
     assert [(small.by, small.value, small.rows) for small in scores.too_small] == [
         ("colour", "red", 5)
@@ -314,13 +327,13 @@ def test_a_slice_of_few_rows_is_named_and_never_judged() -> None:
     assert scores.constant == ["kind"]
 
 
-def test_many_small_slices_of_one_column_are_told_as_one() -> None:
+def test_many_small_slices_of_one_column_are_reported_as_one() -> None:
     ids = by_category("id", [f"id-{row // 2}" for row in range(60)])
     scores = score_slices([ids], answers_with(np.zeros(60, bool)), 20, RESAMPLING)
     assert [(small.value, small.rows) for small in scores.too_small] == [("(30 values)", 60)]
 
 
-def test_gates_are_required_of_every_slice_that_is_judged() -> None:
+def test_slice_gates_apply_to_every_judged_slice() -> None:
     scores, wrong = small_and_large(), np.zeros(60, bool)
     wrong[:10] = True
     gates = {"accuracy": Gate(min=0.8, max=None), "log_loss": Gate(min=None, max=9.0)}
@@ -338,7 +351,7 @@ def test_gates_are_required_of_every_slice_that_is_judged() -> None:
     }
 
 
-def test_a_gate_that_a_slice_does_not_define_does_not_judge_it() -> None:
+def test_a_slice_gate_skips_slices_that_do_not_define_its_metric() -> None:
     by_class = Dimension("class", ["a", "b", "c"], np.arange(60) % 3)
     answers = answers_with(np.arange(60) % 7 == 0)
     halves = by_category("half", ["left"] * 30 + ["right"] * 30)
@@ -347,10 +360,24 @@ def test_a_gate_that_a_slice_does_not_define_does_not_judge_it() -> None:
     assert {gate.where for gate in results} == {"half left", "half right"}
 
 
-def test_a_gate_that_no_slice_defines_is_unjudged() -> None:
+def test_a_slice_gate_is_unjudged_if_no_slice_defines_its_metric() -> None:
     scores = small_and_large()
     small = SliceScores(scores.metric, [], scores.too_small, [], scores.confidence)
     gates = {"accuracy": Gate(min=0.5, max=None)}
     [result] = apply_slice_gates(gates, small, answers_with(np.zeros(60, bool)), RESAMPLING)
     assert (result.outcome, result.key) == ("unjudged", "evaluate.slice_gates.accuracy")
     assert "none of 0 slices" in result.text
+
+
+def test_rows_of_joined_sources_are_cut_by_source(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).touch()
+    data = data_params(tmp_path, sources=["*.csv"])
+    [found] = of_sources(data, ["0:a.csv", "9:b.csv", "1:a.csv"])
+    assert (found.name, found.values, found.codes.tolist()) == (
+        "source",
+        ["a.csv", "b.csv"],
+        [0, 1, 0],
+    )
+    assert of_sources(data, ["0:a.csv", "1:a.csv"]) == []
+    assert of_sources(data_params(tmp_path), ["0", "1"]) == []

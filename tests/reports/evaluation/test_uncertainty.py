@@ -1,4 +1,4 @@
-"""What answers are worth, on simulated rows whose calibration is known, and how the page says it."""
+"""Metrics of uncertainty on simulated rows of known calibration, and their section of the page."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.metrics.class_uncertainty import softmax
 from slipway.metrics.scores import Resampling
-from slipway.metrics.uncertainty import softmax
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.reports.pages.uncertainty_section import uncertainty_section
 from tests.artifacts.test_uncertainty import simulated, with_threshold
@@ -25,18 +25,23 @@ def worth(too_sure: float = 1.0, calibration: Calibration = CALIBRATION) -> Unce
     answers = Answers(
         softmax(logits).astype(np.float32), generator.random(NUM_ROWS).astype(np.float32)
     )
+    before = softmax(logits * too_sure).astype(np.float32)
     return UncertaintyReport(
-        calibration, classes, answers, softmax(logits * too_sure).astype(np.float32), RESAMPLING
+        "image_classification", calibration, classes, answers, before, RESAMPLING
     )
 
 
 def numbers(half: float | None = 1.0) -> UncertaintyReport:
     errors = np.random.default_rng(0).normal(size=NUM_ROWS)
     answers = Answers(np.zeros((NUM_ROWS, 1), np.float32), np.abs(errors).astype(np.float32))
-    return UncertaintyReport(with_threshold(half), errors, answers, None, RESAMPLING)
+    return UncertaintyReport(
+        "image_regression", with_threshold(half), errors, answers, None, RESAMPLING
+    )
 
 
-def test_a_calibrated_network_has_nearly_no_error_and_one_that_is_too_sure_has() -> None:
+def test_calibration_error_is_near_0_for_a_calibrated_and_large_for_an_overconfident_network() -> (
+    None
+):
     metrics = worth(too_sure=4).metrics
     assert metrics["calibration_error"].value < 0.03
     assert metrics["calibration_error_before"].value > 0.15
@@ -48,7 +53,7 @@ def test_a_calibrated_network_has_nearly_no_error_and_one_that_is_too_sure_has()
     assert metrics["log_loss_before"].value > worth().metrics["log_loss_before"].value + 0.3
 
 
-def test_coverage_and_set_size_are_counted_by_hand() -> None:
+def test_coverage_and_set_size_match_hand_counts() -> None:
     found = worth()
     sets = found.answers.outputs >= np.minimum(
         np.float32(0.25), found.answers.outputs.max(axis=1, keepdims=True)
@@ -63,19 +68,19 @@ def test_coverage_and_set_size_are_counted_by_hand() -> None:
     )  # scores are uniform, the threshold is 0.75
 
 
-def test_every_label_covers_everything() -> None:
+def test_sets_of_every_label_have_full_coverage() -> None:
     found = worth(calibration=with_threshold(0.0)).metrics
     assert (found["coverage"].value, found["set_size"].value) == (1.0, 5.0)
 
 
-def test_a_numbers_interval_covers_what_it_should() -> None:
+def test_intervals_of_a_numeric_target_reach_their_coverage() -> None:
     found = numbers().metrics
     assert set(found) == {"coverage", "outliers"}
     assert found["coverage"].value == pytest.approx(0.683, abs=0.03)
     assert set(numbers(None).metrics) == {"outliers"}
 
 
-def test_confidence_meets_accuracy_in_every_bin_and_where_it_is_too_high_it_does_not() -> None:
+def test_reliability_bins_match_accuracy_only_for_a_calibrated_network() -> None:
     found = worth(too_sure=4)
     assert max(map(abs, overconfidence(found, found.answers.outputs))) < 0.1
     assert found.before is not None
@@ -89,7 +94,7 @@ def overconfidence(report: UncertaintyReport, probabilities: NDArray[np.float32]
 
 
 @pytest.mark.parametrize("found", [worth(), numbers()])
-def test_answering_the_least_doubtful_rows_alone_errs_less(found: UncertaintyReport) -> None:
+def test_rejecting_the_most_doubtful_rows_lowers_the_error(found: UncertaintyReport) -> None:
     doubt: NDArray[np.floating] = (
         found.answers.scores if found.before is None else -found.answers.outputs.max(axis=1)
     )
@@ -99,29 +104,29 @@ def test_answering_the_least_doubtful_rows_alone_errs_less(found: UncertaintyRep
     assert risk[0] < 0.5 * risk[-1]
 
 
-def test_the_section_says_what_was_fitted_and_where_the_rows_were_too_few() -> None:
-    assert "Reliability" in uncertainty_section(worth()).body
-    text = uncertainty_section(numbers()).body
+def test_the_uncertainty_section_names_fitted_parameters_and_too_few_rows() -> None:
+    assert "Reliability" in uncertainty_section(worth())
+    text = uncertainty_section(numbers())
     assert "An interval is the value +/- 1" in text
     assert "Reliability" not in text
     few = CALIBRATION.model_copy(
         update={"conformal": CALIBRATION.conformal.model_copy(update={"rows": 5, "threshold": 0.0})}
     )
-    assert "too few rows for that coverage" in uncertainty_section(worth(calibration=few)).body
-    assert "There are no intervals" in uncertainty_section(numbers(None)).body
+    assert "too few rows for that coverage" in uncertainty_section(worth(calibration=few))
+    assert "There are no intervals" in uncertainty_section(numbers(None))
 
 
-def test_the_section_marks_a_coverage_that_missed_its_target_or_was_fitted_on_few_rows() -> None:
+def test_the_uncertainty_section_warns_of_missed_coverage_and_of_few_rows() -> None:
     enough = {"rows": 200, "threshold": 1.645}  # nine tenths of normal errors
     met = with_fields(numbers(), coverage=0.9, **enough)
     assert met.warnings == []
-    assert "the target" not in uncertainty_section(met).body
+    assert "the target" not in uncertainty_section(met)
     missed = with_fields(numbers(), coverage=0.95, **enough)
     (doubt,) = missed.warnings
     assert "is below the target of 95%" in doubt
-    assert doubt in uncertainty_section(missed).body
+    assert doubt in uncertainty_section(missed)
     few = with_fields(numbers(), coverage=0.9, **(enough | {"rows": 66}))
-    assert "fitted on 66 rows, fewer than 200" in uncertainty_section(few).body
+    assert "fitted on 66 rows, fewer than 200" in uncertainty_section(few)
 
 
 def with_fields(found: UncertaintyReport, **changes: float) -> UncertaintyReport:

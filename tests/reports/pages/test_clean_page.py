@@ -1,4 +1,4 @@
-"""The page of what clean found: everything counted is on it, nothing is loaded from elsewhere, and tables do without pictures."""
+"""`reports/clean.html` shows every count, loads nothing, and has no pictures for tables."""
 
 from functools import partial
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.data.images.report import image_report
+from slipway.data.images.cleaning import image_report
 from slipway.data.rules.report import (
     CleanReport,
     Clusters,
@@ -48,7 +48,7 @@ def report(**changes: Any) -> CleanReport:
     return CleanReport.model_validate(values | changes)
 
 
-def test_every_count_is_on_the_page() -> None:
+def test_the_clean_page_shows_every_count() -> None:
     text = clean_page(report(), {})
     for words in (
         "900 of 1,000 samples are kept",
@@ -62,7 +62,7 @@ def test_every_count_is_on_the_page() -> None:
         assert words in text
 
 
-def test_texts_of_the_data_are_escaped_and_nothing_is_loaded() -> None:
+def test_the_clean_page_escapes_texts_of_the_data_and_loads_nothing() -> None:
     text = clean_page(report(), {"cat/0.png": np.zeros((4, 4, 3), np.uint8)})
     assert "detail 0 &lt;b&gt;" in text
     assert "<script" not in text
@@ -70,7 +70,7 @@ def test_texts_of_the_data_are_escaped_and_nothing_is_loaded() -> None:
     assert text.count("data:image/png;base64,") == 3
 
 
-def test_a_table_is_drawn_without_pictures() -> None:
+def test_the_clean_page_of_a_table_has_no_pictures() -> None:
     columns = [ColumnSummary(name="age", kind="number", missing=3, note="")]
     target = target_summary([1.0, 2.0, 2.5, 9.0])
     text = clean_page(report(classes=None, target=target, columns=columns), {})
@@ -79,7 +79,7 @@ def test_a_table_is_drawn_without_pictures() -> None:
     assert "age" in text
 
 
-def test_only_so_many_pictures_of_a_rule_are_asked_for() -> None:
+def test_the_clean_page_requests_a_limited_number_of_pictures_for_each_rule() -> None:
     clusters = Clusters(count=1, rows=2, largest=2, examples=[["dog/1.png", "dog/2.png"]])
     assert shown_sources(report(clusters=clusters)) == [
         *(f"cat/{index}.png" for index in range(MAX_PICTURES)),
@@ -89,7 +89,9 @@ def test_only_so_many_pictures_of_a_rule_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("choice", "shown"), [("flag", True), ("refuse", False), (None, False)])
-def test_clusters_are_shown_where_they_are_kept(tmp_path: Path, choice: str, shown: bool) -> None:
+def test_clusters_are_shown_only_if_near_duplicates_are_flagged(
+    tmp_path: Path, choice: str, shown: bool
+) -> None:
     smooth = Image.fromarray(
         np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     ).resize((64, 64), Image.Resampling.BICUBIC)
@@ -105,7 +107,7 @@ def test_clusters_are_shown_where_they_are_kept(tmp_path: Path, choice: str, sho
     assert ("2 kept rows are in one cluster." in clean_page(found, {})) == shown
 
 
-def test_the_page_says_what_it_leaves_out_and_where_it_is() -> None:
+def test_the_clean_page_names_the_file_with_the_examples_it_omits() -> None:
     text = clean_page(report(refused={"truncated": rule(60), "empty": rule(MAX_PICTURES)}), {})
     assert (
         f"These are {MAX_PICTURES} of 60; all are in data/clean/quarantine.parquet, column rule."
@@ -117,7 +119,7 @@ def test_the_page_says_what_it_leaves_out_and_where_it_is() -> None:
     assert text.count("These are") == 2
 
 
-def test_the_pictures_are_those_of_the_samples(tmp_path: Path) -> None:
+def test_pictures_are_read_from_the_samples_shown_on_the_page(tmp_path: Path) -> None:
     root = write_folder(
         tmp_path / "images",
         {"cat": [picture(0, 40), picture(1, 40)[:-300]], "dog": [picture(0, 40), picture(2, 40)]},

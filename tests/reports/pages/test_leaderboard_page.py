@@ -19,10 +19,21 @@ def figures(
     metric = {"value": 0.98 - loss, "low": 0.96, "high": 0.99, "confidence": 0.95, "rows": 260}
     ratio = {"value": throughput, "low": 0.9 * throughput, "high": 1.1 * throughput}
     content: dict[str, Any] = {
-        "metric": metric, "metric_loss": metric | {"value": loss, "low": loss - 0.002, "high": loss + 0.002}, "max_difference": 0.01,
-        "num_flipped": 3, "batch_dependence": 0.0, "p50_ms": 1.234, "p99_ms": p99_ms, "rows_per_second": 4321.0, "batch_size": 64,
-        "latency": ratio, "throughput": ratio, "bytes": 45_000_000, "memory_bytes": 90_000_000, "verdict": verdict,
-    }  # fmt: skip
+        "metric": metric,
+        "metric_loss": metric | {"value": loss, "low": loss - 0.002, "high": loss + 0.002},
+        "max_difference": 0.01,
+        "num_flipped": 3,
+        "batch_dependence": 0.0,
+        "p50_ms": 1.234,
+        "p99_ms": p99_ms,
+        "rows_per_second": 4321.0,
+        "batch_size": 64,
+        "latency": ratio,
+        "throughput": ratio,
+        "bytes": 45_000_000,
+        "memory_bytes": 90_000_000,
+        "verdict": verdict,
+    }
     return VariantFigures.model_validate(content)
 
 
@@ -57,12 +68,18 @@ def board() -> Leaderboard:
         Attempt(calibrator="entropy", in_fp32=["conv_1"], metric_loss=0.004),
     ]
     return Leaderboard(
-        task="image_classification", metric="accuracy", rows=260, lines=lines, choice={"cpu": choice}, absent={"cuda": "no driver"},
-        left_out={"int8_dynamic": "it reaches 4 %"}, attempts={"int8": attempts},
-    )  # fmt: skip
+        task="image_classification",
+        metric="accuracy",
+        rows=260,
+        lines=lines,
+        choice={"cpu": choice},
+        absent={"cuda": "no driver"},
+        left_out={"int8_dynamic": "it reaches 4 %"},
+        attempts={"int8": attempts},
+    )
 
 
-def test_the_page_shows_every_variant_with_its_verdict_and_stands_alone(board: Leaderboard) -> None:
+def test_the_leaderboard_page_shows_every_verdict_and_loads_nothing(board: Leaderboard) -> None:
     page = leaderboard_page(board)
     for text in (
         "Chosen on the CPU: int8",
@@ -78,32 +95,34 @@ def test_the_page_shows_every_variant_with_its_verdict_and_stands_alone(board: L
     assert not re.search(r"https?://|<script|<link", page)
 
 
-def test_the_text_has_what_was_asked_for_and_what_came_out(board: Leaderboard) -> None:
+def test_leaderboard_text_has_choices_missing_providers_and_attempts(board: Leaderboard) -> None:
     text = leaderboard_text(board)
     assert "cpu: int8 is chosen. It is <fast>." in text
-    assert "cuda: not measured, no driver" in text
+    assert "cuda: not measured, `verify` says why" in text
     assert "int8_dynamic: left out, it reaches 4 %" in text
     assert (
-        "int8: 2 ways of quantising were tried; with entropy ranges and conv_1 in fp32 it loses least, 0.0040"
-        in text
+        "int8: 2 attempts to quantize; the smallest loss, 0.0040, "
+        "has entropy ranges and conv_1 in fp32" in text
     )
     assert re.search(r"^fp16 .* 1\.23 +4,320", text, re.MULTILINE), (
         "a p99 of too few calls is left empty"
     )
 
 
-def test_a_gain_too_small_to_be_shown_is_no_loss_of_minus_nothing(board: Leaderboard) -> None:
+def test_a_tiny_gain_is_not_written_as_minus_zero(board: Leaderboard) -> None:
     found = figures(-1e-6, 1.0, "the reference")
     lines = [line.model_copy(update={"figures": found}) for line in board.lines]
     board = board.model_copy(update={"lines": lines})
     assert "-0.00" not in leaderboard_page(board) + leaderboard_text(board)
 
 
-def test_where_no_row_is_called_an_outlier_the_page_says_why(board: Leaderboard) -> None:
+def test_the_leaderboard_page_says_why_no_row_is_flagged_as_ood(board: Leaderboard) -> None:
     assert "too few for a threshold" in leaderboard_page(board)
 
 
-def test_a_variant_that_loses_the_order_of_outlier_scores_is_named(board: Leaderboard) -> None:
+def test_leaderboard_text_names_a_variant_whose_ood_scores_lost_their_order(
+    board: Leaderboard,
+) -> None:
     share = {"value": 0.992, "low": 0.972, "high": 0.998, "confidence": 0.95, "rows": 260}
 
     def with_rank(rank: float | None) -> Leaderboard:
@@ -120,18 +139,18 @@ def test_a_variant_that_loses_the_order_of_outlier_scores_is_named(board: Leader
             }
         )
 
-    told = "cpu: int8 hardly keeps the order of fp32's outlier scores (correlation 0.27)"
-    assert told in leaderboard_text(with_rank(0.27))
+    warning = "cpu: int8 hardly keeps the order of fp32's OOD scores (correlation 0.27)"
+    assert warning in leaderboard_text(with_rank(0.27))
     assert "hardly" not in leaderboard_text(with_rank(0.93)) + leaderboard_text(with_rank(None))
     for text in ("99.2%", "97.2% to 99.8%", "0.27"):
         assert f">{text}</td>" in leaderboard_page(with_rank(0.27))
 
 
-def test_a_leaderboard_survives_json(board: Leaderboard) -> None:
+def test_a_leaderboard_survives_a_round_trip_through_json(board: Leaderboard) -> None:
     assert Leaderboard.model_validate_json(board.model_dump_json()) == board
 
 
-def test_a_number_has_no_flipped_rows_and_its_loss_is_relative(board: Leaderboard) -> None:
+def test_the_loss_of_a_numeric_target_is_relative_and_no_row_flips(board: Leaderboard) -> None:
     text = leaderboard_text(board.model_copy(update={"task": "image_regression", "metric": "rmse"}))
     assert "0.40 %" in text
     assert "points" not in text

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from slipway.reports.pages.charts import StackedBar, stacked_bars
 from slipway.reports.pages.profile_page import profile_page, profile_text
-from slipway.reports.pages.stacked_bars import Bar, stacked_bars
 
 PARTS = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 
@@ -127,7 +127,9 @@ def test_profile_page_escapes_html_and_loads_nothing() -> None:
 
 
 def test_stacked_bars_are_proportional_to_their_parts() -> None:
-    drawn = stacked_bars([Bar("one", {"a": 30.0, "b": 10.0}), Bar("two", {"": 20.0})], "ms")
+    drawn = stacked_bars(
+        [StackedBar("one", {"a": 30.0, "b": 10.0}), StackedBar("two", {"": 20.0})], "ms"
+    )
     widths = [float(piece.split('"')[0]) for piece in drawn.split('width="')[1:]]
     assert widths[0] == 3 * widths[1]
     assert widths[2] == 2 * widths[1]

@@ -1,4 +1,4 @@
-"""The split's page: what is shared, what was purged and how far the shares are off, with every text escaped."""
+"""`reports/split.html`: shared values, purged rows and deviations, with every text escaped."""
 
 from typing import Any
 
@@ -17,31 +17,31 @@ def written(rows: list[dict[str, Any]], params: SplitParams) -> str:
     return split_page(report(split_rows(pa.Table.from_pylist(rows, schema=ROWS), params, 7), 7))
 
 
-def test_a_clean_split_says_that_nothing_is_shared() -> None:
+def test_the_page_of_a_split_without_leaks_says_that_nothing_is_shared() -> None:
     page = written(
         [row(seed, ("a", "<script>")[seed % 2]) for seed in range(400)],
         split_params(assignment="exact", folds=5),
     )
     assert "Nothing is shared" in page
     assert "exact shares in each class" in page
-    assert "Folds of the rows that are not for testing" in page
+    assert "Folds of the rows outside the test split" in page
     assert "the largest has one row." in page
     assert "&lt;script&gt;" in page
     assert "<script" not in page
 
 
-def test_leaks_of_the_users_own_split_are_named() -> None:
+def test_the_split_page_names_leaks_of_a_given_split() -> None:
     rows = [
         {**row(seed, "ab"[seed % 2]), "given_split": ("train", "val", "test")[seed // 2 % 3]}
         for seed in range(60)
     ]
-    rows[0]["group"] = rows[4]["group"] = "patient 7"
+    rows[0]["group"] = rows[4]["group"] = "person 7"
     page = written(rows, split_params(on_leak="report"))
     assert "One row of val and test leaks" in page
-    assert "1 (patient 7)" in page
+    assert "1 (person 7)" in page
 
 
-def test_a_split_in_time_shows_its_order_and_what_was_purged() -> None:
+def test_the_page_of_a_split_by_time_shows_the_order_and_the_purged_rows() -> None:
     rows = [
         {
             **row(seed, None, float(seed), group=f"g{seed if seed != 190 else 0}"),

@@ -17,11 +17,11 @@ from slipway.export.certification.comparison import (
     not_executed,
 )
 from slipway.inputs.contract import InputContract
-from slipway.kinds.registry import Task
+from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation.slice_scores import headline
-from slipway.reports.pages.log_bars import LogBar, log_bars
-from slipway.reports.pages.verify_page import HopAnswers, _outliers, verify_page
+from slipway.reports.pages.charts import LogBar, log_bars
+from slipway.reports.pages.verify_page import HopAnswers, _flagged_rows, verify_page
+from slipway.system.user_code import UserCode
 from tests.reports.test_pages import CONTRACT, EVIL, FOREIGN, faults
 from tests.serving.bundles import COLUMNS, gate
 
@@ -41,7 +41,7 @@ def make_page(
     num_flipped: int = 20,
     breaks: bool = False,
 ) -> tuple[str, list[Hop]]:
-    """Torch, fp32 with a rounding error, int8 with `num_flipped` labels turned, an engine that is not there, and HTTP.
+    """Torch, fp32 with a rounding error, int8 with `num_flipped` flips, no engine, and HTTP.
 
     `breaks`: fp32 answers NaN to row 7.
     """
@@ -83,14 +83,15 @@ def make_page(
         )
         answers["http"] = near
     certificate = Certificate(
-        format_version=3,
+        format_version=4,
         gates="missed",
         gate_results=[gate(), gate(0.5, name=EVIL), gate(None, name="roc_auc")],
         status="refused" if breaks else "certified",
-        metric=headline(task),
+        metric=kind_of(task).target.headline,
         bundle_digest="0" * 64,
         engine_digest=None,
         digests={EVIL: "1" * 64},
+        user_code=[UserCode(key="train.loss", name=EVIL, sha256="2" * 64)],
         hops=hops,
         hardware={"cpu": EVIL},
         versions={"python": EVIL},
@@ -127,7 +128,7 @@ def encoded_rows() -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     "task", ["image_classification", "image_regression", "table_classification"]
 )
-def test_the_page_is_whole_escaped_and_loads_nothing(task: Task, breaks: bool) -> None:
+def test_the_verify_page_is_valid_escaped_and_loads_nothing(task: Task, breaks: bool) -> None:
     is_table = task.startswith("table")
     document, hops = make_page(
         task,
@@ -144,14 +145,14 @@ def test_the_page_is_whole_escaped_and_loads_nothing(task: Task, breaks: bool) -
     assert ("Worst row: id7." in document) == breaks
 
 
-def test_flipped_rows_are_shown_with_both_answers_and_all_are_counted() -> None:
+def test_the_verify_page_shows_flipped_rows_with_both_answers_and_counts_all() -> None:
     document, hops = make_page("image_classification", CONTRACT, pictures())
     int8 = next(hop for hop in hops if hop.name.endswith("int8"))
     num_flipped = len(int8.flipped)
     assert num_flipped > 12
     assert (
-        f"{num_flipped} of {NUM_ROWS} rows: {num_flipped} had the right label with torch, 0 have it here, 0 neither way."
-        in document
+        f"{num_flipped} of {NUM_ROWS} rows: {num_flipped} had the right label with torch, "
+        "0 have it here, 0 neither way." in document
     )
     assert "12 are shown, the certificate has every id." in document
     assert (
@@ -161,42 +162,42 @@ def test_flipped_rows_are_shown_with_both_answers_and_all_are_counted() -> None:
     assert "Labels that flip: onnxruntime/cpu/int8" in document
 
 
-def test_a_tables_flipped_rows_are_shown_with_their_cells() -> None:
+def test_the_verify_page_shows_the_cells_of_flipped_table_rows() -> None:
     document, _ = make_page("table_classification", COLUMNS, encoded_rows(), num_flipped=1)
     assert "<figure>" not in document
     for text in ("<th>colour</th>", "<td>red</td>", "Zürich"):
         assert text in document
 
 
-def test_where_nothing_flips_the_page_says_so() -> None:
+def test_the_verify_page_says_if_no_label_flips() -> None:
     document, _ = make_page("image_classification", CONTRACT, pictures(), num_flipped=0)
     assert "None: every hop gives every row the label of the trained network." in document
 
 
-def test_outliers_are_shown_with_what_is_allowed() -> None:
+def test_the_verify_page_shows_flagged_rows_with_the_allowed_fraction() -> None:
     document, hops = make_page("image_classification", CONTRACT, pictures())
-    assert "<h2>Outliers</h2>" not in document  # nothing counted them
+    assert "<h2>Out of distribution</h2>" not in document  # nothing counted them
     share = Metric(value=0.61, low=0.512, high=0.7, confidence=0.95, rows=NUM_ROWS)
     allowed = HopBounds(
         max_difference=None, max_score_difference=None, max_metric_loss=0.1, max_outliers=0.162
     )
-    section = _outliers(
+    section = _flagged_rows(
         [
             hops[0],
             hops[1].model_copy(update={"outliers": share, "allowed": allowed, "score_rank": 0.27}),
         ]
     )
     for text in ("61.0%", "51.2% to 70.0%", "16.2%", "0.2700"):
-        assert f">{text}</td>" in section[0].body
+        assert f">{text}</td>" in section
 
 
-def test_batch_sizes_that_were_cut_short_are_told() -> None:
+def test_the_verify_page_names_batch_sizes_without_time_for_all_rows() -> None:
     document, _ = make_page("image_classification", CONTRACT, pictures())
     assert f"9 of {NUM_ROWS}" in document
     assert "verify.batch_seconds left no time for all rows" in document
 
 
-def test_bars_lie_between_the_powers_of_ten_of_their_scale() -> None:
+def test_log_bars_are_placed_between_powers_of_ten() -> None:
     bars = log_bars(
         [
             LogBar("a", 1e-7, "1e-07", limit=1e-5),
@@ -214,5 +215,5 @@ def test_bars_lie_between_the_powers_of_ten_of_their_scale() -> None:
     assert bars.endswith("Mark.</p>")
 
 
-def test_bars_of_nothing_have_no_scale() -> None:
+def test_log_bars_without_values_have_no_scale() -> None:
     assert "x: 0 everywhere." in log_bars([LogBar("a", 0.0, "0"), LogBar("b", None, "none")], "x")

@@ -1,4 +1,4 @@
-"""Keys: the file, the command that makes one, how long one lasts, and how often it may ask."""
+"""API keys: the file, the command that makes a key, reloading, and rates."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.auth.keys import (
+from slipway.serving.auth.keys import (
     LOOK_EVERY_S,
     MARK,
     Bucket,
@@ -24,8 +24,8 @@ from serving.auth.keys import (
     make_key,
     read_keys,
 )
-from serving.metrics.sampling import Sampler
-from serving.worker import ModelWorker
+from slipway.serving.metrics.gauges import Sampler
+from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
 
@@ -33,7 +33,7 @@ DIGEST = digest_of(b"a key").hex()
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -43,7 +43,7 @@ class Clock:
 
 
 class Ring:
-    """A ring on a file, with its clock and the number of its faults."""
+    """A key ring on a file, with its clock and its faults."""
 
     def __init__(self, path: Path, num_workers: int = 1) -> None:
         self.clock = Clock()
@@ -66,9 +66,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_a_file_has_names_roles_rates_and_comments(path: Path) -> None:
+def test_a_key_file_has_names_roles_rates_and_comments(path: Path) -> None:
     path.write_text(
-        f"# ours\n\nalice:caller:{DIGEST}\nops:operator:{digest_of(b'other').hex()}:0.5 # until May\n"
+        f"# ours\n\nalice:caller:{DIGEST}\n"
+        f"ops:operator:{digest_of(b'other').hex()}:0.5 # until May\n"
     )
     assert read_keys(path) == (
         Key("alice", "caller", digest_of(b"a key"), None),
@@ -94,7 +95,7 @@ def test_a_file_has_names_roles_rates_and_comments(path: Path) -> None:
         (f"alice:caller:{DIGEST}\nbob:caller:{DIGEST}", "line 2: the same key"),
     ],
 )
-def test_a_wrong_line_is_named_by_its_number_and_never_repeated(
+def test_an_invalid_line_is_reported_by_number_and_never_quoted(
     path: Path, line: str, reason: str
 ) -> None:
     path.write_text(line + "\n")
@@ -104,20 +105,20 @@ def test_a_wrong_line_is_named_by_its_number_and_never_repeated(
     assert DIGEST not in str(error.value)
 
 
-def test_all_wrong_lines_are_named_at_once(path: Path) -> None:
+def test_all_invalid_lines_are_reported_at_once(path: Path) -> None:
     path.write_text(f"one\nalice:caller:{DIGEST}\nthree\n")
     with pytest.raises(KeysError, match=r"line 1: .*; line 3: "):
         read_keys(path)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe" * 10, b"#" * (1 << 20) + b"#", b"x\n" * 2000])
-def test_what_is_no_file_of_keys_is_refused(path: Path, content: bytes) -> None:
+def test_content_that_is_no_key_file_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(KeysError):
         read_keys(path)
 
 
-def test_more_keys_than_a_request_should_be_compared_with_are_refused(path: Path) -> None:
+def test_a_key_file_with_too_many_keys_is_refused(path: Path) -> None:
     lines = [
         format_line(Key("n", "caller", digest_of(str(number).encode()), None))
         for number in range(1001)
@@ -129,7 +130,7 @@ def test_more_keys_than_a_request_should_be_compared_with_are_refused(path: Path
         read_keys(path)
 
 
-def test_a_made_key_is_found_by_its_name_and_no_other_is(path: Path) -> None:
+def test_only_the_key_that_was_made_is_found(path: Path) -> None:
     first, second = add_key(path, "alice", "caller", None), add_key(path, "bob", "operator", 2.0)
     ring = Ring(path)
     assert (ring.name_of(first), ring.name_of(second)) == ("alice", "bob")
@@ -144,7 +145,7 @@ def test_a_made_key_is_found_by_its_name_and_no_other_is(path: Path) -> None:
         assert ring.name_of(wrong) is None
 
 
-def test_the_file_of_a_made_key_is_the_owners_and_holds_no_key(path: Path) -> None:
+def test_a_key_file_is_private_and_holds_only_digests(path: Path) -> None:
     key = add_key(path, "alice", "caller", 50)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert key not in path.read_text()
@@ -153,13 +154,13 @@ def test_the_file_of_a_made_key_is_the_owners_and_holds_no_key(path: Path) -> No
     assert path.read_text() == f"alice:caller:{digest_of(key.encode()).hex()}:50\n"
 
 
-def test_a_key_is_added_on_a_line_of_its_own(path: Path) -> None:
+def test_a_key_is_added_on_its_own_line(path: Path) -> None:
     path.write_text(f"alice:caller:{DIGEST}")  # as an editor may leave it
     add_key(path, "bob", "caller", None)
     assert [key.name for key in read_keys(path)] == ["alice", "bob"]
 
 
-def test_no_key_is_added_to_a_file_that_would_not_be_taken_or_by_a_line_that_would_not(
+def test_no_key_is_added_to_an_invalid_file_or_by_an_invalid_line(
     path: Path,
 ) -> None:
     with pytest.raises(KeysError, match="a name has"):
@@ -173,7 +174,7 @@ def test_no_key_is_added_to_a_file_that_would_not_be_taken_or_by_a_line_that_wou
     assert path.read_text() == "something else\n"
 
 
-def test_the_command_prints_the_key_alone_and_once(
+def test_the_command_prints_only_the_key_on_stdout(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ops", "--role", "operator", "--rate", "5", "--file", str(path)]) == 0
@@ -183,7 +184,7 @@ def test_the_command_prints_the_key_alone_and_once(
     assert read_keys(path)[0].rate == 5
 
 
-def test_the_command_takes_the_services_file_and_says_what_is_wrong(
+def test_the_command_uses_the_services_file_and_reports_errors(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLIPWAY_KEYS", raising=False)
@@ -197,7 +198,9 @@ def test_the_command_takes_the_services_file_and_says_what_is_wrong(
     assert "line 1" in capsys.readouterr().err
 
 
-def test_a_changed_file_is_read_within_a_second_and_what_was_taken_away_is_gone(path: Path) -> None:
+def test_a_changed_key_file_is_reloaded_within_a_second_and_removed_keys_are_refused(
+    path: Path,
+) -> None:
     old = add_key(path, "alice", "caller", None)
     ring = Ring(path)
     new = add_key(path, "alice", "caller", None)
@@ -209,7 +212,7 @@ def test_a_changed_file_is_read_within_a_second_and_what_was_taken_away_is_gone(
     assert (ring.name_of(old), ring.name_of(new)) == (None, "alice")
 
 
-def test_a_file_in_the_place_of_another_is_read_though_its_time_and_size_are_the_same(
+def test_a_replaced_key_file_is_reloaded_even_with_the_same_time_and_size(
     path: Path, tmp_path: Path
 ) -> None:
     old = add_key(path, "alice", "caller", None)
@@ -223,7 +226,7 @@ def test_a_file_in_the_place_of_another_is_read_though_its_time_and_size_are_the
 
 
 @pytest.mark.parametrize("spoil", ["gone", "wrong line", "a folder"])
-def test_a_file_that_turns_wrong_leaves_the_keys_of_before_and_is_told_and_counted_once(
+def test_a_key_file_that_becomes_invalid_keeps_the_loaded_keys_and_is_reported_once(
     path: Path, spoil: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = add_key(path, "alice", "caller", None)
@@ -248,7 +251,7 @@ def test_a_file_that_turns_wrong_leaves_the_keys_of_before_and_is_told_and_count
 
 
 @pytest.mark.parametrize("spoil", ["gone", "wrong line", "a folder"])
-def test_a_file_is_shown_as_wrong_for_as_long_as_it_is(path: Path, spoil: str) -> None:
+def test_the_gauge_is_1_for_as_long_as_the_key_file_is_invalid(path: Path, spoil: str) -> None:
     add_key(path, "alice", "caller", None)
     good, shown = path.read_text(), list[bool]()
     file = KeyFile(path, shown.append)
@@ -267,7 +270,7 @@ def test_a_file_is_shown_as_wrong_for_as_long_as_it_is(path: Path, spoil: str) -
     assert shown == [False, True, True, True, False]
 
 
-def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
+def test_metrics_show_an_invalid_key_file_without_any_request(
     path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sampler.__init__, "__defaults__", (0.02,))
@@ -276,7 +279,7 @@ def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         async def shown(value: float) -> None:
             async with asyncio.timeout(10):
-                while metric(worker, "slipway_key_file_wrong") != value:
+                while metric(worker, "slipway_key_file_invalid") != value:
                     await asyncio.sleep(0.02)
 
         await shown(0)
@@ -284,14 +287,14 @@ def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
         path.write_text("x\n")
         await shown(1)
         await asyncio.sleep(0.2)
-        assert metric(worker, "slipway_key_file_wrong") == 1
+        assert metric(worker, "slipway_key_file_invalid") == 1
         path.write_text(good)
         await shown(0)
 
     run(make_settings(keys=path), work)
 
 
-def test_a_worker_that_starts_without_its_file_lets_nobody_in_until_it_is_there(
+def test_a_worker_without_its_key_file_admits_nobody_until_it_exists(
     path: Path, tmp_path: Path
 ) -> None:
     ring = Ring(path)
@@ -302,7 +305,7 @@ def test_a_worker_that_starts_without_its_file_lets_nobody_in_until_it_is_there(
     assert ring.name_of(key) == "alice"
 
 
-def test_a_bucket_lets_through_its_rate_and_says_when_there_is_more() -> None:
+def test_a_bucket_admits_its_rate_and_returns_the_seconds_to_wait() -> None:
     bucket = Bucket(rate=4.0, now=0.0)
     assert [bucket.take(0.0) for _ in range(4)] == [0.0] * 4
     assert bucket.take(0.0) == pytest.approx(0.25)
@@ -314,7 +317,7 @@ def test_a_bucket_lets_through_its_rate_and_says_when_there_is_more() -> None:
     assert taken == pytest.approx(40, abs=4)
 
 
-def test_a_rate_below_one_a_second_lets_one_through_at_once() -> None:
+def test_a_bucket_with_a_rate_below_one_admits_one_request_at_once() -> None:
     bucket = Bucket(rate=0.1, now=0.0)
     assert bucket.take(0.0) == 0.0
     assert bucket.take(1.0) == pytest.approx(9.0)
@@ -327,7 +330,7 @@ def taken_at_once(ring: Ring, key: str) -> int:
     return sum(ring.ring.take(found) == 0.0 for _ in range(100))
 
 
-def test_each_key_has_its_own_rate_shared_among_the_workers(path: Path) -> None:
+def test_each_key_has_its_own_rate_divided_among_the_workers(path: Path) -> None:
     slow, fast, free = (
         add_key(path, name, "caller", rate)
         for name, rate in (("slow", 4), ("fast", 20), ("free", None))
@@ -339,7 +342,7 @@ def test_each_key_has_its_own_rate_shared_among_the_workers(path: Path) -> None:
     ]
 
 
-def test_what_a_key_has_used_up_stays_used_up_when_the_file_changes(path: Path) -> None:
+def test_used_tokens_of_a_key_stay_used_when_the_file_changes(path: Path) -> None:
     key = add_key(path, "alice", "caller", 0.001)
     ring = Ring(path)
     assert taken_at_once(ring, key) == 1

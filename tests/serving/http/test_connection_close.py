@@ -1,6 +1,8 @@
-"""The end of a connection on real sockets: complete requests are answered in order, and the caller can read the answers."""
+"""The end of connections, on real sockets: complete requests are answered in order."""
 
 import asyncio
+import contextlib
+import json
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,13 +16,12 @@ import uvloop
 from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS
 from uvicorn.server import ServerState
 
-from serving.app import Application
-from serving.http.connections import LINGER_S, ConnectionLimits, tracked
-from serving.http.framing import MAX_HEAD_BYTES, MAX_URL_BYTES
-from serving.http.responses import Response, json_response
-from serving.http.routes import Request
-from serving.process.operator_port import connection_limits
-from serving.worker import ModelWorker
+from slipway.serving.app import Application, connection_limits
+from slipway.serving.http.connections import LINGER_S, Connection, ConnectionLimits
+from slipway.serving.http.framing import MAX_HEAD_BYTES, MAX_URL_BYTES
+from slipway.serving.http.responses import Response, json_response
+from slipway.serving.http.routes import Request
+from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, full_worker, metric
 
@@ -84,9 +85,7 @@ async def listening(
         return await respond(request, *others)
 
     application.respond = slow  # type: ignore[assignment, method-assign]
-    config = uvicorn.Config(
-        app=tracked(application), log_config=None, timeout_keep_alive=1, ws="none"
-    )
+    config = uvicorn.Config(app=application, log_config=None, timeout_keep_alive=1, ws="none")
     limits = connection_limits(worker)
     server = await asyncio.get_running_loop().create_server(
         lambda: limits(config, state, {}), "127.0.0.1", 0
@@ -96,7 +95,7 @@ async def listening(
     finally:
         server.close()
         for connection in list(limits.connections):
-            connection._transport.abort()
+            connection.transport.abort()
 
 
 def statuses(received: bytes) -> list[int]:
@@ -131,7 +130,7 @@ def test_a_caller_that_still_sends_its_body_reads_why_it_is_refused(
 
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("left_over", [b"", LIVEZ[:20]])
-def test_a_caller_that_ends_its_side_has_an_answer_to_all_that_it_sent_in_whole(
+def test_a_half_closed_connection_gets_answers_to_all_complete_requests(
     run: Run, make_settings: MakeSettings, number: int, left_over: bytes
 ) -> None:
     async def work() -> None:
@@ -143,7 +142,7 @@ def test_a_caller_that_ends_its_side_has_an_answer_to_all_that_it_sent_in_whole(
     run(work())
 
 
-def test_a_large_body_before_the_end_of_the_callers_side_is_answered(
+def test_a_large_body_before_a_half_close_is_answered(
     run: Run, make_settings: MakeSettings
 ) -> None:
     """Reading was paused in between."""
@@ -155,7 +154,7 @@ def test_a_large_body_before_the_end_of_the_callers_side_is_answered(
             async def length(request: Request, *others: Any) -> Response:
                 num_bytes, is_more = 0, True
                 while is_more:
-                    message: Any = await request.receive()
+                    message: Any = await request.body()
                     num_bytes, is_more = num_bytes + len(message["body"]), message["more_body"]
                     await asyncio.sleep(PAUSE_S)
                 return json_response(num_bytes)
@@ -171,7 +170,9 @@ def test_a_large_body_before_the_end_of_the_callers_side_is_answered(
     run(work())
 
 
-def test_a_caller_that_ends_within_a_body_is_gone(run: Run, make_settings: MakeSettings) -> None:
+def test_a_half_close_within_a_body_counts_as_a_disconnect(
+    run: Run, make_settings: MakeSettings
+) -> None:
     """The twin: nobody could say what it asked; the connection and its request end at once."""
 
     async def work() -> None:
@@ -179,7 +180,7 @@ def test_a_caller_that_ends_within_a_body_is_gone(run: Run, make_settings: MakeS
             gone = []
 
             async def reading(request: Request, *others: Any) -> None:
-                while (await request.receive())["type"] != "http.disconnect":
+                while (await request.body())["type"] != "http.disconnect":
                     pass
                 gone.append(request.path)
 
@@ -197,7 +198,7 @@ def test_a_caller_that_ends_within_a_body_is_gone(run: Run, make_settings: MakeS
     run(work())
 
 
-def test_a_caller_that_is_gone_altogether_keeps_no_connection(
+def test_a_disconnected_caller_leaves_no_connection_behind(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -221,7 +222,7 @@ REFUSED = [
 @pytest.mark.parametrize(("wrong", "status"), REFUSED)
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_request_refused_for_its_head_is_refused_after_the_answers_to_those_before(
+def test_a_bad_head_is_refused_after_the_answers_to_earlier_requests(
     run: Run, make_settings: MakeSettings, wrong: bytes, status: int, number: int, ends: bool
 ) -> None:
     async def work() -> None:
@@ -237,15 +238,13 @@ def test_a_request_refused_for_its_head_is_refused_after_the_answers_to_those_be
 
 @pytest.mark.parametrize("wrong", NO_HTTP)
 @pytest.mark.parametrize("good", [LIVEZ, LIVEZ * 2])
-def test_bytes_that_are_no_http_end_a_connection_and_nothing_behind_them_is_answered(
+def test_invalid_http_ends_the_connection_and_later_requests_get_no_answer(
     run: Run, make_settings: MakeSettings, wrong: bytes, good: bytes
 ) -> None:
-    """Good requests in the same packet may lose their answers."""
-
     async def work() -> None:
         async with listening(make_settings) as service:
             received = await service.answers(good + wrong + LIVEZ)
-            assert statuses(received) in ([400], [200, 400], [200, 200, 400])
+            assert statuses(received) == [200] * good.count(b"GET") + [400]
             assert metric(service.worker, 'slipway_errors_total{error="malformed_request"}') == 1
             await service.until_nobody_is_there()
 
@@ -253,7 +252,7 @@ def test_bytes_that_are_no_http_end_a_connection_and_nothing_behind_them_is_answ
 
 
 @pytest.mark.parametrize("wrong", NO_HTTP)
-def test_bytes_that_are_no_http_after_a_request_are_refused_after_its_answer(
+def test_invalid_http_after_a_request_is_refused_after_its_answer(
     run: Run, make_settings: MakeSettings, wrong: bytes
 ) -> None:
     async def work() -> None:
@@ -269,7 +268,7 @@ def test_bytes_that_are_no_http_after_a_request_are_refused_after_its_answer(
     run(work())
 
 
-def test_bytes_behind_a_last_request_change_nothing_about_its_answer(
+def test_bytes_after_the_last_request_do_not_change_its_answer(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -289,10 +288,10 @@ EARLY = [
 
 
 @pytest.mark.parametrize("head", EARLY)
-def test_a_caller_that_is_still_sending_its_last_request_reads_the_answer(
+def test_a_caller_still_sending_its_last_request_can_read_the_answer(
     run: Run, make_settings: MakeSettings, head: bytes
 ) -> None:
-    """A connection that is closed while bytes are unread is reset, and the answer is lost with it."""
+    """Closing a connection with unread bytes resets it, and the answer is lost."""
 
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
@@ -319,7 +318,7 @@ def test_a_drain_answers_one_request_of_a_connection_and_closes_it(
 
 
 @pytest.mark.process
-def test_a_caller_that_never_stops_sending_its_last_request_is_cut(
+def test_a_caller_that_never_stops_sending_its_last_request_is_disconnected(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -338,7 +337,9 @@ def test_a_caller_that_never_stops_sending_its_last_request_is_cut(
     run(work())
 
 
-def test_a_whole_last_request_is_not_lingered_over(run: Run, make_settings: MakeSettings) -> None:
+def test_a_complete_last_request_closes_the_connection_without_lingering(
+    run: Run, make_settings: MakeSettings
+) -> None:
     """The twin: most connections that end do so at once."""
 
     async def work() -> None:
@@ -358,30 +359,34 @@ def test_a_whole_last_request_is_not_lingered_over(run: Run, make_settings: Make
     run(work())
 
 
-def test_a_caller_of_http_1_0_is_never_asked_for_its_body(
-    run: Run, make_settings: MakeSettings
-) -> None:
-    """It does not know of `100 Continue`, and would take it for the answer (RFC 9110, section 10.1.1)."""
+def test_http_1_0_callers_never_get_100_continue(run: Run, make_settings: MakeSettings) -> None:
+    """Without `100 Continue`, a caller would take it for the answer (RFC 9110, 10.1.1)."""
 
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
 
             async def reading(request: Request, *others: Any) -> Response:
-                await request.receive()
+                await request.body()
                 return json_response({})
 
             service.application.respond = reading  # type: ignore[assignment, method-assign]
             for version, first in ((b"1.0", 417), (b"1.1", 100)):
-                head = b"POST /livez HTTP/%s\r\nhost: localhost\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n"
+                head = (
+                    b"POST /livez HTTP/%s\r\nhost: localhost\r\nconnection: close\r\n"
+                    b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n"
+                )
                 assert statuses(await service.answers(head % version + b"text"))[0] == first
 
     run(work())
 
 
-UPGRADE = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+UPGRADE = (
+    b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 
 
-def test_a_request_to_upgrade_is_answered_as_the_ordinary_one_that_it_is(
+def test_an_upgrade_request_is_answered_as_an_ordinary_request(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -399,11 +404,100 @@ def test_a_request_to_upgrade_is_answered_as_the_ordinary_one_that_it_is(
     run(work())
 
 
+@pytest.mark.parametrize("behind", [LIVEZ, LIVEZ * 2 + b"GARBAGE\r\n\r\n"])
+def test_requests_behind_an_upgrade_in_one_packet_are_answered_in_order(
+    run: Run, make_settings: MakeSettings, behind: bytes
+) -> None:
+    async def work() -> None:
+        async with listening(make_settings) as service:
+            sent = LIVEZ.replace(b"livez", b"nope")[:-2] + UPGRADE + behind
+            expected = [404, *[200] * behind.count(b"GET"), *[400] * behind.count(b"GARBAGE")]
+            assert statuses(await service.answers(sent, ends=True)) == expected
+            await service.until_nobody_is_there()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST %s/models/slipway/infer HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n", 400),
+        (b"GET %s/nowhere?a=b HTTP/2.0\r\n\r\n", 400),
+        (b"GET %s HTTP/1.1\r\nx: " + b"a" * 2 * MAX_HEAD_BYTES, 431),
+        (b"GET %s/health/live HTTP/1.1\r\n", 408),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_first", [True, False])
+def test_refusals_before_the_application_have_the_shape_of_their_path(
+    run: Run, make_settings: MakeSettings, sent: bytes, status: int, is_first: bool
+) -> None:
+    async def work() -> None:
+        async with listening(make_settings, pause_s=0.1, request_timeout_s=0.3) as service:
+            for path, kind in ((b"/v2", str), (b"/%76%32", str), (b"/v3", dict)):
+                before = b"" if is_first else LIVEZ
+                received = await service.answers(before + sent % path)
+                assert statuses(received) == [*[200] * (not is_first), status]
+                content = json.loads(received.split(b"\r\n\r\n")[-1])
+                assert isinstance(content["error"], kind)
+
+    run(work())
+
+
 def test_no_server_of_the_process_opens_websockets(monkeypatch: pytest.MonkeyPatch) -> None:
     for protocols in (HTTP_PROTOCOLS, WS_PROTOCOLS):
         monkeypatch.setitem(protocols, "auto", protocols["auto"])
-    ConnectionLimits(1, 1.0, lambda code, status: None).replace_uvicorns_default()
+    limits = ConnectionLimits(1, 1.0, 1, lambda refusal, *_: Response(refusal.status, b""))
+    limits.replace_uvicorns_default()
     config = uvicorn.Config(app=behind, log_config=None)
     config.load()
     assert config.ws_protocol_class is None
     assert isinstance(config.http_protocol_class, ConnectionLimits)
+
+
+def test_endless_pipelined_requests_are_read_only_as_fast_as_they_are_answered(
+    run: Run, make_settings: MakeSettings
+) -> None:
+    async def work() -> None:
+        async with listening(make_settings, pause_s=0.002) as service:
+            reader, writer = await service.connect()
+            reading = asyncio.create_task(reader.read())
+            begin = asyncio.get_running_loop().time()
+            num_sent = 0
+            while asyncio.get_running_loop().time() - begin < 1.5 and num_sent < 40_000_000:
+                writer.write(LIVEZ * 2000)
+                num_sent += 2000 * len(LIVEZ)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(writer.drain(), 0.2)
+            (connection,) = service.state.connections
+            assert isinstance(connection, Connection)
+            held = len(connection._held)
+            assert held < 1_000_000
+            reading.cancel()
+            writer.transport.abort()
+
+    run(work())
+
+
+def test_bytes_that_are_no_http_behind_a_request_leave_its_answer_its_place(
+    run: Run, make_settings: MakeSettings
+) -> None:
+    async def work() -> None:
+        async with listening(make_settings) as service:
+            assert statuses(await service.answers(LIVEZ + b"GARBAGE\r\n\r\n")) == [200, 400]
+
+    run(work())
+
+
+def test_a_bad_chunk_of_a_refused_request_causes_no_second_answer(
+    run: Run, make_settings: MakeSettings
+) -> None:
+    async def work() -> None:
+        async with listening(make_settings, pause_s=0.0) as service:
+            reader, writer = await service.connect()
+            writer.write(CHUNKED.replace(b"/livez", b"/nowhere") + b"3\r\nabc\r\n")
+            await asyncio.sleep(PAUSE_S)
+            writer.write(b"ZZ\r\n")
+            assert statuses(await reader.read()) == [404]
+            writer.close()
+
+    run(work())

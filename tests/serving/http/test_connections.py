@@ -1,4 +1,4 @@
-"""Limits of a connection, with a transport that stands for its other end."""
+"""Limits of a connection, with a fake transport."""
 
 import asyncio
 import gc
@@ -10,13 +10,19 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from serving.app import Application
-from serving.http.connections import LINGER_S, MAX_LINGERING, Connection, ConnectionLimits, tracked
-from serving.http.framing import MAX_HEAD_BYTES
-from serving.http.responses import Response
-from serving.http.routes import Request
-from serving.process.operator_port import connection_limits
-from serving.worker import ModelWorker
+from slipway.serving.app import Application, connection_limits
+from slipway.serving.http import connections
+from slipway.serving.http.connections import (
+    LINGER_S,
+    MAX_LINGERING,
+    AnswerTransport,
+    Connection,
+    ConnectionLimits,
+)
+from slipway.serving.http.framing import MAX_HEAD_BYTES
+from slipway.serving.http.responses import Response
+from slipway.serving.http.routes import Request
+from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, full_worker, metric
 
@@ -31,12 +37,14 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 3000), "peername": ("127.0.0.1", 50000)})
         self.written, self.is_closed, self.is_aborted = b"", False, False
+        self.num_writes = 0
         self.has_eof = False
         self.is_reading_paused = False
         self.num_unsent = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
+        self.num_writes += 1
 
     def close(self) -> None:
         self.is_closed = True
@@ -77,8 +85,8 @@ class Asked:
         self.application = Application(behind, worker)
         self.limits = connection_limits(worker)
         self.state = ServerState()
-        app = tracked(self.application)
-        self._config = uvicorn.Config(app=app, log_config=None, timeout_keep_alive=1)
+        app = self.application
+        self._config = uvicorn.Config(app=app, log_config=None)
 
     def connect(self) -> tuple[Connection, Transport]:
         connection, transport = self.limits(self._config, self.state, {}), Transport()
@@ -103,10 +111,12 @@ async def turns(number: int = 10) -> None:
 
 @pytest.fixture
 def worker(make_settings: MakeSettings) -> ModelWorker:
-    return full_worker(make_settings(request_timeout_s=TIMEOUT_S, max_connections=3))
+    return full_worker(
+        make_settings(request_timeout_s=TIMEOUT_S, max_connections=3, idle_timeout_s=1)
+    )
 
 
-def test_pipelined_requests_are_answered_in_their_order(worker: ModelWorker) -> None:
+def test_pipelined_requests_are_answered_in_order(worker: ModelWorker) -> None:
     async def work() -> None:
         asked, connection, transport = connected_to(worker)
         ids = [b"first", b"second", b"third"]
@@ -119,6 +129,27 @@ def test_pipelined_requests_are_answered_in_their_order(worker: ModelWorker) -> 
         connection.connection_lost(None)
 
     run(work())
+
+
+def test_an_answer_is_written_at_once_with_its_head(worker: ModelWorker) -> None:
+    async def work() -> None:
+        _, connection, transport = connected_to(worker)
+        connection.data_received(LIVEZ)
+        await turns()
+        assert transport.statuses() == [b"200"]
+        assert transport.num_writes == 1
+
+    run(work())
+
+
+def test_the_head_of_an_answer_without_a_body_is_sent_when_the_connection_closes() -> None:
+    transport = Transport()
+    answer = AnswerTransport(transport)
+    answer.hold_head()
+    answer.write(b"head")
+    assert not transport.written
+    answer.close()
+    assert (transport.written, transport.is_closed) == (b"head", True)
 
 
 def slow(asked: Asked, seconds: float) -> None:
@@ -185,7 +216,7 @@ def test_an_answered_request_leaves_no_reference_cycle(worker: ModelWorker) -> N
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(
+def test_a_caller_that_reads_nothing_is_disconnected_and_a_slow_reader_is_not(
     reads: bool, worker: ModelWorker
 ) -> None:
     async def work() -> None:
@@ -203,7 +234,7 @@ def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(
 
 
 @pytest.mark.parametrize("ends_by", ["caller", "server"])
-def test_a_closed_connection_does_not_wait_for_good_for_its_caller_to_read(
+def test_a_closing_connection_does_not_wait_forever_for_its_caller_to_read(
     worker: ModelWorker, ends_by: str
 ) -> None:
     """The end of the service waits for it."""
@@ -231,7 +262,7 @@ def test_a_closed_connection_does_not_wait_for_good_for_its_caller_to_read(
     [(b"", None), (LIVEZ[:20], b"408"), (b"\r\n", b"408"), (POST + b"content-le", b"408")],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_head_that_does_not_arrive_in_time_is_refused_and_a_silent_caller_is_left(
+def test_a_late_head_is_refused_and_an_idle_connection_is_closed(
     sent: bytes, status: bytes | None, is_first: bool, worker: ModelWorker
 ) -> None:
     async def work() -> None:
@@ -268,7 +299,7 @@ def test_a_head_that_does_not_arrive_in_time_is_refused_and_a_silent_caller_is_l
         POST + b"transfer-encoding: chunked\r\n\r\n0\r\nx: ",
     ],
 )
-def test_heads_chunk_extensions_and_trailers_without_an_end_are_refused(
+def test_endless_heads_chunk_extensions_and_trailers_are_refused(
     begin: bytes, worker: ModelWorker
 ) -> None:
     async def work() -> None:
@@ -285,7 +316,7 @@ def test_heads_chunk_extensions_and_trailers_without_an_end_are_refused(
     run(work())
 
 
-def test_a_body_above_the_limit_of_a_head_is_taken(worker: ModelWorker) -> None:
+def test_a_body_may_exceed_the_size_limit_of_heads(worker: ModelWorker) -> None:
     """The twin: what the application receives does not count."""
 
     async def work() -> None:
@@ -301,10 +332,10 @@ def test_a_body_above_the_limit_of_a_head_is_taken(worker: ModelWorker) -> None:
     run(work())
 
 
-def test_a_request_whose_body_does_not_arrive_is_answered_and_its_connection_ended(
+def test_a_request_without_its_body_is_answered_and_its_connection_closed(
     worker: ModelWorker,
 ) -> None:
-    """Nothing that follows could be told from its body."""
+    """Later bytes could belong to its body."""
 
     async def work() -> None:
         _, connection, transport = connected_to(worker)
@@ -352,13 +383,59 @@ def test_connections_above_the_limit_are_refused_and_few_of_them_linger(
     run(work())
 
 
+def test_above_the_limit_a_new_connection_replaces_the_one_that_is_idle_longest(
+    worker: ModelWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        asked = Asked(worker)
+        silent, first, second = [asked.connect() for _ in range(3)]
+        for connection, _ in (first, second, first):  # so the second is idle longer
+            connection.data_received(LIVEZ)
+            await turns()
+        early = asked.connect()
+        assert early[1].statuses() == [b"503"]  # the second may be about to send
+        monkeypatch.setattr(connections, "MIN_IDLE_S", 0.0)
+        third = asked.connect()
+        assert second[1].is_closing()
+        assert not first[1].is_closing()
+        second[0].connection_lost(None)
+        first[0].data_received(LIVEZ[:20])  # its next request begins
+        refused = asked.connect()
+        assert refused[1].statuses() == [b"503"]
+        first[0].data_received(LIVEZ[20:])
+        third[0].data_received(LIVEZ)
+        await turns()
+        assert first[1].statuses() == [b"200"] * 3
+        assert third[1].statuses() == [b"200"]
+        for connection, _ in (silent, first, early, third, refused):
+            connection.connection_lost(None)
+        assert not asked.limits.connections
+        assert not asked.limits.idle
+
+    run(work())
+
+
+def test_endless_chunk_extensions_of_an_unanswered_request_are_refused(
+    worker: ModelWorker,
+) -> None:
+    async def work() -> None:
+        asked, connection, transport = connected_to(worker)
+        slow(asked, 0.05)
+        connection.data_received(LIVEZ + POST + b"transfer-encoding: chunked\r\n\r\n1;")
+        for _ in range(5):
+            connection.data_received(b"a" * (MAX_HEAD_BYTES // 4))
+        await asyncio.sleep(0.2)
+        assert transport.statuses() == [b"200", b"431"]
+        connection.connection_lost(None)
+
+    run(work())
+
+
 def test_a_suspended_process_times_nobody_out() -> None:
     """The twin of the time-outs: they count checks, and a late check is one check."""
 
     async def work() -> None:
-        refused: list[str] = []
-        limits = ConnectionLimits(1, 0.1, lambda code, status: refused.append(code))
-
+        limits = ConnectionLimits(1, 0.1, 1, lambda refusal, *_: Response(refusal.status, b""))
         connection = limits(uvicorn.Config(behind, log_config=None), ServerState(), {})
         transport = Transport()
         connection.connection_made(transport)

@@ -1,15 +1,15 @@
-"""A request that two readers could read in two ways is refused, whatever is hidden in it."""
+"""Requests with ambiguous framing are refused."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from serving.http.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, checked_headers
-from serving.http.responses import Refusal
+from slipway.serving.http.framing import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, checked_headers
+from slipway.serving.http.responses import Refusal
+from tests.serving.http.test_hostile_clients import answers, error_in
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
-from tests.serving.test_connections import answers, error_in
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -41,7 +41,7 @@ LENGTH, CHUNKED, HOST = (
         ([(b"accept", b"*/*"), (b"accept", b"image/*")], "1.1"),
     ],
 )
-def test_what_can_be_read_in_one_way_only_is_taken(headers: Headers, version: str) -> None:
+def test_unambiguous_requests_are_accepted(headers: Headers, version: str) -> None:
     assert checked(headers, version) == dict(headers)
 
 
@@ -68,15 +68,28 @@ def test_what_can_be_read_in_one_way_only_is_taken(headers: Headers, version: st
         ([], "0.9", "HTTP/0.9"),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(
-    headers: Headers, version: str, found: str
-) -> None:
+def test_ambiguous_requests_are_refused(headers: Headers, version: str, found: str) -> None:
     with pytest.raises(Refusal, match=found) as refusal:
         checked(headers, version)
     assert refusal.value.code == "malformed_request"
 
 
-def test_a_body_beside_an_upgrade_is_refused_and_an_upgrade_without_one_is_not() -> None:
+@pytest.mark.parametrize(
+    "host", [b"a:x@evil", b"a b", b"a/b", b"[::1]b", b"a:1:2", b"[a-z]", b"\xe4"]
+)
+def test_a_host_that_is_no_name_with_a_port_is_refused(host: bytes) -> None:
+    with pytest.raises(Refusal, match="Host"):
+        checked([(b"host", host)])
+
+
+@pytest.mark.parametrize(
+    "host", [b"", b"a_b.example:", b"xn--4ca.example", b"[::1]:3000", b"10.0.0.1"]
+)
+def test_a_host_with_any_valid_name_or_address_is_accepted(host: bytes) -> None:
+    assert checked([(b"host", host)]) == {b"host": host}
+
+
+def test_an_upgrade_request_with_a_body_is_refused_and_one_without_is_not() -> None:
     upgrade, connection = (b"upgrade", b"h2c"), (b"connection", b"keep-alive, Upgrade")
     checked([HOST, upgrade, connection])
     checked([HOST, LENGTH, upgrade])
@@ -85,13 +98,13 @@ def test_a_body_beside_an_upgrade_is_refused_and_an_upgrade_without_one_is_not()
 
 
 @pytest.mark.parametrize(("value", "version"), [(b"200-ok", "1.1"), (b"100-continue", "1.0")])
-def test_an_expectation_that_cannot_be_met_is_refused(value: bytes, version: str) -> None:
+def test_an_unsupported_expectation_is_refused(value: bytes, version: str) -> None:
     with pytest.raises(Refusal) as refusal:
         checked([(b"expect", value)], version)
     assert (refusal.value.code, refusal.value.field) == ("expectation_failed", "expect")
 
 
-def test_a_head_is_taken_up_to_its_limits() -> None:
+def test_heads_are_accepted_up_to_their_limits() -> None:
     pad = (b"x", b"p" * (MAX_HEAD_BYTES - len(b"/predict") - 1))
     checked([(b"x%d" % number, b"") for number in range(MAX_HEADERS)])
     checked([], path=b"/" * MAX_URL_BYTES)
@@ -108,7 +121,9 @@ def test_a_head_is_taken_up_to_its_limits() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with ready_service(tmp_path_factory.mktemp("framing"), request_timeout_s=0.5) as server:
+    with ready_service(
+        tmp_path_factory.mktemp("framing"), request_timeout_s=0.5, idle_timeout_s=1
+    ) as server:
         yield server
 
 
@@ -152,14 +167,14 @@ def test_no_second_request_can_be_hidden_in_a_first(server: Server, payload: byt
 
 
 @pytest.mark.process
-def test_a_second_request_behind_a_whole_first_is_answered(server: Server) -> None:
-    """The twin: what is hidden above would have been answered if it had been taken for a request."""
+def test_a_second_request_after_a_complete_first_is_answered(server: Server) -> None:
+    """The twin: the hidden request above would be answered if it were accepted."""
     received = answers(server, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + HIDDEN)
     assert received.count(b"HTTP/1.1 200 ") == 2
 
 
 @pytest.mark.process
-def test_a_caller_that_waits_to_be_asked_is_asked_or_refused_before_it_sends_its_body(
+def test_expect_100_continue_is_answered_or_refused_before_the_body(
     server: Server,
 ) -> None:
     asked = answers(server, POST + b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n", b"text")

@@ -1,30 +1,30 @@
-"""Ids of requests: the caller's own where it is sane, else one that nobody can foresee."""
+"""Request ids: the caller's own if valid, otherwise an unpredictable one."""
 
 import os
 import re
 
 import pytest
 
-from serving.http.request_ids import new_request_id, request_id_of
+from slipway.serving.http.routes import new_request_id, request_id_of
 
 
 @pytest.mark.parametrize("given", [b"a", b"9b2f6c1d8e7a4053", b"A.b_c-1", b"x" * 64])
-def test_a_sane_id_of_the_caller_is_kept(given: bytes) -> None:
+def test_a_valid_request_id_of_the_caller_is_used(given: bytes) -> None:
     assert request_id_of({b"x-request-id": given}) == given.decode()
 
 
 @pytest.mark.parametrize(
     "given", [b"", b"a b", b"a\r\nb", b"a\n", b"x" * 65, "\u00e4".encode(), b"../x"]
 )
-def test_any_other_is_replaced(given: bytes) -> None:
+def test_an_invalid_request_id_is_replaced(given: bytes) -> None:
     assert re.fullmatch("[0-9a-f]{16}", request_id_of({b"x-request-id": given}))
 
 
-def test_no_id_is_given_twice() -> None:
+def test_request_ids_are_unique() -> None:
     assert len({new_request_id() for _ in range(5000)}) == 5000
 
 
-def test_a_process_that_was_forked_gives_none_of_its_parents() -> None:
+def test_a_forked_process_creates_none_of_its_parents_request_ids() -> None:
     new_request_id()  # so that some are at hand, which the child would have, too
     reading, writing = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""What a path leads to, and that the objectives count predictions alone, whichever path they came by."""
+"""The route of a path. The service level objectives count only predictions, on every path."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.endpoints.listing import all_routes
-from serving.http.routes import READING, Route, find_route
-from serving.worker import ModelWorker
+from slipway.serving.app import all_routes
+from slipway.serving.http.routes import READING, Route, find_route
+from slipway.serving.worker import ModelWorker
 from tests.monitoring.queries import recorded
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import full_worker, metric, run
-from tests.serving.test_open_inference import pixels_in_json
+from tests.serving.open_inference.test_extension import pixels_in_json
 
 ROUTES = dict.fromkeys(
     ["/", "/a", "/a/b", "/a/b/*/c", "/a/*", "/d/*/e"], Route(READING, None, "open")
@@ -46,7 +46,7 @@ COUNTED = {
         ("", None),
     ],
 )
-def test_a_path_leads_to_itself_to_one_with_any_name_or_to_what_lies_below(
+def test_find_route_prefers_the_path_itself_then_any_name_then_everything_below(
     path: str, route: str | None
 ) -> None:
     assert find_route(ROUTES, path) == route
@@ -57,7 +57,7 @@ def predictions(worker: ModelWorker, code: str) -> float:
     ((pattern,), _) = COUNTED.values()
     counted = re.findall(
         r'^slipway_requests_total\{code="(\d+)",route="([^"]+)"\} (\S+)$',
-        worker.exposition().decode(),
+        worker.metrics.exposition().decode(),
         re.MULTILINE,
     )
     return sum(
@@ -67,7 +67,7 @@ def predictions(worker: ModelWorker, code: str) -> float:
     )
 
 
-def test_both_rules_count_the_same_routes_and_each_of_them_takes_nothing_but_what_is_to_be_predicted(
+def test_both_slo_rules_count_exactly_the_prediction_routes(
     make_settings: MakeSettings,
 ) -> None:
     first, second = COUNTED.values()
@@ -82,7 +82,7 @@ def test_both_rules_count_the_same_routes_and_each_of_them_takes_nothing_but_wha
     assert {routes[path].methods for path in counted} == {("POST",)}
 
 
-def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_else_is(
+def test_the_slo_counts_predictions_of_every_path_and_nothing_else(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -103,7 +103,9 @@ def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_els
         ):
             assert (await client.get(path)).status_code == 200
         assert (
-            predictions(worker, "200") == metric(worker, "slipway_predict_seconds_count") == asked
+            predictions(worker, "200")
+            == metric(worker, "slipway_prediction_duration_seconds_count")
+            == asked
         )
         assert (
             metric(
@@ -112,7 +114,9 @@ def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_els
             )
             == 3
         )
-        assert metric(worker, 'slipway_requests_total{code="200",route="/v2/*"}') == 2
+        for end in ("", "/ready"):
+            route = f"/v2/models/slipway/versions/*{end}"
+            assert metric(worker, f'slipway_requests_total{{code="200",route="{route}"}}') == 1
 
     run(make_settings(), work)
 
@@ -136,11 +140,17 @@ def test_whatever_path_a_prediction_came_by_it_is_counted_as_one_and_nothing_els
         ),
         ("POST", "/v2/models/other/infer", 404, "unknown_model", "/v2/*"),
         ("POST", "/v2/models/other/versions/7/infer", 404, "unknown_model", "/v2/*"),
-        ("POST", "/v2/models/slipway/versions/{version}/ready", 405, "method_not_allowed", "/v2/*"),
+        (
+            "POST",
+            "/v2/models/slipway/versions/{version}/ready",
+            405,
+            "method_not_allowed",
+            "/v2/models/slipway/versions/*/ready",
+        ),
         ("POST", "/v2/models/slipway/versions/{version}/x/infer", 404, "not_found", "/v2/*"),
     ],
 )
-def test_what_is_not_there_is_refused_under_a_route_of_its_kind(
+def test_unknown_v2_paths_are_counted_under_the_route_of_their_kind(
     make_settings: MakeSettings, method: str, path: str, status: int, code: str, route: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -151,7 +161,7 @@ def test_what_is_not_there_is_refused_under_a_route_of_its_kind(
     run(make_settings(), work)
 
 
-def test_predictions_fail_while_there_is_no_model_and_probes_do_not_count(
+def test_without_a_model_predictions_count_as_failed_and_probes_do_not_count(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     (certified / "certificate.json").unlink()

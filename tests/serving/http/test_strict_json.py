@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.http.responses import Refusal
-from serving.http.strict_json import MAX_DEPTH, MAX_DIGITS, _blocks, may_exceed, parse
+from slipway.serving.http.responses import Refusal
+from slipway.serving.http.strict_json import MAX_DEPTH, MAX_DIGITS, _blocks, may_exceed, parse
 
 SCALARS = st.one_of(
     st.none(),
@@ -22,7 +22,7 @@ ROWS = st.dictionaries(st.text(), SCALARS, max_size=5)
 
 
 def read(body: bytes) -> Any:
-    """As serving/requests/rows.py does."""
+    """As slipway/serving/requests/rows.py does."""
     assert not may_exceed(body, 1_000_000)
     return parse(body)
 
@@ -36,7 +36,7 @@ def refused(body: bytes) -> Refusal:
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(SCALARS, ROWS, st.lists(ROWS, max_size=4)), st.booleans())
-def test_right_json_means_what_the_standard_library_says(content: Any, ascii_only: bool) -> None:
+def test_valid_json_is_parsed_as_by_the_standard_library(content: Any, ascii_only: bool) -> None:
     body = json.dumps(content, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     try:
         expected = json.loads(body.decode())
@@ -60,16 +60,16 @@ def test_right_json_means_what_the_standard_library_says(content: Any, ascii_onl
         (b'{"a": .5}', "Expecting value"),
         (b'{"a": 1} x', "Extra data"),
         (b'{"a": 1}{"a": 1}', "Extra data"),
-        (b'{"a": NaN}', "NaN is no JSON"),
-        (b'{"a": Infinity}', "Infinity is no JSON"),
-        (b'{"a": -Infinity}', "-Infinity is no JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": Infinity}', "Infinity is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity is not JSON"),
         (b'{"a": 1e999}', "1e999 is beyond the range"),
         (b'{"a": -1e999}', "beyond the range"),
         (b'{"a": ' + b"9" * 310 + b"}", "beyond the range"),
         (b'{"a": ' + b"9" * 1_000_000 + b"}", "beyond the range"),
         (b'{"a": 0.' + b"1" * 1_000_000 + b"}", "too many digits"),
-        (b'{"a": 1, "a": 2}', "the key 'a' is there twice"),
-        (b'{"a": {"b": 1, "\\u0062": 2}}', "the key 'b' is there twice"),
+        (b'{"a": 1, "a": 2}', "the key 'a' is repeated"),
+        (b'{"a": {"b": 1, "\\u0062": 2}}', "the key 'b' is repeated"),
         (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
         (b'\xef\xbb\xbf{"a": 1}', "Expecting value"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
@@ -78,13 +78,13 @@ def test_right_json_means_what_the_standard_library_says(content: Any, ascii_onl
         (b'{"a": "\\ud800"}', "half of a surrogate pair"),
         (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
         (b'{"rows": ["\\ud800"]}', "half of a surrogate pair"),
-        (b'{"a": "\\ud800", "a": 1}', "twice"),
+        (b'{"a": "\\ud800", "a": 1}', "is repeated"),
         (b"[" * 100_000, f"more than {MAX_DEPTH} deep"),
         (b'{"a":' * 100_000, f"more than {MAX_DEPTH} deep"),
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),
     ],
 )
-def test_what_is_not_quite_json_is_refused_with_the_reason(body: bytes, reason: str) -> None:
+def test_invalid_json_is_refused_with_the_reason(body: bytes, reason: str) -> None:
     message = refused(body).message
     assert reason in message
     assert len(message) < 400
@@ -104,13 +104,13 @@ def test_what_is_not_quite_json_is_refused_with_the_reason(body: bytes, reason: 
         (b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, [[[[]]]]),
     ],
 )
-def test_the_neighbours_of_what_is_refused_are_read(body: bytes, content: Any) -> None:
+def test_valid_json_close_to_the_refused_cases_is_parsed(body: bytes, content: Any) -> None:
     assert read(body) == content
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ROWS, max_size=6))
-def test_values_are_counted_before_they_are_made_and_never_too_few(
+def test_values_are_counted_before_parsing_and_never_underestimated(
     rows: list[dict[str, Any]],
 ) -> None:
     body = json.dumps({"rows": rows}).encode()
@@ -139,7 +139,7 @@ UNITS = [
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("head", HEADS)
-def test_counting_takes_one_pass_over_whatever_is_sent(head: bytes, unit: bytes) -> None:
+def test_counting_values_is_linear_for_any_body(head: bytes, unit: bytes) -> None:
     """Counts a megabyte; anything quadratic takes hours and ends at pytest's time limit."""
     body = head + unit * (1_000_000 // len(unit))
     may_exceed(body, 10_000)
@@ -150,8 +150,8 @@ def test_counting_takes_one_pass_over_whatever_is_sent(head: bytes, unit: bytes)
     "unit", [*UNITS, b'"a,b", 1,', b"x" * 700 + b"[]", b'"' + b"x" * 3000 + b'",']
 )
 @pytest.mark.parametrize("head", HEADS)
-def test_a_long_text_is_counted_as_a_short_one_is(head: bytes, unit: bytes) -> None:
-    """A text of more than one block against the sum that the rule gives when its strings are taken out at once."""
+def test_values_of_long_texts_are_counted_as_those_of_short_ones(head: bytes, unit: bytes) -> None:
+    """A text of several blocks, compared with a count of the whole text at once."""
     body = head + unit * (1_200_000 // len(unit))
     structure, num_strings = re.subn(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', b"", body, flags=re.DOTALL)
     num_separators = sum(structure.count(mark) for mark in (b",", b"[", b"]", b"{", b"}"))
@@ -164,7 +164,7 @@ def test_a_long_text_is_counted_as_a_short_one_is(head: bytes, unit: bytes) -> N
 @pytest.mark.parametrize(
     "content", [b"[[1], ", b'["' + b"x" * 2_000_000 + b'", ', b" " * 2_000_000]
 )
-def test_a_long_text_costs_no_second_copy_of_itself(content: bytes) -> None:
+def test_counting_a_long_text_needs_no_second_copy_of_it(content: bytes) -> None:
     body = content + b'"y", ' * 400_000
     tracemalloc.start()
     may_exceed(body, 1_000_000)
@@ -177,13 +177,13 @@ def test_a_long_text_costs_no_second_copy_of_itself(content: bytes) -> None:
     "unit",
     [b"x", b"\\n", b"a\\n", b"\\u1234", b'","', b"x" * 900 + b'", "', b"x" * 9000 + b'",  "'],
 )
-def test_no_piece_of_a_long_text_is_long(unit: bytes) -> None:
+def test_long_texts_are_scanned_in_short_pieces(unit: bytes) -> None:
     """While one is looked at no other thread has the interpreter."""
     body = b'["' + unit * (4_000_000 // len(unit)) + b'"]'
     assert max(map(len, _blocks(body))) < 1_500_000
 
 
-def test_integers_of_any_length_are_numbers_and_stay_exact_where_a_double_is() -> None:
+def test_long_integers_are_parsed_and_exact_up_to_double_precision() -> None:
     assert parse(b"[123456789012345678]") == [123456789012345678]
     (number,) = parse(b"[" + b"1" * 40 + b"]")
     assert math.isclose(number, 1.1111111111111111e39)

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.models import batching
-from serving.models.batching import MicroBatcher, Submission, next_power_of_two, padded
 from slipway.artifacts.uncertainty import Answers
+from slipway.predictor.batches import next_power_of_two, padded
+from slipway.serving.models import batching
+from slipway.serving.models.batching import MicroBatcher, Submission
 from tests.fake_clock import FakeClock
 
 
 class Recorder:
-    """A model that answers twice its input, notes every batch, and waits at a gate while it is shut."""
+    """A model that doubles its input, records every batch, and waits while its gate is shut."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -65,7 +66,7 @@ def test_every_request_gets_the_answers_to_its_own_rows_in_their_order() -> None
     run(work())
 
 
-def test_requests_that_queue_while_a_batch_runs_go_together_in_order() -> None:
+def test_requests_queued_during_a_batch_form_the_next_batch_in_order() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 3)
@@ -79,9 +80,7 @@ def test_requests_that_queue_while_a_batch_runs_go_together_in_order() -> None:
     run(work())
 
 
-def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_larger_one_on_a_thread() -> (
-    None
-):
+def test_quick_batches_run_in_the_event_loop_and_larger_ones_on_a_thread() -> None:
     async def work() -> None:
         threads: list[tuple[int, int]] = []
 
@@ -111,9 +110,7 @@ def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_
     run(work())
 
 
-def test_a_quick_batch_waits_as_long_as_each_turn_of_the_event_loop_brings_another_request() -> (
-    None
-):
+def test_a_quick_batch_waits_while_each_turn_of_the_event_loop_adds_a_request() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8, quick_rows=8)
@@ -134,7 +131,7 @@ def test_a_quick_batch_waits_as_long_as_each_turn_of_the_event_loop_brings_anoth
     run(work())
 
 
-def test_between_two_quick_batches_others_have_their_turn() -> None:
+def test_other_tasks_run_between_two_quick_batches() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 2, quick_rows=2)
@@ -153,9 +150,7 @@ def test_between_two_quick_batches_others_have_their_turn() -> None:
     run(work())
 
 
-def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_is_its_own() -> (
-    None
-):
+def test_late_decoding_happens_once_and_its_errors_affect_only_its_request() -> None:
     model, read = Recorder(), []
 
     def reading(value: int) -> NDArray[np.uint8]:
@@ -184,7 +179,7 @@ def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_
     run(work())
 
 
-def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(
+def test_a_model_slower_than_measured_moves_from_the_event_loop_to_a_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
@@ -207,7 +202,7 @@ def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(
     run(work())
 
 
-def test_a_quick_batch_that_fails_is_told_to_its_requests_and_the_next_one_runs() -> None:
+def test_a_failing_quick_batch_fails_its_requests_and_the_next_one_runs() -> None:
     async def work() -> None:
         batcher = MicroBatcher(Recorder().run, 2, quick_rows=2)
         found = await asyncio.gather(
@@ -219,7 +214,7 @@ def test_a_quick_batch_that_fails_is_told_to_its_requests_and_the_next_one_runs(
     run(work())
 
 
-def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> None:
+def test_rows_of_one_request_may_share_batches_and_are_answered_together() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 4)
@@ -234,7 +229,7 @@ def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> Non
     run(work())
 
 
-def test_a_batch_is_noted_with_its_size_and_its_share_of_the_largest() -> None:
+def test_each_batch_is_reported_with_its_size_and_fraction_of_the_largest() -> None:
     async def work() -> None:
         noted: list[tuple[int, float]] = []
         batcher = MicroBatcher(
@@ -247,7 +242,7 @@ def test_a_batch_is_noted_with_its_size_and_its_share_of_the_largest() -> None:
     run(work())
 
 
-def test_a_lone_request_does_not_wait_for_company() -> None:
+def test_a_single_request_does_not_wait_for_others() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
@@ -262,7 +257,7 @@ def test_a_lone_request_does_not_wait_for_company() -> None:
     run(work())
 
 
-def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model(
+def test_queue_time_and_inference_time_are_measured_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = FakeClock()
@@ -282,7 +277,7 @@ def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model(
     run(work())
 
 
-def test_an_expired_request_never_reaches_the_model_and_its_neighbours_do() -> None:
+def test_an_expired_request_never_reaches_the_model_but_its_neighbours_do() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
@@ -299,7 +294,7 @@ def test_an_expired_request_never_reaches_the_model_and_its_neighbours_do() -> N
     run(work())
 
 
-def test_of_a_request_that_expires_between_its_batches_the_rest_never_reaches_the_model() -> None:
+def test_the_remaining_rows_of_a_request_that_expires_between_batches_are_dropped() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 2)
@@ -317,7 +312,7 @@ def test_of_a_request_that_expires_between_its_batches_the_rest_never_reaches_th
     run(work())
 
 
-def test_a_request_that_expires_in_the_running_batch_hurts_no_neighbour() -> None:
+def test_a_request_that_expires_in_a_running_batch_does_not_affect_others() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
@@ -343,7 +338,7 @@ def test_a_failing_batch_fails_its_requests_and_the_next_batch_runs() -> None:
     run(work())
 
 
-def test_a_model_that_answers_too_few_rows_fails_its_batch_and_answers_nobody_wrongly() -> None:
+def test_a_batch_with_too_few_answers_fails_instead_of_answering_wrongly() -> None:
     async def work() -> None:
         batcher = MicroBatcher(lambda batch: [0] * (len(batch) - 1), 8)
         with pytest.raises(RuntimeError, match="answered 2 rows to a batch of 3"):
@@ -353,7 +348,7 @@ def test_a_model_that_answers_too_few_rows_fails_its_batch_and_answers_nobody_wr
     run(work())
 
 
-def test_close_lets_the_queue_run_empty() -> None:
+def test_close_finishes_the_queue() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 2)
@@ -371,7 +366,7 @@ def test_next_power_of_two(count: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize(("most", "size"), [(16, 8), (6, 6)])
-def test_padding_goes_up_to_a_power_of_two_or_the_largest_batch_and_changes_no_answer(
+def test_padding_to_a_power_of_two_or_the_largest_batch_changes_no_answer(
     most: int, size: int
 ) -> None:
     sizes = []
@@ -387,7 +382,7 @@ def test_padding_goes_up_to_a_power_of_two_or_the_largest_batch_and_changes_no_a
     assert sizes == [size]
 
 
-def test_the_newest_that_wait_can_be_sent_out_of_the_queue_again() -> None:
+def test_shedding_refuses_the_newest_waiting_requests() -> None:
     async def work() -> None:
         recorder = Recorder()
         batcher = MicroBatcher(recorder.run, 2)

@@ -1,4 +1,4 @@
-"""A model that takes requests: its end holds up nobody, and its queue is shed with the others."""
+"""A live model: retiring it delays nobody, and overloads shed its queue too."""
 
 import asyncio
 import threading
@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.http.responses import Refusal
-from serving.models.live_model import LiveModel
-from serving.models.loading import load_model
-from serving.requests import decoding, rows
-from serving.rollout.canary import Canary
-from serving.rollout.evidence import Evidence
-from serving.rollout.first_uses import FirstUses
+from slipway.serving.http.responses import Refusal
+from slipway.serving.models.live_model import LiveModel
+from slipway.serving.models.loader import load_model
+from slipway.serving.requests import decoding, rows
+from slipway.serving.rollout.canary import Canary, SeenIds
+from slipway.serving.rollout.evidence import Evidence
 from tests.serving.bundles import CONTRACT, picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import full_worker, put_in_place_of
@@ -56,7 +55,7 @@ async def abandoned(live: LiveModel, gate: Gate, *items: bytes) -> None:
         await request
 
 
-def test_a_model_whose_images_are_still_decoded_for_nobody_ends_at_once(
+def test_a_retired_model_does_not_wait_for_cancelled_image_decoding(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     monkeypatch.setattr(decoding, "array_from_bytes", gate.pass_through)
@@ -75,7 +74,7 @@ def test_a_model_whose_images_are_still_decoded_for_nobody_ends_at_once(
 
 
 @pytest.mark.usefixtures("certified_table")
-def test_a_model_whose_rows_are_still_read_for_nobody_ends_at_once(
+def test_a_retired_model_does_not_wait_for_cancelled_row_decoding(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     monkeypatch.setattr(rows, "parse", gate.pass_through)
@@ -92,13 +91,13 @@ def test_a_model_whose_rows_are_still_read_for_nobody_ends_at_once(
 def test_an_overload_sheds_the_queue_of_a_canary_too(
     tmp_path: Path, make_settings: MakeSettings, gate: Gate
 ) -> None:
-    """What may stay is divided as what waits is."""
+    """The rows that may stay are divided in proportion to the queues."""
 
     async def main() -> None:
         worker = full_worker(make_settings(max_batch_size=1))
         await worker.swap(load_model(worker.settings))
         canary = worker.make_live(load_model(worker.settings), "candidate")
-        worker.router = Canary(canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt"))
+        worker.router = Canary(canary, Evidence(), "salt", SeenIds(tmp_path / "of.used", "salt"))
         assert worker._live
         queues = []
         for live, num_waiting in ((worker._live, 9), (canary, 3)):

@@ -7,11 +7,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from serving import settings as settings_module
-from serving.models import loading
-from serving.models.loading import load_model
-from serving.models.model import InvalidAnswerError
-from serving.models.selection import select
 from slipway.artifacts.bundle import Choice, LoadedBundle, describe_model, load_bundle
 from slipway.artifacts.certificate import Execution, read_certificate
 from slipway.artifacts.engine_manifest import (
@@ -24,8 +19,13 @@ from slipway.artifacts.engine_manifest import (
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import TransformContract
 from slipway.inputs.user_function import code_digest, load
+from slipway.predictor import loader
+from slipway.predictor.model import InvalidAnswerError
+from slipway.predictor.selection import select
 from slipway.runtimes import runtime
 from slipway.runtimes.runtime import Runner
+from slipway.serving import settings as settings_module
+from slipway.serving.models.loader import load_model
 from slipway.system import files
 from slipway.system.errors import (
     BundleError,
@@ -34,7 +34,6 @@ from slipway.system.errors import (
     SlipwayError,
     UnavailableError,
 )
-from tests.export.small_bundle import MACHINE
 from tests.serving.bundles import (
     COLUMNS,
     CONTRACT,
@@ -51,6 +50,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
+from tests.small_bundle import MACHINE
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 ENGINE_FP32 = Execution(backend="tensorrt", provider="tensorrt", precision="fp32", variant="fp32")
@@ -80,7 +80,7 @@ def flip_a_byte(path: Path) -> None:
 
 def newer_format(root: Path) -> None:
     content = json.loads((root / "bundle/bundle.json").read_text())
-    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 7}))
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 8}))
 
 
 def older_format(root: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/model_fp32.onnx").unlink(), BundleError, "is missing"),
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
-        (newer_format, BundleError, "format version 7"),
-        (older_format, BundleError, "format version 4, this Slipway reads version 6"),
+        (newer_format, BundleError, "format version 8"),
+        (older_format, BundleError, "format version 4, this Slipway reads version 7"),
         (
             lambda root: (root / "certificate.json").unlink(),
             CertificateError,
@@ -136,7 +136,7 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         ),
     ],
 )
-def test_what_cannot_be_trusted_is_not_served(
+def test_unverified_bundles_and_certificates_are_not_served(
     certified: Path,
     make_settings: MakeSettings,
     spoil: Callable[[Path], None],
@@ -149,7 +149,7 @@ def test_what_cannot_be_trusted_is_not_served(
         load_model(make_settings())
 
 
-def test_a_bundle_whose_function_is_not_the_certified_one_is_not_served(
+def test_a_bundle_with_an_uncertified_user_function_is_not_served(
     certified: Path, make_settings: MakeSettings, write_functions: WriteFunctions
 ) -> None:
     folder = write_functions("faces", {"__init__.py": "def f(image):\n    return image\n"})
@@ -157,7 +157,7 @@ def test_a_bundle_whose_function_is_not_the_certified_one_is_not_served(
     contract = CONTRACT.model_copy(update={"transform": transform})
     certify(certified / "certificate.json", write_bundle(certified / "bundle", input=contract))
     assert load_model(make_settings())
-    load.cache_clear()  # as a service that is started anew
+    load.cache_clear()  # as in a new process
     (folder / "__init__.py").write_text("def f(image):\n    return image.rotate(90)\n")
     with pytest.raises(IntegrityError, match="the code of faces:f has the SHA-256"):
         load_model(make_settings())
@@ -166,14 +166,14 @@ def test_a_bundle_whose_function_is_not_the_certified_one_is_not_served(
         load_model(make_settings())
 
 
-def test_a_draft_is_served_only_where_it_is_accepted(
+def test_a_draft_certificate_is_served_only_if_drafts_are_accepted(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", load_bundle(certified / "bundle"), status="draft")
     assert load_model(make_settings(accept_draft="true"))
 
 
-def test_a_batch_size_above_the_bundles_is_refused_and_at_it_is_taken(
+def test_the_batch_size_may_equal_but_not_exceed_that_of_the_bundle(
     make_settings: MakeSettings,
 ) -> None:
     assert load_model(make_settings(max_batch_size=16)).max_batch_size == 16
@@ -191,11 +191,11 @@ def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(
         CONTRACT.model_copy(update={"channels": 1}),
     ):
         certify(certified / "certificate.json", write_bundle(certified / "bundle", input=contract))
-        with pytest.raises(BundleError, match="does not take"):
+        with pytest.raises(BundleError, match="the model refuses"):
             load_model(make_settings())
 
 
-def test_a_tables_bundle_is_loaded_and_answers(
+def test_a_bundle_of_a_table_is_loaded_and_answers(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
     model = load_model(make_settings())
@@ -203,7 +203,7 @@ def test_a_tables_bundle_is_loaded_and_answers(
     assert np.allclose(model.run(rows).outputs, row_probabilities(rows), atol=1e-6)
 
 
-def test_the_example_inputs_of_a_table_are_rows_that_it_may_have() -> None:
+def test_example_inputs_of_a_table_are_valid_rows() -> None:
     rows = COLUMNS.example_rows(16)
     assert (rows.dtype.name, rows.shape) == ("float32", (16, *COLUMNS.shape))
     values, indicators, codes = np.split(
@@ -217,7 +217,7 @@ def test_the_example_inputs_of_a_table_are_rows_that_it_may_have() -> None:
 @pytest.mark.parametrize(
     "contract", [[column("age")], [column(str(number)) for number in range(20)]]
 )
-def test_a_tables_graph_that_contradicts_its_columns_fails_in_warm_up(
+def test_a_table_graph_that_contradicts_its_columns_fails_in_warm_up(
     certified: Path, make_settings: MakeSettings, contract: list[Column]
 ) -> None:
     for graph in (row_classifier(), row_sum()):
@@ -225,12 +225,12 @@ def test_a_tables_graph_that_contradicts_its_columns_fails_in_warm_up(
             certified / "bundle", graph, input=ColumnContract(kind="columns", columns=contract)
         )
         certify(certified / "certificate.json", changed)
-        with pytest.raises(BundleError, match="does not take"):
+        with pytest.raises(BundleError, match="the model refuses"):
             load_model(make_settings())
 
 
 @pytest.mark.parametrize("columns", [[], [column("age"), column("age")]])
-def test_columns_that_cannot_be_told_apart_are_not_served(
+def test_ambiguous_columns_are_not_served(
     certified: Path, make_settings: MakeSettings, columns: list[Column]
 ) -> None:
     contract = ColumnContract(kind="columns", columns=columns)
@@ -242,15 +242,15 @@ def test_columns_that_cannot_be_told_apart_are_not_served(
         load_model(make_settings())
 
 
-def test_which_batches_are_quick_is_measured_in_warm_up(
+def test_warm_up_measures_which_batch_sizes_are_quick(
     certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "QUICK_S", 10.0)
+    monkeypatch.setattr(loader, "QUICK_S", 10.0)
     assert load_model(make_settings(max_batch_size=6)).quick_rows == 6
-    monkeypatch.setattr(loading, "_seconds", lambda run, batch: 0.002 * len(batch))
-    monkeypatch.setattr(loading, "QUICK_S", 0.005)
+    monkeypatch.setattr(loader, "_seconds", lambda run, batch: 0.002 * len(batch))
+    monkeypatch.setattr(loader, "QUICK_S", 0.005)
     assert load_model(make_settings()).quick_rows == 2
-    monkeypatch.setattr(loading, "QUICK_S", 0.001)
+    monkeypatch.setattr(loader, "QUICK_S", 0.001)
     assert load_model(make_settings()).quick_rows == 0
 
 
@@ -258,7 +258,7 @@ def test_which_batches_are_quick_is_measured_in_warm_up(
     ("quick_with_one", "asked_for", "expected"),
     [(True, 0, [2, 1]), (False, 0, [2, 1]), (True, 2, [2])],
 )
-def test_a_model_whose_largest_batch_is_quick_has_one_thread(
+def test_a_model_whose_largest_batch_is_quick_uses_one_thread(
     certified: Path,
     make_settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
@@ -266,7 +266,7 @@ def test_a_model_whose_largest_batch_is_quick_has_one_thread(
     asked_for: int,
     expected: list[int],
 ) -> None:
-    """Waking another takes longer than it saves. Where a batch is quick only with several, or somebody asked for them, they stay."""
+    """Waking threads takes longer than it saves, unless a batch needs them or the user set them."""
     opened: list[int] = []
     open_session = runtime._open_session
 
@@ -279,7 +279,7 @@ def test_a_model_whose_largest_batch_is_quick_has_one_thread(
 
     monkeypatch.setattr(runtime, "_open_session", noting)
     monkeypatch.setattr(settings_module, "num_cores", lambda: 2)
-    monkeypatch.setattr(loading, "_seconds", seconds)
+    monkeypatch.setattr(loader, "_seconds", seconds)
     model = load_model(make_settings(num_threads=asked_for))
     assert opened == expected
     assert model.quick_rows == model.max_batch_size
@@ -296,12 +296,12 @@ def test_fewer_labels_than_outputs_fail_in_warm_up(
     certify(certified / "certificate.json", write_bundle(certified / "bundle", output=output))
     with pytest.raises(
         InvalidAnswerError,
-        match=r"answered \(1, 3\) and scores \(1,\), its bundle says \(1, 2\) and \(1,\)",
+        match=r"answered \(1, 3\) and scores \(1,\), its bundle declares \(1, 2\) and \(1,\)",
     ):
         load_model(make_settings())
 
 
-def test_outputs_that_are_no_probabilities_fail_in_warm_up(
+def test_outputs_that_do_not_sum_to_one_fail_in_warm_up(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     graph = classifier()
@@ -313,7 +313,7 @@ def test_outputs_that_are_no_probabilities_fail_in_warm_up(
         load_model(make_settings())
 
 
-def test_an_answer_that_is_not_finite_is_no_answer(
+def test_a_non_finite_output_is_refused_as_an_answer(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -322,8 +322,8 @@ def test_an_answer_that_is_not_finite_is_no_answer(
     assert model.answer(value, score) == {
         "value": 1.5,
         "interval": [1.25, 1.75],
-        "outlier_score": 0.5,
-        "is_outlier": False,
+        "ood_score": 0.5,
+        "is_ood": False,
     }
     for broken in (np.nan, np.inf, -np.inf):
         with pytest.raises(InvalidAnswerError):
@@ -335,7 +335,8 @@ def test_an_answer_that_is_not_finite_is_no_answer(
 def choose(root: Path, variant: str, provider: str = "cpu") -> LoadedBundle:
     """The bundle with fp32, fp16 and int8, and `variant` chosen for a provider."""
     content = {
-        "variant": variant, "max_metric_loss": 0.005, "prefer": "fastest", "reason": "It is 2 times as fast.", "figures": {},
+        "variant": variant, "max_metric_loss": 0.005, "prefer": "fastest",
+        "reason": "It is 2 times as fast.", "figures": {},
         "hardware": {},
     }  # fmt: skip
     models = bundle_with_variants(root).manifest.models
@@ -347,31 +348,31 @@ def choose(root: Path, variant: str, provider: str = "cpu") -> LoadedBundle:
     )
 
 
-def test_auto_serves_what_export_chose_and_the_card_says_why(
+def test_auto_serves_the_choice_of_export_and_the_model_info_has_the_reason(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     hops = [hop(variant="fp32"), hop(variant="int8")]
     certify(certified / "certificate.json", choose(certified / "bundle", "int8"), hops)
     model = load_model(make_settings(provider="cpu"))
     assert (model.selection.actual.variant, model.selection.passed_over) == ("int8", [])
-    assert model.card()["execution"]["why"] == "chosen at export. It is 2 times as fast."
-    assert model.card()["choice"]["cpu"]["max_metric_loss"] == 0.005
+    assert model.info()["execution"]["why"] == "chosen at export. It is 2 times as fast."
+    assert model.info()["choice"]["cpu"]["max_metric_loss"] == 0.005
     named = load_model(make_settings(provider="cpu", variant="fp32")).selection
-    assert (named.actual.variant, named.why) == ("fp32", "asked for by name")
+    assert (named.actual.variant, named.why) == ("fp32", "set by name")
 
 
 @pytest.mark.parametrize(
-    ("variant", "num_inside", "is_outlier"), [("int8", 3, False), ("fp32", 1, True)]
+    ("variant", "num_inside", "is_ood"), [("int8", 3, False), ("fp32", 1, True)]
 )
-def test_a_variant_with_a_calibration_of_its_own_answers_by_it(
-    certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_outlier: bool
+def test_a_variant_with_its_own_calibration_uses_it(
+    certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_ood: bool
 ) -> None:
-    """The twin is fp32 of the same bundle: the bundle's sets have labels from 0.25 on, and its outliers begin at 0.75."""
+    """The twin is fp32: its sets have labels from 0.25, its outliers begin at 0.75."""
     plain = bundle_with_variants(certified / "bundle").manifest
     own = plain.calibration.model_copy(
         update={
             "conformal": plain.calibration.conformal.model_copy(update={"threshold": 0.01}),
-            "outlier": plain.calibration.outlier.model_copy(update={"threshold": 5.0}),
+            "ood": plain.calibration.ood.model_copy(update={"threshold": 5.0}),
         }
     )
     models = plain.models | {"int8": plain.models["int8"].model_copy(update={"calibration": own})}
@@ -379,8 +380,8 @@ def test_a_variant_with_a_calibration_of_its_own_answers_by_it(
     certify(certified / "certificate.json", write_bundle(certified / "bundle", models=models), hops)
     model = load_model(make_settings(provider="cpu", variant=variant))
     answer = model.answer(np.array([0.8, 0.15, 0.05], dtype=np.float32), np.float32(2.0))
-    assert (len(answer["prediction_set"]), answer["is_outlier"]) == (num_inside, is_outlier)
-    assert model.card()["calibration"] == (
+    assert (len(answer["prediction_set"]), answer["is_ood"]) == (num_inside, is_ood)
+    assert model.info()["calibration"] == (
         own if variant == "int8" else plain.calibration
     ).model_dump(mode="json")
 
@@ -397,7 +398,7 @@ def test_a_choice_that_is_not_certified_is_passed_over_for_fp32_with_the_reason(
     assert selection.why == "export chose int8 for cpu, which was passed over"
 
 
-def test_a_choice_holds_for_its_own_provider_alone(
+def test_a_choice_of_export_applies_only_to_its_provider(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     hops = [hop(variant="fp32"), hop(variant="int8")]
@@ -407,14 +408,14 @@ def test_a_choice_holds_for_its_own_provider_alone(
     assert "nothing was chosen for it" in selection.why
 
 
-def test_a_choice_survives_reading_and_one_of_an_unknown_variant_is_refused(tmp_path: Path) -> None:
+def test_a_choice_is_read_from_the_bundle_and_an_unknown_variant_is_refused(tmp_path: Path) -> None:
     choice = choose(tmp_path, "int8").manifest.choice["cpu"]
     assert (choice.variant, choice.reason) == ("int8", "It is 2 times as fast.")
     with pytest.raises(BundleError, match=r"choice\.cpu names int4, models has fp16, fp32, int8"):
         choose(tmp_path, "int4")
 
 
-def test_a_variant_that_was_left_out_is_refused_with_that_reason(
+def test_a_variant_left_out_of_the_bundle_is_refused_with_the_reason(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", choose(certified / "bundle", "fp32"))
@@ -422,7 +423,7 @@ def test_a_variant_that_was_left_out_is_refused_with_that_reason(
         load_model(make_settings(provider="cpu", variant="int8_dynamic"))
 
 
-def test_auto_takes_fp32_on_the_cpu_and_says_what_it_passed_over(
+def test_auto_takes_fp32_on_the_cpu_and_lists_what_it_passed_over(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -437,7 +438,9 @@ def test_auto_takes_fp32_on_the_cpu_and_says_what_it_passed_over(
     ]
 
 
-def test_what_is_asked_for_by_name_is_done(certified: Path, make_settings: MakeSettings) -> None:
+def test_a_provider_and_variant_set_by_name_are_used(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(
         certified / "certificate.json",
         bundle_with_variants(certified / "bundle"),
@@ -457,14 +460,14 @@ def test_what_is_asked_for_by_name_is_done(certified: Path, make_settings: MakeS
         ({"provider": "cuda"}, "cuda/fp16: no such device"),
         ({"provider": "tensorrt"}, "tensorrt/any: .* holds no engine"),
         ({"variant": "int8_tensorrt"}, "the bundle has no such variant, it has fp16, fp32, int8"),
-        ({"variant": "fp16"}, "the certificate has no executed hop for onnxruntime/cpu/fp16"),
+        ({"variant": "fp16"}, "the certificate has no run of onnxruntime/cpu/fp16"),
         (
             {"provider": "cpu", "variant": "int8"},
             "the certificate says that onnxruntime/cpu/int8 differs: planted",
         ),
     ],
 )
-def test_what_is_asked_for_by_name_is_refused_and_never_replaced(
+def test_an_unavailable_provider_or_variant_is_refused_and_never_replaced(
     certified: Path,
     make_settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
@@ -485,23 +488,23 @@ def test_what_is_asked_for_by_name_is_refused_and_never_replaced(
         load_model(make_settings(**variables))
 
 
-def test_the_certificate_must_speak_of_the_provider_that_runs(
+def test_the_certificate_must_cover_the_provider_that_runs(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     bundle = load_bundle(certified / "bundle")
     certificate = read_certificate(
         certify(certified / "certificate.json", bundle, [hop(provider="cuda")])
     )
-    with pytest.raises(UnavailableError, match="no executed hop for onnxruntime/cpu/fp32"):
-        select(make_settings(), bundle, certificate)
+    with pytest.raises(UnavailableError, match="no run of onnxruntime/cpu/fp32"):
+        select(make_settings().model_options(), bundle, certificate)
 
 
-def test_every_core_is_used_once(make_settings: MakeSettings) -> None:
+def test_the_threads_of_all_workers_use_every_core_once(make_settings: MakeSettings) -> None:
     assert make_settings(workers=os.cpu_count() or 1).threads_per_worker() == 1
 
 
 class CertifiedEngine:
-    """An engine in `root`/engine whose runner is ONNX Runtime, since there is no GPU; files and digests are the real ones."""
+    """An engine in `root`/engine with real files, run by ONNX Runtime because there is no GPU."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.bundle = root, load_bundle(root / "bundle")

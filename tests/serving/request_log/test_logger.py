@@ -1,4 +1,4 @@
-"""Requests are kept beside the request path: sampled, counted, and never at the cost of an answer."""
+"""Request logger: samples, counts, and never costs a request its answer."""
 
 import asyncio
 import threading
@@ -11,15 +11,16 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.models.model import AnsweredRow, ServedModel
-from serving.models.observers import Answered
-from serving.request_log import logger
-from serving.request_log.logger import Keeper, RequestLogSettings, is_sampled
-from serving.requests.payload import Payload
-from serving.worker import ModelWorker
 from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
+from slipway.predictor.model import AnsweredRow
+from slipway.serving.models.model import ServedModel
+from slipway.serving.models.observers import Answered
+from slipway.serving.request_log import logger
+from slipway.serving.request_log.logger import RequestLogger, RequestLogSettings, is_sampled
+from slipway.serving.requests.payload import Payload
+from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import (
     LoggedRequest,
     RequestLogWriter,
@@ -40,10 +41,11 @@ from tests.serving.in_process import error_of, metric, run
 from tests.traffic.test_request_log import EXECUTION
 
 PNG = {"content-type": "image/png"}
+OUTCOMES = ("logged", "dropped", "failed")
 
 
 def outcome(worker: ModelWorker, name: str) -> float:
-    return metric(worker, f'slipway_kept_requests_total{{outcome="{name}"}}')
+    return metric(worker, f'slipway_logged_requests_total{{outcome="{name}"}}')
 
 
 async def wait_for(worker: ModelWorker, name: str, count: int) -> None:
@@ -54,34 +56,34 @@ async def wait_for(worker: ModelWorker, name: str, count: int) -> None:
     assert outcome(worker, name) == count
 
 
-def test_nothing_is_kept_unless_it_is_asked_for(
-    make_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_no_request_is_logged_by_default(make_settings: MakeSettings, tmp_path: Path) -> None:
     before = set(tmp_path.rglob("*"))
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
-        assert not [thread for thread in threading.enumerate() if thread.name == "slipway-keep"]
-        assert [outcome(worker, name) for name in logger.OUTCOMES] == [0, 0, 0]
+        assert not [
+            thread for thread in threading.enumerate() if thread.name == "slipway-request-log"
+        ]
+        assert [outcome(worker, name) for name in OUTCOMES] == [0, 0, 0]
 
-    run(make_settings(keep_directory="", watch=False), work)
+    run(make_settings(request_log_directory="", monitoring=False), work)
     assert {
         path for path in tmp_path.rglob("*") if tmp_path / "state" not in (path, *path.parents)
-    } == before  # a rollout's is there
+    } == before  # the rollout writes there
 
 
-def test_a_bound_without_a_directory_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever set it believes that something is kept."""
-    logger.open_keeper(RequestLogSettings(), 1, lambda _outcome, _count: None)
+def test_limits_without_a_directory_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    logger.open_request_logger(RequestLogSettings(), 1, lambda _outcome, _count: None)
     assert not caplog.records
-    settings = RequestLogSettings(keep_share=0.5, keep_days=3)
-    logger.open_keeper(settings, 1, lambda _outcome, _count: None)
+    settings = RequestLogSettings(request_log_sampling_rate=0.5, request_log_days=3)
+    logger.open_request_logger(settings, 1, lambda _outcome, _count: None)
     assert [record.message for record in caplog.records] == [
-        "nothing is kept: SLIPWAY_KEEP_DAYS, SLIPWAY_KEEP_SHARE without SLIPWAY_KEEP_DIRECTORY"
+        "no request is logged: SLIPWAY_REQUEST_LOG_DAYS, SLIPWAY_REQUEST_LOG_SAMPLING_RATE "
+        "without SLIPWAY_REQUEST_LOG_DIRECTORY"
     ]
 
 
-def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(
+def test_logged_image_has_its_payload_inputs_digest_outputs_and_answer(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     payload = picture(3, (20, 12))
@@ -104,9 +106,9 @@ def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(
         )
 
     run(
-        make_settings(keep_directory=tmp_path / "kept"), work
-    )  # what waits is written when the service ends
-    (found,) = read_requests(tmp_path / "kept")
+        make_settings(request_log_directory=tmp_path / "log"), work
+    )  # the queue is written when the service ends
+    (found,) = read_requests(tmp_path / "log")
     assert isinstance(found, LoggedRequest)
     assert (found.request_id, found.payload, found.content_type) == (
         "mine",
@@ -115,13 +117,13 @@ def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(
     )
     assert found.inputs_sha256 == digest_inputs(array_from_bytes(payload, CONTRACT)[None])
     assert found.answers == [{name: answers[0][name] for name in CLASS_FIELDS}]
-    assert found.outputs["outlier_score"].tolist() == [answers[0]["outlier_score"]]
+    assert found.outputs["ood_score"].tolist() == [answers[0]["ood_score"]]
     assert found.outputs["probabilities"].tolist() == [list(answers[0]["probabilities"].values())]
     assert found.model_version == answers[0]["model_version"]
     assert abs(found.time.timestamp() - time.time()) < 60
 
 
-def test_rows_of_a_table_are_kept_with_an_answer_for_each(
+def test_logged_table_rows_have_one_answer_each(
     certified_table: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     rows = [table_row(number) for number in range(7)]
@@ -129,12 +131,12 @@ def test_rows_of_a_table_are_kept_with_an_answer_for_each(
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await client.post("/predict", json={"rows": rows}, headers={"x-request-id": "list"})
         await client.post("/predict", json=rows[0], headers={"x-request-id": "one"})
-        await wait_for(worker, "kept", 2)
+        await wait_for(worker, "logged", 2)
 
-    run(make_settings(keep_directory=tmp_path / "kept"), work)
+    run(make_settings(request_log_directory=tmp_path / "log"), work)
     (found,), (one,) = (
-        find_requests(tmp_path / "kept", "list"),
-        find_requests(tmp_path / "kept", "one"),
+        find_requests(tmp_path / "log", "list"),
+        find_requests(tmp_path / "log", "one"),
     )
     encoded = encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)
     assert (found.is_list, found.num_rows, one.is_list, one.num_rows) == (True, 7, False, 1)
@@ -142,43 +144,47 @@ def test_rows_of_a_table_are_kept_with_an_answer_for_each(
     assert found.inputs_sha256 == digest_inputs(encoded)
 
 
-def test_the_sample_is_a_pure_function_of_the_id_and_has_its_share() -> None:
+def test_sample_is_a_pure_function_of_the_id_at_the_sampling_rate() -> None:
     ids = [f"{number:016x}" for number in range(20_000)]
-    for share in (0.0, 0.01, 0.25, 1.0):
-        drawn = [is_sampled(name, share) for name in ids]
-        assert abs(sum(drawn) - share * len(ids)) <= 4 * (share * (1 - share) * len(ids)) ** 0.5
-        assert drawn == [is_sampled(name, share) for name in ids]
+    for rate in (0.0, 0.01, 0.25, 1.0):
+        drawn = [is_sampled(name, rate) for name in ids]
+        assert abs(sum(drawn) - rate * len(ids)) <= 4 * (rate * (1 - rate) * len(ids)) ** 0.5
+        assert drawn == [is_sampled(name, rate) for name in ids]
     assert all(
         is_sampled(name, 0.5) for name in ids if is_sampled(name, 0.2)
-    )  # a larger share has the smaller one in it
+    )  # a larger sample contains the smaller one
 
 
-def test_a_sampled_share_is_what_is_on_disk(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_request_log_holds_exactly_the_sampled_requests(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
     ids = [f"id-{number}" for number in range(200)]
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for name in ids:
             await client.post("/predict", content=picture(), headers=PNG | {"x-request-id": name})
 
-    run(make_settings(keep_directory=tmp_path / "kept", keep_share=0.3), work)
+    run(make_settings(request_log_directory=tmp_path / "log", request_log_sampling_rate=0.3), work)
     found = [
         request.request_id
-        for request in read_requests(tmp_path / "kept")
+        for request in read_requests(tmp_path / "log")
         if isinstance(request, LoggedRequest)
     ]
     assert found == [name for name in ids if is_sampled(name, 0.3)]
     assert 30 < len(found) < 90
 
 
-def test_what_a_replay_sends_is_not_kept_again(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_replayed_requests_are_not_logged_again(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for name in ("replay-1", "other"):
             await client.post("/predict", content=picture(), headers=PNG | {"x-request-id": name})
 
-    run(make_settings(keep_directory=tmp_path / "kept"), work)
+    run(make_settings(request_log_directory=tmp_path / "log"), work)
     assert [
         request.request_id
-        for request in read_requests(tmp_path / "kept")
+        for request in read_requests(tmp_path / "log")
         if isinstance(request, LoggedRequest)
     ] == ["other"]
 
@@ -186,10 +192,10 @@ def test_what_a_replay_sends_is_not_kept_again(make_settings: MakeSettings, tmp_
 @pytest.mark.parametrize(
     "error", [RuntimeError("planted"), OSError(28, "No space left on device"), MemoryError()]
 )
-def test_a_thread_that_raises_costs_no_request_and_is_counted(
+def test_failing_write_costs_no_request_is_counted_and_recovers(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def refuse(folder: RequestLogWriter, lines: bytes) -> None:
+    def refuse(writer: RequestLogWriter, lines: bytes) -> None:
         raise error
 
     monkeypatch.setattr(logger, "_RETRY_S", 0.05)
@@ -203,12 +209,12 @@ def test_a_thread_that_raises_costs_no_request_and_is_counted(
                 ).status_code == 200
             await wait_for(worker, "failed", 10)
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
-        await wait_for(worker, "kept", 1)  # and the thread goes on
+        await wait_for(worker, "logged", 1)
 
-    run(make_settings(keep_directory=tmp_path / "kept"), work)
+    run(make_settings(request_log_directory=tmp_path / "log"), work)
 
 
-# Keeping looks at the digest, at this name and at how the model ran.
+# The parts of a model that the logger reads.
 BUNDLE = LoadedBundle(Path("bundle"), cast(Bundle, SimpleNamespace(output_name="value")), "ab" * 32)
 MODEL = cast(
     ServedModel, SimpleNamespace(bundle=BUNDLE, selection=SimpleNamespace(actual=EXECUTION))
@@ -221,8 +227,8 @@ def answered(number: int, num_bytes: int = 100) -> Answered:
     return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), MODEL, rows, [{"value": 0.0}])
 
 
-class HangingFolder(RequestLogWriter):
-    """A disk that does not come back until it is let go."""
+class HangingWriter(RequestLogWriter):
+    """Writer on a disk that hangs until `free` is set."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, 1 << 20, 1)
@@ -238,39 +244,39 @@ class HangingFolder(RequestLogWriter):
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_WAITING", 5), ("MAX_WAITING_BYTES", 5 * 116)])
-def test_a_full_queue_drops_and_counts_without_waiting(
+def test_full_queue_drops_and_counts_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     monkeypatch.setattr(logger, limit, value)
-    counts = dict.fromkeys(logger.OUTCOMES, 0)
+    counts = dict.fromkeys(OUTCOMES, 0)
 
     def count(outcome: str, num_requests: int) -> None:
         counts[outcome] += num_requests
 
-    folder = HangingFolder(tmp_path)
-    keeper = Keeper(folder, 1.0, count)
-    keeper.offer([answered(0)], 0.0)
-    assert folder.hangs.wait(20)
-    keeper.offer([answered(number) for number in range(1, 11)], 0.0)
-    keeper.offer([answered(number) for number in range(11, 21)], 0.0)
+    writer = HangingWriter(tmp_path)
+    request_logger = RequestLogger(writer, 1.0, count)
+    request_logger.offer([answered(0)], 0.0)
+    assert writer.hangs.wait(20)
+    request_logger.offer([answered(number) for number in range(1, 11)], 0.0)
+    request_logger.offer([answered(number) for number in range(11, 21)], 0.0)
     assert counts["dropped"] == 15
-    assert not folder.has_written
-    folder.free.set()
-    keeper.close()
-    assert counts == {"kept": 6, "dropped": 15, "failed": 0}
+    assert not writer.has_written
+    writer.free.set()
+    request_logger.close()
+    assert counts == {"logged": 6, "dropped": 15, "failed": 0}
     assert len(list(read_requests(tmp_path))) == 6
 
 
-def test_a_request_that_no_segment_can_hold_is_dropped(tmp_path: Path) -> None:
+def test_request_larger_than_a_segment_is_dropped(tmp_path: Path) -> None:
     counts: list[tuple[str, int]] = []
-    keeper = Keeper(
+    request_logger = RequestLogger(
         RequestLogWriter(tmp_path, 1 << 20, 1),
         1.0,
         lambda outcome, number: counts.append((outcome, number)),
     )
-    keeper.offer([answered(1, 100_000), answered(2, 1000)], 0.0)
-    keeper.close()
-    assert sorted(counts) == [("dropped", 1), ("kept", 1)]
+    request_logger.offer([answered(1, 100_000), answered(2, 1000)], 0.0)
+    request_logger.close()
+    assert sorted(counts) == [("dropped", 1), ("logged", 1)]
     assert [
         request.request_id
         for request in read_requests(tmp_path)

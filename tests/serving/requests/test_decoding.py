@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from serving.http.responses import Refusal
-from serving.requests import decoding
-from serving.requests.decoding import INLINE_BYTES, INLINE_PIXELS, ImageDecoder
-from serving.requests.reading import FormReader
 from slipway.inputs.images import array_from_bytes
+from slipway.serving.http.responses import Refusal
+from slipway.serving.requests import decoding
+from slipway.serving.requests.bodies import FormReader
+from slipway.serving.requests.decoding import INLINE_BYTES, INLINE_PIXELS, ImageDecoder
 from tests.serving.bundles import CONTRACT, picture
 
 
@@ -35,7 +35,7 @@ def decoding_threads(monkeypatch: pytest.MonkeyPatch, payload: bytes) -> set[str
     return seen
 
 
-def test_a_small_image_is_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_image_is_decoded_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoding_threads(monkeypatch, picture(1, (28, 28))) == {"MainThread"}
 
 
@@ -53,7 +53,7 @@ def test_many_pixels_in_few_bytes_are_decoded_off_the_event_loop(
     assert decoding_threads(monkeypatch, stream.getvalue()) == {"slipway-decode"}
 
 
-def test_a_png_is_small_up_to_the_limit_of_pixels_and_not_above() -> None:
+def test_pngs_up_to_the_pixel_limit_are_decoded_inline() -> None:
     """The size is read from the header, without Pillow."""
     at_the_limit, above = (
         picture(1, (INLINE_PIXELS // 96, 96)),
@@ -62,7 +62,7 @@ def test_a_png_is_small_up_to_the_limit_of_pixels_and_not_above() -> None:
     assert [decoding._is_small(image[:33]) for image in (at_the_limit, above)] == [True, False]
 
 
-def test_several_images_are_decoded_together_and_each_is_itself() -> None:
+def test_several_images_are_decoded_in_order() -> None:
     payloads = [picture(seed, (20, 12)) for seed in range(9)]
     decoder = ImageDecoder(CONTRACT)
     decoded = asyncio.run(decoder.decode(*payloads))
@@ -73,7 +73,7 @@ def test_several_images_are_decoded_together_and_each_is_itself() -> None:
     )
 
 
-def test_the_first_bad_image_of_several_is_named_whichever_is_found_first() -> None:
+def test_the_error_names_the_first_bad_image_in_order() -> None:
     decoder = ImageDecoder(CONTRACT)
     refusal = refusal_or(
         lambda: asyncio.run(decoder.decode(picture(), b"", b"no image", picture()))
@@ -89,7 +89,7 @@ PIECES = [b"--b", b"--b--", b"\r\n", b'Content-Disposition: form-data; name="ima
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(HEADS), st.binary(max_size=300))
-def test_bytes_are_an_image_or_a_refusal_whatever_they_are(head: bytes, tail: bytes) -> None:
+def test_any_bytes_decode_to_an_image_or_a_refusal(head: bytes, tail: bytes) -> None:
     decoder = ImageDecoder(CONTRACT)
     answer = refusal_or(lambda: asyncio.run(decoder.decode(head + tail)))
     assert (
@@ -102,7 +102,7 @@ def test_bytes_are_an_image_or_a_refusal_whatever_they_are(head: bytes, tail: by
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from(PIECES)), max_size=14))
-def test_a_form_is_files_or_a_refusal_whatever_it_is(pieces: list[bytes]) -> None:
+def test_any_form_parses_to_files_or_a_refusal(pieces: list[bytes]) -> None:
     answer = refusal_or(lambda: read_form([b"".join(pieces)]))
     assert (
         answer.status in (400, 413, 422) if isinstance(answer, Refusal) else 1 <= len(answer) <= 2

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from serving.http.responses import ERRORS, Refusal
-from serving.http.strict_json import parse
-from serving.requests import rows
-from serving.requests.decoding import Decoded
-from serving.requests.rows import INLINE_BYTES, MAX_FAULTS, RowDecoder
 from slipway.inputs.columns import ColumnContract, encode, read_row
+from slipway.serving.http.responses import ERRORS, Refusal
+from slipway.serving.http.strict_json import parse
+from slipway.serving.requests import rows
+from slipway.serving.requests.decoding import Decoded
+from slipway.serving.requests.rows import INLINE_BYTES, MAX_FAULTS, RowDecoder
 from tests.serving.any_json import BODIES
 from tests.serving.bundles import COLUMNS, ROW, column, table_row
 
@@ -46,7 +46,7 @@ def test_one_object_is_one_row_encoded_bit_for_bit_as_in_training() -> None:
     assert decoded.inputs.tobytes() == expected.tobytes()
 
 
-def test_several_rows_keep_their_order_and_are_each_what_they_are_alone() -> None:
+def test_several_rows_keep_their_order_and_equal_single_rows() -> None:
     several = decode({"rows": [table_row(number) for number in range(20)]})
     assert several.is_list
     for number, vector in enumerate(several.inputs):
@@ -77,7 +77,7 @@ def test_several_rows_keep_their_order_and_are_each_what_they_are_alone() -> Non
         ({"a\x00b": 1}, "unknown_column", "a\x00b"),
     ],
 )
-def test_a_bad_cell_is_refused_under_its_rule_and_its_place(
+def test_a_bad_cell_is_refused_with_its_rule_and_position(
     change: dict[str, Any], code: str, field: str
 ) -> None:
     alone, among = refused(ROW | change), refused({"rows": [ROW, ROW | change, ROW]})
@@ -98,11 +98,11 @@ def test_a_bad_cell_is_refused_under_its_rule_and_its_place(
         {"since": "2021-03-04T05:06:07+02:00"},
     ],
 )
-def test_the_neighbours_of_what_is_refused_are_taken(change: dict[str, Any]) -> None:
+def test_valid_values_close_to_the_refused_ones_are_accepted(change: dict[str, Any]) -> None:
     assert decode(ROW | change).inputs.shape == (1, *COLUMNS.shape)
 
 
-def test_a_column_that_is_left_out_is_missing() -> None:
+def test_an_omitted_column_is_a_missing_value() -> None:
     without = {name: value for name, value in ROW.items() if name not in ("income", "city")}
     assert (
         decode(without).inputs.tobytes()
@@ -112,7 +112,7 @@ def test_a_column_that_is_left_out_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "text", "is_told"),
+    ("column", "text", "is_reported"),
     [
         ("age", "38", True),
         ("age", " 3.5e1 ", True),
@@ -122,13 +122,15 @@ def test_a_column_that_is_left_out_is_missing() -> None:
         ("member", "1", False),
     ],
 )
-def test_a_number_that_came_as_text_is_called_text(column: str, text: str, is_told: bool) -> None:
+def test_a_number_sent_as_text_is_reported_as_text(
+    column: str, text: str, is_reported: bool
+) -> None:
     message = refused(ROW | {column: text}).message
-    assert (f"found the text {text!r}, expected " in message) == is_told
-    assert (f"found {text!r}, expected " in message) == (not is_told)
+    assert (f"found the text {text!r}, expected " in message) == is_reported
+    assert (f"found {text!r}, expected " in message) == (not is_reported)
 
 
-def test_all_bad_cells_are_counted_and_the_first_ones_named() -> None:
+def test_the_error_counts_all_bad_cells_and_names_the_first_ones() -> None:
     refusal = refused(
         {
             "rows": [
@@ -140,11 +142,14 @@ def test_all_bad_cells_are_counted_and_the_first_ones_named() -> None:
         }
     )
     assert (refusal.code, refusal.field) == ("out_of_range", "rows[1].age")
-    named = "4 more: rows[1].colour (unknown_category), rows[2].extra (unknown_column), rows[2].member (type_violation), ..."
+    named = (
+        "4 more: rows[1].colour (unknown_category), rows[2].extra (unknown_column), "
+        "rows[2].member (type_violation), ..."
+    )
     assert refusal.message.endswith(named)
 
 
-def test_the_message_stays_short_whatever_is_wrong() -> None:
+def test_error_messages_stay_short_for_any_input() -> None:
     row = {f"{'long' * 30}{number}": "x" * 1000 for number in range(40)}
     refusal = refused({"rows": [row] * MAX_ROWS})
     assert len(refusal.message) < 2500
@@ -153,7 +158,7 @@ def test_the_message_stays_short_whatever_is_wrong() -> None:
     assert len(many.message) < 400
 
 
-def test_a_number_that_32_bits_cannot_hold_is_named_with_its_row() -> None:
+def test_a_number_beyond_float32_is_reported_with_its_row() -> None:
     refusal = refused({"rows": [ROW, ROW, ROW | {"income": 1e300}, ROW | {"income": -1e300}]})
     assert (refusal.code, refusal.field) == ("out_of_range", "rows[2].income")
     assert "rows[3].income" in refusal.message
@@ -176,19 +181,19 @@ def test_a_number_that_32_bits_cannot_hold_is_named_with_its_row() -> None:
         (b"", "malformed_json", None),
     ],
 )
-def test_what_is_no_row_is_refused(body: bytes, code: str, field: str | None) -> None:
+def test_bodies_that_are_not_rows_are_refused(body: bytes, code: str, field: str | None) -> None:
     refusal = refused(body)
     assert (refusal.code, refusal.field) == (code, field)
 
 
-def test_rows_at_the_limit_are_taken_and_one_more_is_refused() -> None:
+def test_rows_up_to_the_limit_are_accepted_and_one_more_is_refused() -> None:
     assert len(decode({"rows": [ROW] * MAX_ROWS}).inputs) == MAX_ROWS
     refusal = refused({"rows": [ROW] * (MAX_ROWS + 1)})
     assert (refusal.code, refusal.status) == ("too_many_rows", 413)
     assert "SLIPWAY_MAX_ROWS" in refusal.message
 
 
-def test_a_body_of_a_million_values_is_refused_before_any_is_made(
+def test_a_body_of_a_million_values_is_refused_before_parsing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parsed: list[bytes] = []
@@ -205,7 +210,7 @@ def test_a_body_of_a_million_values_is_refused_before_any_is_made(
     assert parsed == [b"{}"]  # the twin: what is read is seen
 
 
-def test_a_column_called_rows_is_a_column() -> None:
+def test_a_column_may_be_named_rows() -> None:
     contract = ColumnContract(kind="columns", columns=[column("rows")])
     assert not decode({"rows": 3}, contract).is_list
     assert (
@@ -215,7 +220,7 @@ def test_a_column_called_rows_is_a_column() -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "thread"), [(1, "MainThread"), (50, "slipway-rows")])
-def test_many_rows_are_read_off_the_event_loop(
+def test_many_rows_are_parsed_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, num_rows: int, thread: str
 ) -> None:
     seen: set[str] = set()
@@ -234,7 +239,7 @@ def test_many_rows_are_read_off_the_event_loop(
 @pytest.mark.process
 @settings(max_examples=300, deadline=None)
 @given(BODIES)
-def test_any_body_is_finite_rows_or_a_refusal(body: bytes) -> None:
+def test_any_body_decodes_to_finite_rows_or_a_refusal(body: bytes) -> None:
     answer = decoded_or_refusal(body)
     if isinstance(answer, Refusal):
         assert 400 <= answer.status < 500
@@ -251,7 +256,7 @@ def decoded_or_refusal(body: bytes) -> Decoded | Refusal:
         return refusal
 
 
-def test_columns_that_training_ignored_leave_the_row_as_it_is() -> None:
+def test_ignored_columns_do_not_change_a_row() -> None:
     contract = COLUMNS.model_copy(update={"ignored": ["id", "note"]})
     extra = {"id": 7, "note": ["x", "y"]}
     assert decode(ROW | extra, contract).inputs.tobytes() == decode(ROW).inputs.tobytes()
@@ -260,7 +265,7 @@ def test_columns_that_training_ignored_leave_the_row_as_it_is() -> None:
     assert refusal.message.endswith("1 more: rows[1].age (out_of_range)")
 
 
-def test_as_many_rows_are_taken_with_ignored_columns_as_without() -> None:
+def test_ignored_columns_do_not_reduce_the_number_of_accepted_rows() -> None:
     ignored = [f"id {number}" for number in range(200)]
     contract = COLUMNS.model_copy(update={"ignored": ignored})
     rows = [table_row(number) | dict.fromkeys(ignored, 1) for number in range(MAX_ROWS)]

@@ -1,4 +1,4 @@
-"""Augmentation on the CPU and on a device: dtype, shape and range kept, identity exact, neighbours without influence, both alike."""
+"""Augmentation on the CPU and on a device: dtype, shape, range, identity, and equal results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +60,7 @@ def same(count: int, **values: Any) -> Draw:
 @BOTH
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size_px", [4, 16, 17, 32, 100])
-def test_the_identity_gives_back_the_same_pixels(apply: Apply, size_px: int, channels: int) -> None:
+def test_the_identity_changes_no_pixel(apply: Apply, size_px: int, channels: int) -> None:
     images = batch(9, size_px, channels)
     assert np.array_equal(apply(images, unchanged(9), size_px), images)
 
@@ -80,7 +80,9 @@ def test_dtype_and_layout_are_kept_and_the_size_is_the_networks(
 @BOTH
 @pytest.mark.parametrize("value", [0, 1, 254, 255])
 @pytest.mark.parametrize("stored_px", [16, 23, 40])
-def test_geometry_keeps_a_uniform_image(apply: Apply, stored_px: int, value: int) -> None:
+def test_geometric_operations_keep_a_uniform_image_uniform(
+    apply: Apply, stored_px: int, value: int
+) -> None:
     images = np.full((50, stored_px, stored_px, 3), value, dtype=np.uint8)
     off = {
         name: augment_params().model_dump()[name]
@@ -91,7 +93,7 @@ def test_geometry_keeps_a_uniform_image(apply: Apply, stored_px: int, value: int
 
 
 @BOTH
-def test_flips_are_exact(apply: Apply) -> None:
+def test_flips_mirror_every_pixel_exactly(apply: Apply) -> None:
     images = batch(5, 15, 3)
     assert np.array_equal(apply(images, same(5, horizontal_flip=True), 15), images[:, :, ::-1])
     assert np.array_equal(apply(images, same(5, vertical_flip=True), 15), images[:, ::-1])
@@ -137,7 +139,7 @@ def test_enlarging_keeps_the_middle_and_loses_the_border(apply: Apply) -> None:
 
 
 @BOTH
-def test_a_crop_becomes_the_whole_image_and_nothing_beside_it_is_seen(apply: Apply) -> None:
+def test_a_crop_fills_the_image_with_pixels_of_the_crop_only(apply: Apply) -> None:
     images = np.zeros((1, 40, 40, 3), dtype=np.uint8)
     images[:, 10:30, 20:40] = 200
     change = same(1, crop=[0.5, 0.25, 0.5, 0.5])
@@ -149,7 +151,7 @@ def test_a_crop_becomes_the_whole_image_and_nothing_beside_it_is_seen(apply: App
 
 
 @BOTH
-def test_a_crop_in_whole_pixels_is_cut_out(apply: Apply) -> None:
+def test_a_crop_in_whole_pixels_copies_its_pixels_exactly(apply: Apply) -> None:
     images = batch(3, 20, 3)
     assert np.array_equal(
         apply(images, same(3, crop=[0.1, 0.2, 0.8, 0.8]), 16), images[:, 4:, 2:18]
@@ -158,14 +160,14 @@ def test_a_crop_in_whole_pixels_is_cut_out(apply: Apply) -> None:
 
 @BOTH
 @pytest.mark.parametrize("times", [2, 3])
-def test_an_image_stored_larger_is_averaged_not_aliased(apply: Apply, times: int) -> None:
+def test_a_larger_stored_image_is_averaged_without_aliasing(apply: Apply, times: int) -> None:
     images = batch(4, 16 * times, 3)
     means = images.reshape(4, 16, times, 16, times, 3).mean(axis=(2, 4))
     assert np.abs(apply(images, unchanged(4), 16) - means).max() <= 0.51
 
 
 @BOTH
-def test_an_erased_rectangle_is_grey_and_the_rest_as_it_was(apply: Apply) -> None:
+def test_erasing_fills_a_rectangle_with_grey_and_changes_nothing_else(apply: Apply) -> None:
     images = batch(2, 16, 3)
     expected = images.copy()
     expected[:, 4:12, 2:6] = GREY
@@ -200,14 +202,15 @@ def test_the_number_of_threads_changes_no_pixel(
     )
     results = []
     for num_threads in (1, 2, 3):
-        monkeypatch.setattr(host.torch, "get_num_threads", lambda count=num_threads: count)  # type: ignore[attr-defined]
+        torch_module = host.torch  # type: ignore[attr-defined]
+        monkeypatch.setattr(torch_module, "get_num_threads", lambda count=num_threads: count)
         results.append([on_host(images, draw(plan, 0, keys(120)), 64) for plan in plans])
     for other in results[1:]:
         assert all(np.array_equal(one, two) for one, two in zip(results[0], other, strict=True))
 
 
 def smooth(count: int, size_px: int, channels: int) -> Pixels:
-    """Pictures without edges, where a sampling point that is a little off shows little."""
+    """Images without edges, in which small errors of a sampling point change little."""
     coarse = batch(count, 8, channels)
     return np.stack(
         [
@@ -221,7 +224,9 @@ def smooth(count: int, size_px: int, channels: int) -> Pixels:
 
 @pytest.mark.parametrize("name", [*ON, "everything"])
 @pytest.mark.parametrize(("stored_px", "channels"), [(32, 3), (40, 1), (40, 3), (96, 3)])
-def test_host_and_device_agree_within_grey_levels(name: str, stored_px: int, channels: int) -> None:
+def test_host_and_device_augmentation_agree_within_grey_levels(
+    name: str, stored_px: int, channels: int
+) -> None:
     plan = plan_from_params(augment_params(**(ON if name == "everything" else {name: ON[name]})), 7)
     images, everyone, partners = (
         smooth(40, stored_px, channels),
@@ -247,7 +252,7 @@ def mixed(images: Pixels, mixing: MixDraw, partners: NDArray[np.int64], where: s
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_mixup_blends_and_cutmix_cuts(where: str) -> None:
+def test_mixup_blends_two_images_and_cutmix_pastes_a_rectangle(where: str) -> None:
     images = np.stack(
         [np.full((8, 8, 3), value, dtype=np.uint8) for value in (200, 100, 0)]
     )  # two rows and a partner for them
@@ -260,7 +265,7 @@ def test_mixup_blends_and_cutmix_cuts(where: str) -> None:
 
 
 @BOTH
-def test_an_empty_batch_stays_empty(apply: Apply) -> None:
+def test_an_empty_batch_is_augmented_to_an_empty_batch(apply: Apply) -> None:
     assert apply(batch(0, 16, 3), unchanged(0), 16).shape == (0, 16, 16, 3)
 
 
@@ -272,7 +277,7 @@ def test_an_empty_batch_stays_empty(apply: Apply) -> None:
         torch.zeros(8, 8, 3, dtype=torch.uint8),
     ],
 )
-def test_what_is_no_batch_of_pixels_is_refused(images: torch.Tensor) -> None:
+def test_inputs_that_are_no_batch_of_pixels_are_refused(images: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected uint8"):
         augment_batch(images, device_changes(unchanged(2), None, np.arange(2), 8, 8, 3))
 
@@ -280,7 +285,7 @@ def test_what_is_no_batch_of_pixels_is_refused(images: torch.Tensor) -> None:
 @pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_gpu_gives_the_same_pixels_within_grey_levels() -> None:
+def test_a_gpu_augments_as_the_cpu_within_two_grey_levels() -> None:
     images, change = smooth(64, 40, 3), draw(PLAN, 0, keys(64))
     on_gpu = on_device(images, change, 32, "cuda").astype(int)
     assert np.abs(on_gpu - on_device(images, change, 32)).max() <= 2

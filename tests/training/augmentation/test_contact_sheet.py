@@ -61,7 +61,7 @@ def sheet(
 
 
 @pytest.mark.process
-def test_the_sheet_has_a_line_for_each_operation() -> None:
+def test_the_contact_sheet_has_a_line_for_each_operation() -> None:
     everything = plan_from_params(augment_params(**ON), seed=7)
     nothing = without_operations(everything)
     line = sheet(3, FLIP, 3).height - sheet(3, nothing, 3).height
@@ -74,7 +74,7 @@ def test_the_sheet_has_a_line_for_each_operation() -> None:
 
 
 @pytest.mark.process
-def test_each_operation_changes_its_line() -> None:
+def test_each_operation_changes_the_images_of_its_line() -> None:
     pictures = {
         name: np.asarray(sheet(3, plan_from_params(augment_params(**{name: ON[name]}), seed=7), 3))
         for name in ON
@@ -82,7 +82,7 @@ def test_each_operation_changes_its_line() -> None:
     assert len({picture.tobytes() for picture in pictures.values()}) == len(ON)
 
 
-def test_one_image_is_enough() -> None:
+def test_a_contact_sheet_of_one_image_can_be_drawn() -> None:
     assert sheet(1, plan_from_params(augment_params(**ON), seed=7)).format == "PNG"
 
 
@@ -91,7 +91,7 @@ def test_colour_operations_have_no_line_for_grey_images() -> None:
     assert sheet(3, hue, 1).height < sheet(3, hue, 3).height
 
 
-def test_a_table_gets_a_picture_that_says_so() -> None:
+def test_the_contact_sheet_of_a_table_says_that_tables_are_not_augmented() -> None:
     manifest = PackedManifest(
         format_version=3,
         task="table_regression",
@@ -114,5 +114,5 @@ def test_a_table_gets_a_picture_that_says_so() -> None:
 
 
 @pytest.mark.process
-def test_at_most_eight_images_are_shown() -> None:
+def test_a_contact_sheet_shows_at_most_eight_images() -> None:
     assert sheet(8, FLIP).size == sheet(50, FLIP, task="image_regression").size

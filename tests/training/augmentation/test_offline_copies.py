@@ -67,13 +67,13 @@ def test_every_row_is_copied_under_an_id_of_its_own(tmp_path: Path) -> None:
     assert copies.targets.tolist() == TRAIN.targets.tolist() * 3
 
 
-def test_no_two_copies_are_alike(tmp_path: Path) -> None:
+def test_all_offline_copies_of_an_image_differ(tmp_path: Path) -> None:
     copies = write(tmp_path / "augmented")
     everything = np.concatenate([TRAIN.inputs, copies.inputs])
     assert len({image.tobytes() for image in everything}) == 40
 
 
-def test_copies_are_the_same_every_time(tmp_path: Path) -> None:
+def test_equal_inputs_make_equal_offline_copies(tmp_path: Path) -> None:
     write(tmp_path / "a")
     write(tmp_path / "b")
     assert (tmp_path / "a" / "plan.json").read_bytes() == (
@@ -88,7 +88,7 @@ def test_copies_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:
         open_augmented(tmp_path / "augmented", MANIFEST)
 
 
-def test_an_altered_copy_is_found(tmp_path: Path) -> None:
+def test_an_altered_offline_copy_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "augmented")
     path = tmp_path / "augmented" / "train" / "inputs.npy"
     payload = bytearray(path.read_bytes())

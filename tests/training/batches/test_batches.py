@@ -12,9 +12,9 @@ from slipway.training.batches.batches import (
     ImageChanges,
     TrainingBatches,
     ValidationBatches,
+    batch_loader,
     cut_step,
     training_loader,
-    validation_loader,
 )
 from tests.data.augmentation.test_plan import ON
 from tests.project_params import augment_params
@@ -33,7 +33,12 @@ def _training(
     changes: ImageChanges | None = None,
 ) -> TrainingBatches:
     return TrainingBatches(
-        splits, cut_step(batch_size, world_size, limit), rank, seed=3, changes=changes, classes=True
+        splits,
+        cut_step(batch_size, world_size, limit),
+        rank,
+        seed=3,
+        changes=changes,
+        target_dtype="int64",
     )
 
 
@@ -54,24 +59,24 @@ def _step_rows(world_size: int, limit: int, epoch: int, step: int) -> set[int]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("limit", [3, 6, 24])
-def test_a_step_has_the_same_rows_however_it_is_cut(world_size: int, limit: int) -> None:
+def test_a_step_has_the_same_rows_for_any_process_layout(world_size: int, limit: int) -> None:
     for step in range(4):
         assert _step_rows(world_size, limit, epoch=5, step=step) == _step_rows(
             1, 24, epoch=5, step=step
         )
 
 
-def test_another_epoch_has_another_order() -> None:
+def test_each_epoch_has_another_order_of_rows() -> None:
     assert _step_rows(1, 24, 0, 0) != _step_rows(1, 24, 1, 0)
 
 
-def test_pixels_and_targets_belong_to_the_rows() -> None:
+def test_pixels_and_targets_of_a_batch_are_those_of_its_rows() -> None:
     batch = _training()[2, 1]
     assert np.array_equal(batch.inputs.numpy(), SPLIT.inputs[batch.rows.numpy()])
     assert np.array_equal(batch.targets.numpy(), SPLIT.targets[batch.rows.numpy()])
 
 
-def test_offline_copies_are_rows_like_others() -> None:
+def test_offline_copies_are_training_rows_like_originals() -> None:
     copies = split_of(20, start=500)
     batches = _training(splits=(SPLIT, copies), batch_size=123, limit=123)
     batch = batches[0, 0]
@@ -83,7 +88,7 @@ def test_offline_copies_are_rows_like_others() -> None:
 def _step(
     world_size: int, limit: int, *, on_device: bool = False, size_px: int = 8
 ) -> dict[int, tuple[Any, ...]]:
-    """By row of one step: its pixels, its partner's target and its own share."""
+    """Map each row of a step to its pixels, its partner's target and its own fraction."""
     shape, found = cut_step(24, world_size, limit), dict[int, tuple[Any, ...]]()
     for rank in range(world_size):
         batches = _training(
@@ -114,7 +119,7 @@ def _step(
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize(("world_size", "limit"), [(2, 24), (1, 6), (4, 3)])
-def test_mixed_images_are_the_same_however_a_step_is_cut(
+def test_mixed_images_are_the_same_for_any_process_layout(
     world_size: int, limit: int, on_device: bool
 ) -> None:
     whole = _step(1, 24, on_device=on_device)
@@ -145,7 +150,9 @@ def _blended(images: Any, shares: Any, shift: int) -> Any:
     return own * images + (1 - own) * np.roll(images, -shift, axis=0)
 
 
-def test_images_stored_larger_come_in_the_networks_size_with_or_without_augmentation() -> None:
+def test_larger_stored_images_are_shrunk_to_the_networks_size_with_or_without_augmentation() -> (
+    None
+):
     nothing = plan_from_params(augment_params(), seed=3)
     for plan, on_device in (
         (nothing, False),
@@ -160,7 +167,7 @@ def test_images_stored_larger_come_in_the_networks_size_with_or_without_augmenta
         assert inputs.shape == (24, 6, 6, 1)
 
 
-def test_without_anything_to_do_the_stored_pixels_are_handed_over() -> None:
+def test_batches_without_augmentation_hold_the_stored_pixels() -> None:
     batch = _training(changes=_changes(plan_from_params(augment_params(), seed=3), on_device=True))[
         0, 0
     ]
@@ -174,7 +181,7 @@ def test_a_batch_of_one_row_is_not_mixed() -> None:
 
 
 def test_validation_images_are_never_changed() -> None:
-    batch = ValidationBatches(SPLIT, 1000, 1, 0, classes=True)[0]
+    batch = ValidationBatches(SPLIT, 1000, 1, 0, target_dtype="int64")[0]
     assert batch.changes is None
     assert batch.mixing is None
     assert np.array_equal(batch.inputs.numpy(), SPLIT.inputs[:])
@@ -190,14 +197,14 @@ def _collect(num_workers: int, changes: ImageChanges | None = None) -> list[Batc
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resumed_epoch_is_the_one_it_should_be_from_its_first_batch(num_workers: int) -> None:
+def test_a_loader_starts_with_the_epoch_it_was_given(num_workers: int) -> None:
     loader = training_loader(_training(), num_workers, first_epoch=7)
     batches = iter(loader)
     loader.sampler.set_epoch(7)  # type: ignore[attr-defined]
     assert torch.equal(next(batches).rows, _training()[7, 0].rows)
 
 
-def test_workers_change_nothing() -> None:
+def test_loader_processes_change_no_batch() -> None:
     for alone, shared in zip(_collect(0, _changes()), _collect(2, _changes()), strict=True):
         assert torch.equal(alone.rows, shared.rows)
         assert torch.equal(alone.inputs, shared.inputs)
@@ -210,14 +217,14 @@ def test_workers_change_nothing() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_validation_counts_every_row_once_and_deals_equally(
+def test_validation_counts_every_row_once_in_equally_many_batches_per_rank(
     world_size: int, batch_size: int
 ) -> None:
     counted: list[int] = []
     lengths = set()
     for rank in range(world_size):
-        loader = validation_loader(
-            ValidationBatches(SPLIT, batch_size, world_size, rank, classes=True), 0
+        loader = batch_loader(
+            ValidationBatches(SPLIT, batch_size, world_size, rank, target_dtype="int64"), 0
         )
         lengths.add(len(loader))
         for batch in loader:
@@ -226,12 +233,12 @@ def test_validation_counts_every_row_once_and_deals_equally(
     assert len(lengths) == 1
 
 
-def test_the_fewest_accumulation_steps_are_taken() -> None:
+def test_a_step_is_cut_into_the_fewest_accumulation_steps() -> None:
     shape = cut_step(96, 2, 20)
     assert (shape.per_device, shape.num_accumulated) == (16, 3)
 
 
-def test_a_batch_that_processes_cannot_share_is_refused() -> None:
+def test_a_batch_size_that_the_processes_cannot_divide_is_refused() -> None:
     with pytest.raises(ParamsError, match=r"batch_size is 25, which 2 processes.*example 26"):
         cut_step(25, 2, 100)
 

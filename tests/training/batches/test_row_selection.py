@@ -1,4 +1,4 @@
-"""Some rows of some splits as one split: the right rows, in the right order and size, and only when they are asked for."""
+"""Selection of rows from several splits: their order, their size, and lazy reading."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ ROWS = np.array([6, 0, 4, 5, 7])
 SHAPE = (8, 8, 3)
 
 
-def test_rows_are_counted_through_the_splits_and_keep_the_order_asked_for() -> None:
+def test_selected_rows_are_numbered_across_splits_and_keep_the_requested_order() -> None:
     chosen = select([TRAIN, VAL], ROWS, SHAPE)
     assert chosen.targets.tolist() == ROWS.tolist()
     assert [int(name, 16) for name in chosen.ids] == ROWS.tolist()
@@ -33,12 +33,12 @@ def test_rows_are_counted_through_the_splits_and_keep_the_order_asked_for() -> N
 @pytest.mark.parametrize(
     "asked", [3, slice(1, 4), slice(None), np.array([4, 0]), np.array([], np.int64)]
 )
-def test_inputs_are_read_as_an_array_is(asked: object) -> None:
+def test_selected_inputs_can_be_indexed_like_an_array(asked: object) -> None:
     expected = np.concatenate([TRAIN.inputs[:], VAL.inputs[:]])[ROWS]
     assert np.array_equal(select([TRAIN, VAL], ROWS, SHAPE).inputs[asked], expected[asked])
 
 
-def test_images_that_are_stored_larger_are_shrunk_as_training_shrinks_them() -> None:
+def test_larger_stored_images_are_shrunk_as_in_training() -> None:
     large = images(0, 5, size_px=12)
     chosen = select([large, VAL], ROWS, SHAPE)
     shrunk = changed_images(StoredRows([large.inputs]), np.array([0, 4]), unchanged(2), 8)
@@ -47,7 +47,7 @@ def test_images_that_are_stored_larger_are_shrunk_as_training_shrinks_them() -> 
     assert np.array_equal(chosen.inputs[0], VAL.inputs[1])
 
 
-def test_columns_of_a_table_are_chosen_alike() -> None:
+def test_rows_of_a_table_are_selected_like_images() -> None:
     names = [f"{row:032x}" for row in range(4)]
     table = packed_split(np.arange(12, dtype=np.float32).reshape(4, 3), np.zeros(4), names, names)
     chosen = select([table], np.array([2, 1]), (3,))

@@ -68,7 +68,8 @@ def test_a_resumed_epoch_would_repeat_batches_without_its_first_batch(
 
 
 def forget_the_first_batch() -> None:
-    Resumption.first_batch = property(lambda self: {"first_epoch": self.position.epoch})  # type: ignore[method-assign, assignment]
+    only_epoch = property(lambda self: {"first_epoch": self.position.epoch})
+    Resumption.first_batch = only_epoch  # type: ignore[method-assign, assignment]
 
 
 def test_keep_last_exports_the_last_epoch_after_a_resume(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def _other_data(project: Path) -> None:
 
 
 def _other_code(project: Path) -> None:
-    files.write_text(project / "stages/train.py", "TWO = 2\n")
+    files.write_text(project / "slipway/stages/train.py", "TWO = 2\n")
 
 
 def _replace(path: Path, old: str, new: str) -> None:
@@ -163,14 +164,14 @@ def _replace(path: Path, old: str, new: str) -> None:
     [
         (_another_parameter, "train.learning_rate: 0.01 -> 0.02"),
         (_other_data, "data/augmented/plan.json"),
-        (_other_code, "stages/train.py"),
+        (_other_code, "slipway/stages/train.py"),
     ],
 )
 def test_changed_inputs_start_a_new_training_and_list_the_differences(
     tmp_path: Path, change: Callable[[Path], None], named: str
 ) -> None:
     project = write_project(tmp_path, epochs=1, warmup_epochs=0.0, **EVERY_STEP)
-    files.write_text(project / "stages/train.py", "ONE = 1\n")
+    files.write_text(project / "slipway/stages/train.py", "ONE = 1\n")
     assert run_forked(project, kill_after_checkpoint, 3)[0] == -9
     (abandoned,) = (project / ".work/train").glob("*/")
     change(project)

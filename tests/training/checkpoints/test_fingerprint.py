@@ -22,7 +22,7 @@ def test_equal_inputs_have_equal_fingerprints(project: Path) -> None:
     assert _take(project).digest == _take(project).digest
 
 
-def test_another_seed_is_another_training_and_is_named(project: Path) -> None:
+def test_another_seed_is_another_training_and_is_listed_as_the_difference(project: Path) -> None:
     assert _take(project).differences(_take(project, seed=8)) == ["seed: 7 -> 8"]
     assert _take(project).digest != _take(project, seed=8).digest
 
@@ -67,13 +67,15 @@ def test_another_kind_of_device_is_another_training(project: Path) -> None:
 
 def _own_code(project: Path) -> None:
     """Give the project its own train stage."""
-    files.write_text(project / "stages/train.py", "from slipway.training import run\n")
+    files.write_text(project / "slipway/stages/train.py", "from slipway.training import run\n")
 
 
 @pytest.mark.parametrize(
-    "name", ["data/packed/manifest.json", "data/augmented/plan.json", "stages/train.py"]
+    "name", ["data/packed/manifest.json", "data/augmented/plan.json", "slipway/stages/train.py"]
 )
-def test_a_changed_file_is_another_training_and_is_named(project: Path, name: str) -> None:
+def test_a_changed_file_is_another_training_and_is_listed_as_the_difference(
+    project: Path, name: str
+) -> None:
     _own_code(project)
     before = _take(project)
     files.write_text(
@@ -89,7 +91,8 @@ def test_a_changed_comment_is_the_same_training(project: Path) -> None:
     _own_code(project)
     before = _take(project)
     files.write_text(
-        project / "stages/train.py", (project / "stages/train.py").read_text() + "# why\n"
+        project / "slipway/stages/train.py",
+        (project / "slipway/stages/train.py").read_text() + "# why\n",
     )
     assert _take(project).digest == before.digest
 
@@ -98,17 +101,21 @@ def test_a_stale_code_yaml_does_not_hide_changed_code(project: Path) -> None:
     _own_code(project)
     files.write_text(project / "code.yaml", f'train: "{"00" * 32}"\n')
     before = _take(project)
-    files.write_text(project / "stages/train.py", "x = 1\n")
+    files.write_text(project / "slipway/stages/train.py", "x = 1\n")
     assert _take(project).digest != before.digest
 
 
 def test_the_fingerprint_covers_all_code_that_train_reaches(project: Path) -> None:
-    assert {"stages/train.py", "slipway/training/module.py", "slipway/system/cores.py"} <= set(
-        _take(project).code
-    )
+    assert {
+        "slipway/stages/train.py",
+        "slipway/training/module.py",
+        "slipway/system/cores.py",
+    } <= set(_take(project).code)
 
 
 def test_a_project_without_the_code_of_train_is_refused(project: Path) -> None:
-    (project / "stages").mkdir()
-    with pytest.raises(IntegrityError, match=r"train has no digest: stages/train\.py is missing"):
+    (project / "slipway/stages").mkdir(parents=True)
+    with pytest.raises(
+        IntegrityError, match=r"train has no digest: slipway/stages/train\.py is missing"
+    ):
         _take(project)

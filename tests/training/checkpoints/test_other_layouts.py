@@ -38,7 +38,8 @@ EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 def test_two_processes_killed_within_an_epoch_end_with_the_same_weights(
     tmp_path: Path, strategy: str, precision: str, ema_decay: float | None
 ) -> None:
-    # With BatchNorm, whose running statistics differ between processes within an epoch, and two accumulated batches a step.
+    # Two accumulated batches a step, and BatchNorm, whose running statistics differ between
+    # processes within an epoch.
     settings = {
         "devices": 2,
         "strategy": strategy,
@@ -112,7 +113,10 @@ def test_changes_from_one_process_to_two_and_back_train_on_the_same_batches(
     change(moved, devices=1, strategy="single")
     code, output = run_forked(moved)
     assert code == 0, output
-    note = rf"note      saved by {strategy} on 2 processes with 16 rows a batch and .*, resumed by single on 1 process with 32 "
+    note = (
+        rf"note      saved by {strategy} on 2 processes with 16 rows a batch and .*, "
+        r"resumed by single on 1 process with 32 "
+    )
     assert re.search(note, output)
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
     segments = read_model_manifest(moved / "artifacts/model").segments
@@ -140,7 +144,10 @@ def test_deepspeed_resumes_with_another_world_size_and_stage(
     change(moved, devices=1, strategy=after)
     done = run_training(moved)
     assert done.returncode == 0, done.stderr
-    note = rf"note      saved by {before} on 2 processes with 16 rows a batch and .*, resumed by {after} on 1 process with 32 "
+    note = (
+        rf"note      saved by {before} on 2 processes with 16 rows a batch and .*, "
+        rf"resumed by {after} on 1 process with 32 "
+    )
     assert re.search(note, done.stdout)
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
 

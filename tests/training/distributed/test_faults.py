@@ -1,4 +1,4 @@
-"""When a rank fails, all ranks end within seconds and the cause is reported once."""
+"""All ranks end within seconds after one fails, and the cause is reported once."""
 
 import os
 import re
@@ -91,7 +91,8 @@ CAUSES = [
     ),
     (
         "1:exit",
-        r"error: rank 1 \(process \d+\) ended with exit code 7, for the reason above\. All others were ended\.$",
+        r"error: rank 1 \(process \d+\) ended with exit code 7, for the reason above\. "
+        r"All others were ended\.$",
     ),
     (
         "0:kill",
@@ -100,20 +101,24 @@ CAUSES = [
     ("0:error", r"ZeroDivisionError: a fault of its own\n(\[rank0\]: )?\(rank 0 of 2\)$"),
     (
         "1:error",
-        r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1, for the reason above.*$",
+        r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)\n\n"
+        r"error: rank 1 .* exit code 1, for the reason above.*$",
     ),
     (
         "0:memory",
-        r"error: rank 0 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower train.max_batch_per_device .*$",
+        r"error: rank 0 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. "
+        r"Lower train.max_batch_per_device .*$",
     ),
     (
         "1:memory",
-        r"error: rank 1 ran out of memory: CUDA out of memory.*\n\nerror: rank 1 .* exit code 1, for the reason above.*$",
+        r"error: rank 1 ran out of memory: CUDA out of memory.*\n\n"
+        r"error: rank 1 .* exit code 1, for the reason above.*$",
     ),
     ("0:host memory", r"error: rank 0 ran out of memory: .*$"),
     (
         "1:disk",
-        r"error: somewhere: No space left on device\. Free space there, .*\. \(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1.*$",
+        r"error: somewhere: No space left on device\. Free space there, .*\. \(rank 1 of 2\)\n\n"
+        r"error: rank 1 .* exit code 1.*$",
     ),
 ]
 
@@ -194,7 +199,8 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         ),
         (
             RuntimeError(WORKER + "Killed. "),
-            r"a loader process of rank 3 \(71\) was killed by a signal \(Killed\).*lower train.num_workers",
+            r"a loader process of rank 3 \(71\) was killed by a signal \(Killed\)"
+            r".*lower train.num_workers",
         ),
         (
             RuntimeError(WORKER + "Bus error. It is possible"),
@@ -214,7 +220,8 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         ),
         (
             IntegrityError(
-                "Caught IntegrityError in DataLoader worker process 1.\nTrace\nx.IntegrityError: a is b\n"
+                "Caught IntegrityError in DataLoader worker process 1.\nTrace\n"
+                "x.IntegrityError: a is b\n"
             ),
             "loader process 1: a is b",
         ),

@@ -199,7 +199,7 @@ def _run(*environments: dict[str, str]) -> str:
 def test_relaunch_replaces_the_process_by_the_named_launcher() -> None:
     assert (
         _run({"TRAIN_LAUNCHER": "echo one 'two three'"})
-        == f"one two three {sys.executable} -u -m stages.train\n"
+        == f"one two three {sys.executable} -u -m slipway.stages.train\n"
     )
 
 
@@ -215,4 +215,4 @@ def test_a_launcher_that_cannot_be_started_is_refused(
 ) -> None:
     monkeypatch.setenv(RELAUNCH, command)
     with pytest.raises(UnavailableError, match=f"TRAIN_LAUNCHER is .*{command.split()[0]}"):
-        relaunch("stages.train")
+        relaunch("slipway.stages.train")

@@ -9,10 +9,11 @@ import pytest
 
 from slipway.training.distributed.processes import (
     is_first_process,
+    launched_rank,
     terminate_ranks_together,
     was_started_by_another,
 )
-from slipway.training.distributed.stopping import Stopped
+from slipway.training.distributed.stop_signals import Stopped
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -142,3 +143,24 @@ def test_exactly_one_process_of_each_launcher_is_the_first(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (is_first_process(), was_started_by_another()) == (first, started)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": "0"}, (4, 8)),
+        (SLURM | {"SLURM_PROCID": "3"}, (3, 4)),
+        (SLURM | {"SLURM_PROCID": "3", "SLURM_STEP_TASKS_PER_NODE": "3"}, (0, 1)),
+    ],
+    ids=["nothing", "Lightning", "torchrun", "Slurm", "an unequal Slurm step"],
+)
+def test_the_rank_comes_from_the_variables_of_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: tuple[int, int]
+) -> None:
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launched_rank() == expected

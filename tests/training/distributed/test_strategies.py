@@ -43,7 +43,10 @@ def _params(**changes: Any) -> TrainParams:
         (SLURM, {"num_nodes": 3}, ("ddp", "32-true", "cpu", 6)),
         (TWO_GPUS, {}, ("deepspeed_stage_2", "16-mixed", "gpu", 2)),
         (TWO_GPUS, {"accelerator": "cpu"}, ("single", "32-true", "cpu", 1)),
-        (TWO_GPUS, {"strategy": "single"}, ("single", "16-mixed", "gpu", 1)),
+        (TWO_GPUS, {"strategy": "single"}, ("single", "bf16-mixed", "gpu", 1)),
+        (TWO_GPUS, {"devices": 1}, ("single", "bf16-mixed", "gpu", 1)),
+        (TWO_GPUS, {"num_nodes": 1, "strategy": "ddp"}, ("ddp", "16-mixed", "gpu", 2)),
+        (OLD_GPU, {}, ("single", "16-mixed", "gpu", 1)),
         (
             NO_GPU,
             {"strategy": "deepspeed_stage_3", "precision": "16-mixed", "devices": 2},
@@ -51,7 +54,7 @@ def _params(**changes: Any) -> TrainParams:
         ),
     ],
 )
-def test_auto_resolves_to(
+def test_auto_resolves_to_the_setting_for_the_hardware(
     host: TrainingHost, changes: dict[str, Any], expected: tuple[str, str, str, int]
 ) -> None:
     placement = place(_params(**changes), host)

@@ -20,7 +20,7 @@ def test_classes_get_one_logit_each() -> None:
     assert build_network(spec(classes=["a", "b", "c"]))(_images()).shape == (3, 3)
 
 
-def test_a_numeric_target_is_answered_in_its_own_unit() -> None:
+def test_a_network_answers_a_numeric_target_in_its_unit() -> None:
     scale = TargetScale(mean=100.0, std=5.0)
     torch.manual_seed(1)
     plain = build_network(
@@ -31,7 +31,7 @@ def test_a_numeric_target_is_answered_in_its_own_unit() -> None:
     assert torch.allclose(scaled(_images()), plain(_images()) * 5 + 100)
 
 
-def test_pixels_are_normalised_by_the_spec() -> None:
+def test_a_network_normalises_pixels_with_mean_and_std_of_its_spec() -> None:
     network = build_network(spec(mean=[0.25], std=[0.5]))
     seen: list[torch.Tensor] = []
     network.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -51,7 +51,7 @@ def test_the_cast_is_the_first_operation_of_the_graph() -> None:
     assert first.meta["val"].dtype == torch.float32
 
 
-def test_a_checkpoint_gives_back_the_same_answers(tmp_path: Path) -> None:
+def test_a_saved_model_answers_as_before(tmp_path: Path) -> None:
     network = build_network(spec()).eval()
     save_model(tmp_path / "checkpoint", model_manifest(spec()), network.state_dict())
     assert torch.equal(load_network(tmp_path / "checkpoint")(_images()), network(_images()))
@@ -74,7 +74,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         load_network(tmp_path / "checkpoint")
 
 
-def test_a_missing_checkpoint_names_the_stage_that_writes_it(tmp_path: Path) -> None:
+def test_a_missing_model_is_refused_with_the_stage_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="dvc repro train"):
         load_network(tmp_path)
 

@@ -29,7 +29,7 @@ def test_later_blocks_are_skipped_more_often() -> None:
     assert torch.allclose(torch.tensor(probabilities), torch.tensor([0.1, 0.2, 0.3, 0.4]))
 
 
-def test_blocks_are_skipped_in_training_alone_each_row_by_itself() -> None:
+def test_stochastic_depth_skips_blocks_per_row_and_only_in_training() -> None:
     images, network, plain = (
         torch.randn(1, 1, 8, 8).expand(64, -1, -1, -1),
         _network(0.5),

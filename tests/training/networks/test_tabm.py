@@ -1,4 +1,4 @@
-"""TabM on the layout of a column contract: what enters the network, how submodels are put together, what is refused."""
+"""TabM on the layout of a column contract: its inputs, its submodels, and its refusals."""
 
 import warnings
 from pathlib import Path
@@ -21,8 +21,7 @@ from slipway.training.networks.networks import (
     load_network,
     save_model,
 )
-from slipway.training.networks.table_networks import TableNetwork
-from slipway.training.networks.tabm import RowEncoding
+from slipway.training.networks.tabm import RowEncoding, TableNetwork
 from slipway.training.recipe.optimizers import decays
 from slipway.training.recipe.precision import adapt_to_half
 from tests.model_manifests import model_manifest
@@ -76,7 +75,7 @@ def built(wanted: NetworkSpec, seed: int = 0) -> TableNetwork:
     return network.eval()
 
 
-def test_in_training_every_submodel_answers_by_itself_and_else_their_mean_does() -> None:
+def test_submodels_answer_separately_in_training_and_as_their_mean_otherwise() -> None:
     network = built(regression())
     alone = network.train()(ROWS)
     assert alone.shape == (300, 4, 1)
@@ -92,7 +91,7 @@ def test_probabilities_are_the_mean_of_the_submodels_probabilities() -> None:
     )  # which is another thing
 
 
-def test_a_value_is_answered_in_the_targets_unit() -> None:
+def test_tabm_answers_a_numeric_target_in_its_unit() -> None:
     scaled = built(regression())
     plain = built(
         spec(task="table_regression", classes=[], target_scale=TargetScale(mean=0.0, std=1.0))
@@ -100,7 +99,7 @@ def test_a_value_is_answered_in_the_targets_unit() -> None:
     assert torch.allclose(scaled(ROWS), plain(ROWS) * 5 + 100, rtol=1e-5)
 
 
-def test_every_column_of_the_contract_moves_the_answer() -> None:
+def test_every_column_of_the_contract_affects_the_answer() -> None:
     network = built(spec())
     before = network(ROWS[:1])
     for position in range(ROWS.shape[1]):
@@ -121,7 +120,7 @@ def test_numbers_indicators_and_codes_are_read_where_the_contract_puts_them() ->
     )  # garden, the indicator, codes 0 to 3
 
 
-def test_code_0_has_a_slot_where_values_were_missing_and_none_elsewhere() -> None:
+def test_code_0_has_a_slot_only_if_training_rows_had_missing_values() -> None:
     whole = fit_contract({"place": ["a", "b", "c"]})
     with_gaps = fit_contract({"place": ["a", None, "c"]})
     assert RowEncoding(with_gaps, 1)(torch.tensor([[0.0]]))[2].tolist() == [[1.0, 0.0, 0.0]]
@@ -129,20 +128,20 @@ def test_code_0_has_a_slot_where_values_were_missing_and_none_elsewhere() -> Non
     assert RowEncoding(whole, 1)(torch.tensor([[3.0]]))[2].tolist() == [[0.0, 0.0, 1.0]]
 
 
-def test_a_table_of_categories_alone_and_one_of_numbers_alone_can_be_learnt() -> None:
+def test_tables_of_only_categories_or_only_numbers_can_be_learned() -> None:
     for columns in ({"place": ["a", "b"]}, {"b_flag": [0.0, 1.0]}, {"size": [1.0, 2.0, 4.0]}):
         contract = fit_contract(columns)
         assert built(spec(input=contract))(torch.zeros(3, *contract.shape)).shape == (3, 2)
 
 
-def test_beyond_the_training_rows_a_number_counts_as_the_edge_of_their_range() -> None:
+def test_numbers_beyond_the_training_rows_are_clipped_to_their_range() -> None:
     network = built(regression())
     far, edge = ROWS[:1].clone(), ROWS[:1].clone()
     far[0, 0], edge[0, 0] = 1e30, ROWS[:, 0].max()
     assert torch.allclose(network(far), network(edge), rtol=1e-5)
 
 
-def test_the_embedding_is_that_of_its_authors() -> None:
+def test_the_embedding_equals_that_of_its_authors() -> None:
     with warnings.catch_warnings(action="ignore"):
         edges = [
             torch.tensor(np.unique(((np.array(c.quantiles) - c.mean) / c.std).astype(np.float32)))
@@ -162,14 +161,14 @@ def test_the_embedding_is_that_of_its_authors() -> None:
     )  # theirs is weight * x + bias, which cancels in narrow bins
 
 
-def test_fewer_bins_are_taken_from_the_same_quantiles() -> None:
+def test_fewer_bins_use_a_subset_of_the_same_quantiles() -> None:
     few, all_of_them = RowEncoding(CONTRACT, 6), RowEncoding(CONTRACT, 48)
     assert (few.num_bins, all_of_them.num_bins) == (6, 48)
     assert set(few.edges[0].tolist()) < set(all_of_them.edges[0].tolist())
     assert (few.lowest[0], few.highest[0]) == (all_of_them.lowest[0], all_of_them.highest[0])
 
 
-def test_equal_seeds_give_equal_weights_and_others_do_not() -> None:
+def test_initial_weights_depend_on_the_seed() -> None:
     first, again, other = (fresh.state_dict() for fresh in (_fresh(0), _fresh(0), _fresh(1)))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
@@ -188,7 +187,7 @@ def test_the_contract_is_the_only_source_of_edges_and_codes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_in_a_half_engine_places_in_bins_stay_exact(dtype: torch.dtype) -> None:
+def test_positions_in_bins_stay_exact_in_half_precision(dtype: torch.dtype) -> None:
     network, expected = built(spec()), built(spec())(ROWS)
     adapt_to_half(network, dtype)
     network.backbone.to(dtype)
@@ -229,7 +228,7 @@ def test_the_loss_of_a_row_is_the_mean_of_its_submodels_losses() -> None:
     )
 
 
-def test_every_wrong_argument_is_named() -> None:
+def test_every_wrong_network_argument_is_named() -> None:
     with pytest.raises(ParamsError, match=r"train\.network_arguments of tabm") as error:
         build_network(
             spec(
@@ -253,6 +252,6 @@ def test_every_wrong_argument_is_named() -> None:
         ({"input": ColumnContract(kind="columns", columns=[])}, "no column left"),
     ],
 )
-def test_what_is_no_network_for_a_table_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_a_network_that_is_not_for_tables_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ParamsError, match=text):
         build_network(spec(**changes))

@@ -1,4 +1,4 @@
-"""Smaller networks: channels go without a trace where nothing else reads them, zeros stay zeros, and equal runs give equal bytes."""
+"""Pruning: silent channels are removed without effect, zeros stay zeros, runs are repeatable."""
 
 import json
 import os
@@ -39,7 +39,7 @@ CUT = ("backbone.stages.0", "backbone.stages.1")
 
 
 def drawn(seed: int = 3, **changes: Any) -> Network:
-    """A network whose norms scale every channel otherwise, as after a training."""
+    """Make a network whose norms scale each channel differently, as after a training."""
     torch.manual_seed(seed)
     network = build_network(spec(**changes))
     for module in network.modules():
@@ -60,7 +60,7 @@ def images(num_rows: int = 5, size_px: int = 8) -> Tensor:
 
 
 def write_pruned_project(root: Path) -> Path:
-    """A folder that `python -m stages.prune` runs in."""
+    """Write a project for `python -m slipway.stages.prune`."""
     write_project(root)
     network = drawn()
     save_model(root / "artifacts/model", model_manifest(network.spec), network.state_dict())
@@ -110,7 +110,10 @@ def test_a_network_without_its_silent_channels_answers_as_before() -> None:
 
 
 def removes_silent_channels(network: Network, contract: ImageContract) -> None:
-    """Where half of the channels is silent, it is that half that goes. The twin: where none is, the answers change."""
+    """Silence half of the channels and check that pruning removes these.
+
+    The twin without silent channels changes the answers.
+    """
     rows = images(size_px=contract.size_px)
     weights, _ = prune_channels(network, 0.5)
     assert not torch.allclose(pruned_network(network.spec, weights)(rows), network(rows), atol=1e-3)
@@ -129,26 +132,26 @@ def removes_silent_channels(network: Network, contract: ImageContract) -> None:
     ("width", "share", "left"),
     [(32, 0.5, 16), (32, 0.55, 16), (32, 0.9, 8), (32, 0.05, 32), (20, 0.1, 20), (6, 0.5, 6)],
 )
-def test_widths_are_whole_blocks_of_channels_and_no_more_than_asked_for_goes(
+def test_pruning_leaves_whole_blocks_and_removes_at_most_the_requested_fraction(
     width: int, share: float, left: int
 ) -> None:
     assert width_left(width, share) == left
 
 
-def test_groups_of_channels_are_left_alone() -> None:
+def test_structured_pruning_refuses_group_normalisation() -> None:
     network = drawn(arguments=ARGUMENTS | {"normalisation": "group"})
     with pytest.raises(ParamsError, match="no layer of 'small_resnet' has only one reader"):
         prune_channels(network, 0.5)
 
 
-def test_a_share_that_takes_nothing_out_is_refused() -> None:
+def test_a_sparsity_that_removes_no_channel_is_refused() -> None:
     with pytest.raises(
         ParamsError, match=r"prune\.sparsity is 0\.1, which removes no channel of 'small_resnet'"
     ):
         prune_channels(drawn(), 0.1)
 
 
-def test_the_smallest_weights_of_all_layers_are_masked() -> None:
+def test_magnitude_masks_cover_the_smallest_weights_of_all_layers() -> None:
     network = drawn()
     masks = magnitude_masks(network, 0.75)
     weights = dict(network.named_parameters())
@@ -159,18 +162,18 @@ def test_the_smallest_weights_of_all_layers_are_masked() -> None:
     assert gone.max() <= kept.min()
 
 
-class _Watcher(pl.Callback):
-    """The masked weights at the end of each batch."""
+class _MaskedWeights(pl.Callback):
+    """Records the largest masked weight at the end of each batch."""
 
     def __init__(
-        self, network: nn.Module, masks: dict[str, Tensor], keeper: KeepZeros | None
+        self, network: nn.Module, masks: dict[str, Tensor], zeros: KeepZeros | None
     ) -> None:
-        self._weights, self._masks, self._keeper = dict(network.named_parameters()), masks, keeper
+        self._weights, self._masks, self._zeros = dict(network.named_parameters()), masks, zeros
         self.largest: list[float] = []
 
     def on_train_batch_end(self, *_: Any) -> None:
-        if self._keeper:
-            self._keeper.apply()
+        if self._zeros:
+            self._zeros.apply()
         self.largest.append(
             max(
                 float(self._weights[name].detach()[~mask].abs().max())
@@ -183,24 +186,24 @@ class _Watcher(pl.Callback):
 def test_zeros_stay_zero_through_every_step(
     project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
-    """The twin, without what keeps them: they learn."""
-    watchers: list[_Watcher] = []
+    """The twin without `KeepZeros` learns them."""
+    recorded: list[_MaskedWeights] = []
 
     def zeros(network: nn.Module, masks: dict[str, Tensor]) -> pl.Callback:
-        keeper = KeepZeros(network, masks)
-        keeper.apply()
-        watchers.append(_Watcher(network, masks, keeper if keeps else None))
-        return watchers[-1]
+        kept = KeepZeros(network, masks)
+        kept.apply()
+        recorded.append(_MaskedWeights(network, masks, kept if keeps else None))
+        return recorded[-1]
 
     monkeypatch.setattr("slipway.training.pruning.run.KeepZeros", zeros)
     found = pruned(project, MAGNITUDE)
-    (watcher,) = watchers
-    assert len(watcher.largest) == 150 // 32
-    assert (max(watcher.largest) == 0) is keeps
+    (weights,) = recorded
+    assert len(weights.largest) == 150 // 32
+    assert (max(weights.largest) == 0) is keeps
     assert (found.manifest.num_zeros >= 0.7 * found.manifest.num_parameters) is keeps
 
 
-def test_magnitude_keeps_the_shapes_and_what_it_gains_is_the_compressed_size(project: Path) -> None:
+def test_magnitude_pruning_keeps_shapes_and_shrinks_only_the_compressed_size(project: Path) -> None:
     found = pruned(project, MAGNITUDE)
     assert (found.manifest.kind, found.manifest.widths, found.num_parameters) == (
         "magnitude",
@@ -212,7 +215,9 @@ def test_magnitude_keeps_the_shapes_and_what_it_gains_is_the_compressed_size(pro
     assert "parameters are zero, 75.0% requested" in found.text()
 
 
-def test_widths_shrink_as_asked_and_the_report_says_by_how_much(structured: PruningResult) -> None:
+def test_structured_pruning_reports_the_removed_fraction_of_channels(
+    structured: PruningResult,
+) -> None:
     widths = {
         name: (width.before, width.after) for name, width in structured.manifest.widths.items()
     }
@@ -229,12 +234,12 @@ def test_widths_shrink_as_asked_and_the_report_says_by_how_much(structured: Prun
     )
 
 
-def test_the_fine_tune_learns(structured: PruningResult) -> None:
-    """The checkpoint is as it was drawn, so there is something to learn."""
+def test_fine_tuning_improves_the_validation_metric(structured: PruningResult) -> None:
+    # The model has its initial weights, so fine-tuning can improve it.
     assert structured.metric.after > structured.metric.before
 
 
-def test_what_was_written_is_read_and_answers_as_it_was_calibrated(
+def test_a_saved_pruned_network_answers_as_calibrated(
     structured: PruningResult, project: Path, tmp_path: Path
 ) -> None:
     save_pruned(
@@ -258,7 +263,9 @@ def test_what_was_written_is_read_and_answers_as_it_was_calibrated(
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "narrow"])
-def test_weights_of_no_network_are_refused(structured: PruningResult, change: str) -> None:
+def test_pruned_weights_that_fit_no_network_are_refused(
+    structured: PruningResult, change: str
+) -> None:
     weights, name = dict(structured.weights), f"{CUT[0]}.conv1.weight"
     value = weights.pop(name)
     weights |= {
@@ -280,7 +287,9 @@ def set_prune(project: Path, prune: PruneParams, *variants: str) -> None:
 
 
 def start_stage(project: Path) -> warm_starts.Process:
-    return warm_starts.start(["stages.prune"], project, {**os.environ, "PYTHONPATH": str(ROOT)})
+    return warm_starts.start(
+        ["slipway.stages.prune"], project, {**os.environ, "PYTHONPATH": str(ROOT)}
+    )
 
 
 @pytest.mark.process
@@ -308,8 +317,11 @@ def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_byt
     assert json.loads((project / "reports/prune.json").read_bytes()) == structured.report()
 
 
-def test_where_it_is_not_asked_for_no_torch_is_loaded_and_the_result_says_so(project: Path) -> None:
-    program = "import sys, runpy; runpy.run_module('stages.prune', run_name='__main__'); sys.exit('torch' in sys.modules)"
+def test_without_pruning_the_stage_loads_no_torch_and_records_that(project: Path) -> None:
+    program = (
+        "import sys, runpy; runpy.run_module('slipway.stages.prune', run_name='__main__'); "
+        "sys.exit('torch' in sys.modules)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -319,7 +331,7 @@ def test_where_it_is_not_asked_for_no_torch_is_loaded_and_the_result_says_so(pro
         text=True,
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "prune.kind is null: no network was pruned\n"
+    assert result.stdout == ""
     assert [path.name for path in (project / "artifacts/pruned").iterdir()] == ["model.json"]
     assert read_pruned(project / "artifacts/pruned", "0" * 64) is None
     assert json.loads((project / "reports/prune.json").read_bytes()) == {"kind": None}

@@ -1,5 +1,6 @@
-"""What a row's error costs, and what classes count."""
+"""Losses of rows, and weights of classes."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -9,11 +10,13 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 from slipway.data.store.packed import TargetScale
-from slipway.system.errors import ParamsError
+from slipway.system.errors import ParamsError, TrainingError
+from slipway.training.batches.batches import Mixing
 from slipway.training.networks.networks import build_network
 from slipway.training.recipe.losses import RowLosses, class_weights, l1_penalty
 from tests.project_params import PROJECT
 from tests.training.conftest import spec
+from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 TARGETS = np.array([0.0] * 6 + [1.0] * 2)
 
@@ -30,7 +33,7 @@ def _weights(asked: Literal["balanced"] | dict[str, float]) -> Tensor:
     return found
 
 
-def test_errors_of_a_number_count_in_its_standard_deviations() -> None:
+def test_errors_of_a_numeric_target_are_in_standard_deviations() -> None:
     assert _of_a_number()(torch.tensor([[11.0], [14.0]]), torch.tensor([10.0, 10.0])).tolist() == [
         0.25,
         4.0,
@@ -57,18 +60,18 @@ def test_weights_by_class_keep_their_ratio_and_have_a_mean_of_one_over_the_rows(
     assert weights[TARGETS.astype(int)].mean() == pytest.approx(1.0)
 
 
-def test_no_weights_are_none() -> None:
+def test_without_class_weights_there_is_no_weight_tensor() -> None:
     assert class_weights(None, ["a", "b"], TARGETS) is None
 
 
-def test_a_mapping_that_is_not_of_the_classes_is_refused_with_every_name() -> None:
+def test_class_weights_for_other_classes_are_refused_with_every_name() -> None:
     with pytest.raises(ParamsError) as error:
         class_weights({"above": 1.0, "belwo": 2.0}, ["above", "below"], TARGETS)
     assert "'below' has none" in str(error.value)
     assert "'belwo' is no class; did you mean 'below'?" in str(error.value)
 
 
-def test_a_row_of_a_class_costs_what_its_class_counts() -> None:
+def test_the_loss_of_a_row_is_multiplied_by_its_class_weight() -> None:
     answers, targets = torch.randn(8, 2), torch.from_numpy(TARGETS).long()
     network, params = (
         build_network(spec()),
@@ -87,7 +90,7 @@ def _size(network: nn.Module) -> float:
     return float(torch.as_tensor(l1_penalty(network, 0.5)).detach())
 
 
-def test_the_penalty_leaves_norms_and_biases_and_what_is_frozen_alone() -> None:
+def test_the_l1_penalty_leaves_out_norms_biases_and_frozen_weights() -> None:
     network = build_network(spec())
     weights = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     assert _size(network) == pytest.approx(
@@ -98,3 +101,64 @@ def test_the_penalty_leaves_norms_and_biases_and_what_is_frozen_alone() -> None:
         0.5 * sum(float(weight.detach().abs().sum()) for weight in weights[1:]), rel=1e-5
     )
     assert l1_penalty(network, 0.0) == 0.0
+
+
+def _own(source: str, write_functions: WriteFunctions, **changes: Any) -> RowLosses:
+    write_functions("own", {"losses.py": f"import torch\ndef fn(outputs, targets):\n{source}\n"})
+    params = PROJECT.train.model_copy(update={"loss": "own.losses:fn", "label_smoothing": 0.0})
+    return RowLosses(build_network(spec(**changes)), params)
+
+
+def test_the_users_loss_of_classes_gets_logits_and_is_mixed_as_the_built_in_one(
+    write_functions: WriteFunctions,
+) -> None:
+    body = "    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')"
+    own = _own(body, write_functions)
+    params = PROJECT.train.model_copy(update={"label_smoothing": 0.0})
+    built_in = RowLosses(build_network(spec()), params)
+    answers, targets = torch.randn(6, 2), torch.tensor([0, 1, 1, 0, 1, 0])
+    mixing = Mixing(1 - targets, torch.linspace(0, 1, 6))
+    assert torch.equal(own(answers, targets, mixing), built_in(answers, targets, mixing))
+    submodels = torch.randn(6, 3, 2)
+    assert torch.equal(own(submodels, targets), built_in(submodels, targets))
+
+
+def test_the_users_loss_of_a_number_gets_values_in_the_unit_of_the_target(
+    write_functions: WriteFunctions,
+) -> None:
+    scale = TargetScale(mean=10.0, std=2.0)
+    own = _own(
+        "    return (outputs - targets).abs()",
+        write_functions,
+        task="image_regression",
+        classes=[],
+        target_scale=scale,
+    )
+    found = own(torch.tensor([[11.0], [14.0]], dtype=torch.bfloat16), torch.tensor([10.0, 10.0]))
+    assert found.tolist() == [1.0, 4.0]
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("    return outputs.mean()", "returned shape () (code/own/losses.py, line 2)"),
+        ("    return 0.5", "returned 0.5 (code/own/losses.py, line 2)"),
+        ("    return outputs @ targets", "losses.py, line 3: `return outputs @ targets`). It gets"),
+    ],
+)
+def test_a_loss_that_is_none_of_rows_is_refused_with_its_line(
+    write_functions: WriteFunctions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = _own(body, write_functions)
+    with pytest.raises(TrainingError) as raised:
+        own(torch.randn(3, 2), torch.tensor([0, 1, 1]))
+    assert text in str(raised.value)
+    assert "It gets outputs (3, 2) and targets (3,), and returns a loss for each row" in str(
+        raised.value
+    )

@@ -1,4 +1,4 @@
-"""Steps that are not finite: they change nothing, they are named, and what happens next is what params.yaml says."""
+"""Nonfinite steps: they change nothing, are named, and are skipped or fail by params.yaml."""
 
 import json
 import re
@@ -10,17 +10,19 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins import MixedPrecision
+from torch import Tensor
 
 from slipway.config.params import load_params
 from slipway.data.store import packed
 from slipway.system import files
 from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import (
+    Batch,
     TrainingBatches,
     ValidationBatches,
+    batch_loader,
     cut_step,
     training_loader,
-    validation_loader,
 )
 from slipway.training.module import TrainingModule, _derived_seed
 from slipway.training.networks.networks import build_network
@@ -29,13 +31,13 @@ from tests.training import test_table_runs
 from tests.training.conftest import ROOT, spec, split_of
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
-WATCHED = "tests.training.watched_training"
+LOGGED = "tests.training.logged_training"
 EPOCH = 3  # steps
 SPLIT = split_of(8 * EPOCH)
 
 
-class _Watch(pl.Callback):
-    """Which steps changed something: weights, moments, running statistics."""
+class _StepChanges(pl.Callback):
+    """Records for each step if it changed weights, moments or running statistics."""
 
     def __init__(self) -> None:
         self.changed: list[bool] = []
@@ -79,11 +81,11 @@ def _fit(
     accumulated: int = 1,
     **arguments: Any,
 ) -> tuple[list[bool], pl.Trainer]:
-    """Train an epoch of three steps; for each batch whether it changed something."""
+    """Train an epoch of three steps; return for each batch if it changed anything."""
     silence_chatter()
-    watch = _Watch()
+    changes = _StepChanges()
     batches = TrainingBatches(
-        [split], cut_step(8, 1, 8 // accumulated), 0, seed=3, changes=None, classes=True
+        [split], cut_step(8, 1, 8 // accumulated), 0, seed=3, changes=None, target_dtype="int64"
     )
     quiet: dict[str, Any] = {
         "logger": False,
@@ -93,21 +95,27 @@ def _fit(
         "limit_val_batches": 0,
     }
     trainer = pl.Trainer(
-        accelerator="cpu", max_epochs=1, accumulate_grad_batches=accumulated, callbacks=[watch], log_every_n_steps=1, **quiet, **arguments
-    )  # fmt: skip
+        accelerator="cpu",
+        max_epochs=1,
+        accumulate_grad_batches=accumulated,
+        callbacks=[changes],
+        log_every_n_steps=1,
+        **quiet,
+        **arguments,
+    )
     trainer.fit(
         module,
         training_loader(batches, 0),
-        validation_loader(ValidationBatches(SPLIT, 8, 1, 0, classes=True), 0),
+        batch_loader(ValidationBatches(SPLIT, 8, 1, 0, target_dtype="int64"), 0),
     )
-    return watch.changed, trainer
+    return changes.changed, trainer
 
 
 def _spoiled(step: int, weight: float = np.nan) -> packed.PackedSplit:
-    """The split in which one row of a step has a weight that is no number; the step is counted from 0."""
-    first = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)[
-        0, step
-    ].rows[0]
+    """The split with a nonfinite weight in one row of `step`, counted from 0."""
+    first = TrainingBatches(
+        [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, target_dtype="int64"
+    )[0, step].rows[0]
     weights = SPLIT.weights.copy()
     weights[int(first)] = weight
     return packed.PackedSplit(
@@ -131,7 +139,7 @@ def _with_bad_gradient(
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf])
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_a_step_whose_loss_is_not_finite_changes_nothing(step: int, weight: float) -> None:
+def test_a_step_with_a_nonfinite_loss_changes_no_lasting_state(step: int, weight: float) -> None:
     split = _spoiled(step, weight)
     module = _module(split)
     changed, trainer = _fit(module, split)
@@ -140,7 +148,7 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(step: int, weight: floa
     assert trainer.global_step == EPOCH
 
 
-def test_a_step_of_finite_losses_whose_gradient_is_not_finite_changes_nothing() -> None:
+def test_a_step_with_a_nonfinite_gradient_changes_no_lasting_state() -> None:
     module = _with_bad_gradient(_module(), {1})
     changed, _ = _fit(module)
     assert changed == [True, False, True]
@@ -150,13 +158,15 @@ def test_a_step_of_finite_losses_whose_gradient_is_not_finite_changes_nothing() 
 def test_an_infinite_loss_whose_gradient_is_finite_changes_nothing() -> None:
     module = _module()
     plain = module.nonfinite_guard.checked_mean
-    module.nonfinite_guard.checked_mean = lambda losses, batch: plain(  # type: ignore[method-assign]
-        losses + (torch.inf if module.global_step == 1 else 0.0), batch
-    )
+
+    def infinite_in_step_1(losses: Tensor, batch: Batch) -> Tensor:
+        return plain(losses + (torch.inf if module.global_step == 1 else 0.0), batch)
+
+    module.nonfinite_guard.checked_mean = infinite_in_step_1  # type: ignore[method-assign]
     assert _fit(module)[0] == [True, False, True]
 
 
-def test_one_bad_batch_takes_the_batches_accumulated_with_it_along() -> None:
+def test_a_nonfinite_batch_skips_all_batches_accumulated_with_it() -> None:
     split = _spoiled(1)
     before, after = _state_around_step(split, accumulated=2)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -180,38 +190,40 @@ def _state_around_step(
             states["after"] = _lasting(module)
         return counted
 
-    module.nonfinite_guard.start_batch, module.nonfinite_guard.after_step = start_batch, after_step  # type: ignore[method-assign]
+    module.nonfinite_guard.start_batch = start_batch  # type: ignore[method-assign]
+    module.nonfinite_guard.after_step = after_step  # type: ignore[method-assign]
     _fit(module, split, accumulated=accumulated)
     return states["before"], states["after"]
 
 
-def test_without_a_fault_the_state_around_a_step_differs() -> None:
+def test_a_finite_step_changes_the_lasting_state() -> None:
     before, after = _state_around_step(SPLIT, accumulated=2)
     assert not all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_stop_names_the_step_and_the_guilty_row_and_has_changed_nothing() -> None:
+def test_on_nonfinite_fail_names_the_step_and_row_and_changes_nothing() -> None:
     split = _spoiled(1)
     module = _module(split, on_nonfinite="fail")
     with pytest.raises(
         TrainingError,
-        match=rf"loss is not finite in step 2 \(epoch 1\) for 1 of 8 rows, with the ids {_guilty(split)}\. No",
+        match=r"loss is not finite in step 2 \(epoch 1\) for 1 of 8 rows, "
+        rf"with the ids {_guilty(split)}\. No",
     ):
         _fit(module, split)
 
 
-def test_stop_names_all_rows_of_a_batch_whose_gradient_alone_is_bad() -> None:
+def test_on_nonfinite_fail_names_all_rows_if_only_the_gradient_is_nonfinite() -> None:
     with pytest.raises(
         TrainingError, match=r"gradient is not finite in step 3 .*their ids are"
     ) as raised:
         _fit(_with_bad_gradient(_module(on_nonfinite="fail"), {2}))
-    rows = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)[
-        0, 2
-    ].rows.tolist()
+    rows = TrainingBatches(
+        [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, target_dtype="int64"
+    )[0, 2].rows.tolist()
     assert all(SPLIT.ids[row] in str(raised.value) for row in rows)
 
 
-def test_skipping_ends_at_its_limit() -> None:
+def test_the_training_fails_after_max_skipped_steps() -> None:
     with pytest.raises(
         TrainingError, match=r"in step 2 .* skipped step 2 of the run, train.max_skipped_steps is 1"
     ):
@@ -221,7 +233,7 @@ def test_skipping_ends_at_its_limit() -> None:
     assert module.nonfinite_guard.num_skipped == 2
 
 
-def test_the_count_is_part_of_what_is_saved() -> None:
+def test_the_number_of_skipped_steps_is_in_the_checkpoint() -> None:
     module = _module(max_skipped_steps=1)
     checkpoint: dict[str, Any] = {}
     module.on_save_checkpoint(checkpoint)
@@ -238,7 +250,9 @@ def test_the_guard_changes_no_bit_of_a_clean_run() -> None:
     plain = _module(gradient_clip_norm=0.05)
     configured: Any = plain.configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-    batches = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)
+    batches = TrainingBatches(
+        [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, target_dtype="int64"
+    )
     plain.train()
     for index in range(EPOCH):
         torch.manual_seed(_derived_seed(3, 0, index, 0))
@@ -267,14 +281,14 @@ def _scale(trainer: pl.Trainer) -> float:
     return float(trainer.precision_plugin.scaler.get_scale())  # type: ignore[attr-defined]
 
 
-def test_an_overflow_lowers_the_loss_scale_and_is_no_fault() -> None:
+def test_a_float16_overflow_lowers_the_loss_scale_without_counting_as_skipped() -> None:
     module = _with_bad_gradient(_module(on_nonfinite="fail"), {1}, np.inf)
     changed, trainer = _fit(module, plugins=[_half(64.0)])
     assert changed == [True, False, True]
     assert (module.nonfinite_guard.num_skipped, _scale(trainer)) == (0, 32.0)
 
 
-def test_an_overflow_at_the_lowest_loss_scale_stops_with_the_reason() -> None:
+def test_a_float16_overflow_at_the_lowest_loss_scale_fails_with_the_reason() -> None:
     module = _with_bad_gradient(_module(), {0, 1, 2}, np.inf)
     with pytest.raises(
         TrainingError, match=r"overflows float16 in step 3 .* it is at 1\. No weight"
@@ -282,7 +296,7 @@ def test_an_overflow_at_the_lowest_loss_scale_stops_with_the_reason() -> None:
         _fit(module, plugins=[_half(4.0)])
 
 
-def test_a_loss_that_is_not_finite_is_a_fault_with_float16_too_and_costs_no_loss_scale() -> None:
+def test_a_nonfinite_loss_in_float16_skips_the_step_and_keeps_the_loss_scale() -> None:
     split = _spoiled(1)
     module = _module(split)
     changed, trainer = _fit(module, split, plugins=[_half(64.0)])
@@ -291,7 +305,7 @@ def test_a_loss_that_is_not_finite_is_a_fault_with_float16_too_and_costs_no_loss
 
 
 def _spoil_table(project: Path, row: int = 7) -> str:
-    """Put a NaN into one training row of a packed table, as a faulty transformation would; the id of the row."""
+    """Put a NaN into one training row of a packed table, and return its id."""
     path, manifest = (
         project / "data/packed/train/inputs.npy",
         json.loads((project / "data/packed/manifest.json").read_bytes()),
@@ -307,7 +321,7 @@ def _spoil_table(project: Path, row: int = 7) -> str:
 
 
 def _changes(output: str) -> dict[int, set[str]]:
-    """What the ranks say of each step."""
+    """Collect the lines of the ranks by step."""
     found: dict[int, set[str]] = {}
     for step, change in re.findall(r"step (\d+) changed (\w+) on rank \d", output):
         found.setdefault(int(step), set()).add(change)
@@ -330,7 +344,7 @@ PLACES = [
 
 @pytest.mark.process
 @pytest.mark.parametrize(("strategy", "devices", "precision", "max_batch_per_device"), PLACES)
-def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
+def test_all_ranks_skip_a_step_with_a_nonfinite_row(
     tmp_path: Path, strategy: str, devices: int, precision: str, max_batch_per_device: int
 ) -> None:
     placed: dict[str, Any] = {
@@ -341,10 +355,11 @@ def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
     }
     project = test_table_runs.write_project(tmp_path / "project", on_nonfinite="skip", **placed)
     guilty = _spoil_table(project)
-    done = run_training(project, WATCHED)
+    done = run_training(project, LOGGED)
     assert done.returncode == 0, done.stderr
     named = re.findall(
-        r"skipped   the loss is not finite in step (\d+) \(epoch (\d)\) for 1 of 64 rows, with the ids (\w+)\.",
+        r"skipped   the loss is not finite in step (\d+) \(epoch (\d)\) for 1 of 64 rows, "
+        r"with the ids (\w+)\.",
         done.stdout,
     )
     assert [(epoch, row) for _, epoch, row in named] in (
@@ -378,19 +393,19 @@ def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
         pytest.param("deepspeed_stage_3", "bf16-mixed", marks=pytest.mark.nightly),
     ],
 )
-def test_a_gradient_of_one_rank_that_is_not_finite_stops_all_with_one_message(
+def test_a_nonfinite_gradient_of_one_rank_stops_all_ranks_with_one_message(
     tmp_path: Path, strategy: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BAD_GRADIENT", "5:1")
     project = test_table_runs.write_project(
         tmp_path / "project", devices=2, strategy=strategy, precision=precision
     )
-    done = run_training(project, WATCHED)
+    done = run_training(project, LOGGED)
     assert done.returncode == 1
     assert done.stderr.count("error: ") == 1
     assert (
-        "error: the gradient is not finite in step 5 (epoch 1), while the loss of each of its 64 rows is; their ids are "
-        in done.stderr
+        "error: the gradient is not finite in step 5 (epoch 1), while the losses of all its 64 "
+        "rows are; " in done.stderr
     )
     assert "Traceback" not in done.stderr
     assert not (project / "artifacts").exists()
@@ -408,7 +423,7 @@ def test_a_gradient_of_one_rank_that_is_not_finite_stops_all_with_one_message(
         ),
     ],
 )
-def test_a_resumed_run_counts_on_and_ends_with_the_same_weights(
+def test_a_resumed_run_continues_the_count_of_skipped_steps_and_ends_with_equal_weights(
     tmp_path: Path, placed: dict[str, Any]
 ) -> None:
     settings = {"on_nonfinite": "skip", "epochs": 5, "checkpoint_every_epochs": 1, **placed}

@@ -1,4 +1,4 @@
-"""Which parameters decay, which optimizer takes the step, and how large it is."""
+"""Weight decay, optimizers and learning-rate schedules."""
 
 import itertools
 from typing import Any
@@ -26,7 +26,7 @@ def _optimizer(**changes: Any) -> torch.optim.Optimizer:
     return found
 
 
-def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
+def test_the_cosine_schedule_rises_linearly_and_falls_along_a_cosine() -> None:
     shares = _shares(104, 4, warmup_epochs=1.0, epochs=26)
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
     assert shares[54] == pytest.approx(0.5)
@@ -35,21 +35,21 @@ def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
-def test_without_warm_up_it_starts_at_its_peak(schedule: str) -> None:
+def test_a_schedule_without_warm_up_starts_at_its_peak(schedule: str) -> None:
     assert _shares(
         1, 10, warmup_epochs=0.0, epochs=1, schedule=schedule, step_epochs=1, step_factor=0.5
     ) == [1.0]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "one_cycle", "step", "constant"])
-def test_past_the_end_it_stays_as_it_is_there(schedule: str) -> None:
+def test_a_schedule_keeps_its_last_value_past_its_end(schedule: str) -> None:
     shares = _shares(
         500, 4, warmup_epochs=1.0, epochs=26, schedule=schedule, step_epochs=5, step_factor=0.5
     )
     assert set(shares[104:]) == {shares[103]}
 
 
-def test_one_cycle_is_that_of_torch() -> None:
+def test_the_one_cycle_schedule_equals_that_of_torch() -> None:
     theirs = torch.optim.lr_scheduler.OneCycleLR(
         _sgd(), max_lr=1.0, total_steps=100, pct_start=0.3, cycle_momentum=False
     )
@@ -74,7 +74,7 @@ def test_steps_multiply_the_learning_rate_after_so_many_epochs() -> None:
     assert _shares(12, 2, **settings) == pytest.approx([1.0] * 4 + [0.1] * 4 + [0.01] * 4)
 
 
-def test_constant_stays_where_the_warm_up_ended() -> None:
+def test_the_constant_schedule_stays_at_the_peak_after_warm_up() -> None:
     assert _shares(6, 2, warmup_epochs=1.0, epochs=3, schedule="constant") == [
         0.5,
         1.0,
@@ -85,7 +85,7 @@ def test_constant_stays_where_the_warm_up_ended() -> None:
     ]
 
 
-def test_weight_decay_spares_all_norms_and_biases_and_nothing_else() -> None:
+def test_weight_decay_leaves_out_only_norms_and_biases() -> None:
     network = build_network(spec())
     optimizer: Any = optimizer_and_schedule(
         network, PROJECT.train.model_copy(update={"weight_decay": 0.3}), 5
@@ -108,7 +108,7 @@ def test_weight_decay_spares_all_norms_and_biases_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_has_its_momentum(nesterov: bool) -> None:
+def test_the_sgd_optimizer_has_the_requested_momentum(nesterov: bool) -> None:
     optimizer = _optimizer(optimizer="sgd", momentum=0.7, nesterov=nesterov)
     assert isinstance(optimizer, torch.optim.SGD)
     assert {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups} == {
@@ -116,7 +116,7 @@ def test_sgd_has_its_momentum(nesterov: bool) -> None:
     }
 
 
-def test_the_other_one_is_adamw() -> None:
+def test_the_adamw_optimizer_is_torchs_adamw() -> None:
     assert isinstance(_optimizer(), torch.optim.AdamW)
 
 

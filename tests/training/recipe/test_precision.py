@@ -58,7 +58,7 @@ def test_a_network_with_derived_buffers_runs_in_half_precision(
 
 
 @pytest.mark.parametrize(("name", "arguments", "size_px"), WITH_BUFFERS)
-def test_it_would_not_without_being_fitted(
+def test_a_network_without_the_adaptation_fails_in_half_precision(
     name: str, arguments: dict[str, Any], size_px: int
 ) -> None:
     network = _network(name, arguments, size_px)
@@ -67,7 +67,7 @@ def test_it_would_not_without_being_fitted(
         network(torch.zeros(2, size_px, size_px, 1, dtype=torch.uint8))
 
 
-def test_what_is_saved_stays_float32() -> None:
+def test_saved_weights_stay_float32_in_half_precision() -> None:
     network = build_network(spec())
     adapt_to_half(network, torch.float16)
     assert {value.dtype for value in network.state_dict().values()} == {torch.float32, torch.int64}
@@ -75,7 +75,7 @@ def test_what_is_saved_stays_float32() -> None:
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("32-true", False), ("16-mixed", True)])
-def test_float32_is_not_tensor_float_32(
+def test_precision_32_true_does_not_use_tf32(
     monkeypatch: pytest.MonkeyPatch, precision: PrecisionName, allowed: bool
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -110,7 +110,7 @@ def test_ddp_leaves_running_statistics_to_each_rank_until_they_are_averaged() ->
         ),
     ],
 )
-def test_each_process_computes_in_the_precision_that_was_asked_for(
+def test_each_process_computes_in_the_requested_precision(
     tmp_path: Path, strategy: str, precision: str, computed: str, weights: str
 ) -> None:
     devices = 1 if strategy == "single" else 2

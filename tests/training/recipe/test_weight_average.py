@@ -1,4 +1,4 @@
-"""The moving average of the weights, beside one in NumPy; whole trainings with it are in test_recipe_runs.py."""
+"""The moving average of the weights, compared with NumPy; test_recipe_runs.py has whole runs."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 class _Module(pl.LightningModule):
-    """A layer and a norm, of which it notes the weights after each step and in validation."""
+    """A layer and a norm; records their weights after each step and in validation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def _expected(seen: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return average
 
 
-def test_it_is_the_average_after_each_step_of_weights_and_running_statistics(
+def test_the_average_covers_weights_and_running_statistics_after_each_step(
     tmp_path: Path,
 ) -> None:
     for accumulated, num_steps in ((1, 6), (3, 2)):
@@ -104,7 +104,9 @@ def test_it_is_the_average_after_each_step_of_weights_and_running_statistics(
         )
 
 
-def test_the_average_is_validated_and_training_goes_on_with_its_own_weights(tmp_path: Path) -> None:
+def test_validation_uses_the_average_and_training_continues_with_its_own_weights(
+    tmp_path: Path,
+) -> None:
     module, average, _ = _fit(tmp_path, 1)
     found = average.state_dict()["values"]
     assert all(torch.equal(module.validated[-1][name], value) for name, value in found.items())
@@ -123,7 +125,7 @@ def test_a_resumed_average_is_that_of_an_uninterrupted_training(tmp_path: Path) 
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
-def test_a_state_gives_back_its_average_and_one_without_has_none(tmp_path: Path) -> None:
+def test_the_average_is_read_from_a_trainer_state_if_it_has_one(tmp_path: Path) -> None:
     _, average, trainer = _fit(tmp_path, 1)
     trainer.save_checkpoint(tmp_path / "state")
     found = averaged_weights(tmp_path / "state")

@@ -14,7 +14,7 @@ def write_curve(root: Path, name: str, text: str) -> None:
     path.write_text(text)
 
 
-def test_train_and_val_of_one_metric_share_a_chart(tmp_path: Path) -> None:
+def test_curves_of_train_and_val_of_one_metric_share_a_chart(tmp_path: Path) -> None:
     write_curve(tmp_path, "train/loss", "step\tloss\n1\t0.5\n2\t0.25\n")
     write_curve(tmp_path, "val/loss", "step\tloss\n1\t0.6\n")
     write_curve(tmp_path, "learning_rate", "step\tlearning_rate\n1\t0.1\n")
@@ -24,14 +24,14 @@ def test_train_and_val_of_one_metric_share_a_chart(tmp_path: Path) -> None:
     assert [line.name for line in curves["learning_rate"]] == ["learning_rate"]
 
 
-def test_nothing_logged_gives_no_charts(tmp_path: Path) -> None:
+def test_without_logged_metrics_there_are_no_curves(tmp_path: Path) -> None:
     assert read_curves(tmp_path / "live") == {}
 
 
 @pytest.mark.parametrize(
     "text", ["step\taccuracy\n1\t0.5\n", "step\tloss\n1\tmuch\n", "step\tloss\n1\n"]
 )
-def test_another_table_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_table_that_is_no_curve_of_dvclive_is_refused(tmp_path: Path, text: str) -> None:
     write_curve(tmp_path, "train/loss", text)
     with pytest.raises(SchemaError, match=r"loss\.tsv"):
         read_curves(tmp_path)

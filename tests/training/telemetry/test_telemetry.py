@@ -1,4 +1,4 @@
-"""What trainings in real processes tell: TensorBoard's files read back, the run log, the epoch lines."""
+"""Telemetry of trainings in real processes: TensorBoard's files, the run log, the epoch lines."""
 
 import io
 import re
@@ -34,7 +34,7 @@ EPOCH_TAGS = {"skipped_steps", "train/loss", "val/loss", "val/accuracy", "learni
 
 
 def board(project: Path) -> EventAccumulator:
-    """The events of the one training, as TensorBoard reads them."""
+    """Read the events of the only training as TensorBoard does."""
     (folder,) = (project / ".work/tensorboard").iterdir()
     events = EventAccumulator(
         str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0}
@@ -56,7 +56,7 @@ def data_of(project: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingData:
     return open_data(PROJECT_PATHS.packed, PROJECT_PATHS.augmented)
 
 
-def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(
+def test_tensorboard_has_steps_epochs_and_the_exact_pixels_of_the_first_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = write_project(tmp_path, log_every_steps=2, epochs=2)
@@ -73,7 +73,9 @@ def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(
     assert events.Tags()["histograms"] == []
     data = data_of(project, monkeypatch)
     changes = image_changes(data.plan, data.manifest.input, False)
-    batch = TrainingBatches(data.train, cut_step(32, 1, 1024), 0, 7, changes, classes=True)[0, 0]
+    batch = TrainingBatches(data.train, cut_step(32, 1, 1024), 0, 7, changes, target_dtype="int64")[
+        0, 0
+    ]
     expected = (
         batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
     ).numpy()
@@ -85,7 +87,7 @@ def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(
     assert np.array_equal(tiles[:, 1:-1, 1:-1], expected[..., 0])
 
 
-def test_after_kills_no_step_is_shown_twice_and_none_is_missing(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_step_once_after_kills(tmp_path: Path) -> None:
     whole, killed = (
         write_project(tmp_path / "whole", log_every_steps=1),
         write_project(tmp_path / "killed", log_every_steps=1),
@@ -105,7 +107,9 @@ def test_after_kills_no_step_is_shown_twice_and_none_is_missing(tmp_path: Path) 
     assert [event["attempt"] for event in log if event["event"] == "finished"] == [3]
 
 
-def test_a_board_that_was_removed_gets_the_epochs_before_the_resume_again(tmp_path: Path) -> None:
+def test_a_removed_tensorboard_folder_gets_the_epochs_before_the_resume_again(
+    tmp_path: Path,
+) -> None:
     project = write_project(tmp_path)
     kill_after(project, "epoch 3/4")
     for path in (project / ".work/tensorboard").rglob("events*"):
@@ -118,7 +122,7 @@ def test_a_board_that_was_removed_gets_the_epochs_before_the_resume_again(tmp_pa
     ("stage", "precision"),
     [pytest.param(2, "bf16-mixed", marks=pytest.mark.nightly), (3, "16-mixed")],
 )
-def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(
+def test_deepspeed_telemetry_has_gradient_norm_loss_scale_and_whole_histograms(
     tmp_path: Path, stage: int, precision: str
 ) -> None:
     settings: dict[str, Any] = {
@@ -165,7 +169,7 @@ def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(
             assert ours.sum_squares == pytest.approx(theirs.sum_squares, rel=0.2, abs=0.05), name
 
 
-def test_the_epoch_lines_say_speed_waiting_and_memory(tmp_path: Path) -> None:
+def test_epoch_lines_show_throughput_data_wait_and_memory(tmp_path: Path) -> None:
     done = run_training(write_project(tmp_path, epochs=2))
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
@@ -174,7 +178,7 @@ def test_the_epoch_lines_say_speed_waiting_and_memory(tmp_path: Path) -> None:
     )
 
 
-def test_a_refusal_is_in_the_log(tmp_path: Path) -> None:
+def test_a_refused_training_is_in_the_run_log(tmp_path: Path) -> None:
     project = write_project(tmp_path, batch_size=151)
     assert run_training(project).returncode == 1
     refused = read_log(project / ".work/log")[-1]
@@ -182,7 +186,7 @@ def test_a_refusal_is_in_the_log(tmp_path: Path) -> None:
     assert "there are only 150 training rows" in refused["text"]
 
 
-def test_a_line_that_was_cut_is_skipped(tmp_path: Path) -> None:
+def test_a_truncated_line_of_the_run_log_is_skipped(tmp_path: Path) -> None:
     log = RunLog(tmp_path, rank=0)
     log.name_run("a")
     log.write("step", loss=float("nan"))

@@ -1,4 +1,4 @@
-"""Who learns from which rows: no network ever sees the fold that it answers for, nor a copy of it."""
+"""Out-of-fold predictions: no network sees the fold that it predicts, or copies of it."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def split_rows(packed: Path) -> pa.Table:
 
 
 def write_sorted_project(root: Path) -> Path:
-    """The small project of this folder with its packed rows by id, as `precompute` writes them, and two copies of each training row."""
+    """A project with rows packed by id as in `precompute`, and two copies per training row."""
     write_project(root)
     packed, manifest = root / "data/packed", read_manifest(root / "data/packed")
     for name in ("train", "val"):
@@ -107,10 +107,10 @@ def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(
     assert len(set(learnt) & copied_ids(learnt)) > 100
 
 
-def test_copies_taken_for_those_of_other_rows_would_leak(
+def test_copies_assigned_to_other_rows_would_leak_between_folds(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin: with the copies of the next row in its place a network learns from rows of its fold."""
+    """The twin assigns copies to the next row, so a network learns from rows of its fold."""
     monkeypatch.setattr(
         "slipway.training.uncertainty.out_of_fold.original_rows",
         lambda *sizes: np.roll(original_rows(*sizes), 1),
@@ -119,14 +119,14 @@ def test_copies_taken_for_those_of_other_rows_would_leak(
     assert set(training.others(0).ids) & copied_ids(training.held_out(0).ids)
 
 
-def test_every_row_is_held_out_once(project: Path) -> None:
+def test_every_row_is_held_out_in_exactly_one_fold(project: Path) -> None:
     training = planned(project)
     assert sorted(
         sample_id for fold in range(NUM_FOLDS) for sample_id in training.held_out(fold).ids
     ) == sorted(training.rows().ids)
 
 
-def test_it_runs_in_one_process_whatever_the_training_asks_for(project: Path) -> None:
+def test_an_audit_runs_in_one_process_whatever_the_training_requests(project: Path) -> None:
     params = load_params(project / "params.yaml").train.model_copy(
         update={"strategy": "deepspeed_stage_2", "devices": 2}
     )
@@ -138,7 +138,9 @@ def test_it_runs_in_one_process_whatever_the_training_asks_for(project: Path) ->
     assert settings["actual"]["world_size"] == 1
 
 
-def test_processes_of_torchrun_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_in_processes_of_torchrun_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = {
         "TORCHELASTIC_RUN_ID": "none",
         "RANK": "0",
@@ -152,7 +154,7 @@ def test_processes_of_torchrun_are_refused(project: Path, monkeypatch: pytest.Mo
         planned(project)
 
 
-def test_a_store_of_other_rows_is_refused(project: Path) -> None:
+def test_an_audit_refuses_a_store_with_other_rows(project: Path) -> None:
     rows = audited_rows(split_rows(project / "data/packed"))
     train = load_params(project / "params.yaml").train
     with pytest.raises(SchemaError, match="does not hold the rows of the split"):
@@ -168,7 +170,7 @@ def test_other_folds_labels_or_params_are_another_audit(project: Path) -> None:
     )
 
 
-def test_a_finished_fold_is_read_and_not_trained_again(project: Path, tmp_path: Path) -> None:
+def test_a_finished_fold_is_read_instead_of_trained_again(project: Path, tmp_path: Path) -> None:
     training = planned(project)
     for fold in range(NUM_FOLDS):
         np.save(

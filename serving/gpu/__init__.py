@@ -1,1 +1,0 @@
-"""GPU utilisation, memory and temperature: an extension of the service."""

@@ -1,4 +1,0 @@
-"""HTTP routes, responses, request ids and deadlines.
-
-Knows nothing of models.
-"""

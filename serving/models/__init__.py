@@ -1,4 +1,0 @@
-"""Loaded models: sessions, batching, choice of the variant, admission.
-
-Knows nothing of HTTP.
-"""

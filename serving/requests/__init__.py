@@ -1,4 +1,0 @@
-"""Request bodies to model inputs: parsing, validation, decoding.
-
-Runs no model.
-"""

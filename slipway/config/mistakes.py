@@ -1,0 +1,234 @@
+"""Describes what pydantic finds wrong in params.yaml: the value, the expected values, a correction.
+
+The expected values come from the types of the keys. pydantic's own texts name Python's types, have
+no example, and describe each of a key's types apart.
+"""
+
+import contextlib
+import datetime
+import difflib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+_NAMES = {int: "a whole number", float: "a number", str: "text"}
+_BOUNDS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
+_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "none")
+_NO_TEXT = (*_TRUE, *_FALSE, "null", "y", "n")  # to a reader of YAML 1.1
+_OTHER_NAMES = {"fp16": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
+
+
+def describe_mistakes(error: ValidationError, model: type[BaseModel], content: Any) -> list[str]:
+    """Describe each mistake in `content`, by its key in the file."""
+    details = _merged(error.errors(include_url=False), content)
+    return [line for detail in details if detail["loc"] for line in _describe(detail, model)]
+
+
+def hint(name: str, known: Sequence[str], otherwise: str) -> str:
+    """Return the known name that was probably meant; `otherwise` and all names if none is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"{otherwise}: {', '.join(known)}"
+
+
+def as_yaml(value: object) -> str:
+    """Write a value as it stands in the file: null, true, 'text', {min: 0.5, max: null}."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_yaml, value))}]"
+    if isinstance(value, dict):
+        entries = (f"{_as_key(key)}: {as_yaml(entry)}" for key, entry in value.items())
+        return f"{{{', '.join(entries)}}}"
+    if isinstance(value, str):
+        quoted = value.replace("'", "''")
+        return f"'{quoted}'" if value.isprintable() else json.dumps(value)
+    if isinstance(value, datetime.date):  # a datetime is one, too
+        return value.isoformat()
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
+
+
+def _as_key(key: object) -> str:
+    is_plain = isinstance(key, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", key)
+    return str(key) if is_plain and str(key).lower() not in _NO_TEXT else as_yaml(key)
+
+
+def expected_values(kind: Any) -> str:
+    """Describe the values of a type: "a whole number of at least 1, such as 1, or null"."""
+    core, field = _parts(kind)
+    arguments = get_args(core)
+    if get_origin(core) in (Union, UnionType):
+        return ", or ".join(map(expected_values, arguments))
+    if get_origin(core) is Literal:
+        *others, last = map(as_yaml, arguments)
+        return f"{', '.join(others)} or {last}" if others else last
+    if _is_section(core):
+        return f"a mapping of {', '.join(core.model_fields)}"
+    if core in (bool, NoneType):
+        return "true or false" if core is bool else "null"
+    name = {list: "a list", dict: "a mapping"}.get(get_origin(core)) or _NAMES[core]
+    return f"{name}{_range(field)}, such as {as_yaml(_example(kind))}"
+
+
+def _range(field: FieldInfo) -> str:
+    """Describe the bounds of a number, or of the length of a list."""
+    bounds = _bounds(field)
+    least, most = bounds.get("min_length"), bounds.get("max_length")
+    if least:
+        return f" of {least} values" if least == most else f" of at least {least} value"
+    named = [f"{words} {bounds[name]}" for name, words in _BOUNDS.items() if name in bounds]
+    if "multiple_of" in bounds:
+        named.append(f"a multiple of {bounds['multiple_of']}")
+    return f" {' and '.join(named)}" * bool(named)
+
+
+def _example(kind: Any) -> Any:
+    """Return a value that the type takes: the example of its field, or one within its bounds."""
+    core, field = _parts(kind)
+    arguments, bounds = get_args(core), _bounds(field)
+    if field.examples:
+        return field.examples[0]
+    if get_origin(core) in (Union, UnionType, Literal):
+        first = arguments[0]
+        return first if get_origin(core) is Literal else _example(first)
+    if get_origin(core) is list:
+        return [_example(arguments[0])] * bounds.get("min_length", 1)
+    if get_origin(core) is dict:
+        return {_example(arguments[0]): _example(arguments[1])}
+    if core is str:
+        return "name"
+    least = bounds.get("ge", bounds.get("gt", 0))
+    usual = 0.1 if core is float else 1
+    return usual if least < usual else least
+
+
+def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
+    # The wrong key of a mapping stands before "[key]".
+    *outer, last = place = [part for part in detail["loc"] if part != "[key]"]
+    key, found = ".".join(map(str, place)), detail["input"]
+    if detail["type"] == "extra_forbidden":
+        known = list(_parts(_kind_at(model, outer))[0].model_fields)
+        yield f"{key}: unknown key; {hint(str(last), known, 'known here')}"
+        return
+    if detail["type"] == "value_error":
+        yield from (f"{key}: {text}" for text in detail["ctx"]["error"].args)
+        return
+    kind = _kind_at(model, place)
+    if detail["loc"][-1] == "[key]":
+        kind = get_args(_parts(_kind_at(model, outer))[0])[0]
+    expected = f"expected {expected_values(kind)}"
+    if detail["type"] == "missing":
+        yield f"{key}: missing; it has no default, see docs/reference/params.md; {expected}"
+        return
+    correction = f"; did you mean {as_yaml(meant[0])}?" if (meant := _meant(found, kind)) else ""
+    yield f"{key}: found {as_yaml(found)}, {expected}{correction}"
+
+
+def _meant(found: object, kind: Any) -> list[object]:
+    """Return the first correction of a value that the type takes, in a list; else an empty one."""
+    for candidate in _corrections(found, _choices(kind)):
+        with contextlib.suppress(ValidationError):
+            return [TypeAdapter(kind).validate_python(candidate, strict=True)]
+    return []
+
+
+def _corrections(found: object, choices: list[Any]) -> Iterator[object]:
+    """Yield the value as a value of another type, and the choices that look like it."""
+    if found is None or isinstance(found, list | dict):
+        return
+    text = as_yaml(found).strip("'")
+    if isinstance(found, str):
+        for number in (int, float):
+            with contextlib.suppress(ValueError):
+                yield number(found)
+        yield from [True] * (text.lower() in _TRUE)
+    elif isinstance(found, float) and found.is_integer():
+        yield int(found)
+    yield from [False, None] * (text.lower() in _FALSE)
+    names = [choice for choice in choices if isinstance(choice, str)]
+    yield from (name for name in names if text in name.split("-"))  # 32 for 32-true
+    yield from difflib.get_close_matches(text.lower(), names, n=1)
+    yield from (_OTHER_NAMES.get(text.lower(), text), [found], [text])
+
+
+def _choices(kind: Any) -> list[Any]:
+    core, _ = _parts(kind)
+    if get_origin(core) is Literal:
+        return list(get_args(core))
+    return [choice for part in get_args(core) for choice in _choices(part)]
+
+
+def _kind_at(model: type[BaseModel], place: Sequence[str | int]) -> Any:
+    """Return the type of the value at a place: of a key, or of an entry of a list or mapping."""
+    kind: Any = model
+    for part in place:
+        for core in _alternatives(kind):
+            if _is_section(core):
+                kind = get_type_hints(core, include_extras=True).get(str(part), str)
+            elif get_origin(core) in (list, dict):
+                kind = get_args(core)[-1]
+    return kind
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    core, _ = _parts(kind)
+    is_union = get_origin(core) in (Union, UnionType)
+    return [_parts(part)[0] for part in get_args(core)] if is_union else [core]
+
+
+def _parts(kind: Any) -> tuple[Any, FieldInfo]:
+    """Divide Annotated[T, Field(...)] into T and its field; other types have an empty field."""
+    if get_origin(kind) is not Annotated:
+        return kind, FieldInfo()
+    core, *metadata = get_args(kind)
+    fields = [entry for entry in metadata if isinstance(entry, FieldInfo)]
+    return core, (fields or [FieldInfo()])[-1]
+
+
+def _bounds(field: FieldInfo) -> dict[str, Any]:
+    return {
+        name: getattr(bound, name)
+        for bound in field.metadata
+        for name in (*_BOUNDS, "multiple_of", "min_length", "max_length")
+        if hasattr(bound, name)
+    }
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _merged(details: list[Any], content: Any) -> list[Any]:
+    """Merge pydantic's details to one for each mistake, placed by the keys of the file.
+
+    For a value of several allowed kinds, pydantic reports a detail for each kind.
+    """
+    found: dict[tuple[Any, ...], Any] = {}
+    for detail in details:
+        place = _place(detail, content)
+        if len(place) == len(detail["loc"]):
+            found[(*place, len(found))] = detail
+        elif place not in found:
+            for outer in [outer for outer in found if outer == place[: len(outer)]]:
+                del found[outer]  # this kind fits better: the mistake is inside the value
+            found[place] = detail | {"loc": place}
+    return list(found.values())
+
+
+def _place(detail: Any, content: Any) -> tuple[Any, ...]:
+    """Return the keys of a mistake, without the kinds of values that pydantic puts between them."""
+    place: list[Any] = []
+    for part, following in itertools.zip_longest(detail["loc"], detail["loc"][1:]):
+        if part == "[key]" or following == "[key]":  # a key that may be no text
+            place.append(part)
+        elif (isinstance(content, dict) and part in content) or (
+            isinstance(content, list) and isinstance(part, int)
+        ):
+            place.append(part)
+            content = content[part]
+    return (*place, detail["loc"][-1]) if detail["type"] == "missing" else tuple(place)

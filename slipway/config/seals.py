@@ -1,0 +1,504 @@
+"""Seals the inputs of a stage, so that no record can name other inputs than those it read.
+
+At its start a stage notes the params that `dvc.yaml` lists for it, the digests of its code, and
+size, time and inode of the files it depends on. At its end, before it removes resumable state, it
+compares. If something changed it fails, else it writes `artifacts/seals/STAGE.json`.
+
+DVC reads `params.yaml` after a stage has ended, so `dvc.lock` may still name values that were
+edited meanwhile. Each stage therefore compares the seals of the stages before it with `dvc.lock`.
+A stage that was run by hand has no entry there, so its seal stands for itself.
+"""
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from slipway.config.params import read_content, read_yaml, value_at
+from slipway.config.sections import TrainParams
+from slipway.kinds.code_digest import (
+    CODE_DIGESTS,
+    project_kinds,
+    project_names,
+    recall,
+    stage_files,
+)
+from slipway.kinds.registry import TaskKind
+from slipway.system import files
+from slipway.system.errors import ParamsError, SchemaError, SealError, UnavailableError
+
+SEALS = Path("artifacts/seals")
+_FORMAT = 2
+_PARAMS, _PIPELINE, _LOCK = "params.yaml", Path("dvc.yaml"), Path("dvc.lock")
+_MODEL = "artifacts/model"  # whose model.json holds the params of train
+_ROOT = Path()
+_RESTORE = "Restore it with git, or remove it and run `dvc repro`."
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    """The stages of `dvc.yaml`: their keys of params.yaml, their dependencies and their outputs."""
+
+    params: dict[str, list[str]]
+    deps: dict[str, list[str]]
+    outs: dict[str, list[str]]
+
+    def before(self, stage: str) -> list[str]:
+        """List the sealed stages whose outputs `stage` depends on, directly or not."""
+        found: set[str] = set()
+        waiting = [stage]
+        while waiting:
+            deps = self.deps.get(waiting.pop(), [])
+            new = {name for name, outs in self.outs.items() if _overlap(outs, deps)} - found
+            found |= new
+            waiting += new
+        return [
+            name
+            for name in self.outs
+            if name in found and _seal_path(name).as_posix() in self.outs[name]
+        ]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The inputs that a stage ran with."""
+
+    stage: str
+    params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
+    kinds: list[TaskKind]  # whose parts count as code
+    named: dict[str, list[str]]  # the user's own code, by the key of params.yaml that names it
+    code: dict[str, str]  # hex digest by path
+    inputs: dict[str, dict[str, str]]  # per dependency: digest of sizes, times and inodes by folder
+    # The raw data that the first stage reads, as in dvc.lock: hex MD5 of a table or an archive,
+    # number and total size of the files in a folder.
+    data: dict[str, str | dict[str, int]]
+    before: list[str]  # stages
+
+    def check(self) -> None:
+        """Raise SealError if params, code or inputs changed since the stage began."""
+        code = stage_files(_ROOT, self.stage, self.kinds, self.named)
+        _raise_changed(self.stage, "code", _changed_names(self.code, code))
+        for path, then in self.inputs.items():
+            _raise_changed(self.stage, path, _changed_names(then, _state(Path(path))))
+        # Last, because DVC reads params.yaml soon after.
+        params = _picked(_content_now(self.stage), list(self.params))
+        _raise_changed(self.stage, _PARAMS, _changes(self.params, params))
+
+    def write(self) -> None:
+        """Write digests and params, which are equal for equal runs."""
+        content = {
+            "format_version": _FORMAT,
+            "stage": self.stage,
+            "params": self.params,
+            "code": files.digest_json(self.code),
+            "data": self.data,
+        }
+        files.write_json(_seal_path(self.stage), content)
+
+
+class _LockedPath(BaseModel):
+    """A dependency or an output in dvc.lock."""
+
+    path: str
+    hash: str | None = None
+    md5: str | None = None
+    nfiles: int | None = None
+    size: int | None = None
+
+    def facts(self) -> str | dict[str, int | None] | None:
+        """Return the MD5 of a file or the counts of a folder, as `_facts` does; None if missing."""
+        if self.hash != "md5" or self.md5 is None:
+            return None
+        if not self.md5.endswith(".dir"):
+            return self.md5
+        counts = {"nfiles": self.nfiles, "size": self.size}
+        return None if None in counts.values() else counts
+
+
+class _Locked(BaseModel):
+    """The entry of a stage in dvc.lock."""
+
+    params: dict[str, dict[str, Any]] = {}
+    deps: list[_LockedPath] = []
+    outs: list[_LockedPath] = []
+
+
+_open: list[Seal] = []  # of the stage that this process runs
+
+
+@contextmanager
+def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
+    """Seal the inputs of `stage` while the block runs; `content` is that of params.yaml.
+
+    Without a `stage`, in the stage `code` and in ranks started by another process nothing is
+    sealed. SealError if the record of an earlier stage is false, if code.yaml is for other code, or
+    if inputs change.
+    """
+    if stage is None or stage == "code" or any(_rank(name) > 0 for name in _RANKS):
+        yield
+        return
+    recall(_ROOT)
+    pipeline = _read_pipeline(content)
+    before, deps = pipeline.before(stage), pipeline.deps.get(stage, [])
+    kinds, named = project_kinds(_ROOT), project_names(_ROOT)
+    seal = Seal(
+        stage=stage,
+        params=_picked(content, pipeline.params.get(stage, list(content))),
+        kinds=kinds,
+        named=named,
+        code=stage_files(_ROOT, stage, kinds, named),
+        inputs={path: _state(Path(path)) for path in deps},
+        data={} if before else {path: facts for path in deps if (facts := _facts(Path(path)))},
+        before=before,
+    )
+    _check_code(seal)
+    _check_before(seal, pipeline)
+    _seal_path(stage).unlink(missing_ok=True)
+    _open.append(seal)
+    try:
+        yield
+        seal.check()
+        seal.write()
+    finally:
+        _open.remove(seal)
+
+
+def _rank(variable: str) -> int:
+    text = os.environ.get(variable) or "0"
+    try:
+        return int(text)
+    except ValueError:
+        raise UnavailableError(
+            f"the environment variable {variable} is {text!r}, expected the number that a launcher "
+            f"gives to a process. Run `unset {variable}`, or give it another name."
+        ) from None
+
+
+def check_inputs() -> None:
+    """Compare the inputs of the running stage; called before its work in progress is removed."""
+    for seal in _open:
+        seal.check()
+
+
+def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the params that this stage and the stages before it ran with, by section.
+
+    Returns `params` if no stage is sealed. SealError if a seal is missing or if two stages ran with
+    different values of a key.
+    """
+    if not _open:
+        return params
+    seal = _open[-1]
+    parts = [(stage, _read_seal(stage)["params"]) for stage in seal.before] + [
+        (seal.stage, seal.params)
+    ]
+    values = [(key, value, stage) for stage, params in parts for key, value in params.items()]
+    values.sort(key=lambda entry: entry[0].count("."))  # sections before keys in them
+    merged: dict[str, Any] = {}
+    for key, value, stage in values:
+        outer = next((name for name in _prefixes(key) if name in merged), None)
+        if outer is None:
+            merged[key] = value, stage
+            continue
+        before, other = merged[outer]
+        rest = key.removeprefix(outer).lstrip(".")
+        if changes := _changes({key: value_at(before, rest) if rest else before}, {key: value}):
+            raise SealError(
+                f"{other} and {stage} ran with different params: {'; '.join(changes)}. "
+                "Run `dvc repro`, without -s."
+            )
+    return _nested({key: value for key, (value, _) in merged.items()})
+
+
+def _check_code(seal: Seal) -> None:
+    """Refuse a code.yaml of other code, which dvc.lock would record for this run."""
+    known = _load(_ROOT / CODE_DIGESTS).get(seal.stage)
+    if known is not None and known != files.digest_json(seal.code):
+        raise SealError(
+            f"the code that {seal.stage} runs changed after the stage `code` wrote {CODE_DIGESTS}. "
+            "Run `dvc repro` again, without -s, or `python -m slipway.stages.code`."
+        )
+
+
+def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
+    locked = _read_lock()
+    for stage in seal.before:
+        entry = locked.get(stage, _Locked())
+        if _seal_path(stage).as_posix() not in [out.path for out in entry.outs]:
+            continue  # run by hand, or never
+        found = _read_seal(stage)
+        changes = _changes(found["params"], entry.params.get(_PARAMS, {}))
+        recorded = {dep.path: dep.facts() for dep in entry.deps}
+        data = {path: facts for path, facts in found["data"].items() if recorded.get(path)}
+        changes += _changes(data, {path: recorded[path] for path in data})
+        code = entry.params.get(CODE_DIGESTS.name, {}).get(stage)
+        changes += _changes({"code": found["code"]}, {"code": code})
+        if changes:
+            why = "was edited while DVC recorded it, or accepted with `dvc commit`"
+            raise SealError(
+                f"dvc.lock is not true of {stage}: {'; '.join(changes)}. "
+                f"The left value is what {stage} ran with; the right one {why}. "
+                f"Run `dvc repro -f -s {stage}`, then `dvc repro`."
+            )
+    if _MODEL in pipeline.deps.get(seal.stage, []):
+        _check_model(locked.get("train", _Locked()))
+
+
+def _check_model(entry: _Locked) -> None:
+    """Compare the params in model.json with those of train in dvc.lock, or else in its seal."""
+    card = Path(_MODEL) / "model.json"
+    known = entry.params.get(_PARAMS)
+    source = "dvc.lock"
+    if known is None and _seal_path("train").is_file():
+        known, source = _read_seal("train")["params"], _seal_path("train").as_posix()
+    if known is None or not card.is_file():  # the stage itself reports the missing model
+        return
+    try:
+        trained: Any = json.loads(card.read_bytes())
+        actual = {"seed": trained["seed"], "train": trained["params"]}
+    except (ValueError, LookupError, TypeError):  # the stage itself reports the damage
+        return
+    try:
+        expected = TrainParams.model_validate(known.get("train")).model_dump(mode="json")
+    except ValueError as error:
+        raise SealError(
+            f"{source} holds params of train that this version does not know: {error}. "
+            "Run `dvc repro train`."
+        ) from None
+    changes = _changes(actual, {"seed": known.get("seed"), "train": expected})
+    if changes:
+        raise SealError(
+            f"{card} is not the model of {source}: {'; '.join(changes)}. "
+            f"Run `dvc repro -f train`, or `dvc checkout {_MODEL}`."
+        )
+
+
+def dependencies(stage: str) -> list[str]:
+    """List the paths that `dvc.yaml` names as the dependencies of a stage."""
+    return _read_pipeline(read_content()).deps.get(stage, [])
+
+
+def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
+    """Read `dvc.yaml`; without it no key is listed, so every key counts."""
+    stages = _load(_PIPELINE).get("stages") or {}
+
+    def resolved(path: str) -> str:  # like DVC, which takes ${a.b}, ${ a.b } and ${a[b]}
+        path = re.sub(r"(?<!\\)\$\{(.*?)\}", lambda found: value(found[1].strip()), path)
+        return path.replace("\\${", "${")
+
+    def value(key: str) -> str:
+        return str(value_at(content, key.replace("[", ".").replace("]", "")))
+
+    def paths(entries: list[Any]) -> list[str]:
+        return [
+            resolved(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries
+        ]
+
+    return _Pipeline(
+        params={
+            name: [key for key in stage.get("params", []) if isinstance(key, str)]
+            for name, stage in stages.items()
+        },
+        deps={name: paths(stage.get("deps", [])) for name, stage in stages.items()},
+        outs={
+            name: paths([*stage.get("outs", []), *stage.get("metrics", [])])
+            for name, stage in stages.items()
+        },
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Read a YAML file of DVC or of the stage `code`; empty if it is missing."""
+    try:
+        content = read_yaml(path)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SchemaError(f"{error}. {_RESTORE}") from error
+    if not isinstance(content, dict):
+        raise SchemaError(
+            f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git."
+        )
+    return content
+
+
+def _read_lock() -> dict[str, _Locked]:
+    """Read the entries of dvc.lock by stage; empty if it is missing."""
+    try:
+        return TypeAdapter(dict[str, _Locked]).validate_python(_load(_LOCK).get("stages") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("stages", *first["loc"])))
+        raise SchemaError(f"{_LOCK} is damaged at {place}: {first['msg']}. {_RESTORE}") from None
+
+
+def _overlap(outs: list[str], deps: list[str]) -> bool:
+    """Return True if a path of `deps` equals one of `outs`, or is below or above one."""
+    made, used = ([Path(os.path.normpath(path)) for path in paths] for paths in (outs, deps))
+    return any(out.is_relative_to(dep) or dep.is_relative_to(out) for out in made for dep in used)
+
+
+def _read_seal(stage: str) -> dict[str, Any]:
+    path = _seal_path(stage)
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise SealError(
+            f"{path} is missing, so the inputs of {stage} are unknown. Run `dvc repro {stage}`."
+        ) from None
+    except ValueError as error:
+        raise SealError(f"{path} is not readable ({error}). Run `dvc repro -f {stage}`.") from None
+    if not isinstance(content, dict) or content.get("format_version") != _FORMAT:
+        raise SealError(f"{path} is of another version. Run `dvc repro -f {stage}`.")
+    return content
+
+
+def _seal_path(stage: str) -> Path:
+    return SEALS / f"{stage}.json"
+
+
+def _content_now(stage: str) -> dict[str, Any]:
+    try:
+        return read_content()
+    except ParamsError as error:
+        raise SealError(
+            f"params.yaml changed while {stage} ran: {error} Restore it, then run again."
+        ) from error
+
+
+def _picked(content: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    return {key: value_at(content, key) for key in keys}
+
+
+def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Describe every value that differs as `key old -> new`."""
+    old, new = dict(_flat(then)), dict(_flat(now))
+    return [
+        f"{key} {_text(old.get(key))} -> {_text(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _changed_names(then: dict[str, str], now: dict[str, str]) -> list[str]:
+    return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _raise_changed(stage: str, what: str, changes: list[str]) -> None:
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        fix = "Restore the value or run again." if what == _PARAMS else "Restore it or run again."
+        raise SealError(f"{what} changed while {stage} ran: {'; '.join(changes[:3])}{more}. {fix}")
+
+
+def _state(path: Path) -> dict[str, str]:
+    """Digest names, sizes, times and inodes by folder; a file has an entry of its own."""
+    if not path.is_dir():
+        return {path.as_posix(): _stamp(path)}
+    found = {}
+    visited = set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in visited:  # a link to a folder above it
+            folders.clear()
+            continue
+        visited.add((here.st_dev, here.st_ino))
+        digest = hashlib.sha256()
+        for name in sorted(names):
+            digest.update(
+                f"{name}\0{_stamp(Path(folder, name))}\0".encode(errors="surrogateescape")
+            )
+        found[Path(folder).as_posix()] = digest.hexdigest()
+    return found
+
+
+def _facts(path: Path) -> str | dict[str, int] | None:
+    """Return what dvc.lock records: MD5 of a file, or number and total size of a folder's files.
+
+    None if DVC may ignore files of the folder. Like DVC, counts links to files, and does not
+    enter links to folders.
+    """
+    if path.is_file():
+        return files.md5_file(path)
+    ignored = _ignored_names(path)
+    sizes: list[int] = []
+    for folder, folders, names in os.walk(path):
+        if ignored is None or any(map(ignored.match, folders + names)):
+            return None
+        try:
+            sizes += [os.stat(os.path.join(folder, name)).st_size for name in names]
+        except OSError:  # a broken link, at which DVC fails as well
+            return None
+    return {"nfiles": len(sizes), "size": sum(sizes)} if path.is_dir() else None
+
+
+def _ignored_names(folder: Path) -> re.Pattern[str] | None:
+    """Return the names that DVC may ignore anywhere in `folder`.
+
+    None if a pattern of .dvcignore may match more than a name, or the path of `folder` itself.
+    """
+    patterns = [".git", ".hg", ".dvc", ".dvcignore"]
+    path = Path(os.path.abspath(folder))
+    for above in path.parents:
+        ignore_file, parts = above / ".dvcignore", path.relative_to(above).parts
+        text = ignore_file.read_text(errors="replace") if ignore_file.is_file() else ""
+        for line in filter(None, map(str.strip, text.splitlines())):
+            pattern = line.removeprefix("!").rstrip("/")
+            head = pattern.removeprefix("/").partition("/")[0]
+            anchored = "/" in pattern
+            if line.startswith("#"):
+                continue
+            if {"[", "\\"} & set(line) or fnmatch.filter(parts[:1] if anchored else parts, head):
+                return None
+            if not anchored:
+                patterns.append(pattern)
+        if (above / ".dvc").is_dir():  # the project's folder: DVC reads no .dvcignore above it
+            break
+    return re.compile("|".join(map(fnmatch.translate, patterns)))
+
+
+def _stamp(path: Path) -> str:
+    try:
+        facts = path.stat()
+    except OSError:
+        return "missing"
+    return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ino}"
+
+
+def _prefixes(key: str) -> list[str]:
+    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
+    parts = key.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Build sections from dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return found

@@ -1,0 +1,58 @@
+"""Spellings of one word: values that differ only in case, spaces, hyphens or Unicode form."""
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Mapping
+
+from slipway.config.mistakes import as_yaml
+
+_IMBALANCE = 10  # times as many rows in the largest class as in the smallest
+_MAX_SHOWN = 5
+
+
+def variants(counts: Mapping[str, int]) -> dict[str, str]:
+    """Return the most frequent spelling for each other spelling of the same word."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(counts):
+        folded = unicodedata.normalize("NFC", name).casefold()
+        groups[re.sub(r"[\s_-]+", " ", folded).strip()].append(name)
+    meant: dict[str, str] = {}
+    for names in groups.values():
+        first = max(names, key=lambda name: counts[name])
+        meant |= {name: first for name in names if name != first}
+    return meant
+
+
+def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[str]:
+    """Name the classes that are probably one, and a large imbalance; `counts` are rows by class."""
+    hints = []
+    if found := variants(counts):
+        shown = listed_variants(found, counts)
+        # The map is applied once, so its present values have to lead to the final name.
+        mapped = {name: found.get(meant, meant) for name, meant in label_map.items()}
+        hints.append(
+            f"classes that differ only in spelling: {shown}. If they are one, put this under data "
+            f"in params.yaml:\n  label_map: {as_yaml(mapped | found)}"
+        )
+    largest, smallest = (
+        max(counts, key=lambda name: counts[name]),
+        min(counts, key=counts.__getitem__),
+    )
+    if counts[largest] >= _IMBALANCE * counts[smallest]:
+        hints.append(
+            f"class imbalance: {largest!r} has {counts[largest]} of {sum(counts.values())} rows, "
+            f"{smallest!r} has {counts[smallest]}. Accuracy hides small classes: look at f1_macro "
+            "too, and try train.class_weights: balanced"
+        )
+    return hints
+
+
+def listed_variants(found: Mapping[str, str], counts: Mapping[str, int]) -> str:
+    """Return the first variants with their rows, and the number of the others."""
+    shown = [
+        f"{name!r} ({counts[name]} rows) and {meant!r} ({counts[meant]})"
+        for name, meant in list(found.items())[:_MAX_SHOWN]
+    ]
+    more = f", and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+    return ", ".join(shown) + more

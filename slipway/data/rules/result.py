@@ -1,0 +1,92 @@
+"""The rows that cleaning keeps and refuses, and the check that they can train a model."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipway.config.sections import CleanParams
+from slipway.data.engine.rows import QUARANTINE
+from slipway.data.rules import rules
+from slipway.kinds.registry import Task, kind_of
+from slipway.system.errors import DataError
+
+_MAX_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """The result of cleaning images or a table."""
+
+    rows: pa.Table  # the kept samples: `rows.ROWS`, by id
+    quarantine: pa.Table  # the refused ones: `rows.QUARANTINE`, by rule and source
+    num_read: int
+    flagged: pa.Table = field(default_factory=QUARANTINE.empty_table)
+
+    @property
+    def num_bad(self) -> int:
+        """Number of refused samples, not counting duplicates."""
+        return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
+
+    def summary(self, *reports: Path) -> str:
+        """Return the counts in one line, and a second line if copies cross given splits."""
+        num_kept, num_bad = self.rows.num_rows, self.num_bad
+        num_duplicates = self.num_read - num_kept - num_bad
+        counts = f"read {self.num_read}, kept {num_kept}, bad {num_bad}"
+        summary = f"{counts}, duplicates {num_duplicates}, see {' and '.join(map(str, reports))}"
+        if named := self._named_refused():
+            summary += f"\nrefused: {named}"
+        is_leak = pc.match_substring(self.quarantine["detail"], rules.IN_ANOTHER_SPLIT)
+        num_leaks = pc.sum(is_leak).as_py()
+        if not num_leaks:
+            return summary
+        return (
+            f"{summary}\ncopies of rows in another given split: {num_leaks}; "
+            "the copy in test, else in val, is kept"
+        )
+
+    def _named_refused(self) -> str:
+        """Name the first refused samples with their rules, bad ones before duplicates."""
+        order = [("severity", "descending"), ("source", "ascending")]
+        rows = self.quarantine.sort_by(order).slice(0, _MAX_SHOWN).to_pylist()
+        named = ", ".join(f"{row['source']} ({row['rule']})" for row in rows)
+        num_others = self.quarantine.num_rows - len(rows)
+        return f"{named} and {num_others} more" if num_others else named
+
+
+def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
+    """DataError if too much was refused, or if the rest cannot train a model."""
+    if not cleaned.num_read:
+        raise DataError("data.path holds no samples, expected images.")
+    fraction = cleaned.num_bad / cleaned.num_read
+    if fraction > params.max_bad_fraction:
+        raise DataError(
+            f"{cleaned.num_bad} of {cleaned.num_read} samples are bad, a fraction of "
+            f"{fraction:.4f}, above clean.max_bad_fraction {params.max_bad_fraction}:\n"
+            f"{_list_refused(cleaned.quarantine)}\n"
+            "Fix or remove them, or raise clean.max_bad_fraction."
+        )
+    if not cleaned.rows.num_rows:
+        raise DataError(
+            f"none of {cleaned.num_read} samples is left:\n{_list_refused(cleaned.quarantine)}\n"
+            "Fix them."
+        )
+    column = kind_of(task).target.column
+    distinct = pc.unique(cleaned.rows[column])
+    if len(distinct) < 2:
+        raise DataError(
+            f"all {cleaned.rows.num_rows} kept samples have the {column} {distinct[0].as_py()!r}, "
+            "expected at least two. Check data.path and data.target_column."
+        )
+
+
+def _list_refused(quarantine: pa.Table) -> str:
+    lines = []
+    for rule in sorted(pc.unique(quarantine["rule"]).to_pylist()):
+        rows = quarantine.filter(pc.equal(quarantine["rule"], rule))
+        note = " (duplicates do not count as bad)" if rule in rules.DUPLICATES else ""
+        lines.append(f"  {rule}: {rows.num_rows}{note}")
+        shown = rows.slice(0, _MAX_SHOWN).to_pylist()
+        lines += [f"    {row['source']}: {row['detail']}" for row in shown]
+    return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""The text of tables: its encoding, further words for missing values, the format of its dates."""
+
+import codecs
+import shlex
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from slipway.config.sections import DataParams
+from slipway.system.errors import DataError
+
+NOT_UTF8 = "\ufffd"  # stands in a cell for bytes that are not of the file's encoding
+_BLOCK_BYTES = 1 << 22
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # begins with that of UTF-16
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_START_BYTES = 1000
+
+
+class TextFormat(NamedTuple):
+    """The keys of the section `data` that say how cells are written."""
+
+    encoding: str = "utf-8"
+    missing_values: tuple[str, ...] = ()
+    date_format: str | None = None
+
+    @classmethod
+    def of(cls, data: DataParams) -> Self:
+        """Return the format that the params name."""
+        words = [word.strip().lower() for word in data.missing_values]
+        return cls(data.encoding, tuple(words), data.date_format)
+
+
+USUAL_FORMAT = TextFormat()
+
+
+def is_utf8(encoding: str) -> bool:
+    """True for the names of UTF-8."""
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+
+
+def as_utf8(path: Path, payload: bytes, encoding: str) -> bytes:
+    """Return valid UTF-8 without a BOM, with NOT_UTF8 in place of each wrong byte.
+
+    DataError if the file certainly has another encoding.
+    """
+    if not is_utf8(encoding):
+        if not payload.isascii() and _is_valid(payload):
+            raise DataError(
+                f"data.encoding is {encoding!r}, but {str(path)!r} is UTF-8. "
+                "Set data.encoding to utf-8."
+            )
+        return payload.decode(encoding, errors="replace").removeprefix("\ufeff").encode()
+    if wide := _wide_encoding(payload):
+        raise DataError(f"data.path {str(path)!r} is not UTF-8. {remedy(path, wide)}")
+    payload = payload.removeprefix(codecs.BOM_UTF8)
+    return payload if _is_valid(payload) else payload.decode(errors="replace").encode()
+
+
+def remedy(path: Path | str, encoding: str = "windows-1252") -> str:
+    """Tell the user how to have a file read that is not UTF-8."""
+    name = shlex.quote(str(path))
+    return (
+        f"If it is {encoding}, set data.encoding to {encoding}, or convert it: "
+        f"iconv -f {encoding.upper()} -t UTF-8 {name} > utf8.csv"
+    )
+
+
+def _wide_encoding(payload: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 if the file begins with its mark, or has its many zero bytes."""
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if payload.startswith(mark):
+            return encoding
+    start = payload[:_START_BYTES]
+    if start.count(0) <= len(start) / 4:
+        return None
+    return "utf-16-be" if start.startswith(b"\0") else "utf-16-le"
+
+
+def _is_valid(payload: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for begin in range(0, len(payload), _BLOCK_BYTES):
+            decoder.decode(payload[begin : begin + _BLOCK_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""Hints on a table: what looks wrong in its cells, and the lines of params.yaml that correct it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from slipway.config.mistakes import as_yaml
+from slipway.config.sections import DataParams
+from slipway.data.rules.class_names import listed_variants, variants
+from slipway.data.sources.raw_tables import RawColumn, RawTable
+from slipway.data.sources.text_format import NOT_UTF8, remedy
+from slipway.data.tables.cells import BAD, GOOD, MISSING, dates_as, shown_cell, typed_column
+from slipway.data.tables.column_types import ColumnGuess
+from slipway.data.tables.notation import iso_date
+from slipway.inputs.columns import Kind
+from slipway.kinds.registry import kind_of
+
+_KINDS: tuple[Kind, ...] = ("number", "date")
+_MIN_FRACTION = 0.5  # of the present cells that are of a kind
+_MAX_SHOWN = 5
+_MAX_TOKENS = 10  # different cells that may all mean a missing value
+_MAX_CHARACTERS = 20
+_MOST_CELLS = 2_000  # different ones that are tried as dates
+_LOOKS_LIKE_A_DATE = r"^[0-9A-Za-z]{1,9}[-/. ,]+[0-9A-Za-z]{1,9}[-/. ,]+[0-9]{1,4}([ T].*)?$"
+_DATE_FORMATS = [
+    f"{day}{time}"
+    for time in ("", " %H:%M", " %H:%M:%S")
+    for day in (
+        *("%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y"),
+        *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%b %d, %Y"),
+    )
+]
+
+
+def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams) -> list[str]:
+    """Return the hints on the cells of a table."""
+    hints, words, formats = encoding_hint(raw, data), list(data.missing_values), data.date_format
+    special = _special_kinds(data)
+    for guess in [*guesses, *(ColumnGuess(name, kind, "") for name, kind in special.items())]:
+        column = raw.columns[guess.name]
+        if column.stored != "text" or guess.name in data.columns:
+            continue
+        counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:]
+        is_input = guess.name not in special
+        if is_input or guess.kind != "category":
+            text, tokens, found = _blocked(column, guess, counts, is_input)
+            hints += [text] if text else []
+            words += [token for token in tokens if token not in words]
+            formats = formats or found
+        hints += _codes_hint(column, guess, counts) if is_input else []
+        hints += _spelling_hint(column, guess, counts)
+    lines = ""
+    if words != data.missing_values:
+        lines += f"\n  missing_values: {as_yaml(words)}"
+    if formats != data.date_format:
+        lines += f"\n  date_format: {as_yaml(formats)}"
+    if lines:
+        hints.append(f"if that is right, put this under data in params.yaml:{lines}")
+    return hints
+
+
+def _special_kinds(data: DataParams) -> dict[str, Kind]:
+    """Return the kinds of the columns that are no inputs, but read: time, group and a number."""
+    target = None if kind_of(data.task).target.has_classes else data.target_column
+    kinds: dict[str | None, Kind]
+    kinds = {data.time_column: "date", data.group_column: "category", target: "number"}
+    return {name: kind for name, kind in kinds.items() if name is not None}
+
+
+def written_as(
+    raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams
+) -> tuple[list[str], str | None]:
+    """Return `missing_values` and `date_format` with which more cells can be read."""
+    words, formats = list(data.missing_values), data.date_format
+    for guess in guesses:
+        column = raw.columns[guess.name]
+        if column.stored == "text" and guess.name not in data.columns:
+            counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:]
+            _, tokens, found = _blocked(column, guess, counts, True)
+            words += [token for token in tokens if token not in words]
+            formats = formats or found
+    return words, formats
+
+
+def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
+    """Name the number of cells in another encoding and the first of them."""
+    num_cells, first = 0, []
+    for column in raw.columns.values():
+        if column.stored == "text" and pc.any(found := pc.match_substring(column.values, NOT_UTF8)):
+            rows = np.flatnonzero(np.append(found, False)[column.codes])
+            num_cells += len(rows)
+            first.append((int(rows[0]), column))
+    if not first:
+        return []
+    row, column = min(first, key=lambda found: found[0])
+    return [
+        f"{num_cells} cells are not {data.encoding.upper()}, the first in row {raw.numbers[row]}, "
+        f"column {column.name!r}: {shown_cell(column, row)}. {remedy(data.path)}"
+    ]
+
+
+def _blocked(
+    raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64], is_input: bool
+) -> tuple[str, list[str], str | None]:
+    """Name the cells without which a column would be numbers or dates.
+
+    Returns the hint, the cells that may mean a missing value, and a format of the dates.
+    """
+    if guess.kind == "boolean":
+        return "", [], None
+    states = {kind: typed_column(raw, kind).states[:-1] for kind in _KINDS}
+    present = int(counts[states["number"] != MISSING].sum())
+    kind = max(_KINDS, key=lambda kind: int(counts[states[kind] == GOOD].sum()))
+    num_good = int(counts[states[kind] == GOOD].sum())
+    if num_good < _MIN_FRACTION * present:
+        return _other_dates(raw, states["date"] == BAD, counts, present)
+    bad = np.flatnonzero(states[kind] == BAD)
+    if not len(bad):
+        return "", [], None
+    bad = bad[np.argsort(-counts[bad], kind="stable")]
+    cells = [(str(raw.values[int(index)]), int(counts[index])) for index in bad[:_MAX_TOKENS]]
+    shown = [f"{cell[:_MAX_CHARACTERS]!r} ({num})" for cell, num in cells[:_MAX_SHOWN]]
+    rest = f" and {len(bad) - _MAX_SHOWN} more" if len(bad) > _MAX_SHOWN else ""
+    is_word = [
+        len(cell) <= _MAX_CHARACTERS and not any(map(str.isdigit, cell)) for cell, _ in cells
+    ]
+    words = [cell for (cell, _), chosen in zip(cells, is_word, strict=True) if chosen]
+    text = (
+        f"column {raw.name!r}, {'no input' if guess.kind == 'ignore' else f'a {guess.kind}'}: "
+        f"{num_good} of {present} cells are {kind}s. In the way are {', '.join(shown)}{rest}"
+    )
+    if not is_input:  # such a row is refused, whatever the cell means
+        return text, [], None
+    if len(bad) > len(words) and guess.kind != kind:
+        entry = {"kind": kind, "min": None, "max": None, "required": False}
+        text += (
+            ". To read it all the same, correct them, or put this under data.columns in "
+            "params.yaml, with clean.rules.type_violation: flag\n"
+            f"  {as_yaml({raw.name: entry})[1:-1]}"
+        )
+    return text, words if len(bad) <= _MAX_TOKENS else [], None
+
+
+def _other_dates(
+    raw: RawColumn, is_bad: NDArray[np.bool_], counts: NDArray[np.int64], present: int
+) -> tuple[str, list[str], str | None]:
+    """Find the format in which most cells are dates."""
+    is_like = pc.match_substring_regex(raw.values, _LOOKS_LIKE_A_DATE)
+    likely = is_bad & is_like.to_numpy(zero_copy_only=False)
+    if counts[likely].sum() < _MIN_FRACTION * present:
+        return "", [], None
+    places = np.flatnonzero(likely)[:_MOST_CELLS]
+    tried = replace(raw, values=raw.values.take(pa.array(places)))
+    num_rows = {
+        name: int(counts[places][~np.isnan(dates_as(tried, name))].sum()) for name in _DATE_FORMATS
+    }
+    most = max(num_rows.values())
+    if not most:
+        return "", [], None
+    best = [name for name, num in num_rows.items() if num == most]
+    example = raw.values[int(places[0])].as_py()
+    doubt = f" They fit {' and '.join(best)} alike: choose the right one." if best[1:] else ""
+    least = "at least " if len(places) == _MOST_CELLS else ""
+    text = (
+        f"column {raw.name!r}: {least}{most} of {present} cells are dates such as {example!r}."
+        f"{doubt}"
+    )
+    return text, [], best[0]
+
+
+def _codes_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -> list[str]:
+    """Name a column of numbers with leading zeros, which are probably codes."""
+    if guess.kind != "number":
+        return []
+    found = pc.match_substring_regex(raw.values, "^0[0-9]+$").to_numpy(zero_copy_only=False)
+    if not found.any():
+        return []
+    example = raw.values[int(np.argmax(found))].as_py()
+    entry = {"kind": "category", "min": None, "max": None, "required": False}
+    return [
+        f"column {raw.name!r}: {counts[found].sum()} cells have leading zeros, which a number "
+        f"loses: {example!r} is {int(example)}. For codes, put this under data.columns in "
+        f"params.yaml:\n  {as_yaml({raw.name: entry})[1:-1]}"
+    ]
+
+
+def _spelling_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -> list[str]:
+    if guess.kind != "category":
+        return []
+    num_rows: Counter[str] = Counter()
+    for value, count in zip(raw.values.to_pylist(), counts.tolist(), strict=True):
+        num_rows[value] += count
+    found = variants(num_rows)
+    shown = listed_variants(found, num_rows)
+    return (
+        [f"column {raw.name!r} has values that differ only in spelling: {shown}"] if found else []
+    )
+
+
+def written_notes(raw: Mapping[str, RawColumn], guesses: Sequence[ColumnGuess]) -> dict[str, str]:
+    """Return the form that the service takes for each column that is written in another."""
+    notes = {}
+    for guess in guesses:
+        column = raw[guess.name]
+        if guess.kind == "number" and (unit := typed_column(column, "number").unit):
+            notes[guess.name] = f"numbers with {unit}; the service takes them without, as 12.5"
+        if guess.kind == "date" and column.written.date_format is not None:
+            typed = typed_column(column, "date")
+            if not (typed.states == GOOD).any():  # the findings say so
+                continue
+            code = int(np.argmax(typed.states == GOOD))
+            text, iso = column.values[code].as_py(), iso_date(float(typed.values[code]))
+            if not text.startswith(iso[:10]):
+                notes[guess.name] = f"dates as {text!r}; the service takes ISO 8601, as {iso!r}"
+    return notes

@@ -1,0 +1,199 @@
+"""A certified model in this process, with the answers of the service.
+
+    with slipway.load("my_project") as model:
+        model.predict("picture.png").label
+
+The files pass the same checks as in the service, the same variant is chosen, and ONNX Runtime gets
+the same options. So the answers to a batch equal those of a service with one worker, bit for bit.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Protocol, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image
+
+from slipway.artifacts.bundle import MANIFEST
+from slipway.inference.predictions import (
+    Explanation,
+    Prediction,
+    explanation_of,
+    prediction_of,
+)
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import input_kind
+from slipway.predictor.explaining.explanation import (
+    ROWS,
+    explain_item,
+    require_explainable,
+    rows_within,
+)
+from slipway.predictor.loader import open_model
+from slipway.predictor.model import CertifiedModel, finite_answers
+from slipway.predictor.options import ModelOptions, Provider, Variant
+from slipway.system.cores import num_cores
+from slipway.system.errors import BundleError, DataError, UnavailableError
+
+_TRIES = 3  # to measure the time of a row, because other work can slow down any one of them
+
+
+class ItemReader(Protocol):
+    """Reads what callers pass to network inputs. Each kind of input has its own."""
+
+    def read(self, given: object, batch_size: int) -> tuple[Iterator[NDArray[Any]], bool]:
+        """Return batches of at most `batch_size` inputs, and True if `given` is a list."""
+        ...
+
+    def close(self) -> None:
+        """End the threads."""
+        ...
+
+
+class LoadedModel:
+    """A certified model. Several threads may use it; `close` it, or use it as a context."""
+
+    def __init__(self, model: CertifiedModel) -> None:
+        contract = model.bundle.manifest.input
+        make: Callable[[InputContract], ItemReader] = input_kind(contract.kind).load_part("items")
+        self._model: CertifiedModel | None = model
+        self._reader = make(contract)
+
+    @overload
+    def predict(self, given: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
+    @overload
+    def predict(
+        self, given: str | os.PathLike[str] | bytes | Image | Mapping[str, Any]
+    ) -> Prediction: ...
+    @overload
+    def predict(self, given: Any) -> Any: ...
+    def predict(self, given: Any) -> Any:
+        """Answer one item, or each item of a list, an array of images or a DataFrame.
+
+        An image is a path, encoded bytes, a PIL image, or an array of uint8 (height, width) or
+        (height, width, channels). A row is a dict. Raises DataError for an item that the model
+        does not take, with its position.
+        """
+        model = self.certified
+        batches, is_list = self._reader.read(given, model.max_batch_size)
+        answers = [
+            prediction_of(answer)
+            for inputs in batches
+            for answer in finite_answers(model.answer_rows(inputs))
+        ]
+        return answers if is_list else answers[0]
+
+    def explain(self, item: Any, budget_s: float = 5.0) -> Explanation:
+        """Answer one item, and explain the answer with changed copies of the item.
+
+        `budget_s` limits the time of the model, as the service does with half of
+        SLIPWAY_REQUEST_TIMEOUT_S.
+        """
+        model = self.certified
+        require_explainable(model.input_kind)
+        inputs = [row for batch in self._reader.read(item, 1)[0] for row in batch]
+        if len(inputs) != 1:
+            raise DataError(f"found {len(inputs)} items, expected one: explain each by itself.")
+        seconds = float("inf")
+        for _ in range(_TRIES):
+            started = perf_counter()
+            (own,) = model.answer_rows(inputs[0][np.newaxis])
+            seconds = min(seconds, perf_counter() - started)
+            if seconds * ROWS[0] <= budget_s:
+                break
+        (answer,) = finite_answers([own])
+
+        async def run(rows: NDArray[Any]) -> NDArray[np.float32]:
+            size = model.max_batch_size
+            slices = (rows[begin : begin + size] for begin in range(0, len(rows), size))
+            return np.concatenate([model.run(part).outputs for part in slices])
+
+        explanation = explain_item(
+            model.bundle.manifest, inputs[0], own.outputs, run, rows_within(seconds, budget_s)
+        )
+        with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+            content = thread.submit(asyncio.run, explanation).result()
+        return explanation_of(answer | {"explanation": content})
+
+    def info(self) -> dict[str, Any]:
+        """Describe the model as `GET /model` does, with the verdict of the quality gates first.
+
+        `gates` is "passed", "none", "missed" or "unjudged". The service answers with the first two
+        only.
+        """
+        model = self.certified
+        return {"gates": model.certificate.gates} | model.info()
+
+    @property
+    def certified(self) -> CertifiedModel:
+        """The model behind the answers; UnavailableError once this one is closed."""
+        if self._model is None:
+            raise UnavailableError("this model is closed. Load it again with slipway.load.")
+        return self._model
+
+    def close(self) -> None:
+        """Free the model. Calls that run in other threads may still finish."""
+        self._model = None
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load(
+    path: str | os.PathLike[str] = ".",
+    *,
+    provider: Provider = "auto",
+    variant: Variant = "auto",
+    num_threads: int = 0,
+) -> LoadedModel:
+    """Load the certified model of a project, of its `artifacts` or of a bundle.
+
+    `provider`, `variant` and `num_threads` (0: every core) choose as SLIPWAY_PROVIDER,
+    SLIPWAY_VARIANT and SLIPWAY_NUM_THREADS do. Raises SlipwayError if a file was altered or no
+    certificate fits. Missed quality gates are no error here: `info` names them.
+    """
+    bundle = find_bundle(Path(path))
+    beside, project = bundle.parent, bundle.parent.parent
+    if (project / "transforms").is_dir() and str(project.absolute()) not in sys.path:
+        sys.path.insert(0, str(project.absolute()))  # the bundle may name a function there
+    options = ModelOptions(
+        bundle=bundle,
+        certificate=beside / "certificate.json",
+        engine=beside / "engine",
+        rebuilt_engine=beside / "rebuilt_engine",
+        engine_cache=project / ".work/engine_cache",
+        num_threads=num_threads or num_cores(),
+        may_use_one_thread=num_threads == 0,
+        provider=provider,
+        variant=variant,
+        accept_missed_gates=True,
+    )
+    return LoadedModel(open_model(options))
+
+
+def find_bundle(path: Path) -> Path:
+    """Return the bundle at a path, in its `bundle` or in its `artifacts/bundle`."""
+    for place in (path, path / "bundle", path / "artifacts/bundle"):
+        if (place / MANIFEST).is_file():
+            return place.absolute()
+    found = "is no folder" if not path.is_dir() else "holds no model"
+    raise BundleError(
+        f"{str(path)!r} {found}: expected a project whose stages ran, its `artifacts`, or a bundle "
+        f"with its {MANIFEST}. Run `dvc repro`, or correct the path."
+    )

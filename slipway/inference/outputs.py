@@ -1,0 +1,174 @@
+"""Files of answers: CSV, Parquet or JSON lines, by the ending of their name.
+
+Each row of the source has one row, in the same order: its own cells, then the answer, or the reason
+why it has none. A file is written in parts, whose joined content depends on the rows only.
+"""
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipway.artifacts.bundle import OutputContract
+from slipway.inference.sources import JSON_ROW, RowFault
+from slipway.system.errors import DataError
+
+Answer = Mapping[str, Any] | None
+
+
+class AnswerFile(Protocol):
+    """One format."""
+
+    def encode(
+        self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
+    ) -> bytes:
+        """The content of one part. A row has an answer or a fault."""
+        ...
+
+    def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
+        """Write the content of all parts to one file."""
+        ...
+
+
+def answer_file(path: Path, carried: pa.Schema, output: OutputContract) -> AnswerFile:
+    """The format of a path; DataError if its ending is unknown, or columns have the same name."""
+    make = _FORMATS.get(path.suffix.lower())
+    if make is None:
+        raise DataError(
+            f"{str(path)!r} has an unknown ending, expected one of {', '.join(_FORMATS)}."
+        )
+    return make(carried, output)
+
+
+class JsonLines:
+    """One object for each row: its cells under `row`, `prediction` and `error`."""
+
+    def __init__(self, carried: pa.Schema, output: OutputContract) -> None:
+        self._is_json = carried.names == [JSON_ROW]  # the cells are the text of a JSON object
+
+    def encode(
+        self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
+    ) -> bytes:
+        lines = []
+        for position, (cells, answer) in enumerate(zip(carried.to_pylist(), answers, strict=True)):
+            row = cells[JSON_ROW] if self._is_json else _json(cells)
+            fault = faults.get(position)
+            error = _json(fault and fault._asdict())
+            lines.append(f'{{"row": {row}, "prediction": {_json(answer)}, "error": {error}}}\n')
+        return "".join(lines).encode()
+
+    def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
+        for part in parts:
+            with part.open("rb") as content:
+                shutil.copyfileobj(content, file)
+
+
+class ParquetAnswers:
+    """A row group for each part, with a column for each cell and for each part of the answer."""
+
+    def __init__(self, carried: pa.Schema, output: OutputContract) -> None:
+        self._labels = output.labels
+        self._names = [f"probability_{label}" for label in output.labels]
+        prediction = pa.string() if output.labels else pa.float64()
+        own = [("prediction", prediction)]
+        if output.labels:
+            own += [(name, pa.float64()) for name in self._names]
+            own += [("prediction_set", pa.list_(pa.string()))]
+        else:
+            own += [("interval_low", pa.float64()), ("interval_high", pa.float64())]
+        own += [("ood_score", pa.float64()), ("is_ood", pa.bool_())]
+        own += [("error_code", pa.string()), ("error", pa.string())]
+        self._own = pa.schema(own)
+        twice = sorted(set(carried.names) & set(self._own.names))
+        if twice:
+            raise DataError(
+                f"the input has the columns {', '.join(map(repr, twice))}, which the answers have "
+                "too. Rename them, or write to a .jsonl file."
+            )
+        self.schema = pa.schema([*carried, *self._own])
+
+    def encode(
+        self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
+    ) -> bytes:
+        stream = io.BytesIO()
+        pq.write_table(self.table(carried, answers, faults), stream)
+        return stream.getvalue()
+
+    def table(
+        self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
+    ) -> pa.Table:
+        """The cells and the answers, side by side."""
+        found: list[Mapping[str, Any]] = [answer or {} for answer in answers]
+        columns: dict[str, list[Any]] = {
+            name: [answer.get(name) for answer in found] for name in ("ood_score", "is_ood")
+        }
+        if self._labels:
+            columns["prediction"] = [answer.get("label") for answer in found]
+            columns["prediction_set"] = [answer.get("prediction_set") for answer in found]
+            each = [answer.get("probabilities", {}) for answer in found]
+            for label, name in zip(self._labels, self._names, strict=True):
+                columns[name] = [probabilities.get(label) for probabilities in each]
+        else:
+            columns["prediction"] = [answer.get("value") for answer in found]
+            intervals = [answer.get("interval") or (None, None) for answer in found]
+            columns["interval_low"] = [low for low, _ in intervals]
+            columns["interval_high"] = [high for _, high in intervals]
+        each_fault = [faults.get(position) for position in range(len(answers))]
+        columns["error_code"] = [fault and fault.code for fault in each_fault]
+        columns["error"] = [fault and fault.message for fault in each_fault]
+        own = [pa.array(columns[field.name], field.type) for field in self._own]
+        return pa.Table.from_arrays([*carried.columns, *own], schema=self.schema)
+
+    def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
+        with pq.ParquetWriter(file, self.schema) as writer:
+            for part in parts:
+                writer.write_table(pq.read_table(part, schema=self.schema))
+
+
+class CsvAnswers(JsonLines):
+    """The columns of `ParquetAnswers` as text; a prediction set as a JSON list."""
+
+    def __init__(self, carried: pa.Schema, output: OutputContract) -> None:
+        self._table = ParquetAnswers(carried, output)
+
+    def encode(
+        self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
+    ) -> bytes:
+        table = self._table.table(carried, answers, faults)
+        columns = [[_text(cell) for cell in column.to_pylist()] for column in table.columns]
+        return _csv(zip(*columns, strict=True))
+
+    def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
+        file.write(_csv([self._table.schema.names]))
+        super().join(parts, file)
+
+
+def _text(cell: Any) -> Any:
+    if isinstance(cell, (bool, list, dict)):
+        return _json(cell)
+    return cell
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
+    stream = io.StringIO(newline="")
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue().encode()
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, default=str)
+
+
+_FORMATS: Mapping[str, Callable[[pa.Schema, OutputContract], AnswerFile]] = {
+    ".csv": CsvAnswers,
+    ".parquet": ParquetAnswers,
+    ".pq": ParquetAnswers,
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+}

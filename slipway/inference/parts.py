@@ -1,0 +1,105 @@
+"""Finished parts of a file that is being written, so that a killed run goes on where it was.
+
+DESTINATION.parts/manifest.json    the model, the source and the format; other ones are refused
+DESTINATION.parts/00000007.part    the content of one part
+DESTINATION.parts/00000007.json    written after it: its rows and faults. Without it, it is missing
+DESTINATION.parts/complete         written after the last part; the destination may be there already
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from slipway.system import files
+from slipway.system.contract import Contract, parse_record
+from slipway.system.errors import DataError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+COMPLETE = "complete"
+
+
+class PartRecord(Contract):
+    """The rows of one part."""
+
+    rows: int
+    faults: dict[str, int]  # rows without an answer, by code
+
+
+class PartsManifest(Contract):
+    """Everything that decides the content of the parts."""
+
+    format_version: Literal[1]
+    model: str  # digest of the bundle
+    execution: dict[str, str]
+    batch_size: int
+    source: str  # its identity
+    piece_rows: int
+
+
+class PartsFolder:
+    """The parts of one destination."""
+
+    def __init__(self, destination: Path) -> None:
+        self.folder = destination.with_name(f"{destination.name}.parts")
+
+    @contextmanager
+    def opened(self, manifest: PartsManifest) -> Iterator[list[PartRecord]]:
+        """Yield the records of the finished parts; no other process may write meanwhile.
+
+        DataError if they are of another model, source or format.
+        """
+        with files.lock(self.folder / "lock", f"predicting into {self.folder.stem}"):
+            path = self.folder / MANIFEST
+            if path.exists():
+                self._require_same(path, manifest)
+            else:
+                files.write_json(path, manifest.model_dump(mode="json"))
+            yield list(self._records())
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no part is missing."""
+        return (self.folder / COMPLETE).exists()
+
+    def complete(self) -> None:
+        """Record that no part is missing."""
+        files.write_bytes(self.folder / COMPLETE, b"")
+
+    def write(
+        self, number: int, content: bytes, rows: int, faults: Mapping[str, int]
+    ) -> PartRecord:
+        """Write one part, then its record."""
+        record = PartRecord(rows=rows, faults=dict(faults))
+        files.write_bytes(self.path(number), content)
+        files.write_json(self._record(number), record.model_dump(mode="json"))
+        return record
+
+    def path(self, number: int) -> Path:
+        """The file of one part."""
+        return self.folder / f"{number:08d}.part"
+
+    def _record(self, number: int) -> Path:
+        return self.path(number).with_suffix(".json")
+
+    def _records(self) -> Iterator[PartRecord]:
+        number = 0
+        while (path := self._record(number)).exists():
+            yield parse_record(PartRecord, path, path.read_bytes(), DataError, self._fix)
+            number += 1
+
+    @property
+    def _fix(self) -> str:
+        return f"Remove {str(self.folder)!r} to start again."
+
+    def _require_same(self, path: Path, manifest: PartsManifest) -> None:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        expected = manifest.model_dump(mode="json")
+        other = [name for name, value in expected.items() if found.get(name) != value]
+        if other:
+            raise DataError(
+                f"{str(self.folder)!r} holds unfinished answers with another "
+                f"{', '.join(other)}. {self._fix}"
+            )

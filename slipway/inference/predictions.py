@@ -1,0 +1,69 @@
+"""Typed answers, with the fields of the JSON that the service sends."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPrediction:
+    """The answer of a classifier to one item."""
+
+    label: str  # the most probable one
+    probabilities: dict[str, float]
+    prediction_set: list[str]  # contains the true label at the coverage that `info` names
+    ood_score: float  # larger for unusual inputs
+    is_ood: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePrediction:
+    """The answer of a regression model to one item."""
+
+    value: float
+    interval: tuple[float, float] | None  # None with too few validation rows for the coverage
+    ood_score: float  # larger for unusual inputs
+    is_ood: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+Prediction = ClassPrediction | ValuePrediction
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """An answer, and the places or columns that it rests on."""
+
+    prediction: Prediction
+    kind: Literal["occlusion", "columns"]
+    of: str  # the label whose probability is explained, or "value"
+    answer: float  # that probability or value
+    rows: int  # changed copies that the model ran
+    details: dict[str, Any]  # of `kind`; docs/serving.md lists them under /explain
+
+
+def prediction_of(answer: Mapping[str, Any]) -> Prediction:
+    """Return the typed form of one answer; fields that it may have in addition are ignored."""
+    if "value" in answer:
+        interval = answer["interval"]
+        return ValuePrediction(
+            answer["value"],
+            None if interval is None else (interval[0], interval[1]),
+            answer["ood_score"],
+            answer["is_ood"],
+        )
+    return ClassPrediction(*(answer[name] for name in ClassPrediction.__slots__))
+
+
+def explanation_of(answer: Mapping[str, Any]) -> Explanation:
+    """Return the typed form of an answer with its `explanation`."""
+    details = dict(answer["explanation"])
+    head = {name: details.pop(name) for name in ("kind", "of", "answer", "rows")}
+    return Explanation(prediction_of(answer), details=details, **head)

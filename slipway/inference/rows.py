@@ -1,0 +1,198 @@
+"""Rows of a table that Python callers pass: dicts as the service takes them, or whole tables.
+
+The cells of a DataFrame or a file are read by the code that reads tables for training, so text such
+as "1,200" or "yes" means the same. Columns that the model does not use are ignored there.
+"""
+
+import difflib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.data.sources.raw_tables import stored_column
+from slipway.data.sources.text_format import USUAL_FORMAT, TextFormat
+from slipway.data.tables.cells import BAD, MISSING, TypedColumn, typed_column
+from slipway.data.tables.source import is_out_of_range
+from slipway.inference.json_rows import plain_cell, plain_row
+from slipway.inputs.columns import (
+    Column,
+    ColumnContract,
+    encode,
+    encode_rows,
+    read_cell,
+    read_row,
+)
+from slipway.system.errors import CellError, DataError
+
+_BLOCK_ROWS = 1 << 13  # of a table, read at once
+_EXPECTED = "a dict of columns, a DataFrame, a pyarrow table, or a list of dicts"
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """The rows of a table as network inputs, and those that the contract does not allow."""
+
+    inputs: NDArray[np.float32]  # (good, width)
+    positions: NDArray[np.int64]  # (good,) of these rows in the table
+    faults: dict[int, CellError]  # the first fault of each other row, by position
+
+
+def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -> ReadRows:
+    """Read the columns of the contract; DataError if one is missing or of no known type."""
+    require_columns(table.column_names, contract)
+    faults: dict[int, CellError] = {}
+    cells: dict[str, NDArray[Any]] = {}
+    for column in contract.columns:
+        raw = replace(stored_column(column.name, _chunked(table[column.name])), written=written)
+        if raw.stored == "other":
+            raise DataError(f"the table has {raw.unreadable}.")
+        typed = typed_column(raw, column.kind)
+        cells[column.name] = typed.cells
+        for row in np.flatnonzero(_is_refused(typed, column)).tolist():
+            faults.setdefault(row, _fault(typed, column, row))
+    good = np.setdiff1d(np.arange(table.num_rows), list(faults)).astype(np.int64)
+    try:
+        return ReadRows(_encoded(cells, good, contract), good, faults)
+    except CellError:  # names no row
+        for row in good.tolist():
+            try:
+                _encoded(cells, np.array([row]), contract)
+            except CellError as error:
+                faults[row] = error.with_traceback(None)
+    good = np.setdiff1d(good, list(faults))
+    return ReadRows(_encoded(cells, good, contract), good, faults)
+
+
+def require_columns(names: Sequence[str], contract: ColumnContract) -> None:
+    """DataError with the columns of the contract that a table lacks, and those of similar names."""
+    missing = []
+    for column in contract.columns:
+        if column.name not in names:
+            close = difflib.get_close_matches(column.name, names, n=1)
+            missing.append(f"{column.name!r}{f' (there is {close[0]!r})' if close else ''}")
+    if missing:
+        raise DataError(
+            f"the table has no column {', '.join(missing)}. Rename or add it; leave cells empty "
+            "where the value is missing."
+        )
+
+
+def _chunked(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray:
+    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+
+
+def _encoded(
+    cells: Mapping[str, NDArray[Any]], rows: NDArray[np.int64], contract: ColumnContract
+) -> NDArray[np.float32]:
+    return encode({name: column[rows] for name, column in cells.items()}, contract)
+
+
+def _is_refused(typed: TypedColumn, column: Column) -> NDArray[np.bool_]:
+    """(N,) True for cells that the column does not allow."""
+    is_missing = typed.cell_states == MISSING
+    refused = typed.cell_states == BAD
+    if column.required or not column.takes_missing:
+        refused = refused | is_missing
+    if column.kind == "category":
+        if not column.takes_missing:
+            refused = refused | ~(is_missing | np.isin(typed.cells, column.categories))
+    else:
+        refused = refused | is_out_of_range(column, typed.cells)
+    return np.asarray(refused)
+
+
+def _fault(typed: TypedColumn, column: Column, row: int) -> CellError:
+    """The fault of a refused cell, in the words of the service."""
+    state, value = typed.cell_states[row], typed.cells[row]
+    if state == BAD:
+        value = typed.raw.values[int(typed.raw.codes[row])].as_py()
+    elif column.kind == "boolean":
+        value = bool(value)
+    try:
+        read_cell(None if state == MISSING else value, column)
+    except CellError as error:
+        return error.with_traceback(None)
+    detail = f"found {str(value)[:80]!r}, which is no {column.kind} here"
+    return CellError("type_violation", column.name, detail)
+
+
+class RowReader:
+    """Reads rows of one contract to network inputs."""
+
+    def __init__(self, contract: ColumnContract) -> None:
+        self._contract = contract
+
+    def read(self, given: object, batch_size: int) -> tuple[Iterator[NDArray[Any]], bool]:
+        """Return batches of at most `batch_size` inputs, and True unless `given` is one dict.
+
+        A CellError names the column, and the position of a bad row.
+        """
+        table = _table(given)
+        if table is not None:
+            return self._table_batches(table, batch_size), True
+        if isinstance(given, Mapping):
+            return iter([self._encode([given], is_list=False)]), False
+        if not isinstance(given, (list, tuple)):
+            raise DataError(f"found {type(given).__name__}, expected {_EXPECTED}.")
+        slices = (given[begin : begin + batch_size] for begin in range(0, len(given), batch_size))
+        return (
+            self._encode(part, first=number * batch_size) for number, part in enumerate(slices)
+        ), True
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _encode(
+        self, rows: Sequence[object], first: int = 0, *, is_list: bool = True
+    ) -> NDArray[np.float32]:
+        cells = []
+        for position, row in enumerate(rows, start=first):
+            if not isinstance(row, Mapping):
+                raise DataError(
+                    f"row {position} is {type(row).__name__}, expected a dict of columns."
+                )
+            try:
+                cells.append(read_row(plain_row(row), self._contract))
+                encode_rows(
+                    cells[-1:], self._contract
+                )  # names the row of a number that is too large
+            except CellError as error:
+                raise _at(position, error) if is_list else error from None
+        return encode_rows(cells, self._contract)
+
+    def _table_batches(self, table: pa.Table, batch_size: int) -> Iterator[NDArray[Any]]:
+        block_rows = max(1, _BLOCK_ROWS // batch_size) * batch_size
+        for begin in range(0, table.num_rows, block_rows):
+            rows = read_table(table.slice(begin, block_rows), self._contract, USUAL_FORMAT)
+            for position, fault in sorted(rows.faults.items()):
+                raise _at(begin + position, fault)
+            for start in range(0, len(rows.inputs), batch_size):
+                yield rows.inputs[start : start + batch_size]
+
+
+def _at(position: int, error: CellError) -> CellError:
+    return CellError(error.rule, f"rows[{position}].{error.column}", error.detail)
+
+
+def _table(given: object) -> pa.Table | None:
+    pandas = sys.modules.get("pandas")  # a DataFrame exists only if its caller imported pandas
+    if pandas is None or not isinstance(given, pandas.DataFrame):
+        return given if isinstance(given, pa.Table) else None
+    if not given.columns.is_unique:
+        twice = sorted(set(given.columns[given.columns.duplicated()].astype(str)))
+        raise DataError(f"the DataFrame has the column {', '.join(twice)} more than once.")
+    return pa.table({str(name): _series(column) for name, column in given.items()})
+
+
+def _series(column: Any) -> pa.Array:
+    """A column of a DataFrame; cells of mixed types become text, as in training."""
+    try:
+        return pa.Array.from_pandas(column)
+    except (pa.ArrowException, OverflowError):
+        cells = (plain_cell(cell) for cell in column)
+        return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())

@@ -1,0 +1,381 @@
+"""Files whose rows are to be answered: a folder of images, or a table in CSV, Parquet, JSON lines.
+
+A source is read from its start to its end in pieces, so memory does not grow with the rows. Every
+row of a source is in exactly one piece, the bad ones with their fault.
+"""
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from slipway.data.sources.image_tables import (
+    NOT_AN_OBJECT,
+    TABLE_ENDINGS,
+    TABLES,
+    is_jsonl,
+    json_record,
+)
+from slipway.data.sources.raw_tables import cells_of, csv_header
+from slipway.data.sources.shards import parquet_errors, table_files
+from slipway.data.sources.text_format import TextFormat, as_utf8, is_utf8, remedy
+from slipway.inference.images import ImageReader
+from slipway.inference.rows import read_table, require_columns
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.system.errors import CellError, DataError, ImageError
+
+JSON_ROW = "row"  # the column with the text of a JSON line
+_BLOCK_BYTES = 1 << 24  # of a CSV or JSON lines, read at once; the longest row of a CSV
+_BOM_BYTES = 3
+Batch = tuple[Sequence[int], NDArray[Any]]  # positions in the piece, and their inputs
+
+
+class RowFault(NamedTuple):
+    """The reason why a row has no answer."""
+
+    code: str  # the rule that it breaks
+    message: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a source. Use up `batches` before `faults`."""
+
+    carried: pa.Table  # the cells that stand beside the answers; one row for each of the source
+    batches: Iterator[Batch]
+    faults: dict[int, RowFault] = field(default_factory=dict)  # by position in the piece
+
+
+class FileSource(Protocol):
+    """A file or folder, read by one contract. Each kind of input has its own."""
+
+    num_rows: int | None  # None if only reading all of it would tell
+    identity: str  # another one if the content changed
+    piece_rows: int  # rows of a piece, unless the caller chooses
+    schema: pa.Schema  # of `carried`
+
+    def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
+        """Yield pieces of `size` rows, the last one shorter, without the first `skip` rows."""
+        ...
+
+    def close(self) -> None:
+        """End the threads."""
+        ...
+
+
+class ImageFiles:
+    """Every file of a folder and of the folders in it, by name; or a single image.
+
+    Hidden files are left out. Any other file that is no image is a bad row.
+    """
+
+    piece_rows = 1024
+    schema = pa.schema([("file", pa.string())])
+
+    def __init__(self, contract: ImageContract, path: Path, written: TextFormat) -> None:
+        if path.suffix.lower() in TABLES:
+            raise DataError(
+                f"{str(path)!r} is a table, and this model takes images: name a folder of images."
+            )
+        if not path.exists():
+            raise DataError(f"{str(path)!r} does not exist, expected an image or a folder of them.")
+        self._path = path
+        self._reader = ImageReader(contract)
+        digest, self.num_rows = hashlib.sha256(), 0
+        for name in self._names():
+            digest.update(os.fsencode(name) + b"\0")
+            self.num_rows += 1
+        if not self.num_rows:
+            raise DataError(f"{str(path)!r} holds no files, expected images.")
+        self.identity = digest.hexdigest()
+
+    def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
+        names = islice(self._names(), skip, None)
+        while part := list(islice(names, size)):
+            shown = pa.array([os.fsencode(name).decode(errors="replace") for name in part])
+            faults: dict[int, RowFault] = {}
+            batches = self._batches(part, batch_size, faults)
+            yield Piece(pa.Table.from_arrays([shown], schema=self.schema), batches, faults)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _names(self) -> Iterator[str]:
+        """Paths relative to the folder, in an order that depends on names only."""
+        if self._path.is_file():
+            yield self._path.name
+            return
+        for folder, folders, names in os.walk(self._path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            inside = os.path.relpath(folder, self._path)
+            for name in sorted(name for name in names if not name.startswith(".")):
+                yield name if inside == "." else f"{inside}/{name}"
+
+    def _batches(
+        self, names: Sequence[str], batch_size: int, faults: dict[int, RowFault]
+    ) -> Iterator[Batch]:
+        root = self._path.parent if self._path.is_file() else self._path
+        positions: list[int] = []
+        inputs: list[NDArray[np.uint8]] = []
+        waiting = self._reader.in_order(
+            lambda name: self._reader.decode(root / name), names, 2 * batch_size
+        )
+        for position, future in enumerate(waiting):
+            if fault := _fault_of(future):
+                faults[position] = fault
+            else:
+                positions.append(position)
+                inputs.append(future.result())
+            if inputs and (len(inputs) == batch_size or position == len(names) - 1):
+                yield positions, np.stack(inputs)
+                positions, inputs = [], []
+
+
+def _fault_of(future: Future[Any]) -> RowFault | None:
+    error = future.exception()
+    if isinstance(error, ImageError):
+        return RowFault(error.rule, error.detail)
+    if isinstance(error, DataError):  # it vanished, or may not be read
+        return RowFault("unreadable", str(error))
+    if error:
+        raise error
+    return None
+
+
+class TableFile:
+    """The rows of a CSV, a Parquet file, a folder of Parquet shards, or JSON lines."""
+
+    piece_rows = 8192
+
+    def __init__(self, contract: ColumnContract, path: Path, written: TextFormat) -> None:
+        paths = table_files(path)
+        if not paths or (not path.is_dir() and path.suffix.lower() not in TABLES):
+            raise DataError(
+                f"{str(path)!r} is no table, expected {TABLE_ENDINGS}, or a folder of .parquet."
+            )
+        if not paths[0].is_file():
+            raise DataError(f"{str(path)!r} does not exist, expected {TABLE_ENDINGS}.")
+        self._contract, self._written = contract, written
+        self.num_rows: int | None = None
+        self._tables: Callable[[int], Iterator[_Rows]]
+        if is_jsonl(path):
+            self.schema = pa.schema([(JSON_ROW, pa.string())])
+            self._tables = partial(_json_rows, path, contract)
+        elif path.suffix.lower() == ".csv":
+            csv_file = _CsvFile(path, written.encoding)
+            self.schema, self._tables = csv_file.schema, csv_file.rows
+        else:
+            with parquet_errors(path):
+                self.schema = pq.read_schema(paths[0]).remove_metadata()
+                self.num_rows = sum(pq.read_metadata(part).num_rows for part in paths)
+            self._tables = partial(_parquet_rows, paths, self.schema)
+        if not is_jsonl(path):
+            require_columns(self.schema.names, contract)
+        self.identity = files.digest_json([files.sha256_file(part) for part in paths])
+
+    def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
+        """Read the rows again from the start; `skip` is a multiple of `size`."""
+        for number, rows in enumerate(self._tables(size)):
+            if (number + 1) * size > skip:
+                yield self._piece(rows, batch_size)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _piece(self, rows: "_Rows", batch_size: int) -> Piece:
+        read = read_table(rows.cells, self._contract, self._written)
+        faults = {position: _cell_fault(fault) for position, fault in read.faults.items()}
+        faults |= {
+            position: RowFault("malformed_row", found) for position, found in rows.malformed.items()
+        }
+        good = ~np.isin(read.positions, list(rows.malformed))
+        positions, inputs = read.positions[good].tolist(), read.inputs[good]
+        slices = (slice(start, start + batch_size) for start in range(0, len(inputs), batch_size))
+        batches = ((positions[part], inputs[part]) for part in slices)
+        return Piece(rows.carried, batches, faults)
+
+
+def _cell_fault(error: CellError) -> RowFault:
+    return RowFault(error.rule, str(error))
+
+
+class _Rows(NamedTuple):
+    carried: pa.Table
+    cells: pa.Table  # of the model's columns
+    malformed: Mapping[int, str]  # what was found in place of a row, by position
+
+
+def _parquet_rows(paths: Sequence[Path], schema: pa.Schema, size: int) -> Iterator[_Rows]:
+    for table in _in_pieces(_parquet_batches(paths, schema), schema, size):
+        yield _Rows(table, table, {})
+
+
+def _parquet_batches(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+    for path in paths:
+        with parquet_errors(path), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(1 << 13, use_threads=False):
+                table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                if table.schema != schema:
+                    raise pa.ArrowInvalid(f"its columns are not those of {paths[0].name}")
+                yield table
+
+
+def _in_pieces(tables: Iterator[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:
+    """Divide and join tables to `size` rows each."""
+    held, num_rows = [schema.empty_table()], 0
+    for table in tables:
+        while num_rows + table.num_rows >= size:
+            held.append(table.slice(0, size - num_rows))
+            yield pa.concat_tables(held).combine_chunks()
+            table = table.slice(size - num_rows)
+            held, num_rows = [schema.empty_table()], 0
+        held.append(table)
+        num_rows += table.num_rows
+    if num_rows:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+class _CsvFile:
+    """A CSV that is read in blocks, by the rules of training: every cell is text."""
+
+    def __init__(self, path: Path, encoding: str) -> None:
+        self._path, self._encoding = path, encoding
+        with _open(path) as file:
+            self._num_quotes = sum(
+                block.count(b'"') for block in iter(partial(file.read, _BLOCK_BYTES), b"")
+            )
+            file.seek(0)
+            start = file.read(1 << 22)
+        if b"\n" in start:  # the last line may be incomplete
+            start = start[: start.rfind(b"\n") + 1]
+        if not start or start.isspace():
+            raise DataError(f"{str(path)!r} is empty, expected a header and rows.")
+        if self._num_quotes % 2:  # it would silently swallow every row that follows
+            raise DataError(
+                f"{str(path)!r} has a quotation mark that does not close. "
+                "Write one inside a quoted cell twice."
+            )
+        payload = as_utf8(path, start, encoding)
+        header, self._names = csv_header(path, payload, encoding)
+        before = payload[: header.num_bytes].decode()
+        self._begin = len(before.encode(encoding)) if before else 0
+        if before and is_utf8(encoding) and start.startswith(b"\xef\xbb\xbf"):
+            self._begin = len(before.encode()) + _BOM_BYTES
+        self._delimiter = header.delimiter
+        self.schema = pa.schema([(name.strip(), pa.string()) for name in self._names])
+
+    def rows(self, size: int) -> Iterator[_Rows]:
+        """Yield the rows, those with too many or too few cells as null and malformed."""
+        begin = 0
+        malformed: dict[int, str] = {}  # by number in the file
+        for table in _in_pieces(self._tables(malformed), self.schema, size):
+            here = {
+                number - begin: malformed.pop(number)
+                for number in range(begin, begin + table.num_rows)
+                if number in malformed
+            }
+            yield _Rows(table, table, here)
+            begin += table.num_rows
+
+    def _tables(self, malformed: dict[int, str]) -> Iterator[pa.Table]:
+        """Yield all rows; `malformed` gets what was found, before its row is yielded."""
+        waiting = deque[int]()
+
+        def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted
+            found = f"{row.actual_columns} columns, the header has {row.expected_columns}"
+            malformed[row.number - 2] = found
+            waiting.append(row.number - 2)
+            return "skip"
+
+        number = 0
+        with _open(self._path) as file:
+            file.seek(self._begin)
+            for batch in self._batches(file, skip):
+                table = pa.Table.from_arrays(batch.columns, schema=self.schema)
+                rows: list[int | None] = []
+                for position in range(batch.num_rows if waiting else 0):
+                    while waiting and waiting[0] == number + len(rows):
+                        waiting.popleft()
+                        rows.append(None)
+                    rows.append(position)
+                yield table.take(pa.array(rows, pa.int64())) if rows else table
+                number += len(rows) or batch.num_rows
+        if waiting:
+            empty = pa.nulls(len(waiting), pa.string())
+            yield pa.Table.from_arrays([empty] * len(self.schema), schema=self.schema)
+
+    def _batches(self, file: IO[bytes], skip: Callable[[Any], str]) -> Iterator[pa.RecordBatch]:
+        types = dict.fromkeys(self._names, pa.string())
+        try:
+            yield from pyarrow.csv.open_csv(
+                file,
+                # Only with a single thread does the reader know the number of a malformed row.
+                pyarrow.csv.ReadOptions(
+                    use_threads=False,
+                    block_size=_BLOCK_BYTES,
+                    encoding=self._encoding,
+                ),
+                pyarrow.csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    newlines_in_values=self._num_quotes > 0,
+                    invalid_row_handler=skip,
+                ),
+                pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
+            )
+        except pa.ArrowInvalid as error:
+            reason = str(error)
+            if "UTF8" in reason:
+                reason = f"it is not {self._encoding.upper()}. {remedy(self._path)}"
+            raise DataError(f"{str(self._path)!r} is not a readable CSV: {reason}") from error
+
+
+def _json_rows(path: Path, contract: ColumnContract, size: int) -> Iterator[_Rows]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        lines = (line.strip() for line in file if line.strip())
+        is_first = True
+        while part := list(islice(lines, size)):
+            records = [json_record(line) for line in part]
+            rows = [record or {} for record in records]
+            if is_first:
+                require_columns(list({name: None for row in rows for name in row}), contract)
+            is_first = False
+            texts = [
+                json.dumps(line) if record is None else line
+                for line, record in zip(part, records, strict=True)
+            ]
+            yield _Rows(
+                pa.table({JSON_ROW: pa.array(texts, pa.string())}),
+                pa.table(
+                    {
+                        column.name: cells_of([row.get(column.name) for row in rows])
+                        for column in contract.columns
+                    }
+                ),
+                {
+                    position: NOT_AN_OBJECT
+                    for position, record in enumerate(records)
+                    if record is None
+                },
+            )
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror}.") from error

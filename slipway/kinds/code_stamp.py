@@ -1,0 +1,59 @@
+"""A quick digest of all that the stage `code` looks at, which skips it if nothing changed.
+
+DVC cannot tell whether an installed package changed, so in a project it always runs the stage. The
+stage checks params and data and reduces every module, which takes seconds; this module reads files.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.system import files
+
+_PACKAGE = Path(__file__).parents[1]
+_RECORD = Path(".work/code_stamp.json")
+# What stages and tools write: no module of the user's lies there.
+WRITTEN = frozenset({"artifacts", "data", "metrics", "reports", "build", "dvc_plots"})
+
+
+def code_stamp(root: Path) -> str:
+    """Hex digest of params.yaml, the package and the user's modules in the project `root`."""
+    digest = hashlib.sha256()
+    paths = [root / "params.yaml", *_all_below(_PACKAGE), *_users_files(root)]
+    for path in sorted(paths):
+        content = path.read_bytes() if path.is_file() else b""
+        digest.update(f"{path} {hashlib.sha256(content).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def remembered(root: Path, stamp: str) -> str | None:
+    """The text that was remembered for this stamp."""
+    try:
+        content = json.loads((root / _RECORD).read_bytes())
+        text = content["text"] if content["stamp"] == stamp else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return text if isinstance(text, str) else None
+
+
+def remember_text(root: Path, stamp: str, text: str) -> None:
+    """Save the text that the stage wrote."""
+    files.write_text(root / _RECORD, json.dumps({"stamp": stamp, "text": text}))
+
+
+def _users_files(root: Path) -> Iterator[Path]:
+    """The user's modules, and every file beside the transforms, which may read it."""
+    yield from root.glob("*.py")
+    for folder in (path for path in root.iterdir() if path.is_dir() and not path.is_symlink()):
+        if folder.name == "transforms":
+            yield from _all_below(folder)
+        elif folder.name not in WRITTEN and not folder.name.startswith("."):
+            yield from (path for path in _all_below(folder) if path.suffix == ".py")
+
+
+def _all_below(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__" and name[0] != "."]
+        yield from (Path(place, name) for name in names if not name.endswith((".pyc", ".partial")))

@@ -1,0 +1,80 @@
+"""Probabilities, their temperature, and conformal prediction sets."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.uncertainty import Calibration, exact
+
+Float = NDArray[np.float64]
+_COLDEST, _HOTTEST = 0.01, 100.0  # beyond these a network is broken, not miscalibrated
+_BISECTIONS = 60
+
+
+def fit_temperature(logits: NDArray[np.floating], targets: NDArray[np.float64]) -> float:
+    """Minimise the log loss of (N, K) logits and (N,) class indices; 1 without rows.
+
+    Guo, Pleiss, Sun and Weinberger 2017, "On Calibration of Modern Neural Networks". If every row
+    is correct, a lower temperature is always better, so targets are smoothed by 1 / (N + 2), as one
+    more row of unknown label would (Platt 1999, "Probabilistic Outputs for Support Vector
+    Machines"). The loss is convex in 1 / temperature.
+    """
+    if not len(logits):
+        return 1.0
+    scores = logits.astype(np.float64)
+    smoothing = 1 / (len(scores) + 2)
+    own = scores[np.arange(len(scores)), targets.astype(np.int64)]
+    wanted = float(((1 - smoothing) * own + smoothing * scores.mean(axis=1)).mean())
+    coldest, hottest = math.log(_COLDEST), math.log(_HOTTEST)
+    for _ in range(_BISECTIONS):
+        middle = (coldest + hottest) / 2
+        expected = float((softmax(scores / math.exp(middle)) * scores).sum(axis=1).mean())
+        # The derivative of the loss by 1 / temperature is expected - wanted.
+        coldest, hottest = (middle, hottest) if expected > wanted else (coldest, middle)
+    return math.exp((coldest + hottest) / 2)
+
+
+def softmax(logits: NDArray[np.floating]) -> Float:
+    """(N, K) logits -> probabilities in float64."""
+    scores = logits.astype(np.float64)
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+
+
+def least_probability(
+    probabilities: NDArray[np.float32], targets: NDArray[np.float64], coverage: float
+) -> float:
+    """Threshold of prediction sets from (N, K) probabilities and (N,) class indices.
+
+    The floor((N + 1)(1 - coverage))-th smallest probability of a row's own label; 0 (every label)
+    if that rank is 0.
+    """
+    own = np.sort(probabilities[np.arange(len(probabilities)), targets.astype(np.int64)])
+    place = math.floor((len(own) + 1) * (1 - exact(coverage)))
+    return float(own[place - 1]) if place else 0.0
+
+
+class ClassUncertainty:
+    """Calibrates logits, and fits and applies prediction sets."""
+
+    temperature = staticmethod(fit_temperature)
+    threshold = staticmethod(least_probability)
+
+    @staticmethod
+    def answers(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+        """(N, K) logits -> probabilities; the softmax is in float64."""
+        return softmax(logits.astype(np.float64) / temperature).astype(np.float32)
+
+    @staticmethod
+    def is_held(
+        calibration: Calibration, probabilities: NDArray[np.float32], targets: Float
+    ) -> NDArray[np.bool_]:
+        """(N,) True if the row's set contains its label."""
+        sets = calibration.prediction_sets(probabilities)
+        return np.asarray(sets[np.arange(len(sets)), targets.astype(np.int64)])
+
+    @staticmethod
+    def losses(probabilities: NDArray[np.float32], targets: Float) -> Float:
+        """(N,) 1 for a wrong label, else 0."""
+        return np.asarray(probabilities.argmax(axis=1) != targets, dtype=np.float64)

@@ -1,0 +1,239 @@
+"""Predicts memory, disk and time of a training, and checks them against this machine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from slipway.config.params import Params
+from slipway.config.sections import TrainParams
+from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import kind_of
+from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
+from slipway.planning.plan_checks import (
+    Findings,
+    check_disk,
+    check_memory,
+    check_packages,
+    check_placement,
+    check_workers,
+)
+from slipway.planning.rehearsal import Rehearsal
+from slipway.system.errors import SlipwayError
+from slipway.system.memory import free_bytes, own_bytes
+from slipway.training.batches.batches import StepShape, cut_step
+from slipway.training.distributed.strategies import Placement, TrainingHost
+from slipway.training.job import Paths, TrainingData, network_spec, open_data
+from slipway.training.networks.networks import Network, NetworkSpec, build_network
+from slipway.training.telemetry.costs import folder_bytes
+
+# Process memory per byte of tensors on the CPU: kernels and the allocator take more. Measured: 1.1
+# to 1.6 (bench/results/memory_plan.md).
+CPU_SLACK = 1.25
+_TRAINER_BYTES = 90_000_000  # Lightning's loops, TensorBoard and DVCLive while they run; measured
+_SCALAR_BYTES = 60  # in TensorBoard's files
+_NUM_SCALARS = 7
+_HISTOGRAM_BYTES = 4500  # measured on weights and gradients of the demo
+_TIMED_STEPS = 10
+
+
+class PlannedMemory(NamedTuple):
+    """Memory of one process."""
+
+    traces: Traces
+    device: DeviceMemory  # its tensors
+    process_bytes: int  # in the host's memory; all of the process on a CPU
+
+
+class PlannedSeconds(NamedTuple):
+    """Times of a few real steps, without communication."""
+
+    step: float
+    validation: float  # of one epoch
+
+
+@dataclass
+class ResourcePlan:
+    """Predictions; None if the data or settings that they need are missing."""
+
+    findings: Findings = field(default_factory=Findings)
+    placement: Placement | None = None
+    data: TrainingData | None = None
+    shape: StepShape | None = None
+    network: Network | None = None
+    memory: PlannedMemory | None = None
+    disk: dict[str, int] = field(default_factory=dict)  # bytes
+    seconds: PlannedSeconds | None = None
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return self.data.num_train // self.shape.batch_size if self.data and self.shape else None
+
+
+def make_plan(
+    params: Params, paths: Paths, host: TrainingHost, timing_seconds: float
+) -> ResourcePlan:
+    """Predict the costs and check them against `host`.
+
+    `timing_seconds` limits the time of the real steps; 0 for none.
+    """
+    train, plan = params.train, ResourcePlan()
+    base_bytes = own_bytes()  # of a process with the trainer's imports
+    plan.placement = check_placement(train, host, plan.findings)
+    plan.data = _data(paths, plan.findings)
+    plan.network = _network(params, plan)
+    if plan.placement:
+        check_packages(train, plan.placement, plan.findings)
+        plan.shape = _shape(train, plan.placement, plan.data, plan.findings)
+    if not (plan.network and plan.shape and plan.placement):
+        return plan
+    accumulates = plan.shape.num_accumulated > 1
+    traces = trace_all(plan.network, train, plan.shape.per_device, accumulates=accumulates)
+    process = process_bytes(traces, plan.placement, base_bytes)
+    plan.memory = PlannedMemory(traces, planned_memory(traces, plan.placement), process)
+    batch_bytes = _batch_bytes(plan.network, plan.shape)
+    check_workers(train, plan.placement, batch_bytes, plan.findings)
+    _check_memory(plan.placement, plan.memory, plan.findings)
+    steps = train.epochs * (plan.steps_per_epoch or 0)
+    num_tensors = len(list(plan.network.parameters()))
+    board_bytes = _board_bytes(train, steps, num_tensors, batch_bytes)
+    plan.disk = _disk(train, traces, plan.placement, board_bytes, paths)
+    written = sum(plan.disk[name] for name in ("checkpoints", "model", "TensorBoard"))
+    check_disk(written, paths.work, plan.findings)
+    if timing_seconds and plan.data and not plan.findings.mismatches:
+        plan.seconds = _seconds(
+            params.seed, train, plan.data, plan.shape, plan.placement, timing_seconds
+        )
+    return plan
+
+
+def process_bytes(traces: Traces, placement: Placement, base_bytes: int) -> int:
+    """Predict the host's memory of a process that takes `base_bytes` with all modules imported.
+
+    A process that trains on a GPU holds the whole float32 network there once, at the start.
+    """
+    memory = planned_memory(traces, placement)
+    if placement.accelerator == "gpu":
+        tensors = max(traces.full.parameters, memory.host)
+    else:
+        tensors = int(CPU_SLACK * (memory.total + memory.host))
+    return base_bytes + _TRAINER_BYTES + tensors
+
+
+def available_bytes(*, on_gpu: bool) -> int | None:
+    """Free memory of the GPU, or of the machine or container; None if unknown."""
+    if not on_gpu:
+        return free_bytes()
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+
+
+def _data(paths: Paths, findings: Findings) -> TrainingData | None:
+    try:
+        return open_data(paths.packed, paths.augmented)
+    except SlipwayError as error:
+        findings.remarks.append(
+            f"{error} Rows, steps, classes, time and the network of a table are unknown without "
+            "it: run `dvc repro augment` for these."
+        )
+        return None
+
+
+def _network(params: Params, plan: ResourcePlan) -> Network | None:
+    if plan.data:
+        spec = network_spec(params.train, plan.data.manifest)
+    elif "early_spec" in kind_of(params.data.task).input.parts:
+        spec = _early_spec(params, plan.findings)
+    else:
+        return None
+    torch.manual_seed(params.seed)
+    try:
+        return build_network(spec)
+    except SlipwayError as error:
+        plan.findings.mismatches.append(str(error))
+        return None
+
+
+def _early_spec(params: Params, findings: Findings) -> NetworkSpec:
+    kind = kind_of(params.data.task)
+    if kind.target.has_classes and params.data.classes is None:
+        findings.remarks.append(
+            "the number of classes is not known yet: the last layer is counted for 2"
+        )
+    make: Callable[[Params], NetworkSpec] = kind.input.load_part("early_spec")
+    return make(params)
+
+
+def _shape(
+    train: TrainParams, placement: Placement, data: TrainingData | None, findings: Findings
+) -> StepShape | None:
+    if data and data.num_train < train.batch_size:
+        findings.mismatches.append(
+            f"train.batch_size is {train.batch_size}, but there are only {data.num_train} training "
+            f"rows. Use at most {data.num_train}."
+        )
+    try:
+        return cut_step(train.batch_size, placement.world_size, train.max_batch_per_device)
+    except SlipwayError as error:
+        findings.mismatches.append(str(error))
+        return None
+
+
+def _check_memory(placement: Placement, memory: PlannedMemory, findings: Findings) -> None:
+    if placement.accelerator == "gpu":
+        check_memory(memory.device.total, available_bytes(on_gpu=True), "each GPU", findings)
+    needed, available = memory.process_bytes * placement.devices, available_bytes(on_gpu=False)
+    what = f"{placement.devices} process{'es' * (placement.devices > 1)} in the host's memory"
+    check_memory(needed, available, what, findings)
+
+
+def _batch_bytes(network: Network, shape: StepShape) -> int:
+    contract = network.spec.input
+    value_bytes = 1 if isinstance(contract, ImageContract) else 4
+    return shape.per_device * int(torch.Size(contract.shape).numel()) * value_bytes
+
+
+def _disk(
+    train: TrainParams, traces: Traces, placement: Placement, board_bytes: int, paths: Paths
+) -> dict[str, int]:
+    """Predict bytes on disk; "checkpoints" are all that exist at a time."""
+    full = traces.full
+    checkpoint = full.parameters + full.optimizer + full.buffers
+    if placement.zero_stage is not None:  # saves its parameters besides the float32 masters
+        in_float32 = placement.precision == "32-true"
+        checkpoint += full.parameters if in_float32 else traces.cast.parameters
+    # The newest two, those of their kept epochs, and one that is being written.
+    num_checkpoints = 5 if train.keep == "best" else 3
+    return {
+        "checkpoint": checkpoint,
+        "checkpoints": num_checkpoints * checkpoint,
+        "model": full.parameters + full.buffers,
+        "TensorBoard": board_bytes,
+        "packed store": folder_bytes(paths.packed),
+    }
+
+
+def _board_bytes(train: TrainParams, steps: int, num_tensors: int, batch_bytes: int) -> int:
+    num_scalars = (steps // train.log_every_steps + train.epochs) * _NUM_SCALARS
+    num_histograms = 0
+    if every := train.log_histograms_every_epochs:
+        num_histograms = 2 * num_tensors * (train.epochs // every)
+    return num_scalars * _SCALAR_BYTES + batch_bytes + num_histograms * _HISTOGRAM_BYTES
+
+
+def _seconds(
+    seed: int,
+    train: TrainParams,
+    data: TrainingData,
+    shape: StepShape,
+    placement: Placement,
+    max_seconds: float,
+) -> PlannedSeconds:
+    one_batch = StepShape(shape.per_device, shape.per_device, 1, 1)
+    rehearsal = Rehearsal(seed, train, data, placement, one_batch)
+    step = rehearsal.step_seconds(_TIMED_STEPS, max_seconds * 0.8) * shape.num_accumulated
+    rows = min(train.max_batch_per_device, -(-len(data.val) // placement.world_size))
+    forward = rehearsal.forward_seconds(_TIMED_STEPS, max_seconds * 0.2) / shape.per_device * rows
+    num_batches = -(-len(data.val) // (rows * placement.world_size))
+    competing = placement.devices if placement.accelerator == "cpu" else 1  # for the cores
+    return PlannedSeconds(step * competing, forward * num_batches * competing)

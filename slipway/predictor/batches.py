@@ -1,0 +1,30 @@
+"""Sizes of batches that a runtime gets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.uncertainty import Answers
+
+Run = Callable[[NDArray[Any]], Answers]
+
+
+def padded(run: Run, max_batch_size: int) -> Run:
+    """Pad batches to a power of two, or to the largest batch if that is less.
+
+    So a runtime that plans for each size only gets sizes that were warmed up.
+    """
+
+    def run_padded(batch: NDArray[Any]) -> Answers:
+        num_rows = len(batch)
+        missing = min(next_power_of_two(num_rows), max_batch_size) - num_rows
+        padding: Any = [(0, missing)] + [(0, 0)] * (batch.ndim - 1)
+        return Answers(*(part[:num_rows] for part in run(np.pad(batch, padding))))
+
+    return run_padded
+
+
+def next_power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,1 @@
+"""Explains an answer by running the model on changed copies of the input."""

@@ -1,0 +1,60 @@
+"""Replaces columns of a row by those of a baseline row, to measure their effect on the answer.
+
+The baseline is the example row of `/model`: the median of a number or date, the more frequent
+boolean, the most frequent category.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.inputs.columns import ColumnContract, encode_rows, read_row
+
+
+def baseline_vector(contract: ColumnContract) -> NDArray[np.float32]:
+    """(width,) float32: the encoded baseline row."""
+    row = read_row(contract.example_row(), contract)
+    vector: NDArray[np.float32] = encode_rows([row], contract)[0]
+    return vector
+
+
+def positions_of(contract: ColumnContract) -> list[list[int]]:
+    """The places of each column in the encoded row: value and indicator, or category code."""
+    names, indicated = contract.layout.names, [column.name for column in contract.indicated]
+    categories = [column.name for column in contract.categorical]
+    positions = []
+    for column in contract.columns:
+        if column.kind == "category":
+            positions.append([len(names) + len(indicated) + categories.index(column.name)])
+        else:
+            places = [names.index(column.name)]
+            if column.name in indicated:
+                places.append(len(names) + indicated.index(column.name))
+            positions.append(places)
+    return positions
+
+
+def distances(
+    vector: NDArray[np.float32], baseline: NDArray[np.float32], positions: Sequence[Sequence[int]]
+) -> NDArray[np.float32]:
+    """(columns,) the distance of each column from the baseline, in encoded units."""
+    return np.array(
+        [np.abs(vector[places] - baseline[places]).max() for places in positions], dtype=np.float32
+    )
+
+
+def blended(
+    vector: NDArray[np.float32],
+    baseline: NDArray[np.float32],
+    positions: Sequence[Sequence[int]],
+    given: NDArray[np.bool_],
+) -> NDArray[np.float32]:
+    """(rows, width): copies of `vector` whose columns are replaced by the baseline's unless given.
+
+    `given` is (rows, columns), for the columns of `positions`; the others stay as in `vector`.
+    """
+    rows = np.repeat(vector[np.newaxis], len(given), axis=0)
+    for number, places in enumerate(positions):
+        rows[np.ix_(~given[:, number], np.array(places))] = baseline[places]
+    return rows

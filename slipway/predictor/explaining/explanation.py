@@ -1,0 +1,143 @@
+"""Explains the answer to one image or row by running the model on changed copies of it."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.bundle import Bundle
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.contract import InputContract
+from slipway.inputs.images import ImageContract
+from slipway.kinds.registry import input_kind
+from slipway.predictor.explaining import columns, occlusion, pictures, shapley
+from slipway.predictor.model import InvalidAnswerError
+from slipway.system.errors import UnavailableError
+
+# Most rows of one explanation; the first that the time allows. With few steps, noise in the
+# measured time rarely changes the explanation.
+ROWS = (1024, 256, 64, 16, 4)
+RunRows = Callable[[NDArray[Any]], Awaitable[NDArray[np.float32]]]  # inputs to (rows, outputs)
+
+
+def rows_within(seconds: float, budget_s: float) -> int:
+    """The number of copies that take at most `budget_s`, at `seconds` for each."""
+    return next((rows for rows in ROWS if rows * seconds <= budget_s), ROWS[-1])
+
+
+def require_explainable(kind: str) -> None:
+    """Raise UnavailableError if answers to this kind of input have no explanation."""
+    if "explain" not in input_kind(kind).parts:
+        raise UnavailableError(f"predictions for {kind} have no explanation")
+
+
+async def explain_item(
+    manifest: Bundle,
+    item: NDArray[Any],
+    outputs: NDArray[np.float32],
+    run: RunRows,
+    most_rows: int,
+) -> dict[str, Any]:
+    """The explanation of the `outputs` (outputs,) that the model answered to an encoded `item`.
+
+    `run` runs changed copies of the item, about `most_rows`.
+    """
+    explain: Explain = input_kind(manifest.input.kind).load_part("explain")
+    if manifest.output.kind == "value":
+        of, index = "value", 0
+    else:
+        index = int(np.argmax(outputs))
+        of = manifest.output.labels[index]
+    explained = ExplainedOutput(run, index, outputs)
+    explanation = await explain(explained, item, manifest.input, most_rows)
+    head = {"kind": explanation.pop("kind"), "of": of, "answer": explained.own}
+    return head | explanation | {"rows": explained.num_rows}
+
+
+class ExplainedOutput:
+    """The explained output of the model: the probability of the predicted label, or the value."""
+
+    def __init__(self, run: RunRows, output: int, outputs: NDArray[np.float32]) -> None:
+        self._run = run
+        self._output = output
+        self.own = float(outputs[output])
+        self.num_rows = 0  # run beside the item itself
+
+    async def __call__(self, inputs: NDArray[Any]) -> NDArray[np.float64]:
+        """(rows,) the output for (rows, ...) inputs. Raises InvalidAnswerError if not finite."""
+        self.num_rows += len(inputs)
+        outputs = (await self._run(inputs))[:, self._output].astype(np.float64)
+        if not np.isfinite(outputs).all():
+            raise InvalidAnswerError(
+                "the model answered NaN or an infinity to a changed copy of this request"
+            )
+        return outputs
+
+
+Explain = Callable[[ExplainedOutput, NDArray[Any], InputContract, int], Awaitable[dict[str, Any]]]
+
+
+async def explain_image(
+    explained: ExplainedOutput,
+    pixels: NDArray[np.uint8],
+    contract: ImageContract,
+    most_rows: int,
+) -> dict[str, Any]:
+    """The change of the output when each place of the image is covered."""
+    side = occlusion.side_for(most_rows, len(pixels))
+    copies = await asyncio.to_thread(occlusion.covered, pixels, side)
+    changes = (explained.own - await explained(copies)).reshape(side, side)
+    overlay = await asyncio.to_thread(pictures.overlay, pixels, changes)
+    return {
+        "kind": "occlusion",
+        "changes": changes.tolist(),
+        "input_png": await asyncio.to_thread(pictures.png_base64, pixels),
+        "overlay_png": await asyncio.to_thread(pictures.png_base64, overlay),
+    }
+
+
+async def explain_row(
+    explained: ExplainedOutput,
+    vector: NDArray[np.float32],
+    contract: ColumnContract,
+    most_rows: int,
+) -> dict[str, Any]:
+    """The change of the output and the contribution for each column."""
+    baseline, positions = columns.baseline_vector(contract), columns.positions_of(contract)
+    distances = columns.distances(vector, baseline, positions)
+    furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]
+    players = np.sort(furthest[distances[furthest] > 0])
+    places = [positions[player] for player in players]
+    changes = np.zeros(0)
+    if len(players):
+        without_one = columns.blended(vector, baseline, places, ~np.eye(len(players), dtype=bool))
+        changes = explained.own - await explained(without_one)
+    # The row itself is the seed, so the same row always gets the same explanation.
+    seed = int.from_bytes(hashlib.sha256(vector.tobytes()).digest()[:8])
+    planned = shapley.plan(len(players), most_rows, seed)
+    contributions = None
+    if planned is not None:
+        values = await explained(columns.blended(vector, baseline, places, planned.coalitions))
+        contributions = planned.contributions(values)
+    (baseline_answer,) = await explained(baseline[np.newaxis])
+    described: list[dict[str, Any]] = [
+        {"name": column.name, "change": 0.0, "contribution": 0.0, "standard_error": 0.0}
+        for column in contract.columns
+    ]
+    for number, player in enumerate(players):
+        described[player] |= {
+            "change": float(changes[number]),
+            "contribution": contributions and float(contributions.values[number]),
+            "standard_error": contributions and float(contributions.standard_errors[number]),
+        }
+    return {
+        "kind": "columns",
+        "usual_answer": float(baseline_answer),
+        "method": planned.method if planned else "changes_only",
+        "orders": planned.num_orders if planned else None,
+        "columns": described,
+        "left_out": int((distances > 0).sum()) - len(players),
+    }

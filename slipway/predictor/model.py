@@ -1,0 +1,193 @@
+"""A certified model and its answers. slipway/predictor/loader.py loads one.
+
+Runtimes are imported only for type checking: the server process never loads a model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.bundle import LoadedBundle, Metric
+from slipway.artifacts.golden_rows import GoldenResult
+from slipway.artifacts.uncertainty import Calibration, Conformal
+from slipway.system.errors import SlipwayError
+
+if TYPE_CHECKING:
+    from slipway.artifacts.certificate import Certificate
+    from slipway.predictor.batches import Run
+    from slipway.predictor.selection import Selection
+
+
+class InvalidAnswerError(SlipwayError):
+    """The model returned an invalid output: NaN, an infinity, or a wrong shape."""
+
+
+# Most probable class and its probability ("" and 0 for regression), and the outlier flag.
+Counted = tuple[str, float, bool]
+
+
+class AnsweredRow(NamedTuple):
+    """The answer to one image or row."""
+
+    outputs: NDArray[np.float32]  # (outputs,)
+    score: np.float32  # OOD score
+    answer: dict[str, Any] | None  # for the caller; None if a number is not finite
+    counted: Counted  # for monitoring, without parsing the answer
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedModel:
+    """A model that is ready to answer. Compared by identity: a bundle may run in two ways."""
+
+    bundle: LoadedBundle
+    certificate: "Certificate"
+    selection: "Selection"
+    max_batch_size: int
+    run: "Run"
+    golden_rows: GoldenResult | None  # None if the bundle has none
+    num_threads: int  # of ONNX Runtime
+    quick_rows: int = 0  # largest batch that the CPU answers within QUICK_S
+
+    @cached_property
+    def version(self) -> str:
+        return self.bundle.version
+
+    @cached_property
+    def input_kind(self) -> str:
+        return self.bundle.manifest.input.kind
+
+    def answer_rows(self, batch: NDArray[Any]) -> list[AnsweredRow]:
+        """Answer a batch of (rows, ...) that meets the bundle's input contract."""
+        return self._rows(*self.run(batch))
+
+    def answer(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
+        """The caller's answer for the outputs (outputs,) float32 and OOD score of one row.
+
+        Raises InvalidAnswerError if a number is not finite.
+        """
+        return finite_answers(self._rows(outputs[np.newaxis], np.asarray([score])))[0]
+
+    def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> list[AnsweredRow]:
+        """Answer a whole batch at once: numpy takes as long for one row as for 32."""
+        finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
+        outliers = self._calibration.is_ood(scores).tolist()
+        described = (self._values if self._is_value else self._classes)(
+            outputs, scores.tolist(), outliers
+        )
+        return [
+            AnsweredRow(output, score, answer if is_finite else None, counted)
+            for output, score, is_finite, (answer, counted) in zip(
+                outputs, scores, finite, described, strict=True
+            )
+        ]
+
+    def _values(
+        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+    ) -> list[tuple[dict[str, Any], Counted]]:
+        described = []
+        for value, score, is_ood in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
+            interval = self._calibration.interval(value)
+            answer = {
+                "value": value,
+                "interval": interval and list(interval),
+                "ood_score": score,
+                "is_ood": is_ood,
+            }
+            described.append((answer, ("", 0.0, is_ood)))
+        return described
+
+    def _classes(
+        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+    ) -> list[tuple[dict[str, Any], Counted]]:
+        labels = self._labels
+        best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
+        # A prediction set holds the most probable classes.
+        set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()
+        described = []
+        rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
+        for probabilities, order, set_size, score, is_ood in rows:
+            first = order[0]
+            best = labels[first]
+            answer = {
+                "label": best,
+                "probabilities": dict(zip(labels, probabilities, strict=True)),
+                "prediction_set": [labels[index] for index in order[:set_size]],
+                "ood_score": score,
+                "is_ood": is_ood,
+            }
+            described.append((answer, (best, probabilities[first], is_ood)))
+        return described
+
+    @cached_property
+    def _is_value(self) -> bool:
+        return self.bundle.manifest.output.kind == "value"
+
+    @cached_property
+    def _labels(self) -> list[str]:
+        return self.bundle.manifest.output.labels
+
+    @cached_property
+    def _calibration(self) -> Calibration:
+        return self.bundle.manifest.calibration_of(self.selection.actual.variant)
+
+    def info(self) -> dict[str, Any]:
+        """The content of `GET /model`: the model, its quality, and how it runs here."""
+        manifest, target = self.bundle.manifest, self.selection.target_certificate
+        return {
+            "model_version": self.version,
+            "bundle_digest": self.bundle.digest,
+            "task": manifest.task,
+            "labels": manifest.output.labels,
+            "input": manifest.input.describe(),
+            "calibration": manifest.calibration_of(self.selection.actual.variant).model_dump(
+                mode="json"
+            ),
+            "coverage": describe_coverage(
+                self._calibration.conformal, manifest.coverage_of(self.selection.actual.variant)
+            ),
+            "metrics": {
+                name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()
+            },
+            "baseline": manifest.baseline,
+            "execution": {
+                "requested": self.selection.requested,
+                "actual": self.selection.actual.model_dump(mode="json"),
+                "why": self.selection.why,
+                "passed_over": self.selection.passed_over,
+                "max_batch_size": self.max_batch_size,
+                "num_threads": self.num_threads,
+            },
+            "golden_rows": self.golden_rows.model_dump(mode="json") if self.golden_rows else None,
+            "choice": {
+                provider: choice.model_dump(mode="json")
+                for provider, choice in manifest.choice.items()
+            },
+            "left_out": manifest.left_out,
+            "certificate": self.certificate.model_dump(mode="json"),
+            "target_certificate": target.model_dump(mode="json") if target else None,
+            "lineage": manifest.lineage.model_dump(mode="json"),
+            "versions": manifest.versions,
+        }
+
+
+def finite_answers(rows: Sequence[AnsweredRow]) -> list[dict[str, Any]]:
+    """The answer of each row. Raises InvalidAnswerError if one has none."""
+    answers = [row.answer for row in rows if row.answer is not None]
+    if len(answers) < len(rows):
+        raise InvalidAnswerError("the model answered NaN or an infinity")
+    return answers
+
+
+def describe_coverage(conformal: Conformal, measured: Metric | None) -> dict[str, Any]:
+    """The coverage of prediction sets or intervals: target, test-set estimate and caveats."""
+    return {
+        "target": conformal.coverage,
+        "measured": measured.model_dump(mode="json") if measured else None,
+        "verdict": conformal.verdict(measured.low, measured.high) if measured else None,
+        "fitting_rows": conformal.rows,
+        "few_rows": conformal.has_few_rows,
+    }

@@ -1,0 +1,209 @@
+"""Refusals of the user's own network, loss and metrics: each is tried on made-up rows.
+
+The rows have the shape of the packed data, or of what params.yaml says. The network answers,
+learns, is exported to ONNX and compared with its graph; the loss and the metrics score its answers.
+torch takes seconds to import, so nothing is imported without such code, and what passed once is
+tried again only after a change.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.config.params import Params, read_yaml
+from slipway.export.certification.lineage import package_versions
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.kinds.code_digest import untracked_user_code, user_code
+from slipway.kinds.registry import kind_of
+from slipway.system import files
+from slipway.system.errors import DataError, ParamsError, SchemaError, SlipwayError
+from slipway.system.user_code import UserCode, definition_place, failure, fault_place
+
+if TYPE_CHECKING:
+    from slipway.training.networks.networks import Network, NetworkSpec
+
+_PACKED, _PASSED = Path("data/packed"), Path(".work/user_code.json")
+_NUM_ROWS = 8  # of a step, and of a graph's largest batch
+
+
+def check_user_code(params: Params) -> None:
+    """Try the network, the loss and the metrics that are the user's own.
+
+    Raises ParamsError, UnavailableError, TrainingError or MetricError with the user's line.
+    """
+    train = params.train
+    trained = [
+        *user_code(Path(), "train.network", [train.network]),
+        *user_code(Path(), "train.loss", [train.loss]),
+    ]
+    metrics = params.evaluate.metrics
+    if not trained and not metrics:
+        return
+    key = _key(params, [*trained, *user_code(Path(), "evaluate.metrics", metrics)])
+    if _PASSED.is_file() and _PASSED.read_text() == key:
+        return
+    from slipway.metrics.user_metrics import load_user_metrics
+
+    spec = _spec(params)
+    if trained:
+        _check_training(params, spec)
+    targets, outputs = _answers(spec)
+    for metric in load_user_metrics(metrics):
+        metric.score(spec.task, targets, outputs)
+    _PASSED.parent.mkdir(exist_ok=True)
+    files.write_text(_PASSED, key)
+
+
+def check_tracked(params: Params) -> None:
+    """Raise ParamsError for code of the user's after whose changes DVC would run nothing."""
+    path = Path("dvc.yaml")
+    if path.is_file() and (untracked := untracked_user_code(Path(), read_yaml(path))):
+        raise ParamsError(
+            f"params.yaml names your code, but the stage `code` of dvc.yaml does not depend on "
+            f"{', '.join(untracked)}: after a change there DVC would run nothing. Move it into "
+            "transforms/, or give that stage `always_changed: true` instead of its deps."
+        )
+
+
+def _key(params: Params, codes: list[UserCode]) -> str:
+    manifest = _PACKED / "manifest.json"
+    sections = (params.data, params.precompute, params.train, params.export, params.verify)
+    return files.digest_json(
+        {
+            "params": [section.model_dump(mode="json") for section in sections],
+            "packed": files.sha256_file(manifest) if manifest.is_file() else None,
+            "code": [code.model_dump() for code in codes],
+            "versions": package_versions(),
+        }
+    )
+
+
+def _spec(params: Params) -> "NetworkSpec":
+    """Describe the network for the packed data, or without it for what params.yaml says."""
+    from slipway.data.store.packed import read_manifest
+    from slipway.training.job import network_spec
+
+    inputs = kind_of(params.data.task).input
+    early: NetworkSpec | None = None
+    if "early_spec" in inputs.parts:
+        early = inputs.load_part("early_spec")(params)
+    with contextlib.suppress(SchemaError, DataError):
+        manifest = read_manifest(_PACKED)
+        packed = network_spec(params.train, manifest)
+        has_shape = early is None or packed.input.shape == early.input.shape
+        if manifest.task == params.data.task and has_shape:
+            return packed
+    return early or _spec_of_columns(params)
+
+
+def _spec_of_columns(params: Params) -> "NetworkSpec":
+    """Describe the network for made-up columns: which ones there are is known after `clean`."""
+    from slipway.data.store.packed import TargetScale
+    from slipway.training.networks.networks import NetworkSpec
+
+    facts = {"required": False, "min": None, "max": None, "has_missing": True, "fill": 0.0}
+    number = {"kind": "number", "categories": [], "mean": 0.0, "std": 1.0, "quantiles": [-1.0, 1.0]}
+    text = {"kind": "category", "categories": ["a", "b"], "mean": 0.0, "std": 1.0, "quantiles": []}
+    columns = [Column(name=name, **facts, **kind) for name, kind in (("x", number), ("y", text))]
+    has_classes = kind_of(params.data.task).target.has_classes
+    return NetworkSpec(
+        task=params.data.task,
+        name=params.train.network,
+        arguments=params.train.network_arguments,
+        classes=(params.data.classes or ["one", "two"]) if has_classes else [],
+        input=ColumnContract(kind="columns", columns=columns),
+        mean=[],
+        std=[],
+        target_scale=None if has_classes else TargetScale(mean=0.0, std=1.0),
+    )
+
+
+def _check_training(params: Params, spec: "NetworkSpec") -> None:
+    import torch
+
+    from slipway.training.networks.initialization import initial_network
+    from slipway.training.networks.networks import example_rows
+    from slipway.training.recipe.losses import RowLosses
+
+    with torch.random.fork_rng(devices=[]):
+        network = initial_network(params.seed, params.train, spec)
+        rows = torch.rand(example_rows(spec, _NUM_ROWS).shape)
+        if spec.input.dtype == np.uint8:
+            rows = (rows * 255).to(torch.uint8)
+        targets = torch.from_numpy(_answers(spec)[0][:_NUM_ROWS])
+        targets = targets.to(torch.int64 if spec.classes else torch.float32)
+        losses = RowLosses(network, params.train)
+        name, code = f"train.network {spec.name!r}", type(network.backbone)
+        try:
+            answers = network.train()(rows)
+        except Exception as error:
+            raise ParamsError(
+                f"{name} fails in training mode: {failure(error, code)}. It gets batches of any "
+                "number of rows. Correct its forward()."
+            ) from error
+        loss = losses(answers, targets).mean()
+        try:
+            loss.backward()
+        except Exception as error:
+            raise ParamsError(
+                f"train.loss {params.train.loss!r} of {name} has no gradient: "
+                f"{failure(error, code)}. Compute both with torch, without detach() or item()."
+            ) from error
+        _check_export(params, network.eval(), rows.numpy())
+
+
+def _check_export(params: Params, network: "Network", rows: NDArray[np.generic]) -> None:
+    import torch
+
+    from slipway.artifacts.bundle import OutputContract
+    from slipway.export.graphs.graph import check_graph, export_graph, prove_parity
+    from slipway.training.networks.features import answer_and_features, feature_layer
+    from slipway.training.networks.networks import example_rows
+    from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
+    from slipway.training.uncertainty.ood_score import fit_ood_score
+
+    spec, target = network.spec, kind_of(network.spec.task).target
+    layer = feature_layer(network, example_rows(spec))
+    with torch.no_grad():
+        features = answer_and_features(network, layer, torch.from_numpy(rows))[1]
+    score = fit_ood_score(layer, features.numpy())
+    whole = CalibratedNetwork(network, target.load_part("head"), 1.0, score).eval()
+    output = OutputContract(kind=target.output, labels=spec.classes)
+    try:
+        graph = export_graph(
+            whole,
+            spec.input,
+            output,
+            opset=params.export.opset,
+            max_batch_size=params.export.max_batch_size,
+        )
+        check_graph(graph, spec.input, output)
+        sizes = [size for size in (1, 3, _NUM_ROWS) if size <= params.export.max_batch_size]
+        prove_parity(
+            whole, graph, rows, batch_sizes=sizes, max_difference=params.verify.max_difference
+        )
+    except SlipwayError as error:
+        backbone = network.backbone
+        place = fault_place(error.__cause__ or error) or definition_place(type(backbone))
+        raise ParamsError(
+            f"train.network {spec.name!r} cannot be exported to ONNX ({place}): {error} Or correct "
+            "its forward(), see docs/how-to/own_network.md."
+        ) from error
+
+
+def _answers(spec: "NetworkSpec") -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """Make up targets (N,) and outputs (N, K) or (N, 1) in which every class occurs."""
+    generator = np.random.default_rng(0)
+    if not spec.classes:
+        scale = spec.target_scale
+        mean, std = (scale.mean, scale.std) if scale else (0.0, 1.0)
+        drawn = generator.normal(mean, std, size=(64, 2))
+        return drawn[:, 0], drawn[:, 1:].astype(np.float32)
+    num_classes = len(spec.classes)
+    targets = np.arange(max(64, 4 * num_classes)) % num_classes
+    return targets.astype(np.float64), generator.dirichlet(
+        np.ones(num_classes), size=len(targets)
+    ).astype(np.float32)

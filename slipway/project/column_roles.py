@@ -1,0 +1,203 @@
+"""Roles of the columns of a table: target candidates, groups, time, weights, a given split."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.data.engine.rows import SPLITS
+from slipway.data.sources.raw_tables import RawColumn, RawTable
+from slipway.data.tables.cells import GOOD, is_missing, typed_column
+from slipway.data.tables.column_types import ColumnGuess, infer
+from slipway.data.tables.targets import label_of
+from slipway.kinds.targets import CLASS, NUMBER, TargetKind
+
+_TARGET_NAMES = (
+    *("target", "label", "labels", "class", "class_name", "class_label", "label_name", "y"),
+    *("outcome", "ground_truth", "class_id", "label_id", "response"),
+)
+_SPLIT_NAMES = ("split", "subset", "partition", "set", "fold", "usage")
+_WEIGHT_NAMES = ("sample_weight", "instance_weight", "row_weight")
+_PERSONS = "patient|subject|participant|speaker|person"
+_GROUPED = (
+    f"{_PERSONS}|user|customer|client|student|household|family|session|visit|device|machine|sensor|"
+    "store|site|hospital|group|account|owner|author|plot|scene|video|track"
+)
+_GROUP_NAME = re.compile(
+    rf"(.*_)?({_GROUPED})s?_?(id|no|nr|number|name|key|code)|(.*_)?({_PERSONS})s?|groups?"
+)
+_BIRTH = re.compile(r"birth|dob\b|born")
+_MIN_ROWS_PER_GROUP = 1.2
+_MIN_GROUPS = 8
+_MIN_DATES = 10
+_MOST_CLASSES = 20  # of a column of whole numbers
+_ROWS_PER_CLASS = 8  # on average; with fewer a column holds no classes
+_FREE_TEXT_CHARACTERS = 25  # on average
+_WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # scripts of short texts
+
+
+@dataclass(frozen=True)
+class SampledColumn:
+    """A column of the sample and the kind that its cells suit."""
+
+    raw: RawColumn
+    guess: ColumnGuess
+
+    @property
+    def name(self) -> str:
+        """The name in the file."""
+        return self.raw.name
+
+    @cached_property
+    def plain_name(self) -> str:
+        """The name in lower case with underscores, such as "patient_id" for "Patient ID"."""
+        words = re.sub(r"([a-z])([A-Z])", r"\1_\2", self.name)
+        return re.sub(r"[^a-z0-9]+", "_", words.casefold()).strip("_")
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """The rows of each value that is not missing."""
+        missing = is_missing(self.raw)
+        number = np.bincount(self.raw.codes + 1, minlength=len(missing) + 1)[1:]
+        texts = self.raw.values.to_pylist()
+        found: Counter[str] = Counter()
+        for text, lacks, rows in zip(texts, missing, number.tolist(), strict=True):
+            if not lacks and rows:
+                found[label_of(text)] += rows
+        return found
+
+    @property
+    def missing_fraction(self) -> float:
+        """The fraction of the rows without a value."""
+        return 1 - self.counts.total() / max(1, len(self.raw.codes))
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64]:
+        """The numbers of the rows that have one."""
+        typed = typed_column(self.raw, "number")
+        return np.asarray(typed.cells[typed.cell_states == GOOD], np.float64)
+
+    @property
+    def is_numeric(self) -> bool:
+        """True if nearly all cells are numbers."""
+        return len(self.numbers) >= 0.95 * max(1, self.counts.total())
+
+    @property
+    def has_whole_numbers(self) -> bool:
+        """True if all numbers are whole."""
+        return self.is_numeric and bool((self.numbers == np.floor(self.numbers)).all())
+
+    @property
+    def is_free_text(self) -> bool:
+        """True for sentences: long and nearly all different."""
+        if self.raw.stored != "text" or self.is_numeric or len(self.counts) < 0.3 * self.rows:
+            return False
+        texts = list(self.counts)[:1000]
+        wide = sum(len(_WIDE.findall(text)) for text in texts)
+        letters = sum(map(len, texts)) + 3 * wide  # one of these says as much as some letters
+        has_spaces = sum(text.count(" ") >= 2 for text in texts) + wide
+        return letters / len(texts) >= _FREE_TEXT_CHARACTERS and has_spaces > len(texts) / 2
+
+    @property
+    def rows(self) -> int:
+        """The rows of the sample that have a value."""
+        return self.counts.total()
+
+    @property
+    def may_be_classes(self) -> bool:
+        """True if the values are few enough to be classes."""
+        few = len(self.counts) <= max(2, self.rows / _ROWS_PER_CLASS)
+        return len(self.counts) >= 2 and few and not self.is_free_text
+
+    @property
+    def may_be_target(self) -> bool:
+        """True if a model could predict this column."""
+        if len(self.counts) < 2 or self.guess.kind == "date" or self.raw.stored == "other":
+            return False
+        return self.may_be_classes or (self.is_numeric and self.guess.kind != "ignore")
+
+
+def sampled_columns(table: RawTable) -> list[SampledColumn]:
+    """Return the columns with the inferred kinds."""
+    return [SampledColumn(raw, infer(raw)) for raw in table.columns.values()]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns that are neither inputs nor the target, and the columns that may be the target.
+
+    `dates` are all columns of dates; `time` is the one that orders the rows, if there is no doubt.
+    """
+
+    targets: Sequence[SampledColumn]
+    group: SampledColumn | None
+    time: SampledColumn | None
+    weight: SampledColumn | None
+    split: SampledColumn | None
+    dates: Sequence[SampledColumn]
+
+    @property
+    def named_target(self) -> SampledColumn | None:
+        """The candidate whose name says that it is the target; of an id and its text the text."""
+        named = [column for column in self.targets if column.plain_name in _TARGET_NAMES]
+        if len(named) == 2 and len(named[0].counts) == len(named[1].counts):
+            texts = [column for column in named if not column.is_numeric]
+            named = texts or named
+        return named[0] if len(named) == 1 else None
+
+
+def find_roles(columns: Sequence[SampledColumn], target: str | None) -> Roles:
+    """Find the role of each column but `target`, which the user named."""
+    others = [column for column in columns if column.name != target]
+    split = _first(others, lambda c: c.plain_name in _SPLIT_NAMES and _names_splits(c))
+    weight = _first(others, lambda c: c.plain_name in _WEIGHT_NAMES and c.is_numeric)
+    group = _first(others, _is_group)
+    dates = [c for c in others if c.guess.kind == "date" and not _BIRTH.search(c.plain_name)]
+    dates = [c for c in dates if len(c.counts) >= _MIN_DATES]
+    time = dates[0] if len(dates) == 1 and dates[0].missing_fraction < 0.01 else None
+    taken = {c.name for c in (split, weight, group, time) if c is not None}
+    targets = [c for c in columns if c.name not in taken and c.may_be_target]
+    return Roles(targets, group, time, weight, split, dates)
+
+
+def _first(
+    columns: Iterable[SampledColumn], fits: Callable[[SampledColumn], bool]
+) -> SampledColumn | None:
+    return next((column for column in columns if fits(column)), None)
+
+
+def _names_splits(column: SampledColumn) -> bool:
+    found = {name.lower() for name in column.counts}
+    return "train" in found and found <= set(SPLITS) and len(found) > 1
+
+
+def _is_group(column: SampledColumn) -> bool:
+    if _GROUP_NAME.fullmatch(column.plain_name) is None or column.guess.kind == "date":
+        return False
+    is_label = column.is_numeric and not column.has_whole_numbers
+    repeats = column.rows / max(1, len(column.counts))
+    return not is_label and len(column.counts) >= _MIN_GROUPS and repeats >= _MIN_ROWS_PER_GROUP
+
+
+def target_kinds(column: SampledColumn) -> list[TargetKind]:
+    """Return the kinds of target that the values suit, both if in doubt."""
+    if not column.is_numeric or column.raw.stored == "boolean":
+        return [CLASS]
+    if not column.has_whole_numbers:
+        return [NUMBER]
+    if len(column.counts) == 2:
+        return [CLASS]
+    says_class = re.search(r"class|label|category|species|type|digit", column.plain_name)
+    if says_class and column.may_be_classes:
+        return [CLASS]
+    if len(column.counts) > _MOST_CLASSES or not column.may_be_classes:
+        return [NUMBER]
+    values = sorted(map(float, column.counts))
+    is_code = values == [float(n) for n in range(int(values[0]), int(values[0]) + len(values))]
+    if is_code and values[0] in (0, 1) and column.plain_name in _TARGET_NAMES:
+        return [CLASS]
+    return [CLASS, NUMBER]

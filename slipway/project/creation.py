@@ -1,0 +1,181 @@
+"""Writes a project folder: params, pipeline, ignore files, a README, DVC and a first commit."""
+
+import copy
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.config.params import value_at
+from slipway.kinds.registry import kind_of
+from slipway.project.params_text import params_text
+from slipway.project.proposal import ProjectProposal
+from slipway.system import files
+from slipway.system.assets import asset
+from slipway.system.errors import ParamsError, UnavailableError
+
+_FILES = ("params.yaml", "dvc.yaml")  # with one of them a folder is a project
+_IGNORED = """\
+# state of tools; safe to delete when nothing runs
+.venv
+__pycache__/
+.work/
+.bentoml/
+*.partial
+
+# what callers sent, if SLIPWAY_REQUEST_LOG_DIRECTORY names this folder
+/request_log/
+
+# written by stages and kept by DVC (dvc.yaml)
+/code.yaml
+/data/clean/
+/data/split/
+/data/packed/
+/data/augmented/
+/artifacts/*
+!/artifacts/reference_model.dvc
+/reports/
+/dvc_plots/
+"""
+_DVC_IGNORED = "/.venv\n/.work\n/.bentoml\n__pycache__\n"
+_BENTO = """\
+# `bentoml serve` without arguments starts the service of this project.
+service: "slipway.serving.service:Slipway"
+"""
+_COMMITTER = ("-c", "user.name=slipway init", "-c", "user.email=slipway@localhost")
+
+
+def create(folder: Path, proposal: ProjectProposal) -> list[str]:
+    """Write a new project; return its files. ParamsError if there is one already.
+
+    git and DVC are set up where they are not. Data inside the folder is not committed.
+    """
+    if proposal.questions:
+        question = proposal.questions[0]
+        raise ParamsError(
+            f"{question.text} Answer with {question.option}, such as "
+            f"{question.option} {shlex.quote(question.candidates[0])}; the candidates are "
+            f"{', '.join(question.candidates)}."
+        )
+    if present := [name for name in _FILES if (folder / name).exists()]:
+        raise ParamsError(
+            f"{folder} is a project already: it has {' and '.join(present)}, which stay as they "
+            "are. Name another folder, or edit params.yaml."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    content = _relocated(proposal.params, folder)
+    written = {
+        "params.yaml": params_text(content, proposal.reasons),
+        "dvc.yaml": _pipeline(),
+        ".gitignore": _IGNORED + _data_ignored(folder, content),
+        ".dvcignore": _DVC_IGNORED,
+        "bentofile.yaml": _BENTO,
+        "README.md": _readme(folder, content, proposal),
+    }
+    for name in (".gitignore", ".dvcignore"):
+        if (folder / name).exists():
+            written[name] = f"{(folder / name).read_text(encoding='utf-8')}\n{written[name]}"
+    if (folder / "README.md").exists():  # the user's own
+        del written["README.md"]
+    _start_repositories(folder)
+    for name, text in written.items():
+        files.write_text(folder / name, text)
+    _commit(folder, [*written, ".dvc"])
+    return list(written)
+
+
+def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the params with paths as seen from the project: relative inside it, else absolute."""
+    content = copy.deepcopy(dict(params))
+    for section, key in (("data", "path"), ("train", "pretrained")):
+        value = content[section][key]
+        if value not in (None, "hub"):
+            path, root = Path(value).absolute(), folder.absolute()
+            inside = path.is_relative_to(root)
+            content[section][key] = str(path.relative_to(root) if inside else path)
+    return content
+
+
+def _pipeline() -> str:
+    """Return the embedded dvc.yaml; in a project the code is not in the folder."""
+    text = asset("dvc.yaml").read_text(encoding="utf-8")
+    return text.replace(
+        "    deps: [params.yaml, slipway, transforms]\n", "    always_changed: true\n"
+    )
+
+
+def _data_ignored(folder: Path, content: Mapping[str, Any]) -> str:
+    path = Path(value_at(content, "data.path"))
+    if path.is_absolute():
+        return ""
+    place = path.as_posix() + "/" * (folder / path).is_dir()
+    return f"\n# the raw data; `dvc add` keeps its versions\n/{place}\n"
+
+
+def _readme(folder: Path, content: Mapping[str, Any], proposal: ProjectProposal) -> str:
+    task, data = value_at(content, "data.task"), value_at(content, "data.path")
+    request = "-F image=@IMAGE http://127.0.0.1:3000/predict"
+    if not kind_of(task).input.has_pixels:
+        request = "-H 'content-type: application/json' -d @ROW.json http://127.0.0.1:3000/predict"
+    warnings = "".join(f"* {text}.\n" for text in proposal.warnings)
+    return (
+        f"# {folder.absolute().name}\n\n"
+        f"A model for {task.replace('_', ' ')}, made by Slipway from `{data}`.\n"
+        "The first keys of params.yaml are the ones to change; each has its reason.\n\n"
+        "```bash\n"
+        "slipway run   # or: dvc repro; makes and certifies the model\n"
+        "slipway serve # or: bentoml serve; answers on 127.0.0.1:3000\n"
+        f"curl {request}\n"
+        "```\n" + (f"\nSeen in the data:\n\n{warnings}" if warnings else "")
+    )
+
+
+def _start_repositories(folder: Path) -> None:
+    """Start git and DVC where they are not."""
+    if _git(folder, "rev-parse", "--git-dir") is None and _git(folder, "init", "-q") is None:
+        raise UnavailableError(
+            "git is not installed, or cannot write here; DVC needs it. Install git, then run "
+            f"`git init && dvc init` in {folder}."
+        )
+    if not (folder / ".dvc").exists():
+        top = _git(folder, "rev-parse", "--show-toplevel") or ""
+        inside = [] if Path(top).resolve() == folder.resolve() else ["--subdir"]
+        answer = subprocess.run(
+            [sys.executable, "-m", "dvc", "init", *inside],
+            cwd=folder,
+            env=os.environ | {"DVC_NO_ANALYTICS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if answer.returncode:
+            raise UnavailableError(
+                f"`dvc init` failed in {folder}: {answer.stderr.strip()}\n"
+                "Expected a new .dvc. Correct this, or name another folder."
+            )
+        settings = "[core]\n    analytics = false\n    check_update = false\n    autostage = true\n"
+        files.write_text(folder / ".dvc/config", settings)
+
+
+def _commit(folder: Path, names: list[str]) -> None:
+    """Commit the files if there is no commit yet, which experiments need."""
+    if _git(folder, "rev-parse", "--verify", "-q", "HEAD") is None:
+        known = _git(folder, "config", "user.email") and _git(folder, "config", "user.name")
+        identity = () if known else _COMMITTER
+        _git(folder, "add", "--", *names)
+        if _git(folder, *identity, "commit", "-q", "-m", "Start the project", "--", *names) is None:
+            raise UnavailableError(
+                f"git could not commit the new files in {folder}, and experiments need a commit. "
+                "Run `git commit` there, and see what it says."
+            )
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Run git in the folder; return what it printed, or None if it failed."""
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True)
+    except OSError:
+        return None
+    return None if answer.returncode else answer.stdout.strip()

@@ -1,0 +1,61 @@
+"""The proposed quality gate: the smallest result that the test rows can tell from the baseline."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+_DEVIATIONS = 2.0  # of the measured value above the baseline: about 97.5 % of cases
+_RARE = 0.2  # a gate on accuracy above 1 - this would say nothing of the rare classes
+_STEP = 0.001
+_ROOM = 0.5  # of the way from the baseline to 1; a gate beyond it would refuse good models
+
+
+class ProposedGate(NamedTuple):
+    """A gate on one metric. `bound` is None if no result on so few rows would prove anything."""
+
+    metric: str
+    bound: float | None
+    reason: str
+
+
+def class_gate(counts: Mapping[str, int], num_test: int) -> ProposedGate:
+    """Return a gate on accuracy; on balanced accuracy if one class has nearly all rows.
+
+    Args:
+        counts: rows of each class in all splits.
+        num_test: rows of the test split.
+    """
+    total, most = sum(counts.values()), max(counts.values())
+    baseline = most / total
+    if baseline <= 1 - _RARE:
+        found = _least(baseline, lambda p: math.sqrt(p * (1 - p) / num_test))
+        what = f"the majority class has {baseline:.3f}"
+        return _gate("accuracy", found, what, num_test)
+    baseline = 1 / len(counts)
+    rows = [max(1.0, number * num_test / total) for number in counts.values()]
+    found = _least(
+        baseline, lambda p: baseline * math.sqrt(sum(p * (1 - p) / number for number in rows))
+    )
+    what = f"the majority class alone has {baseline:.3f}, and {most / total:.3f} of the rows"
+    return _gate("balanced_accuracy", found, what, num_test)
+
+
+def number_gate(num_test: int) -> ProposedGate:
+    """Return a gate on R2, whose baseline, the mean target, has 0 on any rows."""
+    found = _least(0.0, lambda r2: 2 * math.sqrt(r2 / num_test) * (1 - r2))
+    return _gate("r2", found, "the mean target has 0", num_test)
+
+
+def _least(baseline: float, error: Callable[[float], float]) -> float | None:
+    """Return the smallest value that is above the baseline by enough standard errors."""
+    steps = range(1, round(_ROOM * (1 - baseline) / _STEP))
+    values = (baseline + step * _STEP for step in steps)
+    return next((v for v in values if v - _DEVIATIONS * error(v) > baseline), None)
+
+
+def _gate(metric: str, found: float | None, what: str, num_test: int) -> ProposedGate:
+    bound = None if found is None else math.ceil(100 * found - 1e-9) / 100
+    if bound is None:
+        return ProposedGate(metric, None, f"{what}; {num_test} test rows prove no gain")
+    reason = f"{what}; {num_test:,} test rows prove a gain from here on. Raise it"
+    return ProposedGate(metric, bound, reason)

@@ -1,0 +1,222 @@
+"""Looks at a data set: its form, rows, columns and some of its images.
+
+It reads at most about 1 GiB for at most about 30 seconds, whatever the size of the data, and says
+what it sampled. Files are read by the readers of the stages.
+"""
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipway.config.sections import DataParams
+from slipway.data.sources.archives import is_archive
+from slipway.data.sources.image_tables import TABLE_ENDINGS, TablePart, is_table_file
+from slipway.data.sources.raw_tables import RawColumn, RawTable, column_names
+from slipway.data.sources.samples import visible_entries
+from slipway.data.sources.shards import is_parquet, parquet_errors
+from slipway.data.sources.sources import find_layout
+from slipway.kinds.inputs import IMAGES
+from slipway.kinds.registry import task_for
+from slipway.kinds.targets import CLASS
+from slipway.project.archive_sample import sample_archive
+from slipway.project.folder_sample import payloads, sample_class_folders
+from slipway.project.image_sample import MOST_IMAGES, sample_images
+from slipway.project.params_text import template_params
+from slipway.project.summary import DataSummary, ImageSample
+from slipway.project.table_sample import holds_bytes, sample_tables, without
+from slipway.system.errors import DataError
+
+_IMAGE_NAME = re.compile(r"\.(jpe?g|png|bmp|gif|webp|tiff?|hei[cf]|avif)$", re.IGNORECASE)
+_USUAL_FRACTION = 0.9  # of the cells of a column of image names
+_MOST_GROUPS = 20  # of a Parquet file
+_NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
+
+
+def inspect(path: Path) -> DataSummary:
+    """Look at the data at `path`; DataError if no task can be made of it."""
+    if not path.exists():
+        raise DataError(
+            f"{str(path)!r} does not exist (looked in {Path.cwd()}). Name a folder with one "
+            "sub-folder per class, a .csv, .parquet, .jsonl or .xlsx file, or an archive of these."
+        )
+    if not is_archive(path):
+        return _inspect(path, lambda _, listed: listed)
+    with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+        found = sample_archive(path, Path(folder))
+
+        def counted(inside: Path, _: int) -> int:
+            place = PurePosixPath(inside.relative_to(found.root))
+            return sum(
+                number
+                for name, number in found.num_files.items()
+                if PurePosixPath(name).is_relative_to(place)
+            )
+
+        summary = _inspect(found.root, counted)
+    is_exact = summary.is_exact and not found.notes
+    return replace(summary, path=path, is_exact=is_exact, notes=(*found.notes, *summary.notes))
+
+
+def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
+    if not root.is_dir():
+        _check_is_table(root)
+        return _inspect_tables(root, [TablePart(root)])
+    if sources := _joinable(root):
+        summary = _inspect_tables(root, [TablePart(root / name) for name in sources])
+        return replace(summary, sources=sources)
+    layout = find_layout(data_params(root))
+    if layout.tables:
+        return _inspect_tables(root, layout.tables)
+    _check_has_folders(root)
+    found = sample_class_folders(root, layout.folders, counted)
+    return DataSummary(
+        path=root,
+        form="class folders",
+        num_rows=found.classes.total(),
+        is_exact=found.is_exact,
+        classes=dict(sorted(found.classes.items())),
+        given=found.given,
+        images=sample_images(payloads(found.files)),
+        notes=(layout.note,) if layout.note else (),
+    )
+
+
+def data_params(path: Path, **changes: Any) -> DataParams:
+    """Return the section `data` of the embedded params with another path."""
+    task = task_for(IMAGES, CLASS)
+    plain = {"split_column": None, "split_folders": "auto", "task": task}
+    return template_params().data.model_copy(update={"path": str(path), **plain, **changes})
+
+
+def _check_is_table(path: Path) -> None:
+    if is_table_file(path.name):
+        return
+    what = "a text" if path.suffix.lower() in _NOT_TABLES else f"a file ending in {path.suffix!r}"
+    raise DataError(
+        f"{str(path)!r} is {what}, expected a folder of class folders, {TABLE_ENDINGS}, an .xlsx, "
+        "or a .zip, .tar or .tar.gz of these. Save a table as .csv."
+    )
+
+
+def _check_has_folders(root: Path) -> None:
+    entries = visible_entries(root)
+    if not any(entry.is_dir() for entry in entries):
+        shown = ", ".join(entry.name for entry in entries[:3]) or "no files"
+        raise DataError(
+            f"{str(root)!r} has no sub-folders and no table ({shown}). Sort the images into one "
+            "folder per class, or add a .csv with their names and targets."
+        )
+
+
+def _joinable(root: Path) -> tuple[str, ...]:
+    """Return the tables of text at the top of a folder, if there are several of equal columns."""
+    names = [
+        entry.name
+        for entry in visible_entries(root)
+        if entry.is_file() and is_table_file(entry.name)
+    ]
+    if len(names) < 2 or any(is_parquet(Path(name)) for name in names):
+        return ()
+    columns = {tuple(sorted(column_names(root / name))) for name in names}
+    return tuple(names) if len(columns) == 1 else ()
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def _inspect_tables(root: Path, parts: Sequence[TablePart]) -> DataSummary:
+    sample = sample_tables([part.path for part in parts])
+    column, images = _images(parts, sample.raw)
+    names = [column] if column else []
+    rows = [part.num_rows for part in sample.parts]
+    given: Counter[str] = Counter()
+    for part, number in zip(parts, rows, strict=False):
+        if part.split:
+            given[part.split] += number
+        elif part.folders and column:
+            given.update(_given_by_folders(part, sample.raw.columns[column], number))
+    return DataSummary(
+        path=root,
+        form="table of images" if column else "table",
+        num_rows=sum(rows),
+        is_exact=sample.is_exact,
+        given=given,
+        table=without(sample.raw, names),
+        image_column=column,
+        images=images,
+        encoding=sample.encoding,
+    )
+
+
+def _given_by_folders(part: TablePart, images: RawColumn, num_rows: int) -> Counter[str]:
+    splits = [part.split_of(name) for name in images.values.to_pylist()]
+    found = Counter(split for split in splits if split)
+    return Counter({split: round(n * num_rows / len(splits)) for split, n in found.items()})
+
+
+def _images(parts: Sequence[TablePart], raw: RawTable) -> tuple[str | None, ImageSample | None]:
+    """Return the column that holds or names images, and a sample of them."""
+    first = parts[0].path
+    if is_parquet(first):
+        with parquet_errors(first):
+            schema = pq.read_schema(first)
+            names = [field.name for field in schema if holds_bytes(field.type)]
+            if names:
+                chosen = next((name for name in names if "im" in name.lower()), names[0])
+                return chosen, sample_images(_stored_images([part.path for part in parts], chosen))
+    for name, column in raw.columns.items():
+        if column.stored == "text" and _are_image_names(column.values):
+            return name, sample_images(_named_images(parts, name, column))
+    return None, None
+
+
+def _are_image_names(values: pa.Array) -> bool:
+    texts = [text for text in values.to_pylist() if text]
+    found = sum(_IMAGE_NAME.search(text) is not None for text in texts)
+    return bool(texts) and found >= _USUAL_FRACTION * len(texts)
+
+
+def _named_images(
+    parts: Sequence[TablePart], name: str, column: RawColumn
+) -> Iterator[tuple[str, bytes]]:
+    folders = list(dict.fromkeys(part.path.parent for part in parts))
+    names = column.values.to_pylist()
+    paths = [
+        path
+        for text in names
+        for folder in folders
+        if (path := folder / text.replace("\\", "/")).is_file()
+    ]
+    if not paths:
+        tried = folders[0] / names[0]
+        raise DataError(
+            f"the column {name!r} of {str(parts[0].path)!r} names images such as {names[0]!r}, but "
+            f"{str(tried)!r} is no file. Expected paths relative to the folder of the table."
+        )
+    places = np.unique(np.linspace(0, len(paths) - 1, min(MOST_IMAGES, len(paths))).astype(int))
+    yield from payloads([str(paths[place]) for place in places])
+
+
+def _stored_images(paths: Sequence[Path], column: str) -> Iterator[tuple[str, bytes]]:
+    """Yield images of the first rows of some row groups; an image in a file is read from there."""
+    for path in paths:
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+        groups = file.num_row_groups
+        most = max(1, MOST_IMAGES // (len(paths) * min(groups, _MOST_GROUPS)))
+        for group in sorted({round(at) for at in np.linspace(0, groups - 1, _MOST_GROUPS)}):
+            batches = file.iter_batches(most, row_groups=[group], columns=[column])
+            for cell in next(batches, pa.record_batch({column: []}))[column].to_pylist():
+                content = cell.get("bytes") if isinstance(cell, dict) else cell
+                name = cell.get("path") if isinstance(cell, dict) else None
+                if isinstance(content, bytes):
+                    yield name or column, content
+                elif name:
+                    yield from payloads([str(path.parent / name)])

@@ -1,0 +1,140 @@
+"""The text of a new params.yaml: the keys to change first, each with its reason, then all others.
+
+The comments of the other keys are those of the embedded params.yaml.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import yaml
+from ruamel.yaml import YAML
+
+from slipway.config.params import Params, parse_params
+from slipway.system.assets import asset
+
+_WIDTH = 100
+_LINE = re.compile(r"^(?P<indent> *)(?P<key>[a-z_0-9]+):(?P<value>.*?)(?P<comment> # .*)?$")
+# Of the keys that only tables have, which the embedded file lacks.
+_COMMENTS = {
+    "data.columns": "corrections of the detected types; reports/columns.yaml lists them",
+    "data.missing_values": 'words for a missing cell, such as "?"',
+    "data.date_format": 'or, for dates that are not ISO 8601, "%d/%m/%Y"',
+    "clean.rules.type_violation": "a cell of another kind; flag: it counts as missing",
+    "precompute.max_categories": "of one column; rarer ones count as unknown",
+    "precompute.num_quantiles": "pieces of the range of a number, at most",
+}
+_FIRST = "# ---- Change these first. Each value was proposed; the reason is beside it. "
+_OTHERS = "# ---- All other keys, as in every project. docs/reference/params.md explains each. "
+
+
+@cache
+def template_text() -> str:
+    """Return the embedded params.yaml."""
+    return asset("params.yaml").read_text(encoding="utf-8")
+
+
+def template_content() -> dict[str, Any]:
+    """Return the content of the embedded params.yaml; the caller may change it."""
+    content: dict[str, Any] = YAML(typ="safe", pure=True).load(template_text())
+    return content
+
+
+@cache
+def template_params() -> Params:
+    """Return the embedded params."""
+    return parse_params(template_content())
+
+
+def params_text(content: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """Write `content` as YAML; `reasons` are for the keys to change first, as "section.key"."""
+    first = [name for name in content if any(key.startswith(f"{name}.") for key in reasons)]
+    scalars = [name for name, value in content.items() if not isinstance(value, dict)]
+    others = [name for name in content if name not in first and name not in scalars]
+    comments = {**_template_comments(), **_COMMENTS}
+    lines = ["# The complete configuration of this model, written by `slipway init`."]
+    lines += [_line(name, content[name], "", comments.get(name, "")) for name in scalars]
+    lines += ["", _ruled(_FIRST)]
+    for name in first:
+        lines += ["", *_section(name, content[name], reasons, comments)]
+    lines += ["", _ruled(_OTHERS)]
+    for name in others:
+        lines += ["", *_section(name, content[name], {}, comments)]
+    return "\n".join(lines) + "\n"
+
+
+def in_one_line(value: object) -> str:
+    """Return a value of params.yaml, with quotes only where they are needed."""
+    text = yaml.safe_dump(
+        value, default_flow_style=True, allow_unicode=True, width=10_000, sort_keys=False
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _ruled(text: str) -> str:
+    return text + "-" * (_WIDTH - len(text))
+
+
+def _section(
+    name: str, content: Any, reasons: Mapping[str, str], comments: Mapping[str, str]
+) -> Iterator[str]:
+    if not isinstance(content, dict) or not content:
+        yield _line(name, content, "", comments.get(name, ""))
+        return
+    comment = comments.get(name, "")
+    yield f"{name}:" + (f" # {comment}" if comment else "")
+    proposed = [key for key in content if f"{name}.{key}" in reasons]
+    for key in proposed:
+        yield from _reasoned(key, content[key], reasons[f"{name}.{key}"])
+    rest = [key for key in content if key not in proposed]
+    if proposed and rest:
+        yield "  # Further keys, rarely changed:"
+    for key in rest:
+        value, place = content[key], f"{name}.{key}"
+        if place == "clean.rules":
+            yield f"  {key}: # {comments[place]}"
+            yield from (
+                _line(inner, action, "    ", comments.get(f"{place}.{inner}", ""))
+                for inner, action in value.items()
+            )
+        else:
+            yield _line(key, value, "  ", comments.get(place, ""))
+
+
+def _reasoned(key: str, value: Any, reason: str) -> Iterator[str]:
+    line = _line(key, value, "  ", reason)
+    if len(line) <= _WIDTH or "\n" in line:
+        yield line
+        return
+    yield from textwrap.wrap(
+        reason, _WIDTH, initial_indent="  # ", subsequent_indent="  # ", break_long_words=False
+    )
+    yield _line(key, value, "  ", "")
+
+
+def _line(key: str, value: Any, indent: str, comment: str) -> str:
+    """Write one key, a long mapping with a line for each entry."""
+    line = f"{indent}{key}: {in_one_line(value)}"
+    remark = f" # {comment}" if comment else ""
+    if isinstance(value, dict) and len(line) > _WIDTH:
+        inner = [f"{indent}  {name}: {in_one_line(entry)}" for name, entry in value.items()]
+        return "\n".join([f"{indent}{key}:{remark}", *inner])
+    return line + remark
+
+
+@cache
+def _template_comments() -> dict[str, str]:
+    """Return the comment at the end of the line of each key, by "section.key"."""
+    found: dict[str, str] = {}
+    path: list[tuple[int, str]] = []
+    for line in template_text().splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        depth = len(match["indent"])
+        path = [entry for entry in path if entry[0] < depth] + [(depth, match["key"])]
+        if match["comment"]:
+            found[".".join(key for _, key in path)] = match["comment"].removeprefix(" # ")
+    return found

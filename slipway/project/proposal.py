@@ -1,0 +1,386 @@
+"""Proposes the params of a project from what `inspect` found, each with its reason."""
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from slipway.config.params import parse_params, value_at
+from slipway.data.augmentation.plan import NEUTRAL
+from slipway.data.rules.class_names import listed_variants, variants
+from slipway.data.tables.cells import GOOD, typed_column
+from slipway.data.tables.hints import written_as
+from slipway.data.tables.target_copies import ColumnScore, best_score
+from slipway.inputs.columns import Kind
+from slipway.kinds.registry import TaskKind, input_kinds, kind_of
+from slipway.project import recipe
+from slipway.project.column_roles import SampledColumn, sampled_columns
+from slipway.project.gate import ProposedGate, class_gate, number_gate
+from slipway.project.inspection import data_params
+from slipway.project.machine import Machine, this_machine
+from slipway.project.params_text import in_one_line, template_content
+from slipway.project.pretrained import Weights
+from slipway.project.summary import DataSummary
+from slipway.project.task_choice import Question, TaskChoice, choose
+
+_SMALL = 5_000  # rows, below which the classes are cut at exact fractions
+_MIN_CLASS_ROWS = 7  # with fewer a class misses in a split
+_FEW_CLASS_ROWS = 20
+_MUCH_MISSING = 0.4
+_IMBALANCE = 10
+_TABM = {
+    "num_submodels": 16,
+    "num_blocks": 2,
+    "width": 128,
+    "dropout": 0.1,
+    "embedding_size": 32,
+    "num_bins": 48,
+}
+
+
+@dataclass(frozen=True)
+class ProjectProposal:
+    """Complete params, the reasons for those to look at first, questions and warnings.
+
+    With a question `params` is empty: answer it by another call with `task` or `target`.
+    """
+
+    params: Mapping[str, Any]
+    reasons: Mapping[str, str]  # by "section.key", in the order of the file
+    questions: tuple[Question, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was sampled
+    data: Path | None = None
+
+    def value(self, key: str) -> str:
+        """Return the value of "section.key" as it stands in params.yaml."""
+        return in_one_line(value_at(self.params, key))
+
+
+def propose(
+    summary: DataSummary,
+    task: str | None = None,
+    target: str | None = None,
+    *,
+    weights: Weights | None = None,
+    machine: Machine | None = None,
+) -> ProjectProposal:
+    """Return complete params for the data, or the question to answer first.
+
+    `weights` are used for photographs only. ParamsError for a task or target that does not suit the
+    data, DataError if there is nothing to predict.
+    """
+    columns = [] if summary.table is None else sampled_columns(summary.table)
+    choice = choose(summary, columns, task, target)
+    if isinstance(choice, Question):
+        return ProjectProposal({}, {}, (choice,), notes=summary.notes, data=summary.path)
+    draft = _Draft(summary, choice, columns, weights, machine or this_machine())
+    draft.fill()
+    parse_params(copy.deepcopy(draft.content))
+    return ProjectProposal(
+        draft.content,
+        draft.reasons,
+        warnings=tuple(draft.warnings),
+        notes=(draft.sampled(), *summary.notes),
+        data=summary.path,
+    )
+
+
+@dataclass
+class _Draft:
+    """The params in the making."""
+
+    summary: DataSummary
+    choice: TaskChoice
+    columns: Sequence[SampledColumn]
+    weights: Weights | None
+    machine: Machine
+    content: dict[str, Any] = field(default_factory=template_content)
+    reasons: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> TaskKind:
+        return kind_of(self.choice.task)
+
+    def fill(self) -> None:
+        """Fill in every section."""
+        self._keep_own_keys()
+        self._data()
+        self._split()
+        if not self.kind.input.has_pixels:
+            self._table_cells()
+            self._table_recipe()
+        else:
+            self._image_recipe()
+        self._gates()
+        self._outputs()
+
+    def sampled(self) -> str:
+        """Say what was looked at."""
+        about = "" if self.summary.is_exact else "about "
+        text = f"{about}{self.summary.num_rows:,} rows"
+        if self.summary.images:
+            text += f", {self.summary.images.num_read} images of them decoded"
+        elif self.summary.table and len(self.summary.table.numbers) < self.summary.num_rows:
+            text += f", {len(self.summary.table.numbers):,} of them read"
+        return text
+
+    def set(self, key: str, value: Any, reason: str = "") -> None:
+        """Set "section.key"; with a reason it is among the keys to look at first."""
+        *sections, name = key.split(".")
+        section = self.content
+        for part in sections:
+            section = section[part]
+        section[name] = value
+        if reason:
+            self.reasons[key] = reason
+
+    def set_all(self, values: recipe.Values) -> None:
+        """Set several keys with their reasons."""
+        for key, (value, reason) in values.items():
+            self.set(key, value, reason)
+
+    def _keep_own_keys(self) -> None:
+        """Leave out the keys of other kinds of input, and add those of this one."""
+        own = self.kind.input.settings
+        for kind in input_kinds().values():
+            for key, value in kind.settings.items():
+                *sections, name = key.split(".")
+                section = self.content
+                for part in sections:
+                    section = section[part]
+                if key in own:
+                    section.setdefault(name, copy.deepcopy(value))
+                else:
+                    section.pop(name, None)
+
+    def _data(self) -> None:
+        summary, choice, roles = self.summary, self.choice, self.choice.roles
+        self.set("data.path", str(summary.path), self.sampled())
+        self.set("data.task", choice.task, choice.task_reason)
+        if summary.sources:
+            self.set("data.sources", list(summary.sources), "tables of equal columns")
+        if summary.encoding != "utf-8":
+            self.set("data.encoding", summary.encoding, "the text is not UTF-8; check its letters")
+        if summary.image_column:
+            self.set("data.image_column", summary.image_column, "holds or names the images")
+        if choice.target is not None:
+            self.set("data.target_column", choice.target.name, choice.target_reason)
+        for key, column, reason in (
+            ("group_column", roles.group, "its values repeat; null: they say nothing of the rows"),
+            ("time_column", roles.time, "the test rows are the latest; null: a random split"),
+            ("weight_column", roles.weight, "its name says so"),
+            ("split_column", roles.split, "your own split"),
+        ):
+            self.set(f"data.{key}", None)
+            if column is not None and not (key != "split_column" and summary.given):
+                self.set(f"data.{key}", column.name, reason)
+        if roles.time is None and len(roles.dates) > 1:
+            names = ", ".join(column.name for column in roles.dates)
+            self.warnings.append(
+                f"{names} hold dates. If the model is to predict the future, set data.time_column "
+                "to the one that orders the rows"
+            )
+        if self.kind.target.has_classes:
+            self._classes()
+
+    def class_counts(self) -> dict[str, int]:
+        """Return the rows of each class among all rows."""
+        if self.choice.target is None:
+            return dict(self.summary.classes)
+        counts = self.choice.target.counts
+        factor = max(1.0, self.summary.num_rows / max(1, len(self.choice.target.raw.codes)))
+        return {name: round(number * factor) for name, number in counts.items()}
+
+    def _classes(self) -> None:
+        counts = self.class_counts()
+        if found := variants(counts):
+            self.set("data.label_map", found, "spellings of one class")
+            self.warnings.append(
+                f"classes that differ only in spelling are joined: {listed_variants(found, counts)}"
+            )
+            joined: Counter[str] = Counter()
+            for name, number in counts.items():
+                joined[found.get(name, name)] += number
+            counts = dict(joined)
+        is_given = bool(self.summary.given or self.choice.roles.split)
+        tiny = {n: rows for n, rows in counts.items() if rows < _MIN_CLASS_ROWS and not is_given}
+        shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in list(tiny.items())[:5])
+        num_tiny, allowed = sum(tiny.values()), self.content["clean"]["max_bad_fraction"]
+        if tiny and len(counts) - len(tiny) > 1 and num_tiny < allowed * sum(counts.values()):
+            kept = [name for name in counts if name not in tiny]
+            self.set("data.classes", kept, f"without {shown}: too few rows for three splits")
+            self.warnings.append(
+                f"left out classes with too few rows for train, val and test: {shown}. Add rows, "
+                "and set data.classes to null"
+            )
+        elif tiny:
+            self.warnings.append(
+                f"classes with too few rows for train, val and test: {shown}. The run will stop "
+                "there: add rows, or join classes with data.label_map"
+            )
+        few = [f"{n!r} ({rows})" for n, rows in counts.items() if n not in tiny and rows < 20]
+        if few:
+            self.warnings.append(
+                f"classes with fewer than {_FEW_CLASS_ROWS} rows, whose figures will be rough: "
+                f"{', '.join(few[:5])}{', ...' if len(few) > 5 else ''}"
+            )
+
+    # Rows ----------------------------------------------------------------------------------------
+
+    def _split(self) -> None:
+        if self.summary.given:
+            found = ", ".join(f"{n:,} {name}" for name, n in self.summary.given.items())
+            self.set("data.split_folders", "auto", f"the names give the split: {found}")
+        is_small = self.summary.num_rows < _SMALL
+        self.set("split.assignment", "exact" if is_small else "stable")
+
+    def rows_of(self, split: str) -> int:
+        """Return the expected rows of train, val or test."""
+        given = dict(self.summary.given)
+        if not given and self.choice.roles.split is not None:
+            counts = self.choice.roles.split.counts
+            factor = self.summary.num_rows / max(1, counts.total())
+            given = {name.lower(): round(rows * factor) for name, rows in counts.items()}
+        fractions: dict[str, float] = self.content["split"]
+        if not given:
+            return round(self.summary.num_rows * fractions[split])
+        if split in given and split != "train":
+            return given[split]
+        missing = [name for name in ("val", "test") if name not in given]
+        shares = {name: fractions[name] for name in ("train", *missing)}
+        return round(given.get("train", 0) * shares[split] / sum(shares.values()))
+
+    def _gates(self) -> None:
+        num_test = max(1, self.rows_of("test"))
+        if self.kind.target.has_classes:
+            gate: ProposedGate = class_gate(self.class_counts(), num_test)
+            if gate.metric == "balanced_accuracy":
+                self.set("train.class_weights", "balanced", "so that rare classes count")
+        else:
+            gate = number_gate(num_test)
+        bounds = {} if gate.bound is None else {gate.metric: {"min": gate.bound, "max": None}}
+        self.set("evaluate.gates", bounds, f"baseline: {gate.reason}")
+        if gate.bound is None:
+            self.warnings.append(f"no gate: {gate.reason}. More rows are needed")
+        self.set("evaluate.slices", [])
+
+    # Tables --------------------------------------------------------------------------------------
+
+    def inputs(self) -> list[SampledColumn]:
+        """Return the columns of the table that the model reads."""
+        roles = self.choice.roles
+        taken = [roles.group, roles.time, roles.weight, roles.split, self.choice.target]
+        names = {column.name for column in taken if column is not None}
+        return [c for c in self.columns if c.name not in names and c.guess.kind != "ignore"]
+
+    def _table_cells(self) -> None:
+        assert self.summary.table is not None
+        data = data_params(self.summary.path, columns={}, missing_values=[], date_format=None)
+        words, dates = written_as(self.summary.table, [c.guess for c in self.columns], data)
+        if words:
+            self.set("data.missing_values", words, "in the way of numbers or dates")
+        if dates:
+            self.set("data.date_format", dates, "most dates are written so; check day and month")
+        for column in self.columns:
+            if column.is_free_text and column.guess.kind == "ignore":
+                self.warnings.append(f"{column.name!r} is free text, which no task uses yet")
+        for column in self.inputs():
+            if column.missing_fraction >= _MUCH_MISSING:
+                self.warnings.append(
+                    f"{column.name!r} has no value in {column.missing_fraction:.0%} of the rows"
+                )
+        self.warnings += self._suspected_leaks()
+
+    def _suspected_leaks(self) -> list[str]:
+        target = self.choice.target
+        assert target is not None
+        of_classes = self.kind.target.has_classes
+        kind: Kind = "category" if of_classes else "number"
+        typed = typed_column(target.raw, kind)
+        present = typed.cell_states == GOOD
+        targets = typed.keys.astype(float) if of_classes else np.asarray(typed.cells, float)
+        found = []
+        for column in self.inputs():
+            guess = column.guess.kind
+            cells = typed_column(column.raw, "category" if guess == "ignore" else guess)
+            values = pa.array(cells.cells[present], from_pandas=True)
+            if guess == "category":
+                values = pa.array([cell or None for cell in values.to_pylist()], pa.string())
+            best = best_score(pa.chunked_array([values]), targets[present], of_classes=of_classes)
+            score = None if best is None else ColumnScore(column.name, *best)
+            if score is not None and score.is_suspicious(of_classes=of_classes):
+                found.append(f"suspected leak: {score.in_words(of_classes=of_classes)}")
+        return found
+
+    def _table_recipe(self) -> None:
+        num_train = self.rows_of("train")
+        length = recipe.table_length(len(self.inputs()), _TABM, num_train, self.machine)
+        self.set("train.network", "tabm", "the network for tables")
+        self.set("train.network_arguments", dict(_TABM))
+        self._length(length)
+        self.set("train.learning_rate", 0.006, "usual for this network")
+        self.set("train.weight_decay", 0.0003)
+        self.set("train.label_smoothing", 0.0)
+
+    def _length(self, length: recipe.Length) -> None:
+        self.set("train.epochs", length.epochs, length.reason)
+        self.set("train.batch_size", length.batch_size, "some tens of steps in an epoch")
+        self.set("train.warmup_epochs", length.warmup())
+        self.set("audit.epochs", min(15, length.epochs))
+        if length.epochs > 50:
+            self.set("train.checkpoint_every_epochs", 10)
+
+    # Images --------------------------------------------------------------------------------------
+
+    def _image_recipe(self) -> None:
+        images = self.summary.images
+        assert images is not None
+        num_train, is_number = self.rows_of("train"), not self.kind.target.has_classes
+        weights = self.weights if min(images.sides) > recipe.SMALL_PX else None
+        values = recipe.image_values(images, is_number, weights is not None, self.machine.has_gpu)
+        self.set_all(values)
+        size = values["precompute.image_size_px"][0]
+        chosen, forbid, reason = recipe.augmentation(images, self.class_counts(), size, is_number)
+        for key, value in {**_still(), **chosen}.items():
+            self.set(f"augment.{key}", value)
+        for key in chosen:
+            self.reasons[f"augment.{key}"] = "suits such images"
+        self.set("augment.forbid", forbid, reason)
+        width = None
+        if weights is None:
+            width = recipe.small_resnet_width(size, num_train, self.machine)
+        self.set_all(recipe.network_values(weights, width or 0, size))
+        length = recipe.image_length(size, width, num_train, self.machine)
+        self._length(length)
+        rate, why = (0.004, "usual for this network") if weights is None else (0.001, "fine-tuning")
+        rate = float(f"{rate * (length.batch_size / 128) ** 0.5:.1g}")
+        self.set("train.learning_rate", rate, f"{why} and batch size")
+        self.set("train.label_smoothing", 0.0 if is_number else 0.05)
+        if self.machine.has_amx and not self.machine.has_gpu and num_train * size**2 > 1e7:
+            self.set("train.precision", "bf16-mixed", "this processor is twice as fast with it")
+        if images.dark_range:
+            self.warnings.append(
+                "the images have 16 bits and use few of them: they will be dark. Rescale them"
+            )
+
+    def _outputs(self) -> None:
+        """Leave out what a machine without a GPU does not need, and allow errors their noise."""
+        if not self.machine.has_gpu:
+            variants = [v for v in self.content["export"]["variants"] if v != "int8_tensorrt"]
+            self.set("export.variants", variants)
+        if not self.kind.target.has_classes:
+            budgets = self.content["verify"]["max_metric_loss"]
+            for variant in budgets:
+                budgets[variant] = 0.01 if variant == "fp16" else 0.05
+
+
+def _still() -> dict[str, Any]:
+    """Return the augmentation that changes nothing."""
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in NEUTRAL.items()}

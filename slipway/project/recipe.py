@@ -1,0 +1,174 @@
+"""Rules of thumb for image size, network, batches, epochs and augmentation, each with a reason."""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from slipway.project.machine import Machine
+from slipway.project.pretrained import Weights
+from slipway.project.summary import ImageSample
+
+Values = dict[str, tuple[Any, str]]  # value and reason by key
+MIN_STEPS = 300
+SMALL_PX = 64  # up to here images keep their size
+_PHOTOGRAPH_PX = {"scratch": 64, "pretrained": 160, "gpu": 224}
+_MIN_PX = 16
+_WIDE_ASPECT = 1.2
+_TRAINING_SECONDS = {"cpu": 100.0, "gpu": 900.0}
+_TRAINING = 3  # operations forward and backward over those forward
+_RESNET18_FLOPS = 3.6e9 / 224**2  # per pixel, forward
+_SMALL_RESNET_FLOPS = 92e3 / 32**2  # per pixel and squared width, forward
+_USUAL_EPOCHS = {"scratch": 40, "pretrained": 12, "table": 40}
+_MOST_EPOCHS = 100
+_TABLE_EFFICIENCY = 0.35  # of small matrices, beside convolutions
+_SIDES = re.compile(r"(^|[^a-z])(left|right)([^a-z]|$)", re.IGNORECASE)
+
+
+class Length(NamedTuple):
+    """Rows per step, and epochs."""
+
+    batch_size: int
+    epochs: int
+    reason: str
+
+    def warmup(self) -> float:
+        """Epochs in which the learning rate rises."""
+        return min(2.0, round(self.epochs / 10, 2))
+
+
+def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gpu: bool) -> Values:
+    """Return size, channels and how images are brought to it.
+
+    `counts_matter` is True if no part of an image may be cut off.
+    """
+    width, height = images.sides
+    side = min(width, height)
+    channels = (3, "the images have colour") if images.has_colour else (1, "the images are grey")
+    if side <= SMALL_PX:
+        size = max(_MIN_PX, side)
+        why = f"the images have {width}x{height} px"
+    else:
+        size = _PHOTOGRAPH_PX["scratch" if not has_weights else "gpu" if gpu else "pretrained"]
+        size = min(size, side)
+        why = f"the images have {width}x{height} px; larger sees more and takes longer"
+    if images.same_aspect:
+        mode = ("stretch", "all images have nearly the same shape")
+    elif counts_matter:
+        mode = ("pad", "shapes differ, and no part may be cut off")
+    else:
+        mode = ("crop", "shapes differ; pad keeps the borders")
+    return {
+        "precompute.image_size_px": (size, why),
+        "precompute.channels": channels,
+        "precompute.resize_mode": mode,
+    }
+
+
+def small_resnet_width(size_px: int, num_train: int, machine: Machine) -> int:
+    """Return 32, or 16 if the wider network takes too long for the steps that it needs."""
+    wanted = num_train * max(8, math.ceil(MIN_STEPS * batch_size(num_train) / num_train))
+    cost = _SMALL_RESNET_FLOPS * 32**2 * size_px**2
+    return 32 if wanted * cost * _TRAINING <= _seconds(machine) * machine.flops else 16
+
+
+def image_length(size_px: int, width: int | None, num_train: int, machine: Machine) -> Length:
+    """Return batch size and epochs of `small_resnet` of a width, or of ResNet-18 if it is None."""
+    per_pixel = _RESNET18_FLOPS if width is None else _SMALL_RESNET_FLOPS * width**2
+    usual = _USUAL_EPOCHS["pretrained" if width is None else "scratch"]
+    return _length(per_pixel * size_px**2, usual, num_train, machine)
+
+
+def table_length(
+    num_columns: int, arguments: dict[str, Any], num_train: int, machine: Machine
+) -> Length:
+    """Return batch size and epochs of TabM."""
+    width = arguments["width"]
+    inner = num_columns * arguments["embedding_size"] + (arguments["num_blocks"] - 1) * width
+    cost = 2 * arguments["num_submodels"] * width * inner / _TABLE_EFFICIENCY
+    return _length(cost, _USUAL_EPOCHS["table"], num_train, machine)
+
+
+def batch_size(num_train: int) -> int:
+    """Return a power of two with which an epoch has some tens of steps."""
+    return 1 << max(4, min(9, round(math.log2(max(1, num_train) / 40)), 7 + num_train // 100_000))
+
+
+def _length(cost: float, usual: int, num_train: int, machine: Machine) -> Length:
+    """`cost` is of one row forward."""
+    size = batch_size(num_train)
+    steps = max(1, math.ceil(num_train / size))
+    affordable = _seconds(machine) * machine.flops / (cost * _TRAINING * max(1, num_train))
+    needed = math.ceil(MIN_STEPS / steps)
+    epochs = max(1, min(max(usual, needed), _MOST_EPOCHS, max(needed, int(affordable))))
+    reason = (
+        f"about {num_train:,} training rows: {steps} steps per epoch, {epochs * steps:,} in all"
+    )
+    if affordable < 0.5 * needed:
+        epochs = max(1, round(2 * affordable))
+        reason = (
+            f"about {num_train:,} training rows: {epochs * steps:,} steps, fewer than {MIN_STEPS}, "
+            f"because of {machine}"
+        )
+    elif epochs < usual:
+        reason += f"; more are better, but take long with {machine}"
+    return Length(size, epochs, reason)
+
+
+def _seconds(machine: Machine) -> float:
+    return _TRAINING_SECONDS["gpu" if machine.has_gpu else "cpu"]
+
+
+def network_values(weights: Weights | None, width: int, size_px: int) -> Values:
+    """Return the network for images."""
+    if weights is not None:
+        return {
+            "train.network": (weights.network, "photographs: a pretrained network"),
+            "train.network_arguments": ({}, "of timm"),
+            "train.pretrained": (weights.pretrained, weights.reason),
+            "train.freeze_epochs": (1, "the new head learns first"),
+        }
+    arguments = {
+        "width": width,
+        "blocks": [1, 1, 1],
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "normalisation": "batch",
+    }
+    return {
+        "train.network": ("small_resnet", "trained from scratch"),
+        "train.network_arguments": (arguments, "a larger width learns more and takes longer"),
+    }
+
+
+def augmentation(
+    images: ImageSample, classes: Iterable[str], size_px: int, counts_matter: bool
+) -> tuple[dict[str, Any], list[str], str]:
+    """Return operations, those to forbid, and the reason for the latter.
+
+    Signs lose their meaning in a mirror, and a crop may change a number.
+    """
+    names = list(classes)
+    is_photograph = min(images.sides) > SMALL_PX
+    are_signs = bool(names) and all(len(name) == 1 for name in names)
+    have_sides = any(_SIDES.search(name) for name in names)
+    forbid: list[str] = []
+    chosen: dict[str, Any] = {}
+    reason = "operations that would change a class or a number"
+    if are_signs or have_sides:
+        forbid += ["horizontal_flip", "vertical_flip"]
+        reason = "a mirrored sign is another one" if are_signs else "classes name left or right"
+    else:
+        chosen["horizontal_flip"] = 0.5
+    if counts_matter:
+        forbid += ["random_resized_crop", "crop_padding_px", "cutmix_alpha"]
+        reason = "a crop may change the number"
+    elif are_signs or not images.has_colour:
+        chosen |= {"rotation_deg": 10.0, "scale": [0.9, 1.1], "crop_padding_px": size_px // 8}
+    elif is_photograph:
+        chosen |= {"random_resized_crop": [0.5, 1.0], "brightness": 0.1, "contrast": 0.1}
+    else:
+        chosen["crop_padding_px"] = max(1, size_px // 8)
+    if not are_signs and not have_sides and not counts_matter:
+        forbid.append("vertical_flip")
+    return chosen, forbid, reason

@@ -1,0 +1,148 @@
+"""Chooses task and target, or asks: a question with its candidates if there is any doubt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipway.data.sources.image_tables import missing_column
+from slipway.kinds.registry import kind_of, task_for
+from slipway.kinds.targets import CLASS, NUMBER
+from slipway.project.column_roles import Roles, SampledColumn, find_roles, target_kinds
+from slipway.project.summary import DataSummary
+from slipway.system.errors import DataError, ParamsError
+
+_MOST_CANDIDATES = 30
+
+
+@dataclass(frozen=True)
+class Question:
+    """A choice that only the user can make."""
+
+    option: str  # "--task" or "--target"
+    text: str
+    candidates: tuple[str, ...]  # possible answers, the likeliest first
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """The chosen task and target, and the roles of the other columns."""
+
+    task: str
+    task_reason: str
+    target: SampledColumn | None  # None for class folders
+    target_reason: str
+    roles: Roles
+
+
+def choose(
+    summary: DataSummary, columns: Sequence[SampledColumn], task: str | None, target: str | None
+) -> TaskChoice | Question:
+    """Choose task and target; the user's own are checked. DataError if nothing can be predicted."""
+    if task is not None:
+        _check_task(summary, task)
+    if summary.form == "class folders":
+        if target is not None:
+            raise ParamsError(
+                f"--target is {target!r}, but the data is a folder of class folders, whose names "
+                "are the classes. Leave --target out."
+            )
+        return _folders_of_classes(summary)
+    names = [column.name for column in columns]
+    if target is not None and target not in names:
+        raise ParamsError(
+            f"--target is {target!r}, {missing_column(target, names)} "
+            f"The columns are {', '.join(names)}."
+        )
+    roles = find_roles(columns, target)
+    _check_not_texts(summary, columns, roles, target)
+    chosen = _target(columns, roles, task, target)
+    if isinstance(chosen, Question):
+        return chosen
+    column, target_reason = chosen
+    kinds = target_kinds(column) if task is None else [kind_of(task).target]
+    if len(kinds) > 1:
+        return Question(
+            "--task",
+            f"Does {column.name!r} hold classes or numbers? It has {len(column.counts)} values: "
+            f"{_examples(column)}.",
+            tuple(task_for(summary.input, kind) for kind in kinds),
+        )
+    reason = f"{column.name!r} holds {kinds[0].plural}: {_examples(column)}"
+    return TaskChoice(task_for(summary.input, kinds[0]), reason, column, target_reason, roles)
+
+
+def _check_task(summary: DataSummary, task: str) -> None:
+    if kind_of(task).input is not summary.input:
+        expected = [task_for(summary.input, target) for target in (CLASS, NUMBER)]
+        raise ParamsError(
+            f"--task is {task!r}, but {str(summary.path)!r} is a {summary.form}, "
+            f"expected {' or '.join(expected)}."
+        )
+
+
+def _folders_of_classes(summary: DataSummary) -> TaskChoice:
+    if len(summary.classes) < 2:
+        raise DataError(
+            f"{str(summary.path)!r} has one class folder, {next(iter(summary.classes))!r}, "
+            "expected at least two. Add the other classes."
+        )
+    roles = Roles([], None, None, None, None, [])
+    task = task_for(summary.input, CLASS)
+    names = ", ".join(list(summary.classes)[:3])
+    return TaskChoice(task, f"{len(summary.classes)} class folders: {names}, ...", None, "", roles)
+
+
+def _target(
+    columns: Sequence[SampledColumn], roles: Roles, task: str | None, target: str | None
+) -> tuple[SampledColumn, str] | Question:
+    if target is not None:
+        return next(column for column in columns if column.name == target), "as you said"
+    if roles.named_target is not None:
+        return roles.named_target, "its name says so"
+    fitting = [
+        column
+        for column in roles.targets
+        if task is None or kind_of(task).target in target_kinds(column)
+    ]
+    if not fitting:
+        raise DataError(
+            f"none of the columns {', '.join(column.name for column in columns)} can be a target: "
+            "expected one with a few classes, or with numbers, in most rows."
+        )
+    if len(fitting) == 1 and len(columns) - len(fitting) <= _others(roles):
+        return fitting[0], "the only column that can be predicted"
+    last_first = sorted(fitting, key=lambda column: -list(columns).index(column))
+    return Question(
+        "--target",
+        "Which column shall the model predict?",
+        tuple(column.name for column in last_first[:_MOST_CANDIDATES]),
+    )
+
+
+def _others(roles: Roles) -> int:
+    """The number of columns beside the target that have a role."""
+    return sum(c is not None for c in (roles.group, roles.time, roles.weight, roles.split))
+
+
+def _check_not_texts(
+    summary: DataSummary, columns: Sequence[SampledColumn], roles: Roles, target: str | None
+) -> None:
+    """Refuse a table whose only inputs are texts."""
+    texts = [column.name for column in columns if column.is_free_text]
+    if summary.input.has_pixels or not texts:
+        return
+    inputs = [c for c in columns if c.guess.kind != "ignore" and c.name not in texts]
+    named = roles.named_target
+    label = target or (named.name if named else None)
+    rest = [column for column in inputs if column.name != label]
+    if not rest or (label is None and len(rest) <= 1):
+        raise DataError(
+            f"{str(summary.path)!r} is a set of texts, in {', '.join(map(repr, texts))}. "
+            "Slipway has no task for texts yet: expected images, or columns of numbers, categories "
+            "or dates."
+        )
+
+
+def _examples(column: SampledColumn) -> str:
+    most = [name for name, _ in column.counts.most_common(4)]
+    more = ", ..." if len(column.counts) > len(most) else ""
+    return f"{', '.join(name[:20] for name in most)}{more}"

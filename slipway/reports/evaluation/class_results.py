@@ -1,0 +1,76 @@
+"""Results of an evaluation against classes: predictions, confusion matrix, scores of each class."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.metrics.class_scores import (
+    class_scores,
+    confusion_matrix,
+    count_classes,
+    log_losses,
+)
+from slipway.reports.evaluation.record import Evaluation
+
+
+def confusion(evaluation: Evaluation) -> NDArray[np.int64]:
+    """(K, K) number of rows by actual and predicted class."""
+    return confusion_matrix(evaluation.targets, evaluation.predictions, len(evaluation.classes))
+
+
+class ClassResults:
+    """Predicts the most probable class. `outputs` are (N, K) probabilities."""
+
+    PREDICTION_FIELDS = (
+        pa.field("target", pa.string(), nullable=False),  # class names
+        pa.field("prediction", pa.string(), nullable=False),
+        pa.field("confidence", pa.float32(), nullable=False),  # probability of the prediction
+        # in the order of the classes
+        pa.field("probabilities", pa.list_(pa.float32()), nullable=False),
+    )
+
+    @staticmethod
+    def predictions(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+        """(N,) the index of the most probable class, the first of equals."""
+        return np.asarray(outputs.argmax(axis=1), np.float64)
+
+    @staticmethod
+    def row_losses(
+        outputs: NDArray[np.float32], targets: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """(N,) 1 for a wrong label, else 0."""
+        return np.asarray(outputs.argmax(axis=1) != targets, np.float64)
+
+    @staticmethod
+    def severities(evaluation: Evaluation) -> NDArray[np.float64]:
+        """(N,) the log loss of a wrong row; negative for a correct one."""
+        is_wrong = evaluation.predictions != evaluation.targets
+        return np.where(is_wrong, log_losses(evaluation.targets, evaluation.outputs), -1.0)
+
+    @staticmethod
+    def entries(evaluation: Evaluation) -> dict[str, Any]:
+        matrix = confusion(evaluation)
+        scores, rows = class_scores(count_classes(matrix)), matrix.sum(axis=1)
+        per_class = [
+            {
+                "class": name,
+                "rows": int(rows[index]),
+                "precision": float(scores.precision[index]),
+                "recall": float(scores.recall[index]),
+                "f1": float(scores.f1[index]),
+            }
+            for index, name in enumerate(evaluation.classes)
+        ]
+        return {"per_class": per_class}
+
+    @staticmethod
+    def prediction_columns(evaluation: Evaluation) -> dict[str, Any]:
+        classes = evaluation.classes
+        return {
+            "target": [classes[int(index)] for index in evaluation.targets],
+            "prediction": [classes[int(index)] for index in evaluation.predictions],
+            "confidence": evaluation.outputs.max(axis=1),
+            "probabilities": list(evaluation.outputs),
+        }

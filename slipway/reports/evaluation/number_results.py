@@ -1,0 +1,57 @@
+"""Results of an evaluation against a numeric target."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.metrics.number_scores import errors_by_target
+from slipway.metrics.scores import Resampling, TargetErrors
+from slipway.reports.evaluation.record import Evaluation
+
+_NUM_RANGES = 5  # of the target
+
+
+class NumberResults:
+    """Predicts the value. `outputs` are (N, 1) values."""
+
+    PREDICTION_FIELDS = (
+        pa.field("target", pa.float64(), nullable=False),
+        pa.field("prediction", pa.float64(), nullable=False),
+    )
+
+    @staticmethod
+    def predictions(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+        return outputs[:, 0].astype(np.float64)
+
+    @staticmethod
+    def row_losses(
+        outputs: NDArray[np.float32], targets: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """(N,) squared errors."""
+        return np.asarray((outputs[:, 0].astype(np.float64) - targets) ** 2)
+
+    @staticmethod
+    def severities(evaluation: Evaluation) -> NDArray[np.float64]:
+        """(N,) absolute errors."""
+        return np.abs(evaluation.predictions - evaluation.targets)
+
+    @staticmethod
+    def target_errors(
+        targets: NDArray[np.float64], outputs: NDArray[np.float32], resampling: Resampling
+    ) -> list[TargetErrors]:
+        return errors_by_target(targets, outputs, _NUM_RANGES, resampling)
+
+    @staticmethod
+    def entries(evaluation: Evaluation) -> dict[str, Any]:
+        if not evaluation.target_errors:
+            return {}
+        return {"by_target": [entry.model_dump() for entry in evaluation.target_errors]}
+
+    @staticmethod
+    def prediction_columns(evaluation: Evaluation) -> dict[str, Any]:
+        return {
+            "target": evaluation.targets.tolist(),
+            "prediction": evaluation.predictions.tolist(),
+        }

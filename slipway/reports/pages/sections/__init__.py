@@ -1,0 +1,1 @@
+"""Sections of the evaluation page, one module for each kind of target."""

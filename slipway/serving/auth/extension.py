@@ -1,0 +1,165 @@
+"""Authentication of callers: checks a request's key, the role of the key and its rate.
+
+Without keys, admits only this machine, or everybody if SLIPWAY_DISABLE_AUTH is set.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from prometheus_client import Counter, Gauge
+from pydantic import Field
+
+from slipway.serving.auth.keys import KeyFile, KeyRing, read_keys
+from slipway.serving.extension import Extension, Hooks
+from slipway.serving.http.callers import LoopbackOnly
+from slipway.serving.http.responses import Refusal
+from slipway.serving.http.routes import Access, Headers
+from slipway.serving.metrics.service_metrics import ServiceMetrics
+from slipway.serving.settings import OptionalPath, Settings, SettingsSection
+from slipway.serving.worker import ModelWorker
+
+REFUSALS = ("missing", "unknown", "role", "rate")
+HOW = "send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
+_HOSTS = r"^([A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*)?$"
+_CHALLENGE = ("www-authenticate", "Bearer")
+_INVALID = ("www-authenticate", 'Bearer error="invalid_token"')
+
+
+class AuthSettings(SettingsSection):
+    """Callers that the service admits, and host names that it accepts."""
+
+    keys: OptionalPath = None  # file with the digests of keys; unset or empty: no key is needed
+    disable_auth: bool = False  # let other machines connect without keys
+    # Host names besides localhost that requests without keys may use, separated by commas.
+    allowed_hosts: Annotated[str, Field(pattern=_HOSTS)] = ""
+
+    def host_names(self) -> frozenset[str]:
+        """The names in `allowed_hosts`, in lower case."""
+        return frozenset(name for name in self.allowed_hosts.lower().split(",") if name)
+
+
+class AuthMetrics:
+    """Metrics of failed authentication and of an invalid key file."""
+
+    def __init__(self, metrics: ServiceMetrics) -> None:
+        registry = metrics.registry
+        refused = Counter(
+            "slipway_auth_failures",
+            "Requests refused for their key, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        faults = Counter(
+            "slipway_key_file_faults",
+            "Times that the key file was found invalid.",
+            registry=registry,
+        )
+        self.refused = {reason: metrics.count(refused.labels(reason)) for reason in REFUSALS}
+        self.faults = metrics.count(faults)
+        self.file_is_invalid = Gauge(
+            "slipway_key_file_invalid",
+            "1 while the key file is invalid, else 0.",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+
+    def file_fault(self) -> None:
+        """Count a change that made the key file invalid."""
+        self.faults.total += 1
+
+
+class KeyCheck:
+    """Admits callers with a key of the file. One per worker."""
+
+    allows_remote = True
+    errors: tuple[str, ...] = ("key_missing", "key_unknown", "not_allowed", "rate_limited")
+    security: Mapping[str, Any] = {
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "Authorization: Bearer KEY",
+        },
+        "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+
+    def __init__(self, keys: KeyRing, metrics: AuthMetrics) -> None:
+        self._keys = keys
+        self._refused = metrics.refused
+
+    def admit(self, headers: Headers, access: Access) -> str | None:
+        """Return the name of the caller's key, or None if the route is open. Raises Refusal."""
+        if access == "open":
+            return None
+        presented = presented_key(headers)
+        if presented is None:
+            self._refused["missing"].total += 1
+            raise Refusal("key_missing", f"this needs a key: {HOW}", headers=(_CHALLENGE,))
+        key = self._keys.find(presented)
+        if key is None:
+            self._refused["unknown"].total += 1
+            raise Refusal(
+                "key_unknown",
+                "the service does not know this key, or no longer",
+                headers=(_INVALID,),
+            )
+        if access == "operator" and key.role != "operator":
+            self._refused["role"].total += 1
+            raise Refusal(
+                "not_allowed",
+                f"this is for operators; the key of {key.name} has the role {key.role}",
+            )
+        seconds = self._keys.take(key)
+        if seconds:
+            self._refused["rate"].total += 1
+            retry_after = ("retry-after", str(max(1, math.ceil(seconds))))
+            message = (
+                f"the key of {key.name} may send {key.rate:g} requests a second, over all workers; "
+                "try again later"
+            )
+            raise Refusal("rate_limited", message, headers=(retry_after,))
+        return key.name
+
+
+class AdmitAnyone:
+    """Admits every caller from anywhere: the operator has disabled authentication."""
+
+    allows_remote = True
+    errors: tuple[str, ...] = ()
+    security: Mapping[str, Any] = {}
+
+    def admit(self, headers: Headers, access: Access) -> str | None:
+        """Admit without a key."""
+        return None
+
+
+def presented_key(headers: Headers) -> bytes | None:
+    """The key in the headers of a request, or None."""
+    scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and credentials.strip():
+        return credentials.strip()
+    return headers.get(b"x-api-key") or None
+
+
+def _attach(worker: ModelWorker) -> Hooks:
+    settings, metrics = worker.settings.section(AuthSettings), AuthMetrics(worker.metrics)
+    if settings.keys:
+        ring = KeyRing(settings.keys, worker.settings.workers, metrics.file_fault)
+        return Hooks(
+            caller_check=KeyCheck(ring, metrics),
+            gauges=(KeyFile(settings.keys, metrics.file_is_invalid.set),),
+        )
+    if settings.disable_auth:
+        return Hooks(caller_check=AdmitAnyone())
+    return Hooks(caller_check=LoopbackOnly(settings.host_names()))
+
+
+def _allows_remote(settings: Settings) -> bool:
+    """Raises KeysError if the key file cannot be used."""
+    section = settings.section(AuthSettings)
+    if section.keys:
+        read_keys(section.keys)
+    return section.keys is not None or section.disable_auth
+
+
+EXTENSION = Extension("auth", _attach, AuthSettings, allows_remote=_allows_remote)

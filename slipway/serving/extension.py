@@ -1,0 +1,52 @@
+"""The interface of optional features. slipway/serving/extensions.py lists all of them.
+
+An extension may import the core (application, worker, endpoints and below). The core never imports
+an extension, and no extension imports another. Reasons: docs/decisions/0022.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slipway.serving.http.callers import CallerCheck
+from slipway.serving.http.routes import Routes
+from slipway.serving.metrics.gauges import MetricsSource
+from slipway.serving.settings import Settings, SettingsSection
+
+if TYPE_CHECKING:
+    from slipway.serving.worker import ModelWorker
+
+StatusPart = Callable[[], dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The parts that one extension adds to one worker.
+
+    At any time, an extension may also set `ModelWorker.router` and add to `ModelWorker.observers`.
+    """
+
+    routes: Routes = field(default_factory=dict)
+    caller_check: CallerCheck | None = None  # replaces LoopbackOnly
+    select_model: Callable[[], Settings] | None = None  # settings for the first model
+    on_wrong_answer: Callable[[str], None] | None = None  # takes a model version; any thread
+    model_info: Callable[[], dict[str, Any]] | None = None  # further keys of `GET /model`
+    status: Mapping[str, StatusPart] = field(default_factory=dict)  # parts of `GET /status`
+    gauges: Sequence[MetricsSource] = ()  # sampled every few seconds
+    start: Callable[[], None] | None = None  # on the event loop, when loading begins
+    stop: Callable[[], Awaitable[None]] | None = None  # before the model is retired
+    close: Callable[[], Awaitable[None]] | None = None  # after the last answer
+
+
+@dataclass(frozen=True)
+class Extension:
+    """An optional feature. `attach` registers its metrics and returns its hooks.
+
+    `allows_remote` and `initial_settings` also run in the server process, before workers start.
+    """
+
+    name: str
+    attach: Callable[["ModelWorker"], Hooks]
+    settings: type[SettingsSection] | None = None
+    allows_remote: Callable[[Settings], bool] | None = None
+    initial_settings: Callable[[Settings], Settings] | None = None

@@ -1,0 +1,30 @@
+"""The extensions of the service. Removing one from the list removes its feature and nothing else.
+
+`GET /status` shows their parts in this order.
+"""
+
+from slipway.serving.api_docs import extension as api_docs
+from slipway.serving.auth import extension as auth
+from slipway.serving.engine_rebuild import extension as engine_rebuild
+from slipway.serving.explaining import extension as explaining
+from slipway.serving.extension import Extension
+from slipway.serving.gpu import extension as gpu
+from slipway.serving.monitoring import extension as monitoring
+from slipway.serving.open_inference import extension as open_inference
+from slipway.serving.page import extension as page
+from slipway.serving.request_log import extension as request_log
+from slipway.serving.rollout import extension as rollout
+
+EXTENSIONS: tuple[Extension, ...] = (
+    auth.EXTENSION,
+    request_log.EXTENSION,
+    monitoring.EXTENSION,
+    rollout.EXTENSION,
+    engine_rebuild.EXTENSION,
+    gpu.EXTENSION,
+    explaining.EXTENSION,
+    open_inference.EXTENSION,
+    page.EXTENSION,
+    api_docs.EXTENSION,
+)
+SECTIONS = tuple(one.settings for one in EXTENSIONS if one.settings)

@@ -1,0 +1,1 @@
+"""GPU utilization, memory and temperature: an extension of the service."""

@@ -1,0 +1,92 @@
+"""The check of callers. Without authentication, only this machine is admitted.
+
+A browser on this machine reaches loopback too, and a page of another site must not call the service
+through it. So two headers are checked that no page can forge: `Host`, which remains the page's own
+name if that name is pointed at 127.0.0.1 (DNS rebinding), and `Origin`, which browsers add to
+cross-origin requests.
+"""
+
+import functools
+import ipaddress
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from slipway.serving.http.framing import HOST
+from slipway.serving.http.responses import Refusal
+from slipway.serving.http.routes import Access, Headers
+
+
+class CallerCheck(Protocol):
+    """Decides whether a caller may use a route. One per worker."""
+
+    @property
+    def allows_remote(self) -> bool:
+        """True if other machines may connect."""
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The error codes that `admit` may refuse with."""
+
+    @property
+    def security(self) -> Mapping[str, Any]:
+        """OpenAPI security schemes, by name. Empty if callers send no credentials."""
+
+    def admit(self, headers: Headers, access: Access) -> str | None:
+        """Return the name of the caller's key, or None if no key is needed. Raises Refusal."""
+
+
+class LoopbackOnly:
+    """Admits every caller on this machine, except pages of other sites.
+
+    `names` are allowed host names besides addresses and localhost.
+    """
+
+    allows_remote = False
+    errors: tuple[str, ...] = ("foreign_origin", "unknown_host")
+    security: Mapping[str, Any] = {}
+
+    def __init__(self, names: frozenset[str] = frozenset()) -> None:
+        self._names = names
+
+    def admit(self, headers: Headers, access: Access) -> str | None:
+        """Refuse requests of other sites' pages; return None for all others."""
+        if access == "open":
+            return None
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        if host is not None and not is_own_host(host, self._names):
+            message = (
+                "unknown host: without API keys, send requests to an address, to localhost, or to "
+                "a name in SLIPWAY_ALLOWED_HOSTS"
+            )
+            raise Refusal("unknown_host", message, field="host")
+        if origin is not None and origin.partition(b"://")[2] != (host or b""):
+            message = "cross-origin request refused: no API keys are configured (set SLIPWAY_KEYS)"
+            raise Refusal("foreign_origin", message, field="origin")
+        return None
+
+
+@functools.lru_cache(64)
+def is_loopback(address: str) -> bool:
+    """Return True if only this machine can reach `address`: a loopback address or `localhost`."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address == "localhost"
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+@functools.lru_cache(maxsize=256)  # bounded, because callers choose the header
+def is_own_host(host: bytes, names: frozenset[str]) -> bool:
+    """Return True for an address, `localhost` or one of `names`, with any port."""
+    parsed = HOST.fullmatch(host.lower())
+    if parsed is None:
+        return False
+    name = (parsed["bracketed"] or parsed["name"]).decode()
+    if name == "localhost" or name.endswith(".localhost") or name in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,346 @@
+"""Connection limits that uvicorn lacks: number, slow or large heads, callers that do not read.
+
+A `Connection` is uvicorn's own protocol, which parses HTTP, with limits around its events. Bytes
+that never become a request get an error (400, 408, 431, 503), or a close.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import httptools
+from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS, Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from slipway.serving.http.framing import MAX_HEAD_BYTES, headers_too_large
+from slipway.serving.http.refusal_log import Peer
+from slipway.serving.http.responses import RETRY_AFTER, Refusal, Response, response_bytes
+from slipway.serving.http.routes import new_request_id
+
+LINGER_S = 1.0  # for a refused caller to read the reason: a few round trips of a slow line
+MAX_LINGERING = 64  # refused connections of a worker that stay open that long
+MIN_IDLE_S = 5.0  # before a connection is closed to make room for another
+_TICKS = 10  # checks of each connection within the time-out
+_SLICE_BYTES = 32 << 10  # of a body, parsed at once
+_HEAD_SLICE_BYTES = 2 << 10  # so few pipelined requests are parsed before the first is answered
+_CONTINUE = b"HTTP/1.1 100 "
+# Without uvicorn's warnings, one for each bad request: callers could fill the disk with them.
+_errors = logging.getLogger("uvicorn.error.slipway")
+_errors.setLevel(logging.ERROR)
+
+
+class ConnectionLimits:
+    """Creates the protocol of each connection (uvicorn's setting `http`) and times them.
+
+    `respond` returns the response to a refusal. It takes the refusal, a request id, the caller, and
+    the path if that has arrived.
+    """
+
+    def __init__(
+        self,
+        max_connections: int,
+        timeout_s: float,
+        idle_timeout_s: int,
+        respond: Callable[[Refusal, str, Peer, str], Response],
+    ) -> None:
+        self.max_connections = max_connections
+        self.timeout_s = timeout_s
+        self.idle_timeout_s = idle_timeout_s
+        self.respond = respond
+        self.connections: set[Connection] = set()
+        self.idle: dict[Connection, float] = {}  # since this loop time, the oldest first
+        self._num_lingering = 0
+        self._is_ticking = False
+
+    def __call__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> "Connection":
+        return Connection(self, config, server_state, app_state, _loop)
+
+    def replace_uvicorns_default(self) -> None:
+        """Use this in every server of the process: BentoML does not set uvicorn's `http`."""
+        HTTP_PROTOCOLS["auto"] = self  # type: ignore[assignment]  # uvicorn takes a factory as well
+        WS_PROTOCOLS["auto"] = None
+
+    def add(self, connection: "Connection") -> bool:
+        """Start timing a connection. Above the limit, close the connection that is idle longest.
+
+        Return False if none is idle long enough: its caller may be sending the next request.
+        """
+        self.connections.add(connection)
+        if not self._is_ticking:
+            self._tick()
+        if len(self.connections) - self._num_lingering <= self.max_connections:
+            return True
+        oldest = next(iter(self.idle), None)
+        now = asyncio.get_running_loop().time()
+        if oldest is None or now - self.idle[oldest] < MIN_IDLE_S:
+            return False
+        self.remove(oldest)
+        oldest.transport.close()
+        return True
+
+    def remove(self, connection: "Connection", *, was_lingering: bool = False) -> None:
+        self.connections.discard(connection)
+        self.idle.pop(connection, None)
+        self._num_lingering -= was_lingering
+
+    def may_linger(self) -> bool:
+        """Count a connection as refused; True if it may stay open for a while."""
+        self._num_lingering += 1
+        return self._num_lingering <= MAX_LINGERING
+
+    def _tick(self) -> None:
+        """Age all connections. In ticks, not seconds: a suspended process times nobody out."""
+        for connection in tuple(self.connections):
+            connection.tick()
+        self._is_ticking = bool(self.connections)
+        if self._is_ticking:
+            asyncio.get_running_loop().call_later(self.timeout_s / _TICKS, self._tick)
+
+
+class AnswerTransport:
+    """The transport of uvicorn's protocol: sends the head and the body of an answer at once.
+
+    uvicorn writes them one after the other: two system calls, and two packets for the caller. And
+    it closes while the caller still sends a body: a reset, which may cost the caller the answer
+    that it has not read yet (RFC 9112, section 9.6).
+    """
+
+    def __init__(self, transport: Any, may_linger: Callable[[], bool] = lambda: False) -> None:
+        self._transport = transport
+        self._may_linger = may_linger
+        self._unsent = b""
+        self._is_holding = False
+        self.is_body_owed = False  # the caller has not sent all of the body
+        self.is_lingering = False  # what still arrives is dropped
+        self.has_input = False  # the connection holds bytes that are not parsed yet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def hold_head(self) -> None:
+        """Hold the next head until the body is written, or the connection closed."""
+        self._is_holding = True
+
+    def resume_reading(self) -> None:
+        """Read on, unless bytes are held: else each answer would let in more than it took out."""
+        if not self.has_input:
+            self._transport.resume_reading()
+
+    def write(self, data: bytes) -> None:
+        if self._is_holding and not data.startswith(_CONTINUE):
+            self._unsent, self._is_holding = data, False
+        else:
+            self._transport.write(self._unsent + data)
+            self._unsent = b""
+
+    def send(self) -> None:
+        """Send a head that has no body."""
+        if self._unsent:
+            self.write(b"")
+
+    def is_closing(self) -> bool:
+        return bool(self.is_lingering or self._transport.is_closing())
+
+    def close(self) -> None:
+        self.send()
+        if self.is_body_owed:
+            self.linger()
+        else:
+            self._transport.close()
+
+    def linger(self) -> None:
+        """End our side, and close once the caller has ended its own, or after `LINGER_S`."""
+        self.send()
+        if self.is_closing():
+            return
+        self.is_lingering = True
+        if self._may_linger() and self._transport.can_write_eof():
+            self._transport.resume_reading()
+            with contextlib.suppress(OSError):  # the caller is gone already
+                self._transport.write_eof()
+            asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
+        else:
+            self._transport.close()
+
+
+class Connection(HttpToolsProtocol):
+    """One connection: uvicorn's protocol with limits around it."""
+
+    transport: AnswerTransport  # type: ignore[assignment]  # behaves like one
+
+    def __init__(self, limits: ConnectionLimits, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.logger = _errors
+        self.timeout_keep_alive = limits.idle_timeout_s
+        self.url = b""  # of the last request, as far as it has arrived
+        self._limits = limits
+        self._held: bytes | memoryview = b""  # not parsed yet
+        self._previous: Any = None  # cycle before the last one
+        self._refusal: Refusal | None = None  # to be sent after the answers to earlier requests
+        self._is_at_eof = False
+        self._num_bytes = 0  # of a head that is not complete, chunk extensions or trailers
+        self._age = 0  # ticks that a head has taken
+        self._num_unsent, self._stalled_ticks = 0, 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to time the connection; refuse it above the limit."""
+        answers = AnswerTransport(transport, self._limits.may_linger)
+        super().connection_made(answers)  # type: ignore[arg-type]
+        answers.hold_head()
+        if not self._limits.add(self):
+            most = self._limits.max_connections
+            limit = f"{most} connections, the limit (SLIPWAY_MAX_CONNECTIONS)"
+            message = f"there are {limit}; try again later"
+            self._refuse(Refusal("too_many_connections", message, headers=(RETRY_AFTER,)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._limits.remove(self, was_lingering=self.transport.is_lingering)
+        self.transport.is_body_owed = False
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        self.cycle = self._previous = None  # type: ignore[assignment]  # they refer to this connection
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the data unless an earlier request is still being answered."""
+        if not self.transport.is_closing() and self._refusal is None:
+            self._held = b"".join((self._held, data)) if self._held else data
+            self._parse()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open for the responses to complete requests."""
+        self._is_at_eof = True
+        return self._is_answering() and not self.cycle.more_body and not self.transport.is_closing()
+
+    def resume_writing(self) -> None:
+        self._stalled_ticks = 0
+        super().resume_writing()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_bytes = self._num_bytes or 1  # perhaps in one packet with the request before
+
+    def on_headers_complete(self) -> None:
+        self._previous = self.cycle
+        super().on_headers_complete()
+        self._num_bytes = self._age = 0
+        self.transport.is_body_owed = True
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._num_bytes = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._num_bytes = 0
+        self.transport.is_body_owed = False
+
+    def on_response_complete(self) -> None:
+        """Go on with what is held, or end the connection."""
+        self.transport.send()
+        self.transport.hold_head()
+        super().on_response_complete()
+        if self._is_answering() or self.transport.is_closing():
+            return
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self.transport.is_body_owed:  # later bytes could belong to it
+            self._end()
+        elif self._held:
+            self._parse()
+        elif self._is_at_eof:
+            self.transport.close()
+        elif self._num_bytes:  # the next head has begun
+            self._unset_keepalive_if_required()
+        else:
+            self._limits.idle[self] = self.loop.time()
+
+    def tick(self) -> None:
+        """End the connection if a head takes too long, or its caller reads nothing."""
+        num_unsent = self.transport.get_write_buffer_size()
+        is_stalled = 0 < self._num_unsent <= num_unsent
+        self._stalled_ticks = self._stalled_ticks + 1 if is_stalled else 0
+        self._num_unsent = num_unsent
+        if self._stalled_ticks > _TICKS:
+            self.transport.abort()
+        elif not self._is_answering() and (self._num_bytes or self.cycle is None):
+            self._age += 1
+            if self._age > _TICKS and not self.transport.is_closing():
+                self._time_out()
+
+    def _time_out(self) -> None:
+        if self._num_bytes:
+            seconds = f"{self._limits.timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"
+            message = f"the headers did not arrive within {seconds}"
+            self._refuse(Refusal("header_timeout", message))
+        else:
+            self.transport.close()
+
+    def _is_answering(self) -> bool:
+        """Return True until the response to the last request is complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _parse(self) -> None:
+        """Parse what is held, up to the end of a request or of a slice."""
+        rest = memoryview(self._held)
+        while rest and not self.transport.is_closing() and self._refusal is None:
+            if self._is_answering() and not self.cycle.more_body:
+                self.transport.pause_reading()  # until the response is complete
+                break
+            size = _SLICE_BYTES if self._is_answering() else _HEAD_SLICE_BYTES
+            piece = rest[:size]
+            self._num_bytes += len(piece)
+            rest = rest[self._feed(piece) :]
+            if self._num_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(headers_too_large())
+        self._held = rest
+        was_full, self.transport.has_input = self.transport.has_input, len(rest) > 0
+        if was_full and not rest and not self.flow.read_paused:  # by uvicorn, for its own queue
+            self.transport.resume_reading()
+
+    def _feed(self, piece: memoryview) -> int:
+        """Parse a piece; return the number of parsed bytes.
+
+        Replaces uvicorn's `data_received`, which drops what follows a request to upgrade.
+        """
+        self._unset_keepalive_if_required()
+        self._limits.idle.pop(self, None)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:  # ignored: no protocol is supported
+            num_parsed: int = upgrade.args[0]
+            return num_parsed
+        except httptools.HttpParserError:
+            message = "the request is not valid HTTP; send HTTP/1.1"
+            self._refuse(Refusal("malformed_request", message))
+        return len(piece)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self.pipeline and self.cycle.more_body:  # the refusal answers the last request
+            self.pipeline.popleft()
+            self.cycle = self._previous
+        if self._is_answering() and not self.cycle.more_body:
+            self._refusal = refusal
+            return
+        if self._is_answering() and self.cycle.response_started:  # one request has one answer
+            self._end()
+            return
+        request_id = new_request_id()
+        path = unquote_to_bytes(self.url.partition(b"?")[0]).decode("latin-1")
+        response = self._limits.respond(refusal, request_id, self.client, path)
+        self.transport.write(response_bytes(response, request_id))
+        self._end()
+
+    def _end(self) -> None:
+        """Drop what still arrives, and close soon."""
+        self.transport.linger()
+        super().connection_lost(ConnectionAbortedError())

@@ -1,0 +1,78 @@
+"""One timer for the deadlines of all requests: all are equally long, so the oldest ends first.
+
+`asyncio.timeout` creates and cancels a timer for each request, which takes 7 of the 90 µs of a
+small prediction.
+"""
+
+import asyncio
+from functools import cached_property
+from types import TracebackType
+
+
+class Deadlines:
+    """Limits blocks of code to `seconds` each. After that, they are cancelled with TimeoutError."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        # The end of each, in seconds of the event loop, oldest first.
+        self.running: dict[Deadline, float] = {}
+        self.is_armed = False
+
+    @cached_property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of all deadlines. Python 3.11 makes a system call to look it up."""
+        return asyncio.get_running_loop()
+
+    def deadline(self) -> "Deadline":
+        """A context for the task to limit: `with deadlines.deadline():`."""
+        return Deadline(self)
+
+    def arm(self, end: float) -> None:
+        """Set the timer to the end of the oldest deadline."""
+        self.is_armed = True
+        self.loop.call_at(end, self._expire)
+
+    def _expire(self) -> None:
+        self.is_armed, now = False, self.loop.time()
+        for deadline, end in list(self.running.items()):
+            if end > now:
+                self.arm(end)
+                return
+            del self.running[deadline]
+            deadline.expire()
+
+
+class Deadline:
+    """The deadline of one block of code."""
+
+    __slots__ = ("_all", "_is_expired", "_task")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._all = deadlines
+        self._is_expired = False
+
+    def __enter__(self) -> None:
+        loop = self._all.loop
+        task = asyncio.current_task(loop)
+        if task is None:
+            raise RuntimeError("a deadline needs a task")
+        self._task, all_of_them = task, self._all
+        all_of_them.running[self] = end = loop.time() + all_of_them.seconds
+        if not all_of_them.is_armed:
+            all_of_them.arm(end)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_expired:
+            del self._all.running[self]
+        # If somebody else cancelled the task too, it must stay cancelled: requests remain.
+        elif self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def expire(self) -> None:
+        self._is_expired = True
+        self._task.cancel()

@@ -1,0 +1,128 @@
+"""Routes: methods, access, handler and API description of each path; and the request itself.
+
+Endpoints create routes; the application finds the one of a request. A path that ends in `/*`
+stands for everything below it, and `/*/` before the last part for any name there. So a path that a
+caller invents never becomes a metric label.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slipway.artifacts.bundle import Bundle
+from slipway.serving.http.refusal_log import Peer
+from slipway.serving.http.request_body import RequestBody
+from slipway.serving.http.responses import Refusal, Response, error_response
+
+READING = ("GET", "HEAD")
+Headers = Mapping[bytes, bytes]  # by lower-case name
+# For everybody who reaches the port; for clients of the model; for those who run the service.
+Access = Literal["open", "caller", "operator"]
+
+_VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_ID_BYTES = 8  # of randomness in each request id
+_IDS_PER_READ = 256  # reading randomness for each id costs more than the rest of its creation
+_unused_ids: list[str] = []
+os.register_at_fork(after_in_child=_unused_ids.clear)
+
+
+@dataclass
+class Request:
+    """One request that is being handled."""
+
+    id: str
+    method: str
+    path: str  # decoded, without the query
+    query: bytes
+    headers: Headers
+    body: RequestBody
+    started: float  # perf_counter seconds
+    caller: str | None = None  # name of the caller's key, once authenticated
+    peer: Peer = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The description of a route in the OpenAPI document. Schemas are by media type."""
+
+    summary: str
+    takes: Mapping[str, Any] = field(default_factory=dict)  # of the body; empty: no body
+    answers: Mapping[str, Any] = field(default_factory=dict)  # of `statuses`; of GET with 200
+    errors: tuple[str, ...] = ()  # codes of ERRORS, in addition to those of every route
+    example: str = ""  # arguments of curl
+    statuses: tuple[int, ...] = (200,)
+    requires_body: bool = True  # if it takes one
+
+
+@dataclass(frozen=True)
+class ErrorShape:
+    """An error format that a protocol prescribes, in place of `error_response`."""
+
+    name: str  # of its schema in the OpenAPI document
+    schema: Mapping[str, Any]
+    respond: Callable[[Refusal, str], Response]  # takes the request id
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+Describe = Callable[[Bundle | None], Operation]  # takes the served bundle's manifest, if any
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path, or a pattern of paths."""
+
+    methods: tuple[str, ...]
+    handler: Handler | None  # None: BentoML's application answers
+    access: Access
+    describe: Describe | None = None
+    error_shape: ErrorShape | None = None  # None: as `error_response`
+    is_probe: bool = False  # answers not_ready as any other state, not as a refusal
+    is_unknown: bool = False  # the handler refuses the path itself, whatever the method
+
+
+Routes = dict[str, Route]
+
+
+def always(operation: Operation) -> Describe:
+    return lambda bundle: operation
+
+
+def find_route(routes: Routes, path: str) -> str | None:
+    """The key of a path's route: the path itself, `/*/` before its last part, `/*` in its place.
+
+    Last comes the `/*` of its first part. None if nothing matches. Where that exists, trailing
+    slashes make no difference.
+    """
+    if path in routes:
+        return path
+    below = f"/{path[1:].partition('/')[0]}/*"
+    if below not in routes:
+        return None
+    path = path.rstrip("/")
+    before, _, last = path.rpartition("/")
+    any_name = f"{before.rpartition('/')[0]}/*/{last}"
+    return next((key for key in (path, any_name, f"{before}/*") if key in routes), below)
+
+
+def error_shape_of(routes: Routes, path: str) -> Callable[[Refusal, str], Response]:
+    """The function that creates the error responses of a path, known or not."""
+    found = find_route(routes, path)
+    shape = routes[found].error_shape if found else None
+    return shape.respond if shape else error_response
+
+
+def request_id_of(headers: Headers) -> str:
+    """The caller's `x-request-id` if it is valid, otherwise a new id."""
+    given = headers.get(b"x-request-id")
+    return given.decode() if given and _VALID_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    """16 random hex digits. Call it on the event loop only."""
+    if not _unused_ids:
+        digits, width = secrets.token_hex(_ID_BYTES * _IDS_PER_READ), 2 * _ID_BYTES
+        _unused_ids.extend(digits[at : at + width] for at in range(0, len(digits), width))
+    return _unused_ids.pop()

@@ -1,0 +1,170 @@
+"""`python -m slipway.serving.load_test --p99-ms 50 --connections 32`: measures capacity, finds
+settings.
+
+Starts the real service with several candidate settings, one after the other, on its own port and
+with its own state, puts it under load and writes the capacity card. `--apply` also writes the best
+settings into serving.env. See docs/how-to/operations.md.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from slipway.config.command import run_command
+from slipway.predictor.loader import read_certified
+from slipway.serving.extensions import SECTIONS
+from slipway.serving.load_test import card
+from slipway.serving.load_test.candidates import SettingsCandidate, present_candidate
+from slipway.serving.load_test.figures import Bench, HttpBench
+from slipway.serving.load_test.samples import Samples, samples_of
+from slipway.serving.load_test.trial_service import require_answered, running, served_settings
+from slipway.serving.load_test.tuner import Goal, Tuner
+from slipway.serving.settings import ROOT, Settings, read_settings
+from slipway.system import files
+from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.cores import num_cores
+
+CARD, PAGE, APPLIED = (
+    Path("artifacts/capacity.json"),
+    Path("reports/capacity.md"),
+    Path("serving.env"),
+)
+_CONNECTIONS = 32  # default load
+
+
+class Services:
+    """Starts the service with a candidate's settings, each time in a new folder below `folder`."""
+
+    def __init__(self, settings: Settings, samples: Samples, folder: Path) -> None:
+        self._settings = settings
+        self._samples = samples
+        self._folder = folder
+        self._num_opened = 0
+        self.model: dict[str, Any] = {}  # answer of /model of the last service
+
+    @contextmanager
+    def __call__(self, candidate: SettingsCandidate) -> Iterator[Bench]:
+        """Run the service."""
+        self._num_opened += 1
+        with running(
+            self._settings, candidate, os.environ, self._folder / str(self._num_opened)
+        ) as service:
+            require_answered(service.url, self._samples)
+            self.model = service.model
+            yield HttpBench(service.url, self._samples)
+
+
+@quiet_when_unread()
+def main(arguments: list[str]) -> None:
+    """Run the command; failures are one line on stderr and exit code 1."""
+    options = _parser().parse_args(arguments)
+    run_command(lambda: tune(options))
+
+
+def tune(options: argparse.Namespace) -> None:
+    """Measure, print, and write the card."""
+    root: Path = options.out
+    load_before = os.getloadavg()[0]
+    settings = served_settings(read_settings(SECTIONS))
+    bundle, _ = read_certified(
+        settings.bundle, settings.certificate, accept_draft=settings.accept_draft
+    )
+    samples = samples_of(bundle, options.samples)
+    goal = Goal(
+        options.p99_ms,
+        options.requests_per_second,
+        None if options.requests_per_second else options.connections,
+    )
+    print(f"goal: {goal}; about {options.seconds:g} s", flush=True)
+    with tempfile.TemporaryDirectory(prefix="slipway-tune-") as folder:
+        services = Services(settings, samples, Path(folder))
+        tuner = Tuner(services, goal, options.seconds)
+        largest = bundle.manifest.max_batch_size
+        outcome = tuner.run(
+            present_candidate(settings, largest),
+            num_cores(),
+            largest,
+            lambda tried: print(card.describe_trial(tried), flush=True),
+        )
+    content = card.card(
+        outcome, services.model, samples.description, card.machine(load_before, num_cores())
+    )
+    files.write_json(root / CARD, content)
+    files.write_text(root / PAGE, card.page(content))
+    print(f"\n{card.page(content)}\nwritten: {CARD}, {PAGE}")
+    if options.apply:
+        files.write_text(root / APPLIED, card.with_settings(root / APPLIED, content["settings"]))
+    print(
+        f"applied: {APPLIED}"
+        if options.apply
+        else f"settings are unchanged; --apply writes them into {APPLIED}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.serving.load_test",
+        description="Measures the load that the service carries and finds its best settings.",
+    )
+    parser.add_argument(
+        "--p99-ms",
+        type=_positive,
+        required=True,
+        metavar="MS",
+        help="latency that 99 of 100 requests must meet",
+    )
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--requests-per-second",
+        type=_positive,
+        metavar="RATE",
+        help="open loop: requests at random times",
+    )
+    load.add_argument(
+        "--connections",
+        type=_count,
+        default=_CONNECTIONS,
+        metavar="N",
+        help="closed loop: callers that wait for their answers; default: 32",
+    )
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        metavar="PATH",
+        help="file or folder of request bodies; default: from the bundle",
+    )
+    parser.add_argument(
+        "--seconds", type=_positive, default=120.0, help="approximate duration; default: 120"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT,
+        metavar="FOLDER",
+        help="root of the written files; default: the project",
+    )
+    parser.add_argument("--apply", action="store_true", help=f"write the settings into {APPLIED}")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 10_000:
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Results of one load: throughput, latency, failures, and the client's own processor time.
+
+Latency counts from the time a request was due (slipway/serving/load_test/load.py), so it includes
+delays of an overloaded client.
+"""
+
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slipway.serving.load_test.load import (
+    REFUSED,
+    Answer,
+    by_status,
+    closed_loop,
+    latency,
+    open_loop,
+    run,
+)
+from slipway.serving.load_test.samples import Samples
+
+CLIENT_IS_FULL = 0.9  # of one core; above it the client may be the bottleneck
+_REST_S = 1.0  # after an overload, until the service admits requests normally
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Results of one load."""
+
+    target_rate: float | None  # requests per second; None in a closed loop
+    connections: int | None  # callers of a closed loop
+    seconds: float
+    answered: int  # with 200
+    failed: dict[str, int]  # other answers by status; "no answer" for broken connections
+    p50_ms: float | None  # None without any answer
+    p95_ms: float | None
+    p99_ms: float | None
+    client_share: float  # of one core
+
+    @property
+    def rate(self) -> float:
+        """Return answers per second."""
+        return self.answered / self.seconds
+
+    def holds(self, p99_ms: float) -> bool:
+        """Return True if all requests were answered, 99 % of them in time."""
+        return not self.failed and self.p99_ms is not None and self.p99_ms <= p99_ms
+
+
+class Bench(Protocol):
+    """A running service to put under load."""
+
+    def at_rate(self, rate: float, seconds: float) -> Figures:
+        """Run an open loop: requests at random times, `rate` per second."""
+
+    def with_connections(self, connections: int, seconds: float) -> Figures:
+        """Run a closed loop: each caller waits for its answer before the next request."""
+
+
+class HttpBench:
+    """Service at `url`."""
+
+    def __init__(self, url: str, samples: Samples) -> None:
+        self._url = url
+        self._samples = samples
+        self._was_overloaded = False
+        self._seed = 0
+
+    def at_rate(self, rate: float, seconds: float) -> Figures:
+        """Run an open loop; each call draws new random times."""
+        self._seed += 1
+        return self._measure(
+            open_loop(self._url, self._samples, rate, seconds, self._seed), seconds, rate, None
+        )
+
+    def with_connections(self, connections: int, seconds: float) -> Figures:
+        """Run a closed loop."""
+        return self._measure(
+            closed_loop(self._url, self._samples, connections, seconds=seconds),
+            seconds,
+            None,
+            connections,
+        )
+
+    def _measure(
+        self,
+        load: Coroutine[Any, Any, list[Answer]],
+        seconds: float,
+        rate: float | None,
+        connections: int | None,
+    ) -> Figures:
+        if self._was_overloaded:
+            time.sleep(_REST_S)
+        began, used = time.perf_counter(), time.process_time()
+        answers = run(load)
+        client_share = (time.process_time() - used) / (time.perf_counter() - began)
+        figures = figures_of(answers, seconds, client_share, rate, connections)
+        self._was_overloaded = bool(figures.failed)
+        return figures
+
+
+def figures_of(
+    answers: list[Answer],
+    seconds: float,
+    client_share: float,
+    target_rate: float | None,
+    connections: int | None,
+) -> Figures:
+    """Compute the results from the answers."""
+    statuses = by_status(answers)
+    answered = statuses.pop(200, 0)
+    failed = {
+        "no answer" if status == REFUSED else str(status): count
+        for status, count in sorted(statuses.items())
+    }
+    p50, p95, p99 = (
+        1000 * latency(answers, share) if answered else None for share in (0.5, 0.95, 0.99)
+    )
+    return Figures(target_rate, connections, seconds, answered, failed, p50, p95, p99, client_share)

@@ -1,0 +1,72 @@
+"""Searches the highest sustained rate: brackets it by factors, then bisects on a log scale.
+
+Machines stall now and then, so a miss counts only if the same rate is missed twice. Services may
+not be monotone: a rate counts as sustained only if it lies below every missed rate.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+RESOLUTION = 1.05  # between neighbouring rates
+_STEP_UP, _STEP_DOWN = 1.5, 2.0
+LOWEST = RESOLUTION**-14  # requests a second: about one in two seconds
+
+
+class LoadTrial(NamedTuple):
+    """One rate that was tried."""
+
+    rate: float  # requests a second
+    holds: bool
+
+
+def lowest_missed(trials: Sequence[LoadTrial]) -> float | None:
+    """Return the lowest rate that was missed twice and more often than held, if there is one."""
+    held, missed = _counted(trials)
+    return min(
+        (rate for rate, count in missed.items() if count >= 2 and count > held[rate]), default=None
+    )
+
+
+def carried(trials: Sequence[LoadTrial]) -> float | None:
+    """Return the highest held rate below every missed rate; None if there is none."""
+    missed = lowest_missed(trials)
+    return max(
+        (trial.rate for trial in trials if trial.holds and (missed is None or trial.rate < missed)),
+        default=None,
+    )
+
+
+def on_grid(rate: float) -> float:
+    """Return the nearest power of RESOLUTION, so equal candidates are tried at equal rates."""
+    return float(RESOLUTION ** round(math.log(rate) / math.log(RESOLUTION)))
+
+
+def next_rate(trials: Sequence[LoadTrial], guess: float) -> float | None:
+    """Return the next rate to try, first about `guess`; None when the search is over."""
+    guess = on_grid(max(guess, LOWEST))
+    if not trials:
+        return guess
+    if not trials[-1].holds and _is_undecided(trials, trials[-1].rate):
+        return trials[-1].rate
+    held, missed = carried(trials), lowest_missed(trials)
+    if missed is None:
+        higher = on_grid((held or LOWEST) * _STEP_UP)
+        return max(guess, higher) if len(trials) == 1 else higher
+    if held is None:
+        lower = guess if guess < missed else max(on_grid(missed / _STEP_DOWN), LOWEST)
+        return lower if lower < missed else None
+    middle = on_grid(math.sqrt(held * missed))
+    return middle if held < middle < missed else None
+
+
+def _is_undecided(trials: Sequence[LoadTrial], rate: float) -> bool:
+    """Return True for a rate that was missed once and never held."""
+    held, missed = _counted(trials)
+    return missed[rate] == 1 and not held[rate]
+
+
+def _counted(trials: Sequence[LoadTrial]) -> tuple[Counter[float], Counter[float]]:
+    held = Counter(trial.rate for trial in trials if trial.holds)
+    return held, Counter(trial.rate for trial in trials if not trial.holds)

@@ -1,0 +1,321 @@
+"""Finds the settings with the highest rate within a latency goal.
+
+Each candidate is tried once, by bisection, which takes most of the time; one that answers less
+than half as much as the best is abandoned at once. Then the two best are confirmed in alternating
+rounds: a rate counts only if it is held in most of them, otherwise a lower one is tried. Both run
+at the same time, one idle while the other is measured, so other load affects both.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+
+from slipway.serving.load_test import candidates
+from slipway.serving.load_test.candidates import SettingsCandidate
+from slipway.serving.load_test.figures import Bench, Figures
+from slipway.serving.load_test.search import (
+    LOWEST,
+    RESOLUTION,
+    LoadTrial,
+    carried,
+    next_rate,
+    on_grid,
+)
+from slipway.system.errors import UnavailableError
+
+Open = Callable[[SettingsCandidate], AbstractContextManager[Bench]]
+
+NUM_ROUNDS = 3
+_WARM_CONNECTIONS = 16
+_MIN_TRIALS, _MAX_TRIALS = 6, 14  # of a candidate
+_TRYING = 0.6  # fraction of the time; the rest is for the rounds
+_MEASUREMENTS = 120  # measured: this many fit into the time
+_SHORTEST_S, _LONGEST_S = 0.3, 5.0
+# A measurement should have 30 requests, and may take four times as long to get them.
+_MIN_REQUESTS, _MAX_EXTENSION = 30, 4.0
+_NUM_FINALISTS = 2
+_ROUND = 2.0  # times the length of a trial: the 99th percentile needs many requests
+_HOPELESS = 0.5  # fraction of the best rate
+_CLEARLY = 1.1  # smaller gains are noise; the earlier candidate wins
+_OVERTIME = 1.25  # times the duration, while no rate was confirmed
+# Steps of RESOLUTION after the first missed rate; doubled after each further one.
+_STEPS_DOWN = 2
+_FIRST_GUESS = 0.7  # of the closed-loop rate
+_TOO_MUCH = 2.0  # times the closed-loop rate: never sent
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Goal: 99 % within `p99_ms` at a rate (open loop) or for a number of callers (closed loop)."""
+
+    p99_ms: float
+    rate: float | None
+    connections: int | None
+
+    def is_met_by(self, figures: Figures) -> bool:
+        """Return True if the figures are of the full load and meet the goal."""
+        return figures.holds(self.p99_ms) and (
+            self.rate is None or figures.target_rate == self.rate
+        )
+
+    def __str__(self) -> str:
+        load = (
+            f"{self.rate:g} requests/s"
+            if self.rate is not None
+            else f"{self.connections} connections"
+        )
+        return f"{load} with 99 % within {self.p99_ms:g} ms"
+
+
+@dataclass
+class Tried:
+    """Results of one candidate."""
+
+    candidate: SettingsCandidate
+    most: float = 0.0  # closed-loop answers per second
+    rate: float | None = None  # sustained when tried; None if not even the lowest was
+    at_load: Figures | None = None
+    problem: str = ""  # reason why the trial ended early
+    rounds: list[Figures] = field(default_factory=list)  # at `confirmed`, or at the last tried rate
+    load_rounds: list[Figures] = field(default_factory=list)  # at the goal's load
+    confirmed: float | None = None  # rate held in most rounds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All candidates as tried, and the best one."""
+
+    goal: Goal
+    all_tried: list[Tried]
+    best: Tried
+    is_met: bool  # in most rounds
+    seconds: float
+
+    @property
+    def headroom(self) -> float | None:
+        """Return the surplus over the goal's rate as a fraction; None for a closed loop."""
+        return (
+            self.best.confirmed / self.goal.rate - 1
+            if self.best.confirmed is not None and self.goal.rate
+            else None
+        )
+
+
+@dataclass
+class _Finalist:
+    """A running service with one of the best candidates."""
+
+    tried: Tried
+    bench: Bench
+    rate: float  # tried next
+    rounds: list[Figures] = field(default_factory=list)  # at that rate
+    missed: set[float] = field(default_factory=set)
+
+
+class Tuner:
+    """One search; `clock` returns seconds."""
+
+    def __init__(
+        self,
+        open_bench: Open,
+        goal: Goal,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open = open_bench
+        self._goal = goal
+        self._clock = clock
+        self._began = clock()
+        self._seconds = seconds
+        self._each_s = min(max(seconds / _MEASUREMENTS, _SHORTEST_S), _LONGEST_S)
+        self.all_tried: list[Tried] = []
+
+    def run(
+        self,
+        present: SettingsCandidate,
+        cores: int,
+        largest_batch: int,
+        report: Callable[[Tried], None],
+    ) -> Outcome:
+        """Try the present settings and others, then confirm the best; `report` gets each trial."""
+        end = self._began + _TRYING * self._seconds
+        sharings = candidates.sharings(present, cores)
+        self._try_all(sharings, len(candidates.batches(present, largest_batch)), end, report)
+        self._try_all(
+            candidates.batches(self._ranked(self.all_tried)[0].candidate, largest_batch),
+            0,
+            end,
+            report,
+        )
+        finalists = self._ranked(self.all_tried)[:_NUM_FINALISTS]
+        self._confirm(finalists)
+        best = self._ranked(
+            [tried for tried in self.all_tried if tried in finalists and tried.load_rounds]
+        )[0]
+        return Outcome(
+            self._goal, self.all_tried, best, self._is_met(best), self._clock() - self._began
+        )
+
+    def _try_all(
+        self,
+        coming: list[SettingsCandidate],
+        num_later: int,
+        end: float,
+        report: Callable[[Tried], None],
+    ) -> None:
+        """Try candidates while time is left, shared with `num_later` others; always the first."""
+        for position, candidate in enumerate(coming):
+            left = end - self._clock()
+            if self.all_tried and left <= 0:
+                return
+            self.all_tried.append(
+                self._try(candidate, end - left + left / (len(coming) - position + num_later))
+            )
+            report(self.all_tried[-1])
+
+    def _try(self, candidate: SettingsCandidate, end: float) -> Tried:
+        tried = Tried(candidate)
+        try:
+            with self._open(candidate) as bench:
+                self._search(tried, bench, end)
+        except UnavailableError as error:
+            if not self.all_tried:  # the present settings
+                raise
+            tried.problem = str(error)
+        return tried
+
+    def _search(self, tried: Tried, bench: Bench, end: float) -> None:
+        tried.most = bench.with_connections(_WARM_CONNECTIONS, self._each_s).rate
+        best = max((other.rate or 0 for other in self.all_tried), default=0)
+        if tried.most < _HOPELESS * best:
+            tried.problem = "abandoned: it answers less than half of the best rate"
+            return
+        tried.at_load = self._at_load(bench, tried, self._each_s)
+        trials = (
+            []
+            if tried.at_load.target_rate is None
+            else [LoadTrial(tried.at_load.target_rate, tried.at_load.holds(self._goal.p99_ms))]
+        )
+        while len(trials) < _MIN_TRIALS or (len(trials) < _MAX_TRIALS and self._clock() < end):
+            rate = next_rate(trials, _FIRST_GUESS * tried.most)
+            if rate is None:
+                break
+            trials.append(
+                LoadTrial(rate, self._at_rate(bench, rate, self._each_s).holds(self._goal.p99_ms))
+            )
+        tried.rate = carried(trials)
+
+    def _confirm(self, best: list[Tried]) -> None:
+        """Confirm rates in alternating rounds; lower missed ones and raise held ones in time."""
+        with ExitStack() as stack:
+            finalists = self._opened(best, stack)
+            for number in range(NUM_ROUNDS):
+                for one in _in_turns(finalists, number):
+                    one.tried.load_rounds.append(
+                        self._at_load(one.bench, one.tried, _ROUND * self._each_s)
+                    )
+            open_rates = [one for one in finalists if one.tried.rate is not None]
+            while open_rates:
+                for one in open_rates:
+                    one.rounds = []
+                for number in range(NUM_ROUNDS):
+                    for one in _in_turns(open_rates, number):
+                        one.rounds.append(self._at_rate(one.bench, one.rate, _ROUND * self._each_s))
+                open_rates = [one for one in open_rates if not self._is_settled(one)]
+        for tried in best:
+            if (
+                self._goal.rate is not None
+                and tried.load_rounds
+                and self._is_met(tried)
+                and (tried.confirmed or 0) < self._goal.rate
+            ):
+                tried.confirmed, tried.rounds = self._goal.rate, tried.load_rounds
+
+    def _opened(self, best: list[Tried], stack: ExitStack) -> list[_Finalist]:
+        """Start and warm the best; skip one that does not start beside the other (memory)."""
+        finalists: list[_Finalist] = []
+        for tried in best:
+            try:
+                bench = stack.enter_context(self._open(tried.candidate))
+            except UnavailableError as error:
+                if not finalists:
+                    raise
+                tried.problem = str(error)
+                continue
+            bench.with_connections(_WARM_CONNECTIONS, self._each_s)
+            finalists.append(_Finalist(tried, bench, tried.rate or LOWEST))
+        return finalists
+
+    def _is_settled(self, one: _Finalist) -> bool:
+        """Return True if no more rounds are needed; else set the next rate.
+
+        It is settled if it held a rate and missed the next one, or if the time is over.
+        """
+        holds, tried = self._most_hold(one.rounds), one.tried
+        if holds or tried.confirmed is None:
+            tried.rounds = one.rounds
+        if holds:
+            tried.confirmed = one.rate
+        else:
+            one.missed.add(one.rate)
+        rate = on_grid(
+            one.rate * (RESOLUTION if holds else RESOLUTION ** -(_STEPS_DOWN ** len(one.missed)))
+        )
+        allowed = self._seconds if tried.confirmed is not None else _OVERTIME * self._seconds
+        if (
+            rate in one.missed
+            or rate < LOWEST
+            or (not holds and tried.confirmed is not None)
+            or self._clock() - self._began >= allowed
+        ):
+            return True
+        one.rate = rate
+        return False
+
+    def _ranked(self, all_tried: list[Tried]) -> list[Tried]:
+        """Sort the best first; a later candidate has to be clearly better than an earlier one."""
+        ranked: list[Tried] = []
+        for tried in all_tried:
+            place = next(
+                (index for index, other in enumerate(ranked) if self._is_better(tried, other)),
+                len(ranked),
+            )
+            ranked.insert(place, tried)
+        return ranked
+
+    def _is_better(self, tried: Tried, other: Tried) -> bool:
+        if self._is_met(tried) != self._is_met(other):
+            return self._is_met(tried)
+        mine, its = (one.confirmed if one.rounds else one.rate for one in (tried, other))
+        if mine is None or its is None:
+            return mine is not None or (its is None and tried.most > _CLEARLY * other.most)
+        return mine > _CLEARLY * its
+
+    def _is_met(self, tried: Tried) -> bool:
+        if tried.load_rounds:
+            return sum(map(self._goal.is_met_by, tried.load_rounds)) > len(tried.load_rounds) / 2
+        return tried.at_load is not None and self._goal.is_met_by(tried.at_load)
+
+    def _most_hold(self, rounds: list[Figures]) -> bool:
+        return sum(figures.holds(self._goal.p99_ms) for figures in rounds) > len(rounds) / 2
+
+    def _at_load(self, bench: Bench, tried: Tried, seconds: float) -> Figures:
+        """Apply the goal's load, capped at a multiple of the closed-loop rate."""
+        if self._goal.rate is None:
+            return bench.with_connections(self._goal.connections or 1, seconds)
+        return self._at_rate(
+            bench, min(self._goal.rate, max(_TOO_MUCH * tried.most, LOWEST)), seconds
+        )
+
+    def _at_rate(self, bench: Bench, rate: float, seconds: float) -> Figures:
+        """Measure at a rate, longer if it is low."""
+        return bench.at_rate(
+            rate, min(max(seconds, _MIN_REQUESTS / rate), _MAX_EXTENSION * seconds)
+        )
+
+
+def _in_turns(finalists: list[_Finalist], number: int) -> list[_Finalist]:
+    """Rotate the order by one in each round."""
+    first = number % len(finalists)
+    return finalists[first:] + finalists[:first]

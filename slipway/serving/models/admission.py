@@ -1,0 +1,258 @@
+"""Admission control: bursts wait in the queue, a lasting overload is refused at once.
+
+A queue longer than two batches of an efficient size adds waiting time and no throughput. A burst
+may fill the queue up to `max_wait_s` of work. Once the demand, refused requests included, exceeds
+that, only two batches are admitted until the demand falls. Callers that wait for each answer before
+their next request never cause such an overload, however many they are.
+
+Amounts are items (images or rows), times are seconds. The speed is measured on the requests.
+"""
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+
+from slipway.serving.http.responses import Refusal
+
+# An efficient batch has this fraction of the throughput of the largest one.
+EFFICIENT = 0.95
+MIN_ITEMS = 8  # always admitted: with fewer, the model would wait for the event loop
+DECAY = 0.98  # of the weight of earlier batches: about the last 50 decide
+# Batches of one item before the speed is known. The first ones of a process are slow, and single
+# items do not show the gain of larger batches.
+FEW_BATCHES = 8
+WINDOW_S = 0.25  # for measuring the speed of requests, decoding included
+_NEW_SPEED = 0.3  # weight of one window
+_NEW_SIZE = 0.05  # weight of one request in the usual number of items
+# Requests of the usual size that are always admitted: one running, one waiting, others decoding.
+REQUESTS = 8
+
+
+class BatchTimes:
+    """The duration of a batch as `fixed + size * each`, by exponentially weighted least squares.
+
+    If all sizes are about equal, the two are not identifiable; they are assumed to be equal then.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._size = self._seconds = self._size_size = self._size_seconds = 0.0
+
+    def add(self, size: int, seconds: float) -> None:
+        self._weight = self._weight * DECAY + 1
+        self._size = self._size * DECAY + size
+        self._seconds = self._seconds * DECAY + seconds
+        self._size_size = self._size_size * DECAY + size * size
+        self._size_seconds = self._size_seconds * DECAY + size * seconds
+
+    def fitted(self) -> tuple[float, float]:
+        """(fixed, each) in seconds, not negative. Zeros before the first batch."""
+        if not self._weight:
+            return 0.0, 0.0
+        size, seconds = self._size / self._weight, self._seconds / self._weight
+        variance = self._size_size / self._weight - size * size
+        covariance = self._size_seconds / self._weight - size * seconds
+        assumed = seconds / (1 + size)
+        each = min(max((covariance + assumed / 4) / (variance + 0.25), 0.0), seconds / size)
+        return seconds - each * size, each
+
+    def throughput(self, size: int) -> float:
+        """Items per second in batches of `size`. Infinity before the first batch."""
+        fixed, each = self.fitted()
+        return size / (fixed + each * size) if fixed + each else math.inf
+
+    def efficient_size(self, max_batch_size: int) -> int:
+        fixed, each = self.fitted()
+        wanted = EFFICIENT * self.throughput(max_batch_size)
+        if not fixed or wanted * each >= 1:
+            return 1
+        return min(max_batch_size, math.ceil(wanted * fixed / (1 - wanted * each)))
+
+
+class Place:
+    """The place of an admitted request, with the usual number of items until `has` is called."""
+
+    __slots__ = ("_admission", "num_items")
+
+    def __init__(self, admission: "Admission") -> None:
+        self.num_items = admission.enter(None)
+        self._admission = admission
+
+    def has(self, num_items: int) -> None:
+        if num_items != self.num_items:
+            self._admission.grow(num_items - self.num_items)
+            self.num_items = num_items
+
+    def __enter__(self) -> "Place":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave(self.num_items)
+
+
+class Admission:
+    """Counts admitted requests and refuses excess ones. One per worker, on its event loop."""
+
+    def __init__(
+        self,
+        max_requests: int,
+        max_wait_s: float,
+        num_decoders: int,
+        shed: Callable[[int], None],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`shed` gets the number of items that may stay queued when an overload begins."""
+        self._shed = shed
+        self._max_requests = max_requests
+        self._max_wait_s = max_wait_s
+        self._min_items = max(MIN_ITEMS, 2 * num_decoders)
+        self._clock = clock
+        self._times = BatchTimes()
+        self._batch_speed = math.inf  # items per second of the largest batch, from BatchTimes
+        self._num_single = 0  # batches of one item, before the first larger one
+        self._speed: float | None = None  # items per second, once measured at the limit
+        self._bound = math.inf  # items that can be answered within max_wait_s
+        # Requested items, refused ones included, minus those that could have been answered since.
+        self._demand = 0.0
+        self._demand_at = clock()
+        self._num_refused = 0.0  # items, since the demand last equalled the admitted items
+        self.num_requests = self.num_items = 0  # admitted and not answered yet
+        self._usual_items = 1.0  # per request
+        self._window_began, self._window_items, self._window_least = clock(), 0, 0
+        self.max_batch_size = 1
+        self.is_overloaded = False
+
+    @property
+    def most_items(self) -> int:
+        """The limit of items during an overload. The last request may exceed it."""
+        several = min(REQUESTS * self._usual_items, self._bound)
+        return max(
+            self._min_items, 2 * self._times.efficient_size(self.max_batch_size), math.ceil(several)
+        )
+
+    def speed(self) -> float:
+        """Items per second that can be answered. Infinity while unknown."""
+        return self._batch_speed if self._speed is None else self._speed
+
+    def enter(self, num_items: int | None = 1) -> int:
+        """Admit a request with this many items, or raise Refusal. Returns the number of items.
+
+        None: its body is not parsed yet. It is admitted with the usual number.
+        """
+        expected = round(self._usual_items) if num_items is None else num_items
+        demand = self.num_items + expected
+        if demand <= self._bound and not self._num_refused and not self.is_overloaded:
+            self._demand = demand  # the usual case
+        elif self._add_demand(expected):
+            self._shed(self.most_items)
+        self._require_room(expected)
+        self.num_requests += 1
+        self.num_items += expected
+        return expected
+
+    def require_room(self) -> None:
+        """Raise Refusal if a request would not be admitted now. It takes no place yet."""
+        if self.is_overloaded and self.num_items >= self.most_items:
+            self._add_demand(self._usual_items)
+        self._require_room(self._usual_items)
+
+    def ran(self, size: int, seconds: float) -> None:
+        """Record a batch, before its requests leave."""
+        self._times.add(size, seconds)
+        if self._num_single < FEW_BATCHES:
+            self._num_single = self._num_single + 1 if size == 1 else FEW_BATCHES
+        if self._num_single == FEW_BATCHES:
+            self._batch_speed = self._times.throughput(self.max_batch_size)
+        self._window_items += size
+        now = self._clock()
+        if now - self._window_began >= WINDOW_S:
+            self._close_window(now)
+        self._bound = self.speed() * self._max_wait_s
+
+    def grow(self, more_items: int) -> None:
+        """An admitted request has more items than expected."""
+        is_new = (
+            self.num_items + more_items > self._bound
+            and not self.is_overloaded
+            and self._add_demand(more_items)
+        )
+        self.num_items += more_items
+        if is_new:
+            self._shed(self.most_items)
+
+    def leave(self, num_items: int = 1) -> None:
+        """A request of this many items is answered or cancelled."""
+        self.num_requests -= 1
+        self.num_items -= num_items
+        self._usual_items += _NEW_SIZE * (num_items - self._usual_items)
+        if self.num_items < self._window_least:
+            self._window_least = self.num_items
+
+    def is_overloaded_now(self) -> bool:
+        """Return True during an overload, also if no request arrived since it began."""
+        if self.is_overloaded:
+            self._add_demand(0)
+        return self.is_overloaded
+
+    def overload(self, num_items: float = 1) -> Refusal:
+        """The refusal of a request during an overload."""
+        return self._refusal(
+            f"the demand exceeds {self.speed():.0f} items per second (SLIPWAY_MAX_WAIT_S)",
+            num_items,
+        )
+
+    def retry_after(self) -> tuple[str, str]:
+        """The header with the seconds until the present demand is answered."""
+        speed = self.speed()
+        seconds = math.ceil(self._demand / speed) if 0 < speed < math.inf else 1
+        return "retry-after", str(max(1, seconds))
+
+    def _require_room(self, num_items: float) -> None:
+        if self.num_requests >= self._max_requests:
+            raise self._refusal(
+                f"{self.num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)",
+                num_items,
+            )
+        if self.is_overloaded and self.num_items >= self.most_items:
+            raise self.overload(num_items)
+
+    def _add_demand(self, num_items: float) -> bool:
+        """Add requested items to the demand. Returns True if an overload begins."""
+        bound = self._bound
+        demand = self._with_refused(bound) if self._num_refused else self.num_items
+        self._demand = demand = (demand if demand < bound else bound) + num_items
+        # Hysteresis: an overload ends at half of the bound.
+        if self.is_overloaded:
+            self.is_overloaded = demand > bound / 2
+            return False
+        self.is_overloaded = demand > bound
+        return self.is_overloaded
+
+    def _with_refused(self, bound: float) -> float:
+        """Admitted items, plus refused ones that could not have been answered since."""
+        now, inside = self._clock(), self.num_items
+        demand = self._demand - (now - self._demand_at) * self.speed() if bound < math.inf else 0.0
+        self._demand_at = now
+        if demand <= inside:
+            self._num_refused = 0
+            return inside
+        return min(demand, inside + self._num_refused)
+
+    def _close_window(self, now: float) -> None:
+        """Update the speed from a window between ends of batches, if there was always work."""
+        seconds = now - self._window_began
+        if self._window_least >= self._min_items / 4 and seconds < 8 * WINDOW_S:
+            measured = self._window_items / seconds
+            if self._speed is None:
+                self._speed = measured
+            else:
+                self._speed += _NEW_SPEED * (measured - self._speed)
+        self._window_began, self._window_items, self._window_least = now, 0, self.num_items
+
+    def _refusal(self, reason: str, num_items: float) -> Refusal:
+        if not self._num_refused:
+            self._demand_at = self._clock()
+        self._num_refused += num_items
+        retry_after = self.retry_after()
+        return Refusal(
+            "queue_full", f"{reason}; try again in {retry_after[1]} s", headers=(retry_after,)
+        )

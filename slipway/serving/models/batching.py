@@ -1,0 +1,247 @@
+"""A greedy micro-batcher: while one batch runs, requests queue; the next batch takes them all.
+
+There is no timer, so a single request never waits for others. Small batches of a quick model run in
+the event loop, after all requests that arrived were read: starting a thread would take longer. A
+cancelled request, whose deadline passed, is dropped before its rows reach the model. The batcher
+knows nothing of images, HTTP or metrics.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger("bentoml.slipway")
+
+# A batch in the event loop blocks everybody. A quick one takes at most a tenth of this.
+SLOW_S = 0.02
+_MAX_SLOW = 3  # slow batches in a row; a single one may be caused by the system
+
+_UNREAD: NDArray[Any] = np.empty(0)
+
+Row = TypeVar("Row")  # the answer to one row
+
+
+class Submission(Generic[Row]):
+    """The rows of one request. Await `answer` for their answers; cancel it to drop waiting rows."""
+
+    __slots__ = (
+        "_read",
+        "_rows",
+        "_started",
+        "answer",
+        "infer_seconds",
+        "inputs",
+        "num_rows",
+        "num_taken",
+        "queue_seconds",
+        "read_seconds",
+    )
+
+    def __init__(
+        self,
+        read: Callable[[], NDArray[Any]],
+        num_rows: int,
+        answer: "asyncio.Future[Sequence[Row]]",
+    ) -> None:
+        self._read = read
+        self.num_rows = num_rows
+        self.inputs: NDArray[Any] = _UNREAD  # (rows, ...) once a batch takes some of them
+        self.answer = answer
+        self.num_taken = 0  # rows that are, or were, in a batch
+        self.read_seconds = 0.0  # 0 if the rows were decoded before
+        self.queue_seconds = 0.0  # until its first batch began
+        self.infer_seconds = 0.0  # from then on; the rows may need several batches
+        self._rows: Sequence[Row] = ()  # answered so far
+        self._started = perf_counter()  # of the request, then of its first batch
+
+    def read(self) -> None:
+        started = perf_counter()
+        try:
+            self.inputs = self._read()
+            if len(self.inputs) != self.num_rows:
+                raise RuntimeError(f"found {len(self.inputs)} rows, expected {self.num_rows}")
+        except Exception as error:
+            self.answer.set_exception(error)
+        self.read_seconds = perf_counter() - started
+
+    def waited(self) -> float:
+        """Seconds in the queue so far, if no batch has taken any of it."""
+        return perf_counter() - self._started
+
+    def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
+        """Add the answers to its rows from `first` on. The batch ran from `started` to `ended`."""
+        if first:
+            rows = [*self._rows, *rows]
+        else:
+            self.queue_seconds, self._started = started - self._started, started
+        if len(rows) < self.num_rows:
+            self._rows = rows
+        elif not self.answer.done():
+            self.infer_seconds = ended - self._started
+            self.answer.set_result(rows)
+
+
+_Part = tuple[Submission[Any], int, int]  # rows [first, end) of a request, in a batch
+
+
+def _ignore(num_rows: int, fill: float, seconds: float) -> None:
+    pass
+
+
+class MicroBatcher(Generic[Row]):
+    """Runs batches of at most `max_batch_size` rows, one at a time.
+
+    Batches of up to `quick_rows` run in the event loop, larger ones on a thread. `run` takes
+    (rows, ...) and answers each row. `on_batch` gets the number of rows of each batch, their
+    fraction of the largest batch, and the seconds.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[NDArray[Any]], Sequence[Row]],
+        max_batch_size: int,
+        on_batch: Callable[[int, float, float], None] = _ignore,
+        quick_rows: int = 0,
+    ) -> None:
+        self._run = run
+        self._max_batch_size = max_batch_size
+        self._on_batch = on_batch
+        self.quick_rows = quick_rows  # 0 once the model proved slow
+        self._num_slow = 0  # slow batches in a row, in the event loop
+        self._waiting: deque[Submission[Row]] = deque()
+        self._working: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-model")
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of all requests. Python 3.11 makes a system call to look it up."""
+        return asyncio.get_running_loop()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(submission.num_rows - submission.num_taken for submission in self._waiting)
+
+    def submit(self, inputs: NDArray[Any]) -> Submission[Row]:
+        """Queue inputs (rows, ...). An error of `run` is raised to every request of its batch."""
+        return self.submit_unread(lambda: inputs, len(inputs))
+
+    def submit_unread(self, read: Callable[[], NDArray[Any]], num_rows: int) -> Submission[Row]:
+        """Queue rows that `read` decodes when a batch takes the first of them.
+
+        An error of `read` is raised to this request only. Decoding all requests of a batch in
+        succession takes half the time, because code and tables stay in the processor's cache.
+        """
+        submission: Submission[Row] = Submission(read, num_rows, self._loop.create_future())
+        self._waiting.append(submission)
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
+        return submission
+
+    def shed(self, num_kept: int, reason: Callable[[int], Exception]) -> None:
+        """Refuse the newest waiting requests, beyond the first `num_kept` rows.
+
+        `reason` returns the error for a request of that many rows. If any rows are kept, the oldest
+        request stays, whatever its size.
+        """
+        num_rows = 0
+        for position, submission in enumerate(self._waiting):
+            num_rows += submission.num_rows
+            is_kept = num_rows <= num_kept or (position == 0 and num_kept > 0)
+            if not is_kept and not submission.num_taken and not submission.answer.done():
+                submission.answer.set_exception(reason(submission.num_rows))
+
+    async def close(self) -> None:
+        if self._working is not None:
+            await self._working
+        self._thread.shutdown()
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                if self.quick_rows:
+                    await self._gather()
+                await self._answer(self._take())
+        finally:
+            self._working = None
+
+    async def _gather(self) -> None:
+        """Run the event loop while more requests arrive: one large batch is faster than two."""
+        num_before = -1
+        while num_before < len(self._waiting) < self._max_batch_size:
+            num_before = len(self._waiting)
+            await asyncio.sleep(0)
+
+    def _take(self) -> list[_Part]:
+        batch: list[_Part] = []
+        room, waiting = self._max_batch_size, self._waiting
+        while waiting and room:
+            submission = waiting[0]
+            answer = submission.answer
+            if submission.inputs is _UNREAD and not answer.done():
+                submission.read()
+            if answer.done():
+                waiting.popleft()
+                continue
+            first, end = submission.num_taken, submission.num_rows
+            if end - first <= room:
+                waiting.popleft()
+            else:
+                end = first + room
+            submission.num_taken = end
+            room -= end - first
+            batch.append((submission, first, end))
+        return batch
+
+    async def _answer(self, batch: list[_Part]) -> None:
+        if not batch:  # all were cancelled
+            return
+        started = perf_counter()
+        try:
+            parts = [submission.inputs[first:end] for submission, first, end in batch]
+            inputs = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            if len(inputs) <= self.quick_rows:
+                rows = self._run(inputs)
+                self._count_slow_batches(perf_counter() - started)
+            else:
+                rows = await self._loop.run_in_executor(self._thread, self._run, inputs)
+            if len(rows) != len(inputs):
+                message = f"the model answered {len(rows)} rows to a batch of {len(inputs)}"
+                raise RuntimeError(message)
+        except Exception as error:
+            _fail(batch, error)
+            return
+        self._on_batch(len(rows), len(rows) / self._max_batch_size, perf_counter() - started)
+        _hand_out(batch, rows, started)
+
+    def _count_slow_batches(self, seconds: float) -> None:
+        """Use only the thread once the model is slower than it was when it was measured."""
+        self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
+        if self._num_slow == _MAX_SLOW:
+            self.quick_rows = 0
+            logger.warning(
+                "the model blocked the event loop %d times in a row; from now on it has a thread",
+                _MAX_SLOW,
+            )
+
+
+def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:
+    ended = perf_counter()
+    begin = 0
+    for submission, first, last in batch:
+        end = begin + last - first
+        submission.has(rows[begin:end], first, started, ended)
+        begin = end
+
+
+def _fail(batch: list[_Part], error: Exception) -> None:
+    for submission, _, _ in batch:
+        if not submission.answer.done():
+            submission.answer.set_exception(error)

@@ -1,0 +1,64 @@
+"""A model with its own decoder and queue, which retires without losing requests.
+
+To swap models, send new requests to the other one, then retire this one: it waits for those inside.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from slipway.inputs.contract import InputContract
+from slipway.kinds.registry import input_kind
+from slipway.predictor.model import AnsweredRow
+from slipway.serving.models.batching import MicroBatcher
+from slipway.serving.models.model import ServedModel
+from slipway.serving.requests.decoding import Decoder
+from slipway.serving.requests.payload import Payload
+
+
+class LiveModel:
+    """A warm model behind its decoder and queue."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        max_rows: int,
+        on_batch: Callable[[int, float, float], None],
+        slot: str = "stable",
+    ) -> None:
+        self.model = model
+        self.slot = slot  # in a rollout, one of SLOTS
+        self.batcher: MicroBatcher[AnsweredRow] = MicroBatcher(
+            model.answer_rows, model.max_batch_size, on_batch, model.quick_rows
+        )
+        contract = model.bundle.manifest.input
+        make: Callable[[InputContract, int], Decoder]
+        make = input_kind(contract.kind).load_part("decoder")
+        self.decoder = make(contract, max_rows)
+        self._num_inside = 0
+        self._empty: asyncio.Event | None = None  # set once `retire` waits
+
+    def reader(self, payload: Payload) -> Callable[[], NDArray[Any]] | None:
+        """A function that decodes a payload when its batch is built; None if it needs a thread."""
+        if self.batcher.quick_rows:
+            return self.decoder.reader(payload.items)
+        return None
+
+    def __enter__(self) -> None:
+        """Begin a request. The model does not retire before it ends."""
+        self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._num_inside -= 1
+        if self._empty and not self._num_inside:
+            self._empty.set()
+
+    async def retire(self) -> None:
+        """Finish all requests, then end the threads. No new request may begin."""
+        self._empty = asyncio.Event()
+        if self._num_inside:
+            await self._empty.wait()
+        await self.batcher.close()
+        self.decoder.close()

@@ -1,0 +1,40 @@
+"""Settings of monitoring: length of a drift window, number and age of stored predictions."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from slipway.serving.settings import SettingsSection
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a window and of what is stored."""
+
+    window_rows: int
+    window_s: float
+    feedback_rows: int
+    feedback_s: float
+
+
+class MonitoringSettings(SettingsSection):
+    """Drift detection and feedback."""
+
+    monitoring: bool = True
+    window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 1000  # close a drift window
+    # Close a window with fewer rows, if they suffice for a verdict.
+    window_minutes: Annotated[float, Field(gt=0, le=44640)] = 60.0
+    # Stored predictions, and as many labels.
+    feedback_rows: Annotated[int, Field(ge=100, le=100_000_000)] = 100_000
+    feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # until they are deleted
+
+    @property
+    def limits(self) -> Limits:
+        """Return the limits, in seconds."""
+        return Limits(
+            self.window_rows,
+            self.window_minutes * 60,
+            self.feedback_rows,
+            self.feedback_days * 86400,
+        )

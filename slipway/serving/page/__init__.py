@@ -1,0 +1,1 @@
+"""The page at `/`: HTML, scripts and texts as files. An extension of the service."""

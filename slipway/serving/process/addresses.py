@@ -1,0 +1,62 @@
+"""Checks the addresses that the service listens on, before any worker starts.
+
+Other machines may reach the service only if an extension allows remote callers. A worker also
+checks the address of each connection, however it was started.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+
+from slipway.serving.extension import Extension
+from slipway.serving.http.callers import is_loopback
+from slipway.serving.settings import Settings, SettingsError
+
+
+def require_safe_start(
+    settings: Settings, extensions: Sequence[Extension], host: str, port: int
+) -> None:
+    """Raise SlipwayError if the service must not, or cannot, listen on `host` and `port`."""
+    checks = [one.allows_remote for one in extensions if one.allows_remote]
+    if not any(check(settings) for check in checks):
+        require_loopback(host, has_authentication=bool(checks))
+        if settings.admin_port:
+            require_loopback(settings.admin_host, has_authentication=bool(checks))
+    require_free(host, port, "Choose another with --port")
+    if not settings.admin_port:
+        return
+    if settings.admin_port == port:
+        raise SettingsError(
+            f"SLIPWAY_ADMIN_PORT is {port}, the main port. "
+            "Choose another, or 0 to have all on one port"
+        )
+    require_free(settings.admin_host, settings.admin_port, "Choose another with SLIPWAY_ADMIN_PORT")
+
+
+def require_loopback(host: str, *, has_authentication: bool) -> None:
+    """Raise SettingsError if other machines can reach `host`."""
+    if is_loopback(host):
+        return
+    if not has_authentication:
+        raise SettingsError(
+            f"{host} can be reached from other machines, and this service has no authentication: "
+            "use --host 127.0.0.1"
+        )
+    raise SettingsError(
+        f"{host} can be reached from other machines, and no API keys are configured: create one "
+        "with `python -m slipway.serving.auth.keys NAME --file FILE` and set SLIPWAY_KEYS=FILE; "
+        "or set SLIPWAY_DISABLE_AUTH=true to admit all who reach it; or use --host 127.0.0.1"
+    )
+
+
+def require_free(host: str, port: int, hint: str) -> None:
+    """Raise SettingsError if nothing can listen there. `hint` tells how to choose another port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        is_lookup = isinstance(error, socket.gaierror)
+        reason = error.strerror if is_lookup else os.strerror(error.errno or 0)
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {reason}. {hint}, or end the process that uses it"
+        ) from None

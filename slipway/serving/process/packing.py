@@ -1,0 +1,34 @@
+"""The check before `bentoml build`: only a bundle that the service would serve may be packed.
+
+A bento takes the files of the project's own folder, whatever SLIPWAY_ variables say. So these
+files are checked.
+"""
+
+from pathlib import Path
+
+from slipway.artifacts.engine_manifest import (
+    ENGINE_MANIFEST,
+    check_origin,
+    read_engine_manifest,
+    read_plan,
+)
+from slipway.predictor.loader import read_certified
+from slipway.serving.settings import ROOT, Settings
+
+
+def bento_labels(root: Path = ROOT) -> dict[str, str]:
+    """The labels of a bento of the project in `root`. Raises SlipwayError if none may be built."""
+    bundle_root, certificate_path, engine = (
+        root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine")
+    )
+    bundle, certificate = read_certified(bundle_root, certificate_path, accept_draft=False)
+    if (engine / ENGINE_MANIFEST).exists():
+        engine_manifest = read_engine_manifest(engine, certificate.engine_digest)
+        check_origin(engine_manifest, bundle)
+        read_plan(engine, engine_manifest)
+    agreeing = [hop.name for hop in certificate.hops if hop.status == "agrees"]
+    return {
+        "model_version": bundle.version,
+        "task": bundle.manifest.task,
+        "hops_that_agree": str(len(agreeing)),
+    }

@@ -1,0 +1,158 @@
+"""Decodes JSON rows to network inputs, checked by the bundle's column contract.
+
+One pass finds all bad cells of a request; the error names the first by row and column, and counts
+the others. A bad row refuses the whole request: no row of it reaches the model.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from slipway.inputs.columns import (
+    Cell,
+    ColumnContract,
+    encode_rows,
+    listed_rows,
+    read_cell,
+    read_row,
+)
+from slipway.serving.http.responses import Refusal
+from slipway.serving.http.strict_json import may_exceed, parse
+from slipway.serving.requests.bodies import ACCEPTED_ROWS
+from slipway.serving.requests.decoding import Decoded
+from slipway.system.errors import CellError
+
+INLINE_BYTES = 4 << 10  # longer bodies would block the event loop for milliseconds
+MAX_FAULTS = 100  # the search stops here
+_SHOWN_FAULTS = 3  # named in the error besides the first
+# Beyond the largest valid body, so that unknown columns are named and not only counted.
+_SPARE_VALUES = 1024
+_FEWER_ROWS = "send fewer rows in each request (SLIPWAY_MAX_ROWS)"
+
+
+class RowDecoder:
+    """Decodes rows for one contract: short bodies inline, others on a thread."""
+
+    def __init__(self, contract: ColumnContract, max_rows: int) -> None:
+        self._contract = contract
+        self._max_rows = max_rows
+        # One thread, because parsing holds the interpreter's lock.
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="slipway-rows")
+
+    def reader(self, items: Sequence[bytes]) -> None:
+        """None: rows are counted and checked before they join a batch."""
+
+    async def decode(self, *items: bytes) -> Decoded:
+        """Decode to (rows, width) float32. A Refusal has the field "age" or "rows[3].age"."""
+        payload = items[0]
+        if len(payload) <= INLINE_BYTES:
+            return self._decode(payload)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._decode, payload
+        )
+
+    def close(self) -> None:
+        """End the thread without waiting for work that nobody needs any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _decode(self, payload: bytes) -> Decoded:
+        self._require_few_values(payload)
+        content = parse(payload)
+        rows, is_list = self._rows(content)
+        faults: list[tuple[int, CellError]] = []
+        cells = []
+        for position, row in enumerate(rows):
+            # Not inside `except`: each fault would hold the first one as its context.
+            with suppress(CellError):
+                cells.append(read_row(row, self._contract))
+                continue
+            found = islice(cell_faults(row, self._contract), MAX_FAULTS - len(faults))
+            faults += [(position, fault) for fault in found]
+            if len(faults) == MAX_FAULTS:
+                break
+        if not faults:
+            with suppress(CellError):  # the error does not name the row
+                return Decoded(encode_rows(cells, self._contract), is_list)
+            faults = list(islice(_too_large(cells, self._contract), MAX_FAULTS))
+        raise _refusal(faults, is_list)
+
+    def _require_few_values(self, payload: bytes) -> None:
+        width = len(self._contract.accepted)
+        if may_exceed(payload, (self._max_rows + 1) * (width + 4) + _SPARE_VALUES):
+            most = f"{self._max_rows} rows of {width} columns can have"
+            raise Refusal("too_many_rows", f"the body has more values than {most}; {_FEWER_ROWS}")
+
+    def _rows(self, content: Any) -> tuple[list[Mapping[str, Any]], bool]:
+        if not isinstance(content, dict):
+            raise Refusal("not_a_row", f"the body is {_kind(content)}; {ACCEPTED_ROWS}")
+        rows = listed_rows(content)
+        if rows is None:
+            return [content], False
+        if not rows:
+            message = "the list of rows is empty, expected at least one row"
+            raise Refusal("no_rows", message, field="rows")
+        if len(rows) > self._max_rows:
+            limit = f"there are {len(rows)} rows in one request, the limit is {self._max_rows}"
+            raise Refusal("too_many_rows", f"{limit}; {_FEWER_ROWS}", field="rows")
+        for position, row in enumerate(rows):
+            if not isinstance(row, dict):
+                message = f"row {position} is {_kind(row)}, expected an object of columns"
+                raise Refusal("not_a_row", message, field=f"rows[{position}]")
+        return rows, True
+
+
+def cell_faults(row: Mapping[str, Any], contract: ColumnContract) -> Iterator[CellError]:
+    """All faults of a row: unknown columns first, then cells in the contract's order."""
+    for name in row:
+        if name not in contract.accepted:
+            try:
+                read_row({name: None}, contract)
+            except CellError as error:
+                yield error.with_traceback(None)  # frames would hold the list of faults
+    for column in contract.columns:
+        try:
+            read_cell(row.get(column.name), column)
+        except CellError as error:
+            yield error.with_traceback(None)
+
+
+def _too_large(
+    rows: list[dict[str, Cell]], contract: ColumnContract
+) -> Iterator[tuple[int, CellError]]:
+    for position, row in enumerate(rows):
+        try:
+            encode_rows([row], contract)
+        except CellError as error:
+            yield position, error.with_traceback(None)
+
+
+def _refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
+    places = [
+        f"rows[{position}].{fault.column}" if is_list else fault.column
+        for position, fault in faults
+    ]
+    first = faults[0][1]
+    others = [
+        f"{place} ({fault.rule})" for place, (_, fault) in zip(places[1:], faults[1:], strict=True)
+    ]
+    message = f"{places[0]}: {first.detail}"
+    if others:
+        count = f"At least {len(others)}" if len(faults) == MAX_FAULTS else str(len(others))
+        if len(others) > _SHOWN_FAULTS:
+            others[_SHOWN_FAULTS:] = ["..."]
+        message += f". {count} more: {', '.join(others)}"
+    return Refusal(first.rule, message, field=places[0])
+
+
+def _kind(content: Any) -> str:
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "true or false",
+        type(None): "null",
+    }
+    return names.get(type(content), "a number")

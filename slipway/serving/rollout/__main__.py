@@ -1,0 +1,211 @@
+"""`python -m slipway.serving.rollout COMMAND`: rolls out a model, or rolls it back. See
+docs/how-to/rollout.md.
+
+SLIPWAY_STATE has to be that of the service. The command waits until the workers have finished.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from slipway.config.command import run_command
+from slipway.serving.rollout import commands
+from slipway.serving.rollout.reports import describe, read_reports
+from slipway.serving.rollout.state import (
+    Allowed,
+    Rollout,
+    RolloutError,
+    RolloutPlan,
+    name_of,
+    read_rollout,
+)
+from slipway.serving.settings import PREFIX, Settings, read_settings
+from slipway.system.broken_pipe import quiet_when_unread
+
+_NICENESS = 10
+
+
+@quiet_when_unread()
+def main(arguments: list[str]) -> None:
+    """Run one command. A refusal is one line on stderr and exit code 1."""
+    options = _parser().parse_args(arguments)
+    os.nice(_NICENESS)  # it shares the cores with the service
+    run_command(lambda: _run(options, read_settings()))
+
+
+def _run(options: argparse.Namespace, settings: Settings) -> None:
+    _warn_without_workers(settings)
+    if options.command == "status":
+        status = describe(read_rollout(settings.state), read_reports(settings.state))
+        print(json.dumps({"state": str(settings.state)} | status, indent=2))
+        return
+    if options.command in commands.BY_NAME:
+        proposed = commands.BY_NAME[options.command](settings)
+    elif options.command == "rollback":
+        proposed = commands.rollback(settings, options.version)
+    else:
+        proposed = commands.propose(
+            settings,
+            options.command,
+            options.bundle,
+            certificate=options.certificate,
+            engine=options.engine,
+            allowed=_allowed(options),
+            plan=_plan(options) if options.command == "canary" else None,
+        )
+    _finish(settings, proposed, options.wait)
+
+
+def _warn_without_workers(settings: Settings) -> None:
+    """Warn that no caller will notice: the command may have another SLIPWAY_STATE."""
+    if any(report.is_alive for report in read_reports(settings.state)):
+        return
+    default = "" if f"{PREFIX}STATE" in os.environ else f", the default: {PREFIX}STATE is not set"
+    print(
+        f"warning: no worker follows {settings.state}{default}. "
+        "This command changes no running service. If the service runs, give this command the "
+        f"{PREFIX}STATE of the service, on its machine or in its container.",
+        file=sys.stderr,
+    )
+
+
+def _finish(settings: Settings, proposed: Rollout, seconds: float) -> None:
+    """Wait and print the outcome. Raises RolloutError unless it is the requested one."""
+    rollout, late = commands.wait(settings, seconds)
+    if rollout.candidate and rollout.candidate.phase == "preparing":
+        raise RolloutError(
+            f"after {seconds:g} s the workers still load {rollout.candidate.name}; "
+            "`status` shows their progress."
+        )
+    last = rollout.events[-1]
+    outcome = f"{last.what.replace('_', ' ')}: {last.reason}"
+    if proposed.candidate and last.what in ("refused", "rolled_back"):
+        raise RolloutError(f"{last.model} was {outcome}")
+    if late:
+        slow = "; ".join(
+            f"worker {report.process} serves {report.serving}: {report.problem or 'not yet'}"
+            for report in late
+        )
+        raise RolloutError(
+            f"{name_of(rollout.stable)} is not served by every worker after {seconds:g} s: {slow}"
+        )
+    print(f"{last.model} {outcome} (state: {settings.state})")
+
+
+def _allowed(options: argparse.Namespace) -> Allowed:
+    return Allowed(
+        other_contract=options.allow_other_contract,
+        metric_loss=None
+        if options.allow_metric_loss == "any"
+        else float(options.allow_metric_loss),
+        disagreement=options.allow_disagreement,
+        difference=options.allow_difference,
+    )
+
+
+def _plan(options: argparse.Namespace) -> RolloutPlan:
+    default = RolloutPlan()
+    return RolloutPlan(
+        steps=options.steps or default.steps,
+        hold_s=default.hold_s if options.hold_seconds is None else options.hold_seconds,
+        hold_requests=options.hold_requests or default.hold_requests,
+        slow_s=options.slow_ms / 1000 if options.slow_ms else None,
+    )
+
+
+def _percentages(text: str) -> tuple[float, ...]:
+    shares = tuple(float(part) / 100 for part in text.split(","))
+    if not all(0 < share <= 1 for share in shares):
+        raise ValueError(text)
+    return shares
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m slipway.serving.rollout",
+        description="Replace the model under load. See docs/how-to/rollout.md.",
+    )
+    parser.add_argument(
+        "--wait", type=float, default=120.0, metavar="SECONDS", help="for the workers; default: 120"
+    )
+    verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    bundle = _bundle_parser()
+    verbs.add_parser("deploy", parents=[bundle], help="swap once every worker has checked it")
+    verbs.add_parser("shadow", parents=[bundle], help="answer copies of live requests")
+    _add_plan(
+        verbs.add_parser(
+            "canary", parents=[bundle], help="answer a growing share of the live requests"
+        )
+    )
+    verbs.add_parser("promote", help="make the candidate the stable model now")
+    verbs.add_parser("abort", help="end the candidate; the stable model continues to serve")
+    rollback = verbs.add_parser(
+        "rollback", help="end the candidate, or return to the former stable model"
+    )
+    rollback.add_argument(
+        "version", nargs="?", help="the version to leave; refused if it is no longer served"
+    )
+    verbs.add_parser("reset", help="return to SLIPWAY_BUNDLE")
+    verbs.add_parser("status", help="print the state as JSON")
+    return parser
+
+
+def _bundle_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    add = parser.add_argument
+    add("bundle", type=Path, help="folder of the bundle; it is copied")
+    add("--certificate", type=Path, help="default: certificate.json beside the bundle")
+    add("--engine", type=Path, help="default: engine beside the bundle, if there is one")
+    add(
+        "--allow-other-contract",
+        action="store_true",
+        help="accept other labels, or inputs that callers do not send yet",
+    )
+    add(
+        "--allow-metric-loss",
+        default="0.01",
+        metavar="LOSS",
+        help="accuracy points, or growth of the RMSE; any: not compared; default: 0.01",
+    )
+    add(
+        "--allow-disagreement",
+        type=float,
+        metavar="FRACTION",
+        help="of shadowed requests; default: explained by the metrics",
+    )
+    add(
+        "--allow-difference",
+        type=float,
+        metavar="UNITS",
+        help="between values; default: the stable model's interval",
+    )
+    return parser
+
+
+def _add_plan(canary: argparse.ArgumentParser) -> None:
+    add = canary.add_argument
+    add("--steps", type=_percentages, metavar="PERCENT,...", help="default: 1,5,25,50,100")
+    add(
+        "--hold-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="minimum duration of a step; default: 60",
+    )
+    add(
+        "--hold-requests",
+        type=int,
+        metavar="REQUESTS",
+        help="minimum requests of the candidate in a step; default: 300",
+    )
+    add(
+        "--slow-ms",
+        type=float,
+        metavar="MS",
+        help="a slower request is slow; default: twice the stable model's 95th percentile",
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

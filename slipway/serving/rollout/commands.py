@@ -1,0 +1,376 @@
+"""Commands of operators: deploy, shadow, canary, promote, abort, rollback, reset.
+
+`python -m slipway.serving.rollout` and `POST /rollout` run them. They work only on SLIPWAY_STATE,
+without a network: they verify and copy a model and write the desired state, which the workers
+follow. If no worker runs, `deploy`, `rollback` and `reset` take effect at the next start.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slipway.artifacts.bundle import MANIFEST, load_bundle
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
+from slipway.predictor.loader import read_certified
+from slipway.serving.rollout.comparison import require_successor
+from slipway.serving.rollout.decision import decide
+from slipway.serving.rollout.rehearsal import rehearse
+from slipway.serving.rollout.reports import Report, iso, read_reports
+from slipway.serving.rollout.state import (
+    Allowed,
+    Candidate,
+    Event,
+    Mode,
+    Model,
+    Rollout,
+    RolloutError,
+    RolloutPlan,
+    change_rollout,
+    name_of,
+    read_rollout,
+)
+from slipway.serving.rollout.store import (
+    add_model,
+    command_lock,
+    prune_models,
+    rehearsal_mark,
+    settings_of,
+)
+from slipway.serving.settings import Settings
+from slipway.system import files
+from slipway.system.errors import SlipwayError
+
+_POLL_S = 0.1
+CALM_S = 600.0  # after a candidate ended; until then `rollback` must name the version to leave
+
+
+def propose(
+    settings: Settings,
+    mode: Mode,
+    bundle: Path,
+    *,
+    certificate: Path | None = None,
+    engine: Path | None = None,
+    allowed: Allowed | None = None,
+    plan: RolloutPlan | None = None,
+) -> Rollout:
+    """Verify a bundle, copy it, rehearse it, and propose it to the workers.
+
+    If no worker runs, the next start serves it. Certificate and engine default to those beside
+    the bundle. Raises SlipwayError if another candidate is running or the model is refused; a
+    refusal is also an event of the state.
+    """
+    allowed, plan = allowed or Allowed(), plan or RolloutPlan()
+    if list(plan.steps) != sorted(set(plan.steps)):
+        raise RolloutError(
+            f"the steps are {list(plan.steps)}, "
+            "expected shares that rise, as 0.01, 0.05, 0.25, 0.5, 1."
+        )
+    with command_lock(settings.state):
+        _require_idle(read_rollout(settings.state))
+        alive = _alive(settings.state)
+        if mode != "deploy" and not alive:
+            raise RolloutError(
+                f"no worker follows {settings.state}, so nothing can be compared. "
+                "Start the service, or deploy the bundle."
+            )
+        try:
+            model = _verified_copy(settings, mode, bundle, certificate, engine)
+            if not alive:  # otherwise the workers compare
+                _require_successor(settings, model, allowed)
+        except SlipwayError as error:
+            name, reason = _version(bundle), str(error)
+            change_rollout(
+                settings.state, lambda rollout: rollout.with_event("refused", name, reason)
+            )
+            prune_models(settings.state)
+            raise
+        replaces = _copy_of_stable(settings, alive)
+        return _put(
+            settings,
+            lambda now: _candidate(now, mode, model, replaces=replaces, allowed=allowed, plan=plan),
+            alive,
+        )
+
+
+def promote(settings: Settings) -> Rollout:
+    """Make the candidate the stable model now.
+
+    Every worker has a canary in memory. A shadow is loaded again with all its threads, and raises
+    GateMissedError if it missed its quality gates.
+    """
+    with command_lock(settings.state):
+        candidate = _require_candidate(read_rollout(settings.state))
+        if candidate.phase == "preparing":
+            raise RolloutError(
+                f"{candidate.name} is still being loaded by the workers. "
+                "Wait until `status` says that it is running."
+            )
+        if candidate.mode == "shadow":
+            copy = settings_of(settings, candidate.model)
+            read_certified(copy.bundle, copy.certificate, accept_draft=False)  # checks the gates
+            return change_rollout(settings.state, _deploy_shadow)
+        return change_rollout(
+            settings.state,
+            lambda rollout: _require_same(rollout, candidate).ended("promoted", "by command"),
+        )
+
+
+def abort(settings: Settings) -> Rollout:
+    """End the candidate in any mode. The stable model continues to serve."""
+    with command_lock(settings.state):
+        rollout = read_rollout(settings.state)
+        if rollout.candidate is None:
+            stable = _describe_stable(rollout, _stable_names(settings, rollout))
+            raise RolloutError(
+                f"there is no candidate to end; {stable} is served."
+                f"{_describe_last(rollout)} Nothing was changed."
+            )
+        return _end(settings, rollout.candidate)
+
+
+def rollback(
+    settings: Settings, version: str | None = None, clock: Callable[[], float] = time.time
+) -> Rollout:
+    """Leave the model of that version: end the candidate, or return to the former stable model.
+
+    Raises RolloutError if that version is neither: it ended by itself or by another operator, and
+    another model serves now. Without a version, leaves the candidate or else the stable model,
+    but refuses within CALM_S after a candidate ended, which is probably the one meant. The same
+    holds for a version that the stable model shares with the ended candidate; then only the name
+    of the stable model's folder is unambiguous.
+    """
+    with command_lock(settings.state):
+        rollout = read_rollout(settings.state)
+        candidate, names = rollout.candidate, _stable_names(settings, rollout)
+        stable = _describe_stable(rollout, names)
+        if candidate and version in (None, candidate.name):
+            return _end(settings, candidate)
+        if candidate:
+            raise RolloutError(
+                f"{version} is not the candidate, which is {candidate.name} "
+                f"({candidate.mode}, {candidate.phase}); {stable} is the stable model. "
+                "End the candidate first (`abort`). Nothing was changed."
+            )
+        if version is not None and version not in names:
+            raise RolloutError(
+                f"{version} is not served; {stable} is."
+                f"{_describe_last(rollout, version)} Nothing was changed."
+            )
+        if not rollout.history:
+            raise RolloutError(
+                "nothing was served before that could be returned to. "
+                "Deploy a bundle, or `reset` to SLIPWAY_BUNDLE."
+            )
+        before = rollout.history[-1]
+        ended = _ended_lately(rollout, clock())
+        if ended and version in (None, ended.model):
+            unambiguous = names[-1] if ended.model == names[0] else stable
+            raise RolloutError(
+                f"{_describe(ended)} {stable} is served, and would be replaced by "
+                f"{name_of(before)}. Nothing was changed. "
+                f"If {stable} is to be left, name it: rollback {unambiguous}"
+            )
+        return _put(
+            settings,
+            lambda now: _candidate(now, "deploy", before, replaces=now.stable, returns=True),
+            _alive(settings.state),
+        )
+
+
+def reset(settings: Settings) -> Rollout:
+    """Return to SLIPWAY_BUNDLE, and clear the history."""
+    with command_lock(settings.state):
+        _require_idle(read_rollout(settings.state))
+        return _put(
+            settings,
+            lambda now: _candidate(now, "deploy", None, returns=True, clears=True),
+            _alive(settings.state),
+        )
+
+
+BY_NAME = {"promote": promote, "abort": abort, "reset": reset}
+
+
+def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
+    """Wait until no candidate is being prepared and every worker serves the stable model.
+
+    Returns the state, and the reports of the workers that do not serve it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        reports = read_reports(settings.state)
+        # Workers decide. If the last one died, this process has to.
+        rollout = change_rollout(
+            settings.state, lambda now: decide(now, read_reports(settings.state), time.time())
+        )
+        folder = rollout.stable.folder if rollout.stable else None
+        late = [
+            report
+            for report in reports
+            if report.is_alive and (report.folder != folder or report.problem)
+        ]
+        is_preparing = rollout.candidate is not None and rollout.candidate.phase == "preparing"
+        if (not is_preparing and not late) or time.monotonic() > deadline:
+            return rollout, late
+        time.sleep(_POLL_S)
+
+
+def _verified_copy(
+    settings: Settings, mode: Mode, bundle: Path, certificate: Path | None, engine: Path | None
+) -> Model:
+    if not (bundle / MANIFEST).is_file():
+        raise RolloutError(
+            f"{bundle.absolute()} is not a bundle: it has no {MANIFEST}. "
+            "Name the folder that has it."
+        )
+    certificate = certificate or bundle.parent / "certificate.json"
+    beside = bundle.parent / "engine"
+    engine = engine or (beside if (beside / ENGINE_MANIFEST).exists() else None)
+    model = add_model(settings.state, bundle, certificate, engine, is_shadow=mode == "shadow")
+    mark = rehearsal_mark(settings.state, model)
+    if not mark.exists():
+        rehearse(settings_of(settings, model))
+        files.write_bytes(mark, b"")
+    return model
+
+
+def _require_successor(settings: Settings, model: Model, allowed: Allowed) -> None:
+    """Compare as the workers do, unless the stable model cannot be read."""
+    try:
+        stable = load_bundle(
+            settings_of(settings, read_rollout(settings.state).stable).bundle
+        ).manifest
+    except SlipwayError:
+        return
+    require_successor(load_bundle(settings_of(settings, model).bundle).manifest, stable, allowed)
+
+
+def _copy_of_stable(settings: Settings, alive: list[Report]) -> Model | None:
+    """The model to return to; copies SLIPWAY_BUNDLE if that is what the workers serve."""
+    stable = read_rollout(settings.state).stable
+    if stable:
+        return stable
+    try:
+        copy = add_model(settings.state, settings.bundle, settings.certificate, settings.engine)
+    except SlipwayError:
+        return None
+    if any(report.serving != copy.version for report in alive):
+        return None
+    files.write_bytes(rehearsal_mark(settings.state, copy), b"")
+    return copy
+
+
+def _candidate(rollout: Rollout, mode: Mode, model: Model | None, **fields: object) -> Candidate:
+    """A new candidate with a unique id and a secret salt."""
+    defaults = {"replaces": None, "allowed": Allowed(), "plan": RolloutPlan()}
+    new = {
+        "id": rollout.revision + 1,
+        "mode": mode,
+        "model": model,
+        "phase": "preparing",
+        "since": time.time(),
+        "salt": secrets.token_hex(16),
+    }
+    return Candidate.model_validate(defaults | fields | new)
+
+
+def _deploy_shadow(rollout: Rollout) -> Rollout:
+    candidate = _require_candidate(rollout)
+    same = {name: getattr(candidate, name) for name in ("replaces", "allowed", "plan")}
+    return rollout.changed(candidate=_candidate(rollout, "deploy", candidate.model, **same))
+
+
+def _put(settings: Settings, make: Callable[[Rollout], Candidate], alive: list[Report]) -> Rollout:
+    """Propose a candidate to the workers; if none runs, the next start serves it."""
+
+    def change(rollout: Rollout) -> Rollout:
+        _require_idle(rollout)
+        proposed = rollout.changed(candidate=make(rollout))
+        if alive:
+            return proposed
+        return proposed.ended("swapped", "no worker runs; the next start serves it")
+
+    rollout = change_rollout(settings.state, change)
+    prune_models(settings.state)
+    return rollout
+
+
+def _end(settings: Settings, candidate: Candidate) -> Rollout:
+    return change_rollout(
+        settings.state, lambda now: _require_same(now, candidate).ended("rolled_back", "by command")
+    )
+
+
+def _stable_names(settings: Settings, rollout: Rollout) -> list[str]:
+    """Version and folder of the stable model; or SLIPWAY_BUNDLE and the versions in use of it."""
+    if rollout.stable:
+        return [rollout.stable.version, rollout.stable.folder]
+    served = {report.serving for report in _alive(settings.state) if report.serving}
+    return [name_of(None), *sorted(served)]
+
+
+def _describe_stable(rollout: Rollout, names: list[str]) -> str:
+    return names[0] if rollout.stable else " ".join(names)
+
+
+def _ended_lately(rollout: Rollout, now: float) -> Event | None:
+    """The last event of a model that was rolled back or refused less than CALM_S ago.
+
+    Refused models count, because a healthy model serves in their place as well.
+    """
+    for event in reversed(rollout.events):
+        if event.what in ("rolled_back", "refused") and now - event.time < CALM_S:
+            return event
+    return None
+
+
+def _describe_last(rollout: Rollout, version: str | None = None) -> str:
+    """A sentence on the last event of that version or of any, after a space; empty if none."""
+    for event in reversed(rollout.events):
+        if version in (None, event.model):
+            return f" {_describe(event)}"
+    return ""
+
+
+def _describe(event: Event) -> str:
+    what, reason = event.what.replace("_", " "), event.reason.rstrip(".")
+    return f"{event.model} {what} at {iso(event.time)}: {reason}."
+
+
+def _require_same(rollout: Rollout, candidate: Candidate) -> Rollout:
+    if rollout.candidate is None or rollout.candidate.id != candidate.id:
+        raise RolloutError(
+            f"{candidate.name} is no candidate any more: {rollout.events[-1].reason}."
+        )
+    return rollout
+
+
+def _require_idle(rollout: Rollout) -> None:
+    if rollout.candidate:
+        candidate = rollout.candidate
+        raise RolloutError(
+            f"{candidate.name} is on its way ({candidate.mode}, {candidate.phase}). "
+            "`promote` or `abort` it first."
+        )
+
+
+def _require_candidate(rollout: Rollout) -> Candidate:
+    if rollout.candidate is None:
+        raise RolloutError(
+            f"there is no candidate; the stable model is {name_of(rollout.stable)}. "
+            "Propose one with `shadow` or `canary`."
+        )
+    return rollout.candidate
+
+
+def _alive(state: Path) -> list[Report]:
+    return [report for report in read_reports(state) if report.is_alive]
+
+
+def _version(bundle: Path) -> str:
+    try:
+        return load_bundle(bundle).version
+    except SlipwayError:
+        return "of no version"

@@ -1,0 +1,135 @@
+"""Compares a candidate with the stable model: its contract for callers, and its metrics.
+
+Callers of the stable model must be able to go on unchanged. An image contract has to be the same.
+A table contract has to accept every column, category and bound that the stable one accepts, must
+ignore the same columns, and may require nothing new. Standardization may differ.
+"""
+
+from slipway.artifacts.bundle import Bundle
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.kinds.registry import kind_of
+from slipway.serving.rollout.state import Allowed, RolloutError
+
+
+def require_successor(candidate: Bundle, stable: Bundle, allowed: Allowed) -> None:
+    """Raise RolloutError with every reason why `candidate` may not replace `stable`."""
+    if candidate.input.kind != stable.input.kind:
+        raise RolloutError(
+            f"the candidate takes {candidate.input.kind}, the stable model {stable.input.kind}: "
+            "no running service changes that. "
+            "Point SLIPWAY_BUNDLE at it, and start the service again."
+        )
+    problems = []
+    if not allowed.other_contract:
+        problems = [*_input_problems(candidate, stable), *_output_problems(candidate, stable)]
+    if problems:
+        problems[-1] += "; --allow-other-contract if callers know"
+    problems += _metric_problems(candidate, stable, allowed.metric_loss)
+    if problems:
+        raise RolloutError("; ".join(problems))
+
+
+def explained_disagreement(candidate: Bundle, stable: Bundle) -> float:
+    """Fraction of answers on which two models as good as their metrics can differ.
+
+    Both agree where both are right, so the fraction is the sum of their error rates, at the lower
+    ends of the intervals. It is at most one half, or no difference could be found. It is a tenth
+    for values, whose metrics do not bound it.
+    """
+    target = kind_of(stable.task).target
+    metrics = [bundle.metrics.get(target.headline) for bundle in (candidate, stable)]
+    if not target.headline_is_fraction or None in metrics:
+        return 0.1
+    errors = sum(1 - metric.low for metric in metrics if metric)
+    return min(max(errors, 0.01), 0.5)
+
+
+def _input_problems(candidate: Bundle, stable: Bundle) -> list[str]:
+    after, before = candidate.input, stable.input
+    if isinstance(after, ColumnContract) and isinstance(before, ColumnContract):
+        return _table_problems(after, before)
+    return [
+        f"its input has another {name}: {getattr(after, name)!r}, expected {value!r}"
+        for name, value in dict(before).items()
+        if getattr(after, name) != value
+    ]
+
+
+def _table_problems(after: ColumnContract, before: ColumnContract) -> list[str]:
+    new = {column.name: column for column in after.columns}
+    old = {column.name: column for column in before.columns}
+    problems = [f"it has no column {name!r}" for name in old if name not in after.accepted]
+    for name in before.ignored:
+        if name not in after.ignored:
+            verb = "reads" if name in new else "refuses"
+            problems.append(f"it {verb} the column {name!r}, which is ignored so far")
+    for name, column in new.items():
+        if name in old:
+            continue
+        if _is_required(column):
+            problems.append(f"it requires a new column {name!r}")
+    for name in old:
+        if name in new:
+            problems += _column_problems(new[name], old[name])
+    return problems
+
+
+def _column_problems(new: Column, old: Column) -> list[str]:
+    name = f"column {old.name!r}"
+    if new.kind != old.kind:
+        return [f"{name} is a {new.kind}, expected a {old.kind}"]
+    problems = []
+    if _is_required(new) and not _is_required(old):
+        problems.append(f"{name} became required")
+    missing = [category for category in old.categories if category not in new.categories]
+    if missing and not new.takes_missing:
+        problems.append(f"{name} does not take {len(missing)} of the categories, as {missing[0]!r}")
+    is_higher = new.min is not None and (old.min is None or old.min < new.min)
+    is_lower = new.max is not None and (old.max is None or old.max > new.max)
+    if is_higher or is_lower:
+        problems.append(f"{name} takes {new.min} to {new.max}, expected {old.min} to {old.max}")
+    return problems
+
+
+def _is_required(column: Column) -> bool:
+    return column.required or not column.takes_missing
+
+
+def _output_problems(candidate: Bundle, stable: Bundle) -> list[str]:
+    if candidate.task != stable.task:
+        return [f"its task is {candidate.task}, expected {stable.task}"]
+    if candidate.output.labels == stable.output.labels:
+        return []
+    after, before = candidate.output.labels, stable.output.labels
+    gone = [repr(label) for label in before if label not in after]
+    new = [repr(label) for label in after if label not in before]
+    differences = []
+    if gone:
+        differences.append(f"without {', '.join(gone[:5])}")
+    if new:
+        differences.append(f"with {', '.join(new[:5])}")
+    return [f"it has other labels: {' and '.join(differences) or 'another order'}"]
+
+
+def _metric_problems(candidate: Bundle, stable: Bundle, allowance: float | None) -> list[str]:
+    target = kind_of(stable.task).target
+    name = target.headline
+    before, after = stable.metrics.get(name), candidate.metrics.get(name)
+    if allowance is None or before is None:
+        return []
+    if after is None:
+        return [
+            f"its bundle has no {name}, the stable model's has; "
+            "--allow-metric-loss any compares nothing"
+        ]
+    if target.headline_is_fraction:
+        loss, unit = before.value - after.value, "points"
+    else:
+        loss = after.value / before.value - 1 if before.value else float(after.value > 0)
+        unit = "of growth"
+    if loss <= allowance + 1e-12:  # tolerates the rounding of decimals in binary
+        return []
+    return [
+        f"its {name} is {after.value:.4g}, the stable model's {before.value:.4g}: "
+        f"a loss of {loss:.4g}, allowed are {allowance:g} {unit} (--allow-metric-loss)"
+    ]

@@ -1,0 +1,143 @@
+"""Counts of a candidate's requests, and the decision whether they speak against it.
+
+Each worker collects its own counts and writes them to its report; the sum over all workers is
+judged. Counts of a worker that stopped or died stay in the sum. Any thread may count; nothing
+here waits.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from slipway.serving.rollout.sequential import LOG_THRESHOLD, EventCounts, log_evidence
+from slipway.serving.rollout.state import Candidate
+from slipway.system.contract import Contract
+
+EVENTS = ("errors", "slow", "quality")
+SHADOWED = ("agrees", "differs", "failed", "dropped")
+_NUM_LATENCIES = 1024
+
+
+class Counts(Contract):
+    """Counts over one worker or several. Pairs are of the candidate and of the stable model."""
+
+    events: dict[str, dict[str, tuple[int, int]]]  # by event, by share as text
+    requests: tuple[int, int]  # answered or failed
+    shadowed: dict[str, int]  # by outcome
+    fault: str  # the candidate's first invalid answer; empty if there was none
+
+    def of(self, event: str) -> EventCounts:
+        """The counts of one event, by share."""
+        return {float(share): pair for share, pair in self.events.get(event, {}).items()}
+
+    @property
+    def disagreements(self) -> tuple[int, int]:
+        """Shadowed requests on which the candidate differed or failed, and on which it agreed."""
+        return self.shadowed["differs"] + self.shadowed["failed"], self.shadowed["agrees"]
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """The sum of the counts."""
+    events: dict[str, dict[str, tuple[int, int]]] = {event: {} for event in EVENTS}
+    requests, shadowed, fault = (0, 0), dict.fromkeys(SHADOWED, 0), ""
+    for one in counts:
+        for event, by_share in one.events.items():
+            for share, pair in by_share.items():
+                events[event][share] = _added(events[event].get(share, (0, 0)), pair)
+        requests = _added(requests, one.requests)
+        shadowed = {outcome: number + one.shadowed[outcome] for outcome, number in shadowed.items()}
+        fault = fault or one.fault
+    return Counts(events=events, requests=requests, shadowed=shadowed, fault=fault)
+
+
+def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def log_evidences(counts: Counts, disagreement: float) -> dict[str, float]:
+    """Log evidence against the candidate, by test; LOG_THRESHOLD rolls it back."""
+    return {event: log_evidence(counts.of(event)) for event in EVENTS} | {
+        "disagreement": log_evidence({disagreement: counts.disagreements})
+    }
+
+
+def rollback_reason(counts: Counts, candidate: Candidate, disagreement: float) -> str:
+    """A sentence on why the candidate must be rolled back; empty if it need not."""
+    if counts.fault:
+        return counts.fault
+    reasons = {
+        "errors": "its requests fail more often than the stable model's",
+        "slow": f"its answers take longer than {candidate.slow_s or 0:.3g} s more often than the "
+        "stable model's",
+        "quality": "by feedback its answers are wrong more often than the stable model's",
+        "disagreement": f"its answers differ from the stable model's on more than "
+        f"{100 * disagreement:.3g} % of the requests",
+    }
+    for test, value in log_evidences(counts, disagreement).items():
+        if value >= LOG_THRESHOLD:
+            return f"{reasons[test]}: {_figures(counts, test)}"
+    return ""
+
+
+def _figures(counts: Counts, test: str) -> str:
+    if test == "disagreement":
+        return f"{counts.disagreements[0]} of {sum(counts.disagreements)} shadowed"
+    candidate, stable = (sum(pair[side] for pair in counts.of(test).values()) for side in (0, 1))
+    return (
+        f"{candidate} of {counts.requests[0]} of its requests, "
+        f"{stable} of {counts.requests[1]} of the stable model's"
+    )
+
+
+class Evidence:
+    """One worker's counts for one candidate."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: dict[str, dict[str, list[int]]] = {event: {} for event in EVENTS}
+        self._requests = [0, 0]
+        self._shadowed = dict.fromkeys(SHADOWED, 0)
+        self._fault = ""
+        self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)  # of the stable model, seconds
+
+    def request(self, *, of_candidate: bool, seconds: float) -> None:
+        """Count a request that one of the models answered or failed."""
+        with self._lock:
+            self._requests[not of_candidate] += 1
+            if not of_candidate:
+                self._latencies.append(seconds)
+
+    def event(self, event: str, share: float, *, of_candidate: bool) -> None:
+        """Count an event of EVENTS; `share` is the candidate's share at that request."""
+        with self._lock:
+            self._events[event].setdefault(repr(share), [0, 0])[not of_candidate] += 1
+
+    def shadow(self, outcome: str) -> None:
+        """Count a copy of a request by its outcome, one of SHADOWED."""
+        with self._lock:
+            self._shadowed[outcome] += 1
+
+    def fault(self, reason: str) -> None:
+        """Record an invalid answer of the candidate, which rolls it back at once."""
+        with self._lock:
+            self._fault = self._fault or reason
+
+    def counts(self) -> Counts:
+        """A snapshot of the counts."""
+        with self._lock:
+            events = {
+                event: {share: (pair[0], pair[1]) for share, pair in by_share.items()}
+                for event, by_share in self._events.items()
+            }
+            requests = (self._requests[0], self._requests[1])
+            return Counts(
+                events=events, requests=requests, shadowed=dict(self._shadowed), fault=self._fault
+            )
+
+    def stable_latency_s(self) -> tuple[float, int]:
+        """The 95th percentile of the stable model's latest requests, and their number."""
+        with self._lock:
+            latencies = list(self._latencies)
+        return (float(np.percentile(latencies, 95)) if latencies else 0.0), len(latencies)

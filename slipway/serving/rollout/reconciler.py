@@ -1,0 +1,478 @@
+"""Reconciles one worker with the desired rollout state.
+
+Polls the state every 250 ms, loads and swaps models, routes canary traffic, and reports progress.
+All of it happens beside the request path; whatever fails, the stable model continues to serve. The
+first worker that sees that a candidate must advance, end or be promoted writes that decision.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from prometheus_client import Counter, Gauge
+from pydantic import Field
+
+from slipway.predictor.loader import read_certified
+from slipway.serving.metrics.service_metrics import ServiceMetrics
+from slipway.serving.models.live_model import LiveModel
+from slipway.serving.models.loader import load_model
+from slipway.serving.models.model import ServedModel
+from slipway.serving.rollout.canary import Canary, SeenIds
+from slipway.serving.rollout.comparison import explained_disagreement, require_successor
+from slipway.serving.rollout.decision import decide
+from slipway.serving.rollout.evidence import SHADOWED, Evidence
+from slipway.serving.rollout.reports import (
+    Phase,
+    Report,
+    describe,
+    process_started,
+    read_reports,
+    remove_old_reports,
+    seen_ids_path,
+    write_report,
+)
+from slipway.serving.rollout.shadow import Shadow, lower_priority
+from slipway.serving.rollout.state import (
+    EMPTY,
+    FILE,
+    OUTCOMES,
+    Candidate,
+    Event,
+    Model,
+    Rollout,
+    change_rollout,
+    name_of,
+    read_rollout,
+)
+from slipway.serving.rollout.store import prune_unless_locked, settings_of
+from slipway.serving.settings import Settings, SettingsSection
+from slipway.serving.worker import ModelWorker
+from slipway.system.errors import SlipwayError
+from slipway.system.malloc import return_memory_to_os
+
+logger = logging.getLogger("bentoml.slipway")
+
+POLL_S = 0.25
+_REPORT_S = 1.0  # between two reports that differ only in counts
+
+
+class RolloutSettings(SettingsSection):
+    """Settings of rollouts."""
+
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # requests copied to a candidate
+
+
+class RolloutMetrics:
+    """Metrics of rollouts, shadowed requests, and a canary's share."""
+
+    def __init__(self, metrics: ServiceMetrics) -> None:
+        registry = metrics.registry
+        metrics.add_slots("candidate", "shadow")
+        metrics.add_fault_parts("rollout")
+        self._metrics = metrics
+        swaps = Counter(
+            "slipway_swaps",
+            "Rollouts, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        shadowed = Counter(
+            "slipway_shadow",
+            "Requests copied to a candidate, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._swaps: dict[str, Counter] = {what: swaps.labels(what) for what in OUTCOMES}
+        self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
+        self.candidate_share = Gauge(
+            "slipway_candidate_share",
+            "Share of the requests that a canary answers.",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+
+    def log(self, event: Event) -> None:
+        """Log an event of a rollout and count its outcome, in one worker only."""
+        if event.what in self._swaps:
+            self._swaps[event.what].inc()
+        level = logging.ERROR if event.what in ("refused", "rolled_back") else logging.INFO
+        what = event.what.replace("_", " ")
+        logger.log(level, "rollout: model %s %s: %s", event.model, what, event.reason)
+
+    def shadowed(self, outcome: str) -> None:
+        """Count a mirrored request that the candidate answered. Thread-safe."""
+        self._shadowed[outcome].inc()
+        if outcome in ("agrees", "differs"):
+            self._metrics.answer("shadow")
+
+
+@dataclass
+class _Trial:
+    """The candidate in this worker."""
+
+    candidate: Candidate
+    phase: Phase = "preparing"
+    reason: str = ""
+    disagreement: float = 1.0
+    live: LiveModel | None = None
+    shadow: Shadow | None = None
+    seen_ids: SeenIds | None = None  # of a canary
+    evidence: Evidence = field(default_factory=Evidence)
+
+
+class RolloutReconciler:
+    """Brings one worker to the desired rollout state."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        self._worker = worker
+        self._metrics = RolloutMetrics(worker.metrics)
+        self._settings = worker.settings
+        self._state_folder = worker.settings.state
+        self._shadow_share = worker.settings.section(RolloutSettings).shadow_share
+        self._canary: Canary | None = None
+        self._rollout = EMPTY
+        self._stamp: tuple[int, int] | None = None
+        self._stable: Model | None = None  # the model that is served
+        self._initial_revision = -1  # of the first load; -1: the state could not be read
+        self._problem = ""
+        self._failed_revision = -1  # at which the stable model last failed to load
+        self._trial: _Trial | None = None
+        self._reported: Report | None = None
+        self._reported_at = 0.0
+        self._writing = threading.Lock()
+        self._is_stopped = False
+        self.num_reports = 0  # written so far
+        self._last_error = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def initial_settings(self) -> Settings:
+        """Settings for the first model. Raises SlipwayError if that model is missing."""
+        if self._settings.accept_draft:  # the verify stage always checks SLIPWAY_BUNDLE
+            return self._settings
+        self._rollout = read_rollout(self._state_folder)
+        self._stable, self._initial_revision = self._rollout.stable, self._rollout.revision
+        if self._stable:
+            logger.info(
+                "serving %s instead of SLIPWAY_BUNDLE, as %s says",
+                self._stable.version,
+                self._state_folder / FILE,
+            )
+        return settings_of(self._settings, self._stable)
+
+    @property
+    def is_shadowing(self) -> bool:
+        """True if a candidate answers copies of requests in this worker."""
+        return self._trial is not None and self._trial.shadow is not None
+
+    def model_info(self) -> dict[str, object]:
+        """The rolled out models, for `/model`. `wins_over` is the replaced SLIPWAY_BUNDLE."""
+        wins_over = str(self._settings.bundle) if self._stable else None
+        return {
+            "stable": name_of(self._stable),
+            "wins_over": wins_over,
+            "candidate": self._trial.candidate.name if self._trial else None,
+        }
+
+    def start(self) -> None:
+        """Start to follow the state."""
+        if not self._settings.accept_draft:
+            self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the candidate here, and report that this worker stopped in order."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        report = self._report(stopped=True)
+        await self._drop()
+        if self._task and self._reported:
+            try:
+                await asyncio.to_thread(self._write, report)
+            except OSError as error:
+                logger.error(
+                    "cannot report to the rollout in %s that this worker stops: %s; "
+                    "it counts as dead",
+                    self._state_folder,
+                    error,
+                )
+
+    def note_wrong(self, model_version: str) -> None:
+        """Count a wrong answer of that model, by feedback. Any thread may call it.
+
+        Late feedback counts with today's share, which is no smaller than at the request; that
+        favours the candidate.
+        """
+        trial, canary, stable = self._trial, self._canary, self._worker.model
+        if trial is None or trial.live is None or canary is None or stable is None:
+            return
+        if canary.share and model_version in (trial.live.model.version, stable.version):
+            trial.evidence.event(
+                "quality", canary.share, of_candidate=model_version != stable.version
+            )
+
+    def status(self) -> dict[str, object]:
+        """The status for the page and `GET /rollout`. Reads files, so call it on a thread."""
+        return describe(read_rollout(self._state_folder), read_reports(self._state_folder))
+
+    async def reconcile(self) -> None:
+        """Compare the worker with the state once, and act on the differences."""
+        if self._has_changed():
+            try:
+                self._rollout = await asyncio.to_thread(read_rollout, self._state_folder)
+            except SlipwayError:
+                self._stamp = None  # to read it again
+                raise
+        if not self.num_reports:
+            rollout = self._rollout
+            await asyncio.to_thread(
+                remove_old_reports,
+                self._state_folder,
+                rollout.candidate.id if rollout.candidate else None,
+            )
+        # Decide before loading a candidate, which may have killed the previous process here.
+        await self._decide()
+        await self._follow_stable()
+        await self._follow_candidate()
+        await asyncio.to_thread(self._report_changes)
+
+    async def _run(self) -> None:
+        await self._worker.loaded()
+        while True:
+            try:
+                await self.reconcile()
+                self._last_error = ""
+            except Exception as error:  # a full disk, or a state edited by hand
+                self._worker.metrics.fault("rollout")
+                # Unlike its repr, the text of an OSError has its path.
+                message = f"{type(error).__name__}: {error}"
+                if message != self._last_error:
+                    self._last_error = message
+                    logger.error(
+                        "cannot follow the rollout in %s: %s; the model in use continues to serve",
+                        self._state_folder,
+                        message,
+                        exc_info=not isinstance(error, SlipwayError | OSError),
+                    )
+            await asyncio.sleep(POLL_S)
+
+    def _has_changed(self) -> bool:
+        """True if the file differs from the one at the last call."""
+        try:
+            status = (self._state_folder / FILE).stat()
+            stamp = (status.st_mtime_ns, status.st_ino)
+        except (FileNotFoundError, NotADirectoryError):
+            stamp = (0, 0)
+        changed, self._stamp = stamp != self._stamp, stamp
+        return changed
+
+    async def _decide(self) -> None:
+        rollout = self._rollout
+        has_new_events = rollout.num_logged < rollout.num_events
+        if rollout.candidate is None and not has_new_events:
+            return
+        reports = await asyncio.to_thread(read_reports, self._state_folder)
+        if has_new_events or decide(rollout, reports, time.time()) != rollout:
+            self._rollout = await asyncio.to_thread(self._write_decision)
+
+    def _write_decision(self) -> Rollout:
+        reports = read_reports(self._state_folder)
+        num_logged = 0
+
+        def change(rollout: Rollout) -> Rollout:
+            nonlocal num_logged
+            num_logged = rollout.num_logged
+            after = decide(rollout, reports, time.time())
+            return after.changed(num_logged=after.num_events)
+
+        after = change_rollout(self._state_folder, change)
+        for event in after.events:
+            if event.number > num_logged:
+                self._metrics.log(event)
+        remove_old_reports(self._state_folder, after.candidate.id if after.candidate else None)
+        if after.candidate is None:
+            prune_unless_locked(self._state_folder)
+        return after
+
+    async def _follow_stable(self) -> None:
+        wanted, revision = self._rollout.stable, self._rollout.revision
+        has_tried = self._worker.model is not None or revision == self._initial_revision
+        if wanted == self._stable and has_tried:
+            return
+        if revision == self._failed_revision:
+            return  # only another state changes a failure to load
+        try:
+            live = await self._stable_live(wanted)
+        except Exception as error:
+            self._failed_revision = revision
+            self._problem = f"{name_of(wanted)} cannot be served: {error}"
+            logger.error(
+                "rollout: %s; model %s continues to serve", self._problem, name_of(self._stable)
+            )
+            return
+        self._stable, self._problem = wanted, ""
+        self._route_to(None)
+        await self._worker.take_over(live)
+        del live
+        await asyncio.to_thread(return_memory_to_os)
+
+    async def _stable_live(self, wanted: Model | None) -> LiveModel:
+        """The candidate's model if it becomes the stable one, unless a shadow; else a new one."""
+        trial = self._trial
+        is_warm = trial and trial.candidate.mode != "shadow" and trial.candidate.model == wanted
+        if trial and trial.live and is_warm:
+            live, trial.live = trial.live, None
+            return live
+        settings = settings_of(self._settings, wanted)
+        return self._worker.make_live(await asyncio.to_thread(load_model, settings), "stable")
+
+    async def _follow_candidate(self) -> None:
+        candidate, trial = self._rollout.candidate, self._trial
+        if trial and (candidate is None or trial.candidate.id != candidate.id):
+            await self._drop()
+            trial = None
+        if candidate is None:
+            return
+        if trial is None:
+            await self._prepare(candidate)
+        elif trial.phase == "prepared":
+            self._route(trial, candidate)
+
+    async def _prepare(self, candidate: Candidate) -> None:
+        self._trial = trial = _Trial(candidate)
+        # Should it kill this process, the report names the candidate.
+        await asyncio.to_thread(self._report_changes)
+        try:
+            model = await self._load(candidate)
+            stable = self._worker.model
+            if stable and not candidate.returns:
+                require_successor(model.bundle.manifest, stable.bundle.manifest, candidate.allowed)
+            if candidate.allowed.disagreement:
+                trial.disagreement = candidate.allowed.disagreement
+            elif stable:
+                trial.disagreement = explained_disagreement(
+                    model.bundle.manifest, stable.bundle.manifest
+                )
+            if candidate.mode == "canary":
+                path = seen_ids_path(self._state_folder, candidate.id)
+                trial.seen_ids = await asyncio.to_thread(SeenIds, path, candidate.salt)
+            trial.live = self._worker.make_live(model, "candidate")
+        except SlipwayError as error:
+            trial.phase, trial.reason = "refused", str(error)
+        except Exception as error:
+            trial.phase, trial.reason = "refused", f"{type(error).__name__}: {error}"
+            logger.exception("rollout: cannot load the candidate %s", candidate.name)
+        else:
+            trial.phase = "prepared"
+            self._route(trial, candidate)
+
+    async def _load(self, candidate: Candidate) -> ServedModel:
+        settings = settings_of(self._settings, candidate.model)
+        is_shadow = candidate.mode == "shadow"
+        if is_shadow:
+            # With one thread ONNX Runtime computes on the calling thread, which has low priority.
+            settings = settings.model_copy(update={"num_threads": 1})
+        executor = ThreadPoolExecutor(
+            1, thread_name_prefix="slipway-rollout", initializer=lower_priority
+        )
+        try:
+            certified = await asyncio.get_running_loop().run_in_executor(
+                executor,
+                lambda: read_certified(
+                    settings.bundle,
+                    settings.certificate,
+                    accept_draft=False,
+                    accept_missed_gates=is_shadow,
+                ),
+            )
+        finally:
+            executor.shutdown(wait=False)
+        # At normal priority, which the threads of ONNX Runtime inherit from their creator.
+        return await asyncio.to_thread(load_model, settings, certified)
+
+    def _route(self, trial: _Trial, candidate: Candidate) -> None:
+        """Send the candidate its requests, or copies of requests, as the state says."""
+        trial.candidate = candidate
+        if candidate.phase != "running" or trial.live is None:
+            return
+        if trial.shadow is None and self._shadow_share:
+            trial.shadow = Shadow(
+                trial.live,
+                self._shadow_share,
+                candidate.salt,
+                candidate.allowed.difference,
+                trial.evidence,
+                self._metrics.shadowed,
+            )
+            self._worker.observers.add(trial.shadow)
+        if trial.seen_ids:
+            canary = self._canary or Canary(
+                trial.live, trial.evidence, candidate.salt, trial.seen_ids
+            )
+            canary.share, canary.slow_s = candidate.share, candidate.slow_s
+            self._route_to(canary)
+            self._metrics.candidate_share.set(candidate.share)
+
+    def _route_to(self, canary: Canary | None) -> None:
+        self._canary = self._worker.router = canary
+
+    async def _drop(self) -> None:
+        """End the candidate: it gets no new request and finishes those it has."""
+        trial, self._trial = self._trial, None
+        self._route_to(None)
+        self._metrics.candidate_share.set(0)
+        if trial and trial.shadow:
+            self._worker.observers.remove(trial.shadow)
+            await asyncio.to_thread(trial.shadow.close)
+        if trial and trial.live:
+            await trial.live.retire()
+            trial.live = None
+            await asyncio.to_thread(return_memory_to_os)
+
+    def _report(self, *, stopped: bool = False) -> Report:
+        trial, model = self._trial, self._worker.model
+        evidence = trial.evidence if trial else Evidence()
+        latency_s, num_latencies = evidence.stable_latency_s()
+        return Report(
+            process=os.getpid(),
+            started=process_started(os.getpid()),
+            stopped=stopped,
+            revision=self._rollout.revision,
+            serving=model.version if model else None,
+            folder=self._stable.folder if self._stable else None,
+            problem=self._problem,
+            candidate=trial.candidate.id if trial else None,
+            phase=trial.phase if trial else "none",
+            reason=trial.reason if trial else "",
+            disagreement=trial.disagreement if trial else 1.0,
+            counts=evidence.counts(),
+            stable_p95_s=latency_s,
+            num_latencies=num_latencies,
+        )
+
+    def _report_changes(self) -> None:
+        """Write the report if it changed; changed counts alone at most once per _REPORT_S."""
+        report, before = self._report(), self._reported
+        if report == before:
+            return
+        counted = {"counts", "stable_p95_s", "num_latencies"}
+        is_urgent = (
+            before is None
+            or report.model_dump(exclude=counted) != before.model_dump(exclude=counted)
+            or report.counts.fault
+        )
+        if is_urgent or time.monotonic() - self._reported_at >= _REPORT_S:
+            self._write(report)
+
+    def _write(self, report: Report) -> None:
+        with self._writing:  # a cancelled reconciliation may still be writing on its thread
+            if self._is_stopped and not report.stopped:
+                return
+            self._is_stopped = report.stopped
+            write_report(self._state_folder, report)
+            self._reported, self._reported_at = report, time.monotonic()
+            self.num_reports += 1

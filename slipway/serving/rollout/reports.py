@@ -1,0 +1,159 @@
+"""Reports of workers, and the status made of them.
+
+Each worker writes SLIPWAY_STATE/rollout.d/PROCESS-STARTED.json, and no other process writes it.
+Commands read from these files which worker serves which model. Workers read from them the
+candidate's counts over all workers, and which worker died with the candidate.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from slipway.serving.rollout.evidence import Counts, log_evidences, total
+from slipway.serving.rollout.sequential import ALPHA, LOG_THRESHOLD
+from slipway.serving.rollout.state import Candidate, Rollout, name_of
+from slipway.system import files
+from slipway.system.contract import Contract
+
+FOLDER = "rollout.d"
+SEEN_IDS_SUFFIX = ".used"
+NO_COUNTS = total([])
+Phase = Literal["none", "preparing", "prepared", "refused"]
+_SHOWN_EVENTS = 10
+
+
+class Report(Contract):
+    """The report of one worker."""
+
+    process: int
+    started: int  # start of the process in kernel ticks, because process ids are reused
+    stopped: bool  # the worker shut down in order
+    revision: int  # of the state that the worker follows
+    serving: str | None  # version of its stable model; null: not ready
+    folder: str | None  # of that model's copy; null: SLIPWAY_BUNDLE
+    problem: str  # why it does not serve the model of the state; empty: it does
+    candidate: int | None  # id of its current or last candidate
+    phase: Phase  # of the candidate
+    reason: str  # why the candidate was refused
+    disagreement: float  # fraction of answers that may differ from the stable model's
+    counts: Counts
+    stable_p95_s: float
+    num_latencies: int
+
+    @property
+    def is_alive(self) -> bool:
+        """True if this very process is running."""
+        return (
+            not self.stopped
+            and files.is_alive(self.process)
+            and process_started(self.process) == self.started
+        )
+
+
+def process_started(process: int) -> int:
+    """Kernel ticks from boot to the start of the process; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def seen_ids_path(state: Path, candidate: int) -> Path:
+    """The file in which the workers note the request ids that a canary has seen."""
+    return state / FOLDER / f"{candidate}{SEEN_IDS_SUFFIX}"
+
+
+def write_report(state: Path, report: Report) -> None:
+    """Replace the last report of this process."""
+    path = state / FOLDER / f"{report.process}-{report.started}.json"
+    files.write_json(path, report.model_dump(mode="json"))
+
+
+def read_reports(state: Path) -> list[Report]:
+    """The reports of all workers, stopped ones included.
+
+    Skips files that another version wrote or that were removed meanwhile.
+    """
+    reports = []
+    for path in sorted((state / FOLDER).glob("*.json")):
+        try:
+            reports.append(Report.model_validate_json(path.read_bytes()))
+        except (FileNotFoundError, ValidationError):
+            continue
+    return reports
+
+
+def remove_old_reports(state: Path, candidate: int | None) -> None:
+    """Remove the files of stopped workers and former candidates, except those of `candidate`."""
+    for report in read_reports(state):
+        if not report.is_alive and (candidate is None or report.candidate != candidate):
+            (state / FOLDER / f"{report.process}-{report.started}.json").unlink(missing_ok=True)
+    for path in (state / FOLDER).glob(f"*{SEEN_IDS_SUFFIX}"):
+        if path.stem != str(candidate):
+            path.unlink(missing_ok=True)
+
+
+def allowed_disagreement(reports: Sequence[Report]) -> float:
+    """The fraction of answers that may differ, over the workers that have the candidate."""
+    return max((report.disagreement for report in reports), default=1.0)
+
+
+def describe(rollout: Rollout, reports: Sequence[Report]) -> dict[str, Any]:
+    """The status as JSON: stable model, candidate and evidence, workers, latest events."""
+    candidate = rollout.candidate
+    return {
+        "revision": rollout.revision,
+        "stable": name_of(rollout.stable),
+        "history": [name_of(model) for model in rollout.history],
+        "candidate": _describe_candidate(
+            candidate, [report for report in reports if report.candidate == candidate.id]
+        )
+        if candidate
+        else None,
+        "workers": [
+            {
+                "process": report.process,
+                "serving": report.serving,
+                "candidate": report.phase,
+                "problem": report.problem or report.reason,
+            }
+            for report in reports
+            if report.is_alive
+        ],
+        "events": [
+            {"time": iso(event.time)} | event.model_dump(include={"what", "model", "reason"})
+            for event in rollout.events[-_SHOWN_EVENTS:]
+        ],
+    }
+
+
+def _describe_candidate(candidate: Candidate, reports: Sequence[Report]) -> dict[str, Any]:
+    counts = total(report.counts for report in reports)
+    evidences = log_evidences(counts, allowed_disagreement(reports))
+    num_answered = sum(counts.disagreements)
+    agreement = counts.shadowed["agrees"] / num_answered if num_answered else None
+    return {
+        "version": candidate.name,
+        "mode": candidate.mode,
+        "phase": candidate.phase,
+        "share": candidate.share,
+        "step": candidate.step + 1,
+        "steps": candidate.plan.steps,
+        "hold_seconds": candidate.plan.hold_s,
+        "hold_requests": candidate.plan.hold_requests,
+        "slow_seconds": candidate.slow_s,
+        "since": iso(candidate.since),
+        "requests": {"candidate": counts.requests[0], "stable": counts.requests[1]},
+        "shadowed": counts.shadowed | {"agreement": agreement},
+        "alpha": ALPHA,
+        "log_evidence": {test: round(value, 3) for test, value in evidences.items()},
+        "log_threshold": round(LOG_THRESHOLD, 3),
+    }
+
+
+def iso(moment: float) -> str:
+    """The UTC time of a moment in seconds since 1970, as text."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

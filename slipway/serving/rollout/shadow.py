@@ -1,0 +1,156 @@
+"""Shadow: the candidate answers copies of live requests, and its agreement is counted.
+
+Callers lose nothing: copies wait in a short queue, are dropped if it is full, and are answered on
+one low-priority thread, long after the caller got its answer. No error here reaches a request.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.uncertainty import Answers
+from slipway.kinds.registry import input_kind
+from slipway.predictor.model import InvalidAnswerError
+from slipway.serving.http.responses import Refusal
+from slipway.serving.models.live_model import LiveModel
+from slipway.serving.models.observers import Answered, Noted, id_of, model_of
+from slipway.serving.rollout.canary import is_chosen
+from slipway.serving.rollout.evidence import Evidence
+from slipway.traffic.request_log import REPLAYED
+
+logger = logging.getLogger("bentoml.slipway")
+
+MAX_WAITING = 32  # requests; a shadow that falls behind drops the others
+# Guess: between two values that count as equal, if there is neither a bound nor an interval.
+_RELATIVE_DIFFERENCE = 0.05
+_CLOSE_S = 5.0
+_NICENESS = 19
+
+
+def lower_priority() -> None:
+    """Lower the priority of this thread and of threads that it starts, as far as possible.
+
+    Has no effect outside Linux, where threads have no priority of their own. A thread cannot
+    raise its priority again.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+class Shadow:
+    """An observer that sends a share of the stable model's requests to `live` as well.
+
+    Values that differ by at most `difference` are equal. The share is drawn with a secret salt.
+    """
+
+    def __init__(
+        self,
+        live: LiveModel,
+        share: float,
+        salt: str,
+        difference: float | None,
+        evidence: Evidence,
+        count: Callable[[str], None],
+    ) -> None:
+        self._live = live
+        self._share = share
+        self._salt = f"shadow:{salt}"
+        self._difference = difference
+        self._evidence = evidence
+        self._count = count
+        self._waiting: queue.Queue[Answered | None] = queue.Queue(MAX_WAITING)
+        self._is_closing = False
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._work, name="slipway-shadow", daemon=True)
+        self._thread.start()
+
+    def offer(self, answered: Sequence[Noted], moment: float) -> None:
+        """Queue copies of the drawn requests. Never waits, never raises.
+
+        Skips replayed requests and those that the candidate itself answered.
+        """
+        model = self._live.model
+        if model_of(answered[0]).bundle.digest == model.bundle.digest:
+            return
+        for one in answered:
+            request_id = id_of(one)
+            if not request_id.startswith(REPLAYED) and is_chosen(
+                request_id, self._share, self._salt
+            ):
+                try:
+                    self._waiting.put_nowait(Answered._make(one))
+                except queue.Full:
+                    self._record("dropped")
+
+    def close(self) -> None:
+        """End the thread and discard the copies that wait."""
+        self._is_closing = True
+        with contextlib.suppress(queue.Full):  # then the thread is awake and sees the flag
+            self._waiting.put_nowait(None)
+        self._thread.join(_CLOSE_S)
+
+    def _work(self) -> None:
+        lower_priority()
+        with asyncio.Runner() as runner:
+            while (answered := self._waiting.get()) is not None and not self._is_closing:
+                self._answer(answered, runner)
+
+    def _answer(self, answered: Answered, runner: asyncio.Runner) -> None:
+        model = self._live.model
+        try:
+            inputs = self._inputs(answered, runner)
+            outputs, scores = self._run(inputs)
+            answers = [model.answer(row, score) for row, score in zip(outputs, scores, strict=True)]
+            agrees = len(answers) == len(answered.answers) and all(
+                map(self._agree, answers, answered.answers)
+            )
+        except InvalidAnswerError as error:
+            self._evidence.fault(f"it gave an invalid answer to a shadowed request: {error}")
+            self._record("failed")
+        except Exception as error:
+            if not self._has_failed and not isinstance(error, Refusal):
+                logger.exception(
+                    "the candidate %s failed on a shadowed request; "
+                    "further failures are only counted",
+                    model.version,
+                )
+                self._has_failed = True
+            self._record("failed")
+        else:
+            self._record("agrees" if agrees else "differs")
+
+    def _inputs(self, answered: Answered, runner: asyncio.Runner) -> NDArray[Any]:
+        """The candidate's inputs: the decoded images, or the rows in the candidate's encoding."""
+        if not input_kind(self._live.model.input_kind).has_pixels:
+            return runner.run(self._live.decoder.decode(*answered.payload.items)).inputs
+        return answered.inputs
+
+    def _run(self, inputs: NDArray[Any]) -> Answers:
+        """Run batches of the sizes that the model is warmed up for."""
+        size, run = self._live.model.max_batch_size, self._live.model.run
+        parts = [run(inputs[start : start + size]) for start in range(0, len(inputs), size)]
+        return Answers(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def _agree(self, found: dict[str, Any], expected: dict[str, Any]) -> bool:
+        if "label" in expected:
+            return bool(found.get("label") == expected["label"])
+        value, stable = found["value"], expected["value"]
+        if self._difference is not None:
+            return bool(abs(value - stable) <= self._difference)
+        if expected["interval"]:
+            low, high = expected["interval"]
+            return bool(low <= value <= high)
+        return bool(abs(value - stable) <= _RELATIVE_DIFFERENCE * max(abs(value), abs(stable)))
+
+    def _record(self, outcome: str) -> None:
+        self._evidence.shadow(outcome)
+        self._count(outcome)

@@ -1,0 +1,227 @@
+"""Desired state of the rollout: SLIPWAY_STATE/rollout.json, which every worker follows.
+
+Every change holds a lock, replaces the whole file and raises its revision. A file that this
+version does not understand is refused. Without the file the service serves SLIPWAY_BUNDLE; a
+model that the file names takes precedence, also at the next start.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import ConfigDict, Field
+
+from slipway.system import files
+from slipway.system.contract import Contract, parse_record
+from slipway.system.errors import LockedError, SlipwayError
+
+FILE = "rollout.json"
+MAX_EVENTS = 50
+MAX_HISTORY = 2  # with the stable model, three copies stay on disk
+_LOCK_WAIT_S = 10.0  # changes take milliseconds
+_LOCK_POLL_S = 0.02
+_threads = threading.Lock()  # the file lock excludes other processes only
+
+Outcome = Literal["swapped", "refused", "rolled_back", "promoted"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the labels of slipway_swaps_total
+Mode = Literal["deploy", "shadow", "canary"]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class RolloutError(SlipwayError):
+    """A rollout that is not possible, or a state that cannot be read."""
+
+
+class Model(Contract):
+    """A model whose files are copied to SLIPWAY_STATE/models."""
+
+    # The version, and the beginning of the certificate's digest.
+    folder: Annotated[str, Field(pattern=r"^[0-9a-f]{12}-[0-9a-f]{8}$")]
+    version: str
+    digest: str  # SHA-256 of bundle.json, in hex
+
+
+class Allowed(Contract):
+    """The respects in which a candidate may be worse."""
+
+    # Other labels, or inputs that callers of the stable model do not send.
+    other_contract: bool = False
+    # Accuracy points, or relative growth of the RMSE; null: not compared.
+    metric_loss: Annotated[float, Field(ge=0)] | None = 0.01
+    # Fraction of shadowed requests with different answers; null: explained by both metrics.
+    disagreement: Share | None = None
+    # Between two values that count as equal; null: the stable model's interval.
+    difference: Annotated[float, Field(ge=0)] | None = None
+
+
+class RolloutPlan(Contract):
+    """Steps of a canary, and the evidence that each step takes."""
+
+    steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=20)] = (
+        0.01,
+        0.05,
+        0.25,
+        0.5,
+        1.0,
+    )
+    hold_s: Annotated[float, Field(ge=0)] = 60.0  # minimum duration of a step
+    # Minimum number of the candidate's requests in a step: without evidence no step ends.
+    hold_requests: Annotated[int, Field(ge=1)] = 300
+    # Requests that take longer are slow; null: measured on the stable model.
+    slow_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class Candidate(Contract):
+    """A model that is being rolled out."""
+
+    id: int  # the revision that proposed it
+    mode: Mode
+    model: Model | None  # null: SLIPWAY_BUNDLE
+    replaces: Model | None  # the model that `rollback` returns to; null: SLIPWAY_BUNDLE
+    allowed: Allowed
+    plan: RolloutPlan
+    phase: Literal["preparing", "running"]  # preparing: workers load it and send it no request
+    since: float  # seconds since 1970
+    returns: bool = False  # by rollback or reset: served before, so it is not compared
+    clears: bool = False  # by reset: afterwards there is nothing to return to
+    step: int = 0  # index of plan.steps
+    step_since: float = 0.0  # seconds since 1970
+    requests_before: int = 0  # requests that the candidate had answered when the step began
+    slow_s: float | None = None  # the bound in use
+    # Secret that draws the requests: knowing it, a caller could choose the model by request id.
+    salt: str = ""
+
+    @property
+    def share(self) -> float:
+        """The share of live requests that the candidate answers."""
+        is_routed = self.mode == "canary" and self.phase == "running"
+        return self.plan.steps[self.step] if is_routed else 0.0
+
+    @property
+    def name(self) -> str:
+        """The model's version, or SLIPWAY_BUNDLE."""
+        return name_of(self.model)
+
+
+EventKind = Literal["swapped", "refused", "rolled_back", "promoted", "began", "step"]
+
+
+class Event(Contract):
+    """An event in the history of rollouts."""
+
+    number: int
+    time: float  # seconds since 1970
+    what: EventKind
+    model: str
+    reason: str
+
+
+class Rollout(Contract):
+    """The content of `rollout.json`."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    format_version: Literal[1]
+    revision: int
+    stable: Model | None  # null: SLIPWAY_BUNDLE
+    history: list[Model | None]  # former stable models, the latest last
+    candidate: Candidate | None
+    events: list[Event]  # the latest last
+    num_events: int  # over all time
+    num_logged: int = Field(alias="num_told")  # events that a worker has counted and logged
+
+    def with_event(self, what: EventKind, model: str, reason: str) -> "Rollout":
+        """A copy with one more event."""
+        event = Event(
+            number=self.num_events + 1, time=time.time(), what=what, model=model, reason=reason
+        )
+        return self.changed(events=[*self.events, event][-MAX_EVENTS:], num_events=event.number)
+
+    def changed(self, **changes: object) -> "Rollout":
+        """A validated copy with other fields."""
+        return self.model_validate(dict(self) | changes)
+
+    def ended(self, what: Outcome, reason: str) -> "Rollout":
+        """A copy without the candidate; `promoted` and `swapped` make it the stable model."""
+        candidate = self.candidate
+        assert candidate is not None
+        after = self.changed(candidate=None)
+        if what in ("swapped", "promoted"):
+            if candidate.clears:
+                history = []
+            elif candidate.returns:
+                history = self.history[:-1]
+            else:
+                history = [*self.history, candidate.replaces][-MAX_HISTORY:]
+            after = after.changed(stable=candidate.model, history=history)
+        return after.with_event(what, candidate.name, reason)
+
+    @property
+    def folders(self) -> set[str]:
+        """Folders of all models that the state names."""
+        candidate = (self.candidate.model, self.candidate.replaces) if self.candidate else ()
+        return {model.folder for model in (self.stable, *self.history, *candidate) if model}
+
+
+EMPTY = Rollout(
+    format_version=1,
+    revision=0,
+    stable=None,
+    history=[],
+    candidate=None,
+    events=[],
+    num_events=0,
+    num_logged=0,
+)
+
+
+def name_of(model: Model | None) -> str:
+    """The version of a model, or SLIPWAY_BUNDLE for None."""
+    return model.version if model else "SLIPWAY_BUNDLE"
+
+
+def read_rollout(folder: Path) -> Rollout:
+    """The state in `folder`, or EMPTY without the file. Raises RolloutError if it is invalid."""
+    path = folder / FILE
+    fix = "Correct it, or remove it to serve SLIPWAY_BUNDLE."
+    try:
+        payload = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return EMPTY
+    except OSError as error:
+        raise RolloutError(f"cannot read {path}: {error}. {fix}") from None
+    return parse_record(Rollout, path, payload, RolloutError, fix)
+
+
+def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollout:
+    """Apply `change` to the state under the lock, and write the result if it differs.
+
+    Raises LockedError if others hold the lock for seconds.
+    """
+    with _state_lock(folder):
+        before = read_rollout(folder)
+        after = change(before)
+        if after == before:
+            return before
+        after = after.changed(revision=before.revision + 1)
+        text = files.canonical_json(after.model_dump(mode="json", by_alias=True))
+        files.write_text(folder / FILE, text, files.PRIVATE)  # because of the secret salt
+        return after
+
+
+@contextmanager
+def _state_lock(folder: Path) -> Iterator[None]:
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    with _threads:
+        while True:
+            try:
+                with files.lock(folder / "rollout.lock", "a change of the rollout"):
+                    yield
+                return
+            except LockedError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOCK_POLL_S)

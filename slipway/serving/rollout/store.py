@@ -1,0 +1,139 @@
+"""Copies of rolled out models: SLIPWAY_STATE/models/VERSION-SEAL with bundle, certificate, engine.
+
+The service loads only copies, so a `dvc repro` that rewrites artifacts/ cannot change the files of
+a worker that restarts. A copy holds only files whose digest was verified, and never changes.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slipway.artifacts.bundle import MANIFEST
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
+from slipway.predictor.loader import read_certified
+from slipway.serving.rollout.state import Model, RolloutError, read_rollout
+from slipway.serving.settings import Settings
+from slipway.system import files
+from slipway.system.errors import BundleError, LockedError
+
+BUNDLE, CERTIFICATE, ENGINE = "bundle", "certificate.json", "engine"
+_LOCK = "command.lock"
+_PRUNING_S = 1.0  # longer than it takes
+_threads = threading.Lock()  # the file lock excludes other processes only
+
+
+def copy_folder(state: Path, model: Model) -> Path:
+    """The folder of a model's copy."""
+    return state / "models" / model.folder
+
+
+def rehearsal_mark(state: Path, model: Model) -> Path:
+    """The file that exists once the copy was loaded in a process of its own."""
+    return copy_folder(state, model) / "tried"
+
+
+def add_model(
+    state: Path, bundle: Path, certificate: Path, engine: Path | None, *, is_shadow: bool = False
+) -> Model:
+    """Copy a certified bundle and its engine, unless the copy exists.
+
+    Raises BundleError or CertificateError if they do not match to the last bit, and
+    GateMissedError if the model missed its quality gates and is more than a shadow.
+    """
+    loaded, read = read_certified(
+        bundle, certificate, accept_draft=False, accept_missed_gates=is_shadow
+    )
+    model = Model(
+        folder=f"{loaded.version}-{files.sha256_file(certificate)[:8]}",
+        version=loaded.version,
+        digest=loaded.digest,
+    )
+    place = copy_folder(state, model)
+    if place.exists():
+        return model
+    with files.new_directory(place) as folder:
+        (folder / BUNDLE).mkdir()
+        for name in loaded.file_names:
+            shutil.copyfile(bundle / name, folder / BUNDLE / name)
+        shutil.copyfile(certificate, folder / CERTIFICATE)
+        has_engine = engine is not None and (engine / ENGINE_MANIFEST).exists()
+        if engine is not None and has_engine and read.engine_digest is not None:
+            shutil.copytree(engine, folder / ENGINE)
+        # The original may have changed during the copy.
+        copied, _ = read_certified(
+            folder / BUNDLE,
+            folder / CERTIFICATE,
+            accept_draft=False,
+            accept_missed_gates=is_shadow,
+        )
+        if copied.digest != loaded.digest:
+            raise BundleError(
+                f"{bundle / MANIFEST} changed while it was being copied. "
+                "Try again when no process writes to it."
+            )
+    return model
+
+
+def settings_of(settings: Settings, model: Model | None) -> Settings:
+    """The settings with the model's copy in place of SLIPWAY_BUNDLE; unchanged for None.
+
+    Raises RolloutError if the copy does not exist.
+    """
+    if model is None:
+        return settings
+    place = copy_folder(settings.state, model)
+    if not place.exists():
+        raise RolloutError(
+            f"{settings.state / 'rollout.json'} names {place}, which does not exist. "
+            "Deploy a bundle, or return to SLIPWAY_BUNDLE: python -m slipway.serving.rollout reset"
+        )
+    return settings.model_copy(
+        update={
+            "bundle": place / BUNDLE,
+            "certificate": place / CERTIFICATE,
+            "engine": place / ENGINE,
+        }
+    )
+
+
+def prune_models(state: Path) -> None:
+    """Remove the copies that the state does not name.
+
+    Call it only within `command_lock`: the state does not name a new copy yet.
+    """
+    named = read_rollout(state).folders
+    for place in (state / "models").glob("*"):
+        if place.is_dir() and place.name not in named:
+            files.remove_directory(place)
+
+
+def prune_unless_locked(state: Path) -> None:
+    """Call `prune_models`, unless a command is running, which does it at its end."""
+    if not _threads.acquire(blocking=False):
+        return
+    try:
+        with files.lock(state / _LOCK, "a rollout command"):
+            prune_models(state)
+    except LockedError:
+        return
+    finally:
+        _threads.release()
+
+
+@contextmanager
+def command_lock(state: Path) -> Iterator[None]:
+    """Run one command at a time. Raises LockedError while another one runs, in any process."""
+    if not _threads.acquire(timeout=_PRUNING_S):
+        raise LockedError(
+            f"a rollout command is already running as process {os.getpid()} "
+            f"(lock file {state / _LOCK}). Wait until it ends."
+        )
+    try:
+        files.make_private_directory(state)  # a command may precede the service's first start
+        with files.lock(state / _LOCK, "a rollout command"):
+            yield
+    finally:
+        _threads.release()

@@ -1,0 +1,325 @@
+"""The model of one worker: loads and swaps it, and answers payloads with it.
+
+If the model cannot be served, the process stays up, not ready, and reports the reason. So an
+operator sees the reason instead of a crash loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slipway.kinds.registry import input_kind
+from slipway.predictor.model import InvalidAnswerError, finite_answers
+from slipway.serving.extension import Extension
+from slipway.serving.http.callers import CallerCheck, LoopbackOnly
+from slipway.serving.http.deadlines import Deadlines
+from slipway.serving.http.refusal_log import RefusalLog
+from slipway.serving.http.responses import RETRY_AFTER, Refusal
+from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
+from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
+from slipway.serving.models.admission import Admission, Place
+from slipway.serving.models.model import ServedModel
+from slipway.serving.models.observers import Observers
+from slipway.serving.requests.payload import Payload
+from slipway.serving.settings import Settings, redact_paths
+from slipway.system import files
+from slipway.system.cores import num_cores
+from slipway.system.errors import SlipwayError
+
+if TYPE_CHECKING:
+    from slipway.serving.models.live_model import LiveModel
+    from slipway.serving.requests.decoding import Decoded
+
+    AskModel = Callable[[LiveModel], Awaitable[dict[str, Any]]]
+
+logger = logging.getLogger("bentoml.slipway")  # BentoML configures the logger "bentoml"
+LOADING = "the model is being loaded and warmed up"
+
+
+class ModelRouter(Protocol):
+    """Routes a fraction of the requests to a second model. An extension sets ModelWorker.router."""
+
+    live: LiveModel  # the other model
+
+    async def predict(
+        self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskModel
+    ) -> dict[str, Any]:
+        """The answer of one of the two models. `stable` returns the current stable model."""
+
+    async def explain(
+        self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskModel
+    ) -> dict[str, Any]:
+        """The explanation by the model that `predict` uses for this request id."""
+
+
+class ModelWorker:
+    """One worker's model, queue and metrics. One model name today.
+
+    `settle` is called once, between the loading of the first model and its first request.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        extensions: Sequence[Extension],
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.settings = settings
+        self.model_settings = settings  # of the served model
+        self.metrics = ServiceMetrics()
+        self.refusals = RefusalLog()
+        self.reason = LOADING  # for not being ready
+        self._settle = settle
+        self._live: LiveModel | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self.observers = Observers()
+        self.router: ModelRouter | None = None
+        self.request_log: Path | None = None  # folder of an extension
+        self.is_draining = False  # answers, but is not ready
+        self.admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
+        self.metrics.queue_depth(lambda: self.admission.num_requests)
+        self._decoded, self._queued, self._inferred = (
+            self.metrics.stage(stage) for stage in ("decode", "queue", "infer")
+        )
+        self._process = ProcessMetrics(self.metrics.registry, settings.workers, server_started())
+        self._sampler: Sampler | None = None
+        self.deadlines = Deadlines(settings.request_timeout_s)
+        self.hooks = {one.name: one.attach(self) for one in extensions}
+        checks = (one.caller_check for one in self.hooks.values() if one.caller_check)
+        self.caller_check: CallerCheck = next(checks, None) or LoopbackOnly()
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The model for new requests; None if there is none."""
+        return self._live.model if self._live else None
+
+    def start(self) -> None:
+        """Begin to load the model in the background."""
+        if not self.settings.accept_draft:  # the verify stage needs no state
+            with contextlib.suppress(OSError):  # later writes report the failure
+                files.make_private_directory(self.settings.state)
+        self._loading = asyncio.create_task(self._load())
+        for hooks in self.hooks.values():
+            if hooks.start:
+                hooks.start()
+        gauges = [gauge for hooks in self.hooks.values() for gauge in hooks.gauges]
+        self._sampler = Sampler([self._process, *gauges], lambda: self.metrics.fault("sampling"))
+
+    async def loaded(self) -> None:
+        """Wait until the model is ready or refused."""
+        if self._loading:
+            await asyncio.wait([self._loading])
+            if self._loading.cancelled():  # the worker stops
+                raise asyncio.CancelledError
+
+    def drain(self) -> None:
+        """Report not ready, and keep answering."""
+        self.is_draining = True
+        self.metrics.not_ready()
+
+    async def stop(self) -> None:
+        """Finish queued requests and end the threads."""
+        if self._loading:
+            self._loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loading
+        self.reason = "the service is shutting down"
+        for hooks in self.hooks.values():
+            if hooks.stop:
+                await hooks.stop()
+        live, self._live = self._live, None
+        self.metrics.model(None)
+        if live:
+            await live.retire()
+        await self.observers.close()
+        for hooks in self.hooks.values():
+            if hooks.close:
+                await hooks.close()
+        if self._sampler:
+            await asyncio.to_thread(self._sampler.close)
+        self.metrics.close()
+
+    async def swap(self, model: ServedModel) -> None:
+        """Replace the model. Requests in flight finish on the former one; none is lost."""
+        await self.take_over(self.make_live(model, "stable"))
+
+    def make_live(self, model: ServedModel, slot: str) -> LiveModel:
+        """Give a model a decoder and a queue, without sending requests to it."""
+        from slipway.serving.models.live_model import LiveModel  # lazily, as in `_load`
+
+        return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
+
+    async def take_over(self, live: LiveModel) -> None:
+        """As `swap`, for a model that already has a queue."""
+        before, self._live = self._live, live
+        live.slot = "stable"
+        model = live.model
+        self.model_settings = model.settings
+        self.admission.max_batch_size = model.max_batch_size
+        self.reason = ""
+        self.metrics.model(model)
+        actual, requested = model.selection.actual, model.selection.requested
+        logger.info(
+            "ready: model %s runs on %s/%s as %s (requested %s/%s)%s",
+            model.version,
+            actual.backend,
+            actual.provider,
+            actual.variant,
+            requested["provider"],
+            requested["variant"],
+            "".join(f"; passed over {reason}" for reason in model.selection.passed_over),
+        )
+        if before:
+            await before.retire()
+
+    def require_model(self) -> ServedModel:
+        """The model. Raises Refusal with the reason if it is not ready."""
+        return self.require_live().model
+
+    def require_ready(self) -> ServedModel:
+        """The model. Raises Refusal with the reason if not ready or draining."""
+        model = self.require_model()
+        if self.is_draining:
+            message = "the service is shutting down; requests are still answered"
+            raise Refusal("not_ready", message, headers=(RETRY_AFTER,))
+        return model
+
+    def model_info(self) -> dict[str, Any]:
+        """The content of `GET /model`. Raises Refusal with the reason if the model is not ready."""
+        info = self.require_model().info()
+        for hooks in self.hooks.values():
+            if hooks.model_info:
+                info |= hooks.model_info()
+        return info
+
+    def report_wrong_answer(self, model_version: str) -> None:
+        """Report to all extensions that a label contradicts this model's answer. Thread-safe."""
+        for hooks in self.hooks.values():
+            if hooks.on_wrong_answer:
+                hooks.on_wrong_answer(model_version)
+
+    def admit(self) -> Place:
+        """Admit a request before its body is parsed, or raise Refusal. Use it as a context."""
+        return Place(self.admission)
+
+    async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
+        """Admit and answer one request."""
+        with self.admit() as place:
+            return await self.predict_inside(place, payload, request_id)
+
+    def predict_inside(
+        self, place: Place, payload: Payload, request_id: str
+    ) -> Coroutine[Any, Any, dict[str, Any]]:
+        """The answer to an admitted request. Raises Refusal if it gets none."""
+        if input_kind(payload.kind).takes_files:  # rows are counted once decoded
+            place.has(len(payload.items))
+        if self.router is None:
+            return self._predict_with(self.require_live(), place, payload, request_id)
+        return self.router.predict(
+            request_id,
+            self.require_live,
+            lambda live: self._predict_with(live, place, payload, request_id),
+        )
+
+    async def _predict_with(
+        self, live: LiveModel, place: Place, payload: Payload, request_id: str
+    ) -> dict[str, Any]:
+        """The answer of one model. A request cancelled before its batch counts as expired."""
+        model, submission = live.model, None
+        try:
+            with live:  # the model must not retire before the request ends
+                reader, is_list = live.reader(payload), False
+                if reader:
+                    submission = live.batcher.submit_unread(reader, 1)
+                else:
+                    decoded = await self._decode(live, payload)
+                    place.has(len(decoded.inputs))
+                    is_list = decoded.is_list
+                    submission = live.batcher.submit(decoded.inputs)
+                rows = await submission.answer
+            answers = finite_answers(rows)
+        except asyncio.CancelledError:
+            if submission is None or not submission.num_taken:
+                self.metrics.expired()
+                if submission:
+                    self.metrics.waited(submission.waited())
+            raise
+        except InvalidAnswerError as error:
+            logger.error("request %s: model %s: %s", request_id, model.version, error)
+            raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
+        except Exception as error:
+            if submission is None or not submission.num_taken:  # not decoded, or shed
+                if submission:
+                    self.metrics.waited(submission.waited())
+                raise
+            logger.exception("request %s: model %s failed", request_id, model.version)
+            message = "the model failed on this batch; the log of the service has the details"
+            raise Refusal("model_failed", message) from error
+        if reader:
+            self._decoded(submission.read_seconds)
+        self._queued(submission.queue_seconds)
+        self.metrics.waited(submission.queue_seconds)
+        self._inferred(submission.infer_seconds)
+        self.metrics.answer(live.slot)
+        if self.observers.all:
+            self.observers.note(
+                (request_id, payload, is_list, submission.inputs, model, rows, answers)
+            )
+        return ({"predictions": answers} if is_list else answers[0]) | {
+            "model_version": model.version,
+            "request_id": request_id,
+        }
+
+    async def _decode(self, live: LiveModel, payload: Payload) -> Decoded:
+        started = perf_counter()
+        decoded = await live.decoder.decode(*payload.items)
+        self._decoded(perf_counter() - started)
+        return decoded
+
+    def require_live(self) -> LiveModel:
+        """The model with its queue. Raises Refusal with the reason if there is none."""
+        if self._live is None:
+            raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
+        return self._live
+
+    def _shed(self, num_kept: int) -> None:
+        """Keep about `num_kept` waiting rows, divided among the queues in proportion."""
+        lives = (self._live, self.router.live if self.router else None)
+        waiting = [(live.batcher, live.batcher.num_waiting) for live in lives if live]
+        num_waiting = sum(number for _, number in waiting)
+        for batcher, number in waiting:
+            if number:
+                batcher.shed(math.ceil(num_kept * number / num_waiting), self.admission.overload)
+
+    def _on_batch(self, num_rows: int, fill: float, seconds: float) -> None:
+        self.admission.ran(num_rows, seconds)
+        self.metrics.batch(num_rows, fill)
+
+    async def _load(self) -> None:
+        # Lazily: the server process imports this module, but needs no runtimes.
+        from slipway.serving.models.loader import load_model
+
+        self.metrics.model(None)
+        try:
+            for hooks in self.hooks.values():
+                if hooks.select_model:
+                    self.model_settings = await asyncio.to_thread(hooks.select_model)
+            model = await asyncio.to_thread(load_model, self.model_settings)
+        except SlipwayError as error:
+            self.reason = redact_paths(str(error), self.settings)
+            logger.error("not ready: %s", error)
+        except Exception as error:
+            self.reason = redact_paths(
+                f"the model could not be loaded: {type(error).__name__}: {error}", self.settings
+            )
+            logger.exception("not ready")
+        else:
+            self._settle()
+            await self.swap(model)

@@ -1,0 +1,70 @@
+"""clean: checks every raw image or row once, and records kept and refused ones with reasons."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
+from slipway.data.rules.report import CleanResult
+from slipway.data.rules.result import check_usable
+from slipway.data.sources import sources
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.kinds.registry import kind_of
+from slipway.reports.pages.clean_page import clean_page
+from slipway.reports.pages.clean_pictures import pictures_of
+from slipway.system import files
+from slipway.system.errors import DataError
+
+CLEAN = Path("data/clean")
+REPORT = Path("reports/clean.json")
+PAGE = Path("reports/clean.html")
+COLUMNS = Path("reports/columns.yaml")
+REFUSED = Path(".work/clean/quarantine.parquet")  # stays for the user when the stage fails
+TRIED_COLUMNS = Path(".work/clean/columns.yaml")  # so does this
+
+
+def run(params: Params) -> None:
+    """Clean `data.path`.
+
+    DataError if too much of it is bad; `.work/clean/quarantine.parquet` then has the refused rows.
+    """
+    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    data, layout = sources.with_given_split(unpacked(params.data, limits))
+    kind = kind_of(data.task).input
+    clean: Callable[[DataParams, CleanParams], CleanResult] = kind.load_part("clean")
+    result = clean(data, params.clean)
+    print(layout.described(result.cleaned.rows), end="")
+    _check(result, params)
+    with files.new_directory(CLEAN) as folder:
+        write_table(folder / "rows.parquet", result.cleaned.rows, ROWS)
+        write_table(folder / "quarantine.parquet", result.cleaned.quarantine, QUARANTINE)
+        result.write(folder)
+    report = result.report()
+    pictures = pictures_of(report, data, params.clean.max_pixels) if kind.has_pixels else {}
+    files.write_json(REPORT, report.model_dump(mode="json", exclude_none=True))
+    files.write_text(PAGE, clean_page(report, pictures))
+    files.write_text(COLUMNS, result.columns_yaml)
+    print(result.cleaned.summary(REPORT, PAGE) + result.notes(COLUMNS) + _hints(report.hints))
+
+
+def _check(result: CleanResult, params: Params) -> None:
+    try:
+        check_usable(result.cleaned, params.clean, params.data.task)
+    except DataError as error:
+        write_table(REFUSED, result.cleaned.quarantine, QUARANTINE)
+        files.write_text(TRIED_COLUMNS, result.columns_yaml)
+        raise DataError(
+            f"{error}\nEvery refused sample is in {REFUSED}.{result.hint}"
+            f"{result.notes(TRIED_COLUMNS)}{_hints(result.hints)}"
+        ) from error
+    REFUSED.unlink(missing_ok=True)
+
+
+def _hints(hints: Sequence[str]) -> str:
+    return "".join(f"\nhint: {hint}" for hint in hints)
+
+
+if __name__ == "__main__":
+    run_stage(run)

@@ -1,0 +1,41 @@
+"""code: writes one digest per stage of the code that the stage reaches.
+
+The digests are among the params of the other stages, so DVC reruns a stage when its code changes.
+"""
+
+from pathlib import Path
+
+from slipway.config.command import run_command
+from slipway.kinds.code_stamp import code_stamp, remember_text, remembered
+from slipway.system import files
+
+ROOT = Path()
+
+
+def run() -> None:
+    """Check the project, because DVC has removed no output yet; then write `code.yaml`.
+
+    If neither params.yaml nor code changed since, it writes the same text without the check.
+    """
+    stamp = code_stamp(ROOT)
+    text = remembered(ROOT, stamp)
+    if text is None:
+        text = _digests()
+        remember_text(ROOT, stamp, text)
+    files.write_text(ROOT / "code.yaml", text)
+
+
+def _digests() -> str:
+    # Imported here because they take a second.
+    from slipway.kinds.code_digest import recall, remember, stage_digest, stage_names
+    from slipway.preflight.project import check_project
+
+    check_project()
+    recall(ROOT)
+    lines = [f'{stage}: "{stage_digest(ROOT, stage)}"\n' for stage in stage_names(ROOT)]
+    remember(ROOT)
+    return "# Written by `python -m slipway.stages.code`.\n" + "".join(lines)
+
+
+if __name__ == "__main__":
+    run_command(run)

@@ -1,0 +1,71 @@
+"""compile: builds a TensorRT engine from the bundle, or records why the build was skipped.
+
+Without params.yaml, as in a container, the request is in the engine manifest or the skipped build
+beside the bundle. The engine is then built for the local GPU and certified on the golden rows.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.engine_manifest import EngineRequest, Profile, write_skipped_build
+from slipway.config.command import run_command, run_stage
+from slipway.runtimes.compilation import compile_engine, why_no_engine
+from slipway.runtimes.rebuild import rebuild_engine
+from slipway.system import files
+
+if TYPE_CHECKING:
+    from slipway.config.params import Params
+
+BUNDLE = Path("artifacts/bundle")
+ENGINE = Path("artifacts/engine")
+REBUILT = Path("artifacts/rebuilt_engine")  # where the service expects it
+TIMING_CACHE = Path(".work/compile/timing.cache")
+
+
+def run(params: "Params") -> None:
+    """Compile `compile.variant`, or leave a skipped build unless `compile.require`."""
+    bundle = load_bundle(BUNDLE)
+    # Checks that the model exists and is unaltered, even if the build is skipped.
+    bundle.model_bytes(params.compile.variant)
+    request = _request(params, bundle)
+    reason = why_no_engine(require=params.compile.require)
+    with files.new_directory(ENGINE) as folder:
+        if reason:
+            write_skipped_build(folder, request, reason)
+        else:
+            compile_engine(folder, bundle, request, TIMING_CACHE)
+    result = "not built, `verify` says why" if reason else f"compiled into {ENGINE}"
+    print(f"tensorrt/{params.compile.variant}: {result}")
+
+
+def _request(params: "Params", bundle: LoadedBundle) -> EngineRequest:
+    variant = params.compile.variant
+    precision = bundle.manifest.models[variant].precision
+    return EngineRequest(
+        requested=Execution(
+            backend="tensorrt", provider="tensorrt", precision=precision, variant=variant
+        ),
+        profile=Profile(
+            smallest=1,
+            optimal=params.compile.optimal_batch_size,
+            largest=bundle.manifest.max_batch_size,
+        ),
+        workspace_mib=params.compile.workspace_mib,
+    )
+
+
+def _rebuild() -> None:
+    certificate = rebuild_engine(BUNDLE, ENGINE, REBUILT)
+    print(
+        f"tensorrt/{certificate.execution.variant}: compiled and certified on "
+        f"{certificate.golden_rows.rows} golden rows, into {REBUILT}"
+    )
+
+
+if __name__ == "__main__":
+    if Path("params.yaml").exists() or not ENGINE.exists():
+        run_stage(run)
+    else:
+        run_command(_rebuild)

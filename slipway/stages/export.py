@@ -1,0 +1,101 @@
+"""export: writes the bundle: an ONNX graph per variant, the leaderboard, and `bundle.json`."""
+
+from functools import partial
+from pathlib import Path
+
+from slipway.artifacts.uncertainty import read_calibration
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.config.seals import sealed_params
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.metrics.scores import Resampling
+from slipway.reports.evaluation.record import read_baseline, read_coverage, read_metrics
+from slipway.reports.pages.leaderboard_page import leaderboard_page, leaderboard_text
+from slipway.system import files
+
+CHECKPOINT = Path("artifacts/model")
+PACKED = Path("data/packed")
+METRICS = Path("metrics/evaluate.json")
+CALIBRATION = Path("artifacts/calibration.json")
+OOD_SCORE = Path("artifacts/ood_score.safetensors")
+PRUNED = Path("artifacts/pruned")
+CLEAN, SPLIT = Path("reports/clean.json"), Path("reports/split.json")
+BUNDLE = Path("artifacts/bundle")
+LEADERBOARD = Path("reports/leaderboard.json")
+PAGE = Path("reports/leaderboard.html")
+
+
+def run(params: Params) -> None:
+    """Export, check, measure, choose and bundle."""
+    from slipway.export.bundle_writer import ExportRows, Pruned, Trained, write_bundle
+    from slipway.export.certification.lineage import trace_lineage
+    from slipway.export.graphs.variants import quantization_samples
+    from slipway.export.model_card import CardFacts, model_card, read_report
+    from slipway.training.networks.networks import load_network, read_model_manifest
+    from slipway.training.pruning.result import load_pruned, read_pruned
+    from slipway.training.uncertainty.calibrated_network import calibrated
+
+    card, calibration = read_model_manifest(CHECKPOINT), read_calibration(CALIBRATION)
+    smaller = read_pruned(PRUNED, card.weights_sha256)
+    trained = Trained(
+        network=calibrated(load_network(CHECKPOINT), calibration, OOD_SCORE),
+        task=card.network.task,
+        input=card.network.input,
+        labels=card.network.classes,
+        weights_sha256=card.weights_sha256,
+        calibration=calibration,
+        metrics=read_metrics(METRICS),
+        coverage=read_coverage(METRICS),
+        baseline=read_baseline(METRICS),
+        pruned=Pruned(
+            smaller.kind, load_pruned(PRUNED, smaller), smaller.weights_sha256, smaller.calibration
+        )
+        if smaller
+        else None,
+    )
+    manifest = read_manifest(PACKED)
+    train = open_split(PACKED, manifest, "train", verify=True)
+    rows = ExportRows(
+        samples=quantization_samples(
+            PACKED, manifest, params.seed, params.export.quantization_samples
+        ),
+        validation=open_split(PACKED, manifest, "val", verify=True),
+        train=train,
+        test=open_split(PACKED, manifest, "test", verify=True),
+    )
+    read = [
+        CHECKPOINT / "weights.safetensors",
+        CHECKPOINT / "model.json",
+        PACKED / "manifest.json",
+        METRICS,
+        CALIBRATION,
+    ]
+    read += [PRUNED / "model.json"]
+    sealed = sealed_params(params.model_dump(mode="json", exclude={"compile", "verify"}))
+    judging = ("gates", "slice_gates", "max_regression")  # the release, not the weights
+    shaping = {key: value for key, value in sealed["evaluate"].items() if key not in judging}
+    lineage = trace_lineage(sealed | {"evaluate": shaping}, read)
+    resampling = Resampling(
+        params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence
+    )
+    clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
+    facts = CardFacts(
+        card, calibration, trained.metrics, trained.baseline, lineage, clean, split, evaluation
+    )
+    with files.new_directory(BUNDLE) as folder:
+        board = write_bundle(
+            folder,
+            trained,
+            rows,
+            params.export,
+            resampling,
+            lineage,
+            card=partial(model_card, facts),
+        )
+    files.write_json(LEADERBOARD, board.model_dump(mode="json"))
+    files.write_text(PAGE, leaderboard_page(board))
+    print(leaderboard_text(board))
+
+
+if __name__ == "__main__":
+    run_stage(run)

@@ -1,0 +1,19 @@
+"""train: trains the network on the packed store; writes `artifacts/model/` and metrics."""
+
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+
+
+def run(params: Params) -> None:
+    """Train in as many processes as `params.train` requests."""
+    # Imported here because they write caches: `run_stage` then reports a full or read-only disk.
+    from slipway.training.distributed.launchers import relaunch
+    from slipway.training.job import PROJECT_PATHS
+    from slipway.training.run import train
+
+    relaunch("slipway.stages.train")
+    train(params.seed, params.train, PROJECT_PATHS)
+
+
+if __name__ == "__main__":
+    run_stage(run)

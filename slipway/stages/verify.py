@@ -1,0 +1,142 @@
+"""verify: compares bundle, engine and running service with the trained network on every test row.
+
+The result is the certificate.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import first_fault, write_certificate
+from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
+from slipway.artifacts.gates import gates_text, not_passed, read_gates
+from slipway.artifacts.uncertainty import read_calibration
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.metrics.scores import Resampling
+from slipway.system import files
+
+if TYPE_CHECKING:
+    from slipway.export.certification.comparison import HopComparison
+    from slipway.export.certification.hops import Measured
+
+PACKED = Path("data/packed")
+CHECKPOINT = Path("artifacts/model")
+CALIBRATION = Path("artifacts/calibration.json")
+OOD_SCORE = Path("artifacts/ood_score.safetensors")
+BUNDLE = Path("artifacts/bundle")
+ENGINE = Path("artifacts/engine")
+ENGINE_CACHE = Path(".work/engine_cache")  # the service uses it too
+CERTIFICATE = Path("artifacts/certificate.json")
+METRICS = Path("metrics/verify.json")
+GATES, EVALUATION = Path("metrics/gates.json"), Path("metrics/evaluate.json")
+PAGE = Path("reports/verify.html")
+DRAFT = Path(".work/verify/certificate.json")
+# Does not exist: the certificate does not cover an engine that was rebuilt on one machine.
+NO_ENGINE = Path(".work/verify/no_engine")
+SERVICE_LOG = Path(".work/verify/service.log")
+
+
+def run(params: Params) -> None:
+    """Run every hop, write the certificate, and fail if it is refused."""
+    from slipway.export.certification import verdict
+    from slipway.export.certification.comparison import HopComparison, read_test_rows
+    from slipway.export.certification.hops import HopRunner
+    from slipway.reports.pages.verify_page import HopAnswers, verify_page
+    from slipway.training.networks.networks import load_network, read_model_manifest
+    from slipway.training.uncertainty.calibrated_network import calibrated
+
+    bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
+    bundle.verify()
+    network = calibrated(
+        trained, read_calibration(CALIBRATION, bundle.manifest.calibration), OOD_SCORE
+    )
+    rows = read_test_rows(PACKED, trained.spec.classes)
+    comparison = HopComparison(
+        rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
+    )
+    read = [
+        BUNDLE / "bundle.json",
+        CHECKPOINT / "model.json",
+        CHECKPOINT / "weights.safetensors",
+        PACKED / "manifest.json",
+    ]
+    read += [CALIBRATION, OOD_SCORE, GATES, EVALUATION]
+    digests = verdict.digest_everything(bundle, read + sorted(ENGINE.glob("*")))
+    gates = read_gates(GATES)
+    verdict.refuse_changed({judged.path: judged.sha256 for judged in gates.judged}, bundle)
+    engine_digest = digests.get((ENGINE / ENGINE_MANIFEST).as_posix())
+
+    runner = HopRunner(comparison, bundle, network, params.verify)
+    through_tensorrt = [
+        *runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE),
+        runner.run_engine(ENGINE, engine_digest),
+    ]
+    measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
+    code = verdict.user_code_of(bundle, read_model_manifest(CHECKPOINT).user_code, EVALUATION)
+    draft = verdict.make_certificate(
+        bundle,
+        [hop for hop, _ in measured],
+        digests,
+        gates.results,
+        user_code=code,
+        engine_digest=engine_digest,
+        draft=True,
+    )
+    write_certificate(DRAFT, draft)
+    measured.append(_run_service(params, comparison, bundle, measured))
+
+    hops = [hop for hop, _ in measured]
+    if first_fault(hops) is None:  # otherwise the certificate names the hop at fault
+        verdict.refuse_changed(digests, bundle)
+    certificate = verdict.make_certificate(
+        bundle,
+        hops,
+        digests,
+        gates.results,
+        user_code=code,
+        engine_digest=engine_digest,
+        draft=False,
+    )
+    write_certificate(CERTIFICATE, certificate)
+    files.write_json(METRICS, verdict.summarise(certificate))
+    answers = {hop.name: answered.outputs for hop, answered in measured if answered}
+    shown = HopAnswers(
+        rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers
+    )
+    files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
+    print(verdict.hop_table(hops, bundle), gates_text(gates.results), sep="\n")
+    verdict.raise_if_refused(certificate, CERTIFICATE)
+    if not not_passed(gates.results):
+        print(f"now: `make serve` starts the service; {PAGE} compares the hops")
+
+
+def _run_service(
+    params: Params, comparison: "HopComparison", bundle: LoadedBundle, measured: "list[Measured]"
+) -> "Measured":
+    from slipway.export.certification.http_hop import raw_payloads
+    from slipway.export.certification.service_hop import ServiceHop, not_tried
+    from slipway.export.certification.service_process import serve_command
+
+    fault = first_fault([hop for hop, _ in measured])
+    if fault:
+        return not_tried(fault), None
+    files_to_serve = {
+        "SLIPWAY_BUNDLE": BUNDLE,
+        "SLIPWAY_ENGINE": ENGINE,
+        "SLIPWAY_CERTIFICATE": DRAFT,
+        "SLIPWAY_REBUILT_ENGINE": NO_ENGINE,
+    }
+    settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {
+        "SLIPWAY_ACCEPT_DRAFT": "true"
+    }
+    service = ServiceHop(serve_command(), settings, SERVICE_LOG)
+    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    data = unpacked(params.data, limits)
+    payloads = raw_payloads(data, bundle.manifest.input, comparison.rows)
+    return service.run(comparison, bundle, measured, payloads, params.verify)
+
+
+if __name__ == "__main__":
+    run_stage(run)

@@ -1,0 +1,52 @@
+"""Training for a numeric target: squared error or Huber loss, and RMSE."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slipway.config.sections import TrainParams
+
+
+class NumberLoss(nn.Module):
+    """Maps (B, 1) values and (B,) targets to (B,) float32 losses.
+
+    Errors are in standard deviations of the target. Huber's loss (Huber 1964, "Robust estimation of
+    a location parameter") is half of the squared error up to `huber_delta`, and linear beyond.
+    """
+
+    def __init__(
+        self, params: TrainParams, target_std: float, class_weights: Tensor | None
+    ) -> None:
+        super().__init__()
+        self._target_std, self._huber_delta = target_std, params.huber_delta
+
+    def forward(self, values: Tensor, targets: Tensor) -> Tensor:
+        errors = (values[:, 0].float() - targets) / self._target_std
+        if self._huber_delta is None:
+            return errors**2
+        return F.huber_loss(
+            errors, torch.zeros_like(errors), delta=self._huber_delta, reduction="none"
+        )
+
+    def scores(self, values: Tensor, targets: Tensor) -> Tensor:
+        """(B,) float64 squared errors."""
+        return (values[:, 0].double() - targets.double()) ** 2
+
+    def metric(self, mean_score: float) -> float:
+        """Return the RMSE."""
+        return math.sqrt(mean_score)
+
+
+class NumberHead:
+    """Returns values as they are; they have no temperature."""
+
+    @staticmethod
+    def activate(values: Tensor, temperature: float) -> Tensor:
+        return values
+
+    @staticmethod
+    def mean_of_submodels(values: Tensor) -> Tensor:
+        """(B, submodels, 1) -> (B, 1)"""
+        return values.mean(dim=1)

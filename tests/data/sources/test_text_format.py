@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from slipway.data.sources.raw_tables import column_names, read_raw_table
+from slipway.data.sources.text_format import TextFormat, as_utf8
+from slipway.system.errors import DataError
+from tests.data.raw_files import write_csv
+
+TEXT = "Straße,Preis\nMünchen,€ 5\n"
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "windows-1252", "utf-16", "utf-16-le", "utf-32"]
+)
+def test_a_table_is_read_in_the_encoding_that_the_params_name(
+    tmp_path: Path, encoding: str
+) -> None:
+    path = write_csv(tmp_path / "t.csv", TEXT.encode(encoding))
+    table = read_raw_table(path, written=TextFormat(encoding))
+    assert column_names(path, TextFormat(encoding)) == list(table.columns) == ["Straße", "Preis"]
+    assert table.columns["Straße"].values.to_pylist() == ["München"]
+    assert table.columns["Preis"].values.to_pylist() == ["€ 5"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [
+        ("utf-16", "utf-16"),
+        ("utf-32", "utf-32"),
+        ("utf-16-le", "utf-16-le"),
+        ("utf-16-be", "utf-16-be"),
+    ],
+)
+def test_a_file_of_two_or_four_bytes_a_character_is_refused_with_its_encoding(
+    tmp_path: Path, encoding: str, named: str
+) -> None:
+    path = write_csv(tmp_path / "my t.csv", "a,b\n1,2\n".encode(encoding))
+    with pytest.raises(DataError, match=f"data.encoding to {named}, or convert it: iconv") as error:
+        read_raw_table(path)
+    assert f"'{path}' > utf8.csv" in str(error.value)
+
+
+def test_a_header_in_another_encoding_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", TEXT.encode("latin-1", "replace"))
+    with pytest.raises(
+        DataError, match=r"header that is not UTF-8: .* set data\.encoding to windows-1252"
+    ):
+        read_raw_table(path)
+
+
+def test_a_utf8_file_is_not_read_as_another_encoding(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is UTF-8\. Set data\.encoding to utf-8"):
+        as_utf8(tmp_path / "t.csv", TEXT.encode(), "latin-1")
+    assert as_utf8(tmp_path / "t.csv", b"a,b\n", "latin-1") == b"a,b\n"

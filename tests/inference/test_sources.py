@@ -1,0 +1,194 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipway.data.sources.text_format import TextFormat
+from slipway.inference.sources import FileSource, ImageFiles, Piece, TableFile
+from slipway.system.errors import DataError
+from tests.serving.bundles import COLUMNS, CONTRACT, picture, table_row
+
+UTF8 = TextFormat()
+
+
+def used(pieces: Iterator[Piece]) -> Iterator[tuple[list[int], dict[int, tuple[str, str]]]]:
+    """The positions with inputs and the faults of each piece."""
+    for piece in pieces:
+        positions = [position for part, inputs in piece.batches for position in part]
+        yield positions, dict(piece.faults)
+
+
+def frame(num_rows: int) -> pa.Table:
+    schema = pa.table({name: [value] for name, value in table_row(1).items()}).schema
+    return pa.Table.from_pylist([table_row(number) for number in range(num_rows)], schema)
+
+
+def write_csv(path: Path, table: pa.Table, **changes: str) -> Path:
+    lines = [",".join(table.column_names)]
+    lines += [",".join("" if v is None else str(v) for v in r.values()) for r in table.to_pylist()]
+    path.write_text("\n".join(lines) + "\n", **changes)
+    return path
+
+
+def write_parquet(path: Path, table: pa.Table) -> Path:
+    pq.write_table(table, path, row_group_size=7)
+    return path
+
+
+def write_jsonl(path: Path, table: pa.Table) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+    return path
+
+
+def write_shards(path: Path, table: pa.Table) -> Path:
+    path = path.with_suffix("")
+    path.mkdir()
+    for number, begin in enumerate(range(0, table.num_rows, 11)):
+        pq.write_table(table.slice(begin, 11), path / f"part-{number:03d}.parquet")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (write_csv, "t.csv"),
+        (write_parquet, "t.parquet"),
+        (write_jsonl, "t.jsonl"),
+        (write_shards, "t.parquet"),
+    ],
+)
+def test_each_format_of_a_table_gives_the_same_inputs_in_pieces(
+    tmp_path: Path, write: Callable[[Path, pa.Table], Path], name: str
+) -> None:
+    table = frame(50)
+    source: FileSource = TableFile(COLUMNS, write(tmp_path / name, table), UTF8)
+    pieces = list(source.pieces(0, 20, 8))
+    assert [piece.carried.num_rows for piece in pieces] == [20, 20, 10]
+    inputs = [inputs for piece in pieces for _, inputs in piece.batches]
+    assert [len(batch) for batch in inputs] == [8, 8, 4, 8, 8, 4, 8, 2]
+    expected = TableFile(COLUMNS, write_parquet(tmp_path / "e.parquet", table), UTF8)
+    reference = [batch for piece in expected.pieces(0, 50, 50) for _, batch in piece.batches]
+    assert (np.concatenate(inputs) == reference[0]).all()
+    rest = list(source.pieces(40, 20, 8))
+    assert [piece.carried.to_pylist() for piece in rest] == [pieces[2].carried.to_pylist()]
+
+
+def test_malformed_rows_of_a_csv_keep_their_place(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", frame(12))
+    lines = path.read_text().splitlines()
+    for number in (0, 5, 6, 11):
+        lines[1 + number] = "1,2"
+    path.write_text("# a comment\n" + "\n".join([*lines[:4], "", *lines[4:]]))
+    source = TableFile(COLUMNS, path, UTF8)
+    found = list(used(source.pieces(0, 4, 4)))
+    assert [positions for positions, _ in found] == [[1, 2, 3], [0, 3], [0, 1, 2]]
+    faults = [
+        (4 * number + position, *fault)
+        for number, (_, faults) in enumerate(found)
+        for position, fault in faults.items()
+    ]
+    assert [fault[:2] for fault in faults] == [(n, "malformed_row") for n in (0, 5, 6, 11)]
+    assert faults[0][2] == "2 columns, the header has 6"
+
+
+def test_malformed_rows_far_into_a_csv_keep_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipway.inference.sources._BLOCK_BYTES", 2000)
+    lines = write_csv(tmp_path / "t.csv", frame(3000)).read_text().splitlines()
+    bad = sorted(np.random.default_rng(0).choice(3000, 200, replace=False).tolist())
+    for number in bad:
+        lines[1 + number] = "x"
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    source = TableFile(COLUMNS, tmp_path / "t.csv", UTF8)
+    pieces = list(source.pieces(0, 128, 64))
+    found = [128 * number + place for number, piece in enumerate(pieces) for place in piece.faults]
+    assert sorted(found) == bad
+    ages = pa.concat_tables(piece.carried for piece in pieces)["age"].to_pylist()
+    assert ages == [None if n in bad else str(n % 120) for n in range(3000)]
+
+
+def test_the_encoding_and_the_words_for_missing_values_are_those_of_training(
+    tmp_path: Path,
+) -> None:
+    path = write_csv(tmp_path / "t.csv", frame(3), encoding="windows-1252")
+    path.write_bytes(path.read_bytes().replace(b"20000.5", b"unknown"))
+    source = TableFile(COLUMNS, path, TextFormat("windows-1252", ("unknown",)))
+    (piece,) = source.pieces(0, 10, 10)
+    assert piece.carried["city"].to_pylist() == ["", "Zürich", "Zürich"]
+    assert [positions for positions, _ in piece.batches] == [[0, 1, 2]]
+    with pytest.raises(DataError, match=r"is not UTF-8. If it is windows-1252, set"):
+        list(TableFile(COLUMNS, path, UTF8).pieces(0, 10, 10))
+
+
+def test_lines_that_are_no_json_objects_are_bad_rows(tmp_path: Path) -> None:
+    good = json.dumps(table_row(1))
+    (tmp_path / "t.jsonl").write_bytes(f"{good}\n\n[1]\n{good[:-3]}\n{good}\n".encode() + b"\xff")
+    source = TableFile(COLUMNS, tmp_path / "t.jsonl", UTF8)
+    ((positions, faults),) = used(source.pieces(0, 10, 10))
+    assert positions == [0, 3]
+    assert {place: code for place, (code, _) in faults.items()} == dict.fromkeys(
+        (1, 2, 4), "malformed_row"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.xlsx", b"x", "is no table, expected a .csv, .parquet or .jsonl file"),
+        ("t.csv", b"", "is empty, expected a header and rows"),
+        ("t.csv", b'age,colour\n1,"red\n', "a quotation mark that does not close"),
+        ("t.csv", b"age,Colour\n1,red\n", r"no column 'income', 'colour' \(there is 'Colour'\)"),
+        ("t.parquet", b"PAR1", "is not a readable Parquet file"),
+        ("t.jsonl", b'{"age": 1}\n', "the table has no column 'income'"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_as_a_whole(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(TableFile(COLUMNS, tmp_path / name, UTF8).pieces(0, 10, 10))
+
+
+def test_another_content_is_another_source(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", frame(3))
+    before = TableFile(COLUMNS, path, UTF8).identity
+    assert TableFile(COLUMNS, path, UTF8).identity == before
+    path.write_text(path.read_text().replace("green", "blue"))
+    assert TableFile(COLUMNS, path, UTF8).identity != before
+
+
+def test_a_folder_of_images_is_read_by_name_with_its_bad_files(tmp_path: Path) -> None:
+    for number, name in enumerate(["b.png", "a/2.png", "a/10.png", "a/x/1.png"]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(picture(number))
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden").write_text("")
+    source = ImageFiles(CONTRACT, tmp_path, UTF8)
+    assert source.num_rows == 5
+    pieces = list(source.pieces(0, 3, 2))
+    found = list(used(iter(pieces)))
+    names = [piece.carried["file"].to_pylist() for piece in pieces]
+    assert names == [["b.png", "notes.txt", "a/10.png"], ["a/2.png", "a/x/1.png"]]
+    assert [positions for positions, _ in found] == [[0, 2], [0, 1]]
+    assert found[0][1][1][0] == "undecodable"
+    source.close()
+
+
+def test_a_single_image_is_a_source_and_a_table_is_none_for_images(tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(picture(1))
+    source = ImageFiles(CONTRACT, tmp_path / "one.png", UTF8)
+    (piece,) = source.pieces(0, 9, 9)
+    assert [len(inputs) for _, inputs in piece.batches] == [1]
+    source.close()
+    for path, message in [
+        (tmp_path / "t.csv", "is a table, and this model takes images"),
+        (tmp_path / "absent", "does not exist"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            ImageFiles(CONTRACT, path, UTF8)

@@ -1,0 +1,76 @@
+"""New project folders: their files, git and DVC, and what is never overwritten."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slipway.config.params import load_params
+from slipway.project.creation import create
+from slipway.project.inspection import inspect
+from slipway.project.proposal import ProjectProposal, propose
+from slipway.system.errors import ParamsError
+from tests.project.shapes import wine, wine_parquet
+
+
+@pytest.fixture
+def proposal(tmp_path: Path) -> ProjectProposal:
+    return propose(inspect(wine_parquet(tmp_path)))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.process
+def test_a_project_is_complete_and_committed_where_git_knows_no_name(
+    proposal: ProjectProposal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "EMAIL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("GIT_COMMITTER_EMAIL", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    folder = tmp_path / "project"
+    create(folder, proposal)
+    params = load_params(folder / "params.yaml")
+    assert params.data.path == str(tmp_path / "wine.parquet")
+    assert git(folder, "status", "--porcelain") == ""
+    tracked = git(folder, "ls-files").split()
+    assert {"params.yaml", "dvc.yaml", ".gitignore", ".dvcignore", ".dvc/config"} <= set(tracked)
+    assert "slipway init" in git(folder, "log", "-1", "--format=%an")
+    assert (folder / ".dvcignore").read_text().startswith("/.venv")
+
+
+@pytest.mark.process
+def test_a_project_inside_a_repository_commits_nothing_of_the_user(
+    proposal: ProjectProposal, tmp_path: Path
+) -> None:
+    git(tmp_path, "init", "-q")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    git(tmp_path, *identity, "commit", "-q", "--allow-empty", "-m", "mine")
+    create(tmp_path / "model", proposal)
+    assert git(tmp_path, "log", "--format=%s").split() == ["mine"]
+    assert (tmp_path / "model/.dvc/config").is_file()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml"])
+def test_an_existing_project_is_never_overwritten(
+    proposal: ProjectProposal, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ParamsError, match="is a project already"):
+        create(tmp_path, proposal)
+    assert (tmp_path / name).read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "wine.parquet"])
+
+
+@pytest.mark.unit
+def test_an_open_question_is_refused_with_its_candidates(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"--target.*cultivar"):
+        create(tmp_path / "project", propose(inspect(wine(tmp_path))))
+    assert not (tmp_path / "project").exists()

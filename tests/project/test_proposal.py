@@ -1,0 +1,143 @@
+"""Proposals for data sets of many shapes, the questions and the warnings."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipway.config.params import parse_params
+from slipway.project.inspection import inspect
+from slipway.project.machine import Machine
+from slipway.project.pretrained import Weights
+from slipway.project.proposal import ProjectProposal, propose
+from slipway.system.errors import DataError, ParamsError
+from tests.project.shapes import SHAPES, class_folders, wine, wine_rows
+
+pytestmark = pytest.mark.unit
+LAPTOP = Machine(cores=2, has_gpu=False, has_amx=False)
+
+
+def table(
+    folder: Path, text: str, task: str | None = None, target: str | None = None
+) -> ProjectProposal:
+    """The proposal for a CSV."""
+    path = folder / "table.csv"
+    path.write_text(text)
+    return propose(inspect(path), task, target, machine=LAPTOP)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_init_proposes_the_right_params_for_data_sets_of_many_shapes(
+    name: str, tmp_path: Path
+) -> None:
+    shape = SHAPES[name]
+    proposal = propose(inspect(shape.make(tmp_path)), shape.task, shape.target, machine=LAPTOP)
+    assert not proposal.questions
+    shape.check(proposal.params)
+    parse_params(dict(proposal.params))
+
+
+# Questions and refusals ---------------------------------------------------------------------------
+
+
+def test_a_table_without_a_named_target_asks_for_it_with_the_last_column_first() -> None:
+    (question,) = propose(inspect(wine(Path())), machine=LAPTOP).questions
+    assert question.option == "--target"
+    assert question.candidates[0] == list(wine_rows()[0])[-1]
+    assert "cultivar" in question.candidates
+
+
+def test_few_whole_numbers_ask_for_the_task() -> None:
+    (question,) = propose(inspect(wine(Path())), target="cultivar", machine=LAPTOP).questions
+    assert question.option == "--task"
+    assert question.candidates == ("table_classification", "table_regression")
+
+
+def test_an_unknown_target_is_refused_with_the_name_that_was_probably_meant() -> None:
+    with pytest.raises(ParamsError, match="did you mean 'cultivar'"):
+        propose(inspect(wine(Path())), target="Cultivar", machine=LAPTOP)
+
+
+def test_a_task_of_another_input_is_refused() -> None:
+    with pytest.raises(ParamsError, match="expected table_classification or table_regression"):
+        propose(inspect(wine(Path())), "image_classification", "cultivar", machine=LAPTOP)
+
+
+@pytest.mark.parametrize("target", [None, "label"])
+def test_a_table_of_texts_is_refused_by_name(tmp_path: Path, target: str | None) -> None:
+    lines = [f"{'ham' if n % 3 else 'spam'},see you at {n} in the usual place" for n in range(99)]
+    with pytest.raises(DataError, match="is a set of texts, in 'text'"):
+        table(tmp_path, "label,text\n" + "\n".join(lines), target=target)
+
+
+def test_class_folders_of_texts_are_refused_by_name(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").write_text("some words")
+    with pytest.raises(DataError, match="holds texts"):
+        inspect(tmp_path)
+
+
+def test_names_of_images_without_the_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"names images such as 'a0\.png'.* is no file"):
+        table(tmp_path, "file,label\n" + "\n".join(f"a{n}.png,{n % 2}" for n in range(40)))
+
+
+# Warnings -----------------------------------------------------------------------------------------
+
+
+def test_a_class_of_three_rows_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    labels = ["a"] * 60 + ["b"] * 60 + ["c"] * 3
+    rows = "\n".join(f"{n * 37 % 101},{label}" for n, label in enumerate(labels))
+    proposal = table(tmp_path, f"x,label\n{rows}")
+    assert proposal.params["data"]["classes"] == ["a", "b"]
+    assert any("'c' (3 rows)" in text for text in proposal.warnings)
+
+
+def test_a_column_with_few_values_and_a_copy_of_the_target_are_warned_of(tmp_path: Path) -> None:
+    rows = "\n".join(
+        f"{n * 37 % 101},{'' if n % 2 else n * 7 % 5},{n % 2 * 3.5 + n % 7 / 100},{'ab'[n % 2]}"
+        for n in range(200)
+    )
+    warnings = table(tmp_path, f"x,sparse,copy,label\n{rows}").warnings
+    assert any("'sparse' has no value in 50%" in text for text in warnings)
+    assert any(text.startswith("suspected leak: 'copy'") for text in warnings)
+    assert not any("'x'" in text for text in warnings)
+
+
+def test_spellings_of_one_class_are_joined(tmp_path: Path) -> None:
+    rows = "\n".join(f"{n * 37 % 101},{('cat', 'dog', 'cat', 'Cat')[n % 4]}" for n in range(90))
+    assert table(tmp_path, f"x,label\n{rows}").params["data"]["label_map"] == {"Cat": "cat"}
+
+
+def test_too_few_test_rows_for_a_gate_are_warned_of(tmp_path: Path) -> None:
+    rows = "\n".join(f"{n * 37 % 101},{n * 7.3 % 11:.3f}" for n in range(12))
+    proposal = table(tmp_path, f"x,y\n{rows}")
+    assert proposal.params["evaluate"]["gates"] == {}
+    assert any(text.startswith("no gate:") for text in proposal.warnings)
+
+
+# Length of the training ---------------------------------------------------------------------------
+
+
+def test_small_data_gets_at_least_300_steps_and_large_data_says_why_it_does_not(
+    tmp_path: Path,
+) -> None:
+    summary = inspect(class_folders(tmp_path))
+    small = propose(summary, machine=LAPTOP).params["train"]
+    assert 112 / small["batch_size"] * small["epochs"] >= 300
+    large = replace(summary, classes={"0": 10**7, "1": 10**7}, num_rows=2 * 10**7)
+    assert "2 cores without a GPU" in propose(large, machine=LAPTOP).reasons["train.epochs"]
+    gpu = propose(large, machine=replace(LAPTOP, has_gpu=True)).params["train"]
+    assert gpu["epochs"] >= propose(large, machine=LAPTOP).params["train"]["epochs"]
+
+
+def test_photographs_take_pretrained_weights_and_name_their_licence(tmp_path: Path) -> None:
+    summary = inspect(SHAPES["photographs"].make(tmp_path))
+    weights = Weights("timm/resnet18", "hub", "licence Apache-2.0")
+    proposal = propose(summary, weights=weights, machine=LAPTOP)
+    assert proposal.params["train"]["network"] == "timm/resnet18"
+    assert proposal.params["train"]["pretrained"] == "hub"
+    assert "Apache-2.0" in proposal.reasons["train.pretrained"]
+    small = propose(inspect(class_folders(tmp_path)), weights=weights, machine=LAPTOP)
+    assert small.params["train"]["network"] == "small_resnet"

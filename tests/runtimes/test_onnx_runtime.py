@@ -1,0 +1,27 @@
+"""Two packages of ONNX Runtime in one environment are refused by name."""
+
+import pytest
+
+from slipway.runtimes import onnx_runtime
+from slipway.system.errors import UnavailableError
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    onnx_runtime.refuse_two_runtimes.cache_clear()
+
+
+@pytest.mark.parametrize("installed", [set(), {"onnxruntime"}, {"onnxruntime-gpu"}])
+def test_one_package_of_onnx_runtime_is_accepted(
+    installed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_runtime, "_version", lambda name: name if name in installed else None)
+    onnx_runtime.refuse_two_runtimes()
+
+
+def test_two_packages_of_onnx_runtime_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runtime, "_version", lambda name: "1.31.1")
+    with pytest.raises(
+        UnavailableError, match="onnxruntime and onnxruntime-gpu are both installed"
+    ):
+        onnx_runtime.import_onnxruntime()

@@ -1,0 +1,234 @@
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.artifacts.engine_manifest import write_engine
+from slipway.runtimes.cuda import CudaDevice, call_cuda, driver_version
+from slipway.runtimes.runtime import (
+    NEWEST_FOR_TENSORRT,
+    EngineRunner,
+    _why_no_tensorrt,
+    open_engine,
+    open_onnx,
+    this_machine,
+    why_unavailable,
+)
+from slipway.system.errors import EngineError, UnavailableError
+from tests.packed_tables import fit_contract
+from tests.small_bundle import CONTRACT, LABELS, engine_manifest_for, write_small_bundle
+
+
+class FakeDevice:
+    """GPU memory that is a dict of arrays; the stream's work is done at once."""
+
+    stream = 77
+
+    def __init__(self) -> None:
+        self.memory: dict[int, NDArray[np.uint8]] = {}
+        self.freed: list[int] = []
+
+    def allocate(self, num_bytes: int) -> int:
+        address = 1000 * (len(self.memory) + 1)
+        self.memory[address] = np.zeros(num_bytes, dtype=np.uint8)
+        return address
+
+    def free(self, addresses: list[int]) -> None:
+        self.freed += addresses
+
+    def upload(self, address: int, array: NDArray[Any]) -> None:
+        self.memory[address][: array.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def download(self, address: int, array: NDArray[np.float32]) -> None:
+        array[...] = self.memory[address][: array.nbytes].view(np.float32).reshape(array.shape)
+
+    def wait(self) -> None:
+        pass
+
+
+class FakeContext:
+    """An engine that answers the mean pixel of each row, read from the device's memory."""
+
+    def __init__(self, device: FakeDevice, runs: bool = True) -> None:
+        self.device, self.runs = device, runs
+        self.addresses: dict[str, int] = {}
+        self.shape: tuple[int, ...] = ()
+        self.busy = threading.Lock()
+
+    def set_tensor_address(self, name: str, address: int) -> None:
+        self.addresses[name] = address
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        assert name == "image"
+        self.shape = shape
+        return True
+
+    def execute_async_v3(self, stream: int) -> bool:
+        assert stream == self.device.stream
+        assert self.busy.acquire(blocking=False), "two threads at once"
+        size = int(np.prod(self.shape))
+        rows = self.device.memory[self.addresses["image"]][:size].reshape(self.shape[0], -1)
+        answer = np.repeat(rows.mean(axis=1, dtype=np.float32)[:, None], len(LABELS), axis=1)
+        self.device.upload(self.addresses["probabilities"], np.ascontiguousarray(answer))
+        self.device.upload(self.addresses["ood_score"], rows.max(axis=1).astype(np.float32))
+        self.busy.release()
+        return self.runs
+
+
+class FakeEngine:
+    def __init__(self, context: FakeContext | None) -> None:
+        self._context = context
+
+    def create_execution_context(self) -> FakeContext | None:
+        return self._context
+
+
+def make_runner(tmp_path: Path, runs: bool = True) -> tuple[EngineRunner, FakeDevice]:
+    bundle, device = write_small_bundle(tmp_path), FakeDevice()
+    return EngineRunner(
+        FakeEngine(FakeContext(device, runs)), bundle, engine_manifest_for(bundle, b"plan"), device
+    ), device
+
+
+def pictures(num_rows: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_an_engine_answers_every_batch_of_its_profile(tmp_path: Path, num_rows: int) -> None:
+    runner, _ = make_runner(tmp_path)
+    batch = pictures(num_rows)
+    outputs, scores = runner.run(batch)
+    assert outputs.shape == (num_rows, len(LABELS))
+    assert np.allclose(outputs[:, 0], batch.reshape(num_rows, -1).mean(axis=1))
+    assert scores.tolist() == batch.reshape(num_rows, -1).max(axis=1).tolist()
+
+
+@pytest.mark.parametrize("num_rows", [0, 9])
+def test_an_engine_refuses_batches_outside_its_profile(tmp_path: Path, num_rows: int) -> None:
+    with pytest.raises(ValueError, match=f"a batch of {num_rows} rows, the engine takes 1 to 8"):
+        make_runner(tmp_path)[0].run(pictures(num_rows))
+
+
+def test_an_engine_refuses_a_batch_whose_bytes_it_would_misread(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a batch of float32, the engine takes uint8"):
+        make_runner(tmp_path)[0].run(pictures(2).astype(np.float32))
+
+
+def test_an_engine_for_a_table_has_memory_for_four_bytes_a_number(tmp_path: Path) -> None:
+    contract = fit_contract({"size": [1.0, 2.0], "place": ["a", "b"]})
+    bundle, device = write_small_bundle(tmp_path, contract=contract), FakeDevice()
+    EngineRunner(
+        FakeEngine(FakeContext(device)), bundle, engine_manifest_for(bundle, b"plan"), device
+    )
+    assert [len(memory) for memory in device.memory.values()] == [
+        8 * 2 * 4,
+        8 * len(LABELS) * 4,
+        8 * 4,
+    ]
+
+
+def test_an_engine_takes_a_batch_that_is_not_contiguous(tmp_path: Path) -> None:
+    batch = pictures(8)[::2]
+    assert np.allclose(
+        make_runner(tmp_path)[0].run(batch).outputs[:, 0], batch.reshape(4, -1).mean(axis=1)
+    )
+
+
+def test_threads_of_one_engine_take_turns_and_get_their_own_answers(tmp_path: Path) -> None:
+    runner, _ = make_runner(tmp_path)
+    batches = [np.full((2, *CONTRACT.shape), value, dtype=np.uint8) for value in range(16)]
+    answers: dict[int, NDArray[np.float32]] = {}
+
+    def ask(value: int) -> None:
+        for _ in range(20):
+            answers[value] = runner.run(batches[value]).outputs
+
+    threads = [threading.Thread(target=ask, args=(value,)) for value in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [float(answers[value][0, 0]) for value in range(16)] == list(range(16))
+
+
+def test_a_failed_execution_is_an_error_and_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="did not run a batch"):
+        make_runner(tmp_path, runs=False)[0].run(pictures(2))
+
+
+def test_an_engine_without_an_execution_context_is_refused(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path)
+    with pytest.raises(EngineError, match="not enough GPU memory"):
+        EngineRunner(FakeEngine(None), bundle, engine_manifest_for(bundle, b"plan"), FakeDevice())
+
+
+def test_a_deleted_runner_frees_its_device_memory(tmp_path: Path) -> None:
+    runner, device = make_runner(tmp_path)
+    del runner
+    assert sorted(device.freed) == sorted(device.memory)
+
+
+def test_a_cuda_error_is_named_in_the_message() -> None:
+    class Cuda:
+        @staticmethod
+        def cudaMalloc(num_bytes: int) -> tuple[int, int]:  # noqa: N802  # CUDA's own name
+            return (0, 4096) if num_bytes < 100 else (2, 0)
+
+    assert call_cuda(Cuda, "cudaMalloc", 10) == 4096
+    with pytest.raises(EngineError, match="cudaMalloc failed with 2"):
+        call_cuda(Cuda, "cudaMalloc", 1000)
+
+
+@pytest.mark.skipif(why_unavailable("cuda") is None, reason="there is a GPU")
+def test_the_error_without_a_gpu_contains_cudas_own_words() -> None:
+    pytest.importorskip("cuda.bindings", reason="requirements.cpu.lock leaves CUDA's packages out")
+    with pytest.raises(EngineError, match=r"cudaStreamCreate failed with cudaError\w+"):
+        CudaDevice()
+
+
+def test_an_unknown_provider_is_refused_and_named() -> None:
+    assert why_unavailable("cpu") is None
+    assert "unknown provider 'tpu'" in str(why_unavailable("tpu"))
+    with pytest.raises(UnavailableError, match="'tensorrt', it has cpu, cuda"):
+        open_onnx(b"", variant="fp32", precision="fp32", provider="tensorrt", num_threads=1)
+
+
+NO_ENGINE_HERE = why_unavailable("tensorrt")
+
+
+@pytest.mark.skipif(NO_ENGINE_HERE is None, reason="there is a GPU with TensorRT")
+def test_without_a_gpu_an_engine_is_refused_and_never_replaced(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path / "bundle")
+    write_engine(tmp_path / "engine", b"plan", engine_manifest_for(bundle, b"plan"))
+    with pytest.raises(UnavailableError, match="'tensorrt' was requested and cannot run here"):
+        open_engine(tmp_path / "engine", bundle)
+
+
+@pytest.mark.process
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_ENGINE_HERE is not None, reason=str(NO_ENGINE_HERE))
+def test_with_a_gpu_the_machine_names_its_gpu_and_versions() -> None:
+    machine = this_machine()
+    assert machine.gpu
+    assert float(machine.compute_capability) >= 7.5
+    assert int(machine.tensorrt_version.split(".")[0]) >= 10
+
+
+def test_the_driver_version_comes_from_nvml_or_the_kernel_module(tmp_path: Path) -> None:
+    module = tmp_path / "version"
+    assert driver_version("no_such_library.so.1", module) == "unknown"
+    module.write_text("580.95.05\n")
+    assert driver_version("no_such_library.so.1", module) == "580.95.05"
+    assert driver_version("libc.so.6", module) == "580.95.05"  # a library that is not NVML
+
+
+@pytest.mark.skipif(
+    sys.version_info[:2] <= NEWEST_FOR_TENSORRT, reason="TensorRT has packages for this Python"
+)
+def test_tensorrt_is_refused_on_a_python_version_without_its_package() -> None:
+    assert "TensorRT has no package for Python 3.1" in str(_why_no_tensorrt())

@@ -1,0 +1,160 @@
+"""Weights that a network of timm begins with."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+
+from slipway.config.sections import TrainParams
+from slipway.system.errors import ParamsError, UnavailableError
+from slipway.training.networks.initialization import (
+    load_pretrained,
+    pretrained_file,
+    pretrained_normalisation,
+)
+from slipway.training.networks.networks import Network, build_network
+from tests.project_params import PROJECT
+from tests.training.conftest import CONTRACT, spec
+
+NAME = "resnet10t"
+
+
+def _network(channels: int, **changes: Any) -> Network:
+    torch.manual_seed(1)
+    contract = CONTRACT.model_copy(update={"size_px": 32, "channels": channels})
+    return build_network(
+        spec(
+            **{
+                "name": f"timm/{NAME}",
+                "arguments": {},
+                "input": contract,
+                "mean": [0.5] * channels,
+                "std": [0.2] * channels,
+                **changes,
+            }
+        )
+    )
+
+
+def _weights(num_classes: int = 10) -> dict[str, torch.Tensor]:
+    torch.manual_seed(2)
+    return dict(timm.create_model(NAME, num_classes=num_classes).state_dict())
+
+
+def _params(**changes: Any) -> TrainParams:
+    return PROJECT.train.model_copy(
+        update={"network": f"timm/{NAME}", "network_arguments": {}, **changes}
+    )
+
+
+def _file(folder: Path, weights: dict[str, torch.Tensor], suffix: str = ".safetensors") -> Path:
+    path = folder / f"weights{suffix}"
+    if suffix == ".safetensors":
+        safetensors.torch.save_file(weights, path)
+    else:
+        torch.save({"state_dict": weights}, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("num_classes", [10, 2, 1000])
+def test_pretrained_weights_are_loaded_except_the_head(
+    tmp_path: Path, suffix: str, num_classes: int
+) -> None:
+    weights, network = _weights(num_classes), _network(3)
+    head = network.backbone.state_dict()["fc.weight"].clone()
+    load_pretrained(network, _file(tmp_path, weights, suffix))
+    state = network.backbone.state_dict()
+    assert all(
+        torch.equal(state[name], value)
+        for name, value in weights.items()
+        if not name.startswith("fc.")
+    )
+    assert torch.equal(state["fc.weight"], head)
+
+
+def test_pretrained_weights_without_a_head_can_be_loaded(tmp_path: Path) -> None:
+    weights, network = _weights(), _network(3)
+    load_pretrained(
+        network,
+        _file(
+            tmp_path, {name: value for name, value in weights.items() if not name.startswith("fc.")}
+        ),
+    )
+    assert torch.equal(network.backbone.state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
+
+
+def test_the_first_layer_of_grey_images_sums_pretrained_weights_over_colours(
+    tmp_path: Path,
+) -> None:
+    weights, network = _weights(), _network(1)
+    load_pretrained(network, _file(tmp_path, weights))
+    assert torch.allclose(
+        network.backbone.state_dict()["conv1.0.weight"],
+        weights["conv1.0.weight"].sum(dim=1, keepdim=True),
+    )
+
+
+def test_weights_that_are_missing_foreign_or_of_another_shape_are_named(tmp_path: Path) -> None:
+    weights = _weights()
+    del weights["bn1.weight"]
+    weights["alien"] = torch.zeros(1)
+    weights["layer1.0.conv1.weight"] = torch.zeros(1, 2)
+    with pytest.raises(ParamsError) as error:
+        load_pretrained(_network(3), _file(tmp_path, weights))
+    assert all(
+        name in str(error.value) for name in ("bn1.weight", "alien", "layer1.0.conv1.weight")
+    )
+
+
+def test_a_pickle_that_would_run_code_is_refused_without_running_it(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "touched",))
+
+    path = tmp_path / "weights.pth"
+    torch.save({"state_dict": {"conv1.0.weight": Trap()}}, path, pickle_module=pickle)
+    with pytest.raises(ParamsError, match="could not be read as mere weights"):
+        load_pretrained(_network(3), path)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_pretrained_networks_normalise_pixels_as_in_pretraining() -> None:
+    config: Any = timm.get_pretrained_cfg(NAME)
+    assert pretrained_normalisation(f"timm/{NAME}", 3) == (list(config.mean), list(config.std))
+    mean, std = pretrained_normalisation(f"timm/{NAME}", 1)
+    assert mean == pytest.approx([sum(config.mean) / 3])
+    assert std == pytest.approx([sum(config.std) / 3])
+
+
+def test_a_missing_file_of_pretrained_weights_is_refused() -> None:
+    with pytest.raises(ParamsError, match="which is not a file"):
+        pretrained_file(_params(pretrained="weights/none.safetensors"))
+    with pytest.raises(ParamsError, match="expected 'hub' or a file that ends in"):
+        pretrained_file(_params(pretrained="weights"))
+    assert pretrained_file(_params()) is None
+
+
+def test_a_failed_download_from_the_hub_explains_how_to_use_a_local_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        UnavailableError,
+        match=r"could not be downloaded .*copy it here and name it: train.pretrained: weights/",
+    ):
+        pretrained_file(_params(pretrained="hub"))
+
+
+def test_a_network_without_weights_on_the_hub_is_refused() -> None:
+    with pytest.raises(UnavailableError, match="has no weights of 'timm/darknet17'"):
+        pretrained_file(_params(network="timm/darknet17", pretrained="hub"))
+    with pytest.raises(ParamsError, match="no pretrained configuration of 'nothing'"):
+        pretrained_file(_params(network="timm/nothing", pretrained="hub"))
