@@ -3,8 +3,8 @@
 _slipway_root=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)
 export VIRTUAL_ENV="$_slipway_root/.venv"
 case ":$PATH:" in
-  *":$VIRTUAL_ENV/bin:"*) ;;
-  *) export PATH="$VIRTUAL_ENV/bin:$PATH" ;;
+  *":$_slipway_root/bin:$VIRTUAL_ENV/bin:"*) ;;
+  *) export PATH="$_slipway_root/bin:$VIRTUAL_ENV/bin:$PATH" ;;
 esac
 export BENTOML_HOME="$_slipway_root/.bentoml"
 export BENTOML_DO_NOT_TRACK=True

@@ -6,6 +6,7 @@ a training it also compares its prediction with the actual costs.
 """
 
 import argparse
+from collections.abc import Sequence
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
@@ -149,19 +150,19 @@ def _comparison(
 
 
 @quiet_when_unread()
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m slipway.planning.plan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="slipway plan", description=__doc__)
     parser.add_argument(
         "--seconds",
         type=float,
         default=20.0,
         help="maximum time of the real steps that are timed; 0 for none",
     )
-    arguments = parser.parse_args()
+    given = parser.parse_args(arguments)
 
     def run(params: Params) -> None:
-        plan = make_plan(params, PROJECT_PATHS, this_host(), arguments.seconds)
+        plan = make_plan(params, PROJECT_PATHS, this_host(), given.seconds)
         texts = [describe(plan, params), compare_costs(plan, params, PROJECT_PATHS)]
         print("\n".join(filter(None, texts)), flush=True)
         if problems := plan.findings.mismatches:

@@ -20,7 +20,7 @@ from slipway.data.tables.raw_columns import check_slice_names
 from slipway.inputs import user_function
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError
-from slipway.system.user_code import search_the_project
+from slipway.system.module_search import search_the_project
 
 
 def check_data(params: Params) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from slipway.system.contract import Contract
 from slipway.system.errors import UnavailableError
+from slipway.system.module_search import search_the_project
 
 NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in .*\n(.*)')
@@ -61,13 +62,6 @@ def import_named(name: str) -> Any:
         ) from error
     except Exception as error:
         raise _not_imported(name, error) from error
-
-
-def search_the_project() -> None:
-    """Let imports find the project's modules; `python -m` does so itself, a script does not."""
-    folder = str(Path.cwd())
-    if folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)
 
 
 def failure(error: BaseException, code: object = None) -> str:

@@ -43,6 +43,7 @@ ROOMS: Table = {
     "replay": (*RING_0, "drift", "reports", "training", "export"),
     "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
     "serving": (*RING_0, "drift", "predictor"),
+    "cli": (*_BELOW_EXPORT, "drift", "predictor", "project", "inference", "preflight", "serving"),
 }
 
 

@@ -1,0 +1,5 @@
+"""`python -m slipway.cli`: the command, where no script `slipway` is installed."""
+
+from slipway.cli.command import main
+
+main()

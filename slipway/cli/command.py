@@ -1,0 +1,108 @@
+"""The entry point of `slipway`: global options, imports of the project, errors and exit codes.
+
+Exit codes: 0; 1 for an error that the user can fix; 2 for wrong arguments; 130 after Ctrl-C.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from slipway.cli.lazy import LazyGroup, Verb
+from slipway.cli.verbs import VERBS
+from slipway.config.command import run_command
+from slipway.system.errors import SlipwayError, UnavailableError
+from slipway.system.module_search import search_the_project
+from slipway.system.version import DISTRIBUTION
+
+PYTHONS = ((3, 11), (3, 14))
+
+
+def slipway_group(verbs: Mapping[str, Verb]) -> LazyGroup:
+    """Return `slipway` with these verbs and its global options."""
+    return LazyGroup(
+        verbs,
+        name="slipway",
+        callback=_with_options,
+        params=[
+            click.Option(["-q", "--quiet"], is_flag=True, help="Print no progress and no hints."),
+        ],
+        help="From images or a table to a certified, monitored inference service.",
+        epilog="`slipway VERB --help` explains a verb.",
+        no_args_is_help=True,
+    )
+
+
+def _with_options(quiet: bool) -> None:
+    if quiet:
+        os.environ["TQDM_DISABLE"] = "1"  # also of libraries, and in every stage
+
+
+SLIPWAY = slipway_group(VERBS)
+
+
+def main(arguments: Sequence[str] | None = None, group: LazyGroup = SLIPWAY) -> None:
+    """Run the command and end the process with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    run_command(lambda: _run(given, group))
+
+
+def say(text: str) -> None:
+    """Print a hint or a step, unless `--quiet` is given."""
+    context = click.get_current_context(silent=True)
+    if context is None or not context.find_root().params.get("quiet"):
+        click.echo(text)
+
+
+def check_python(version: tuple[int, int]) -> None:
+    """Raise UnavailableError for a version of Python that the packages are not tested with."""
+    if not PYTHONS[0] <= version <= PYTHONS[1]:
+        lowest, highest = (".".join(map(str, one)) for one in PYTHONS)
+        raise UnavailableError(
+            f"this is Python {version[0]}.{version[1]}, expected {lowest} to {highest}. Make an "
+            f"environment with one of these: uv venv --python 3.12, then install {DISTRIBUTION}."
+        )
+
+
+def _run(arguments: list[str], group: LazyGroup) -> None:
+    check_python(sys.version_info[:2])
+    _prepare()
+    try:
+        code = group.main(arguments, "slipway", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:  # Ctrl-C or Ctrl-D at a question
+        raise KeyboardInterrupt from None
+    except ModuleNotFoundError as error:
+        raise _missing_package(error, arguments, group.verbs) or error from error
+    if code:
+        sys.exit(code)
+
+
+def _prepare() -> None:
+    """Let this process and those it starts find the project's modules and this environment."""
+    search_the_project()
+    scripts = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath)
+    if scripts not in path.split(os.pathsep):  # stages are `python -m ...`
+        os.environ["PATH"] = os.pathsep.join([scripts, path])
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in env.sh
+
+
+def _missing_package(
+    error: ModuleNotFoundError, arguments: list[str], verbs: Mapping[str, Verb]
+) -> SlipwayError | None:
+    """Describe the extra that lacks; None if a module of ours or of the project is missing."""
+    package = (error.name or "").partition(".")[0]
+    verb = next((one for one in arguments if one in verbs), None)
+    if verb is None or not verbs[verb].extra or package in ("", "slipway", "transforms"):
+        return None
+    extra = verbs[verb].extra
+    return UnavailableError(
+        f"`slipway {verb}` needs the package {package!r}, which is not installed in {sys.prefix}; "
+        f"expected the extra {extra!r}. Install it: pip install '{DISTRIBUTION}[{extra}]' "
+        "(in a clone: make install)."
+    )

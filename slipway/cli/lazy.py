@@ -1,0 +1,88 @@
+"""Groups of verbs that are imported on use, so that `slipway --help` stays quick."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A row of the table of verbs.
+
+    `target` is "module:name" of a click command. If the name is `main`, it is a function that
+    parses its arguments itself. A mapping is a group of further verbs.
+    """
+
+    target: "str | Mapping[str, Verb]"
+    help: str
+    extra: str = "train"  # of the distribution, which holds the packages that the verb needs
+
+    def command(self, name: str) -> click.Command:
+        """Import the verb."""
+        if not isinstance(self.target, str):
+            return LazyGroup(self.target, name=name, help=self.help)
+        module, _, attribute = self.target.partition(":")
+        if attribute == "main":
+            return _forwarded(name, module, self.help)
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+class LazyGroup(click.Group):
+    """A click group of the verbs in a table. Help and completion import none of them."""
+
+    def __init__(self, verbs: Mapping[str, Verb], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self.verbs[cmd_name].command(cmd_name) if cmd_name in self.verbs else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the verb that was probably meant instead of an unknown one."""
+        if args[0] not in self.verbs and not args[0].startswith("-"):
+            from slipway.config.mistakes import hint  # pydantic comes with it
+
+            near = hint(args[0], list(self.verbs), "known here")
+            ctx.fail(f"unknown verb {args[0]!r}; {near}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.help) for name, verb in self.verbs.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [
+            CompletionItem(name, help=verb.help)
+            for name, verb in self.verbs.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _forwarded(name: str, module: str, text: str) -> click.Command:
+    """Return a command that gives all its arguments, `--help` too, to the module's `main`."""
+
+    def run(arguments: tuple[str, ...]) -> None:
+        main: Callable[[list[str]], int | None] = importlib.import_module(module).main
+        sys.exit(main(list(arguments)))
+
+    return click.Command(
+        name,
+        callback=run,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        help=text,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    )

@@ -1,0 +1,19 @@
+"""The version of Slipway that runs."""
+
+from slipway.system.assets import asset
+
+DISTRIBUTION = "slipway-ml"
+
+
+def installed_version() -> str:
+    """Return the version of the installed package, or of the checkout that the code lies in."""
+    import tomllib  # these take longer than the help of the command
+    from importlib.metadata import PackageNotFoundError, version
+
+    checkout = asset("pyproject.toml")
+    if checkout.is_file():
+        return str(tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]["version"])
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:  # a bento holds the code without the package
+        return "unknown"

@@ -1,0 +1,156 @@
+"""The command: lazy verbs, exit codes, and messages in three parts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from slipway.cli.command import SLIPWAY, check_python, main, slipway_group
+from slipway.cli.lazy import LazyGroup
+from slipway.cli.verbs import VERBS
+from slipway.system.errors import UnavailableError
+from slipway.system.version import installed_version
+from tests.cli.failing_verbs import FAILING
+
+MOST_VERBS = 25
+MOST_HELP_SECONDS = 0.3
+
+
+GROUP = slipway_group(FAILING)
+
+
+def end_of(arguments: list[str], group: LazyGroup = GROUP) -> int | str | None:
+    """The exit code of the command."""
+    with pytest.raises(SystemExit) as raised:
+        main(arguments, group)
+    return raised.value.code
+
+
+def test_there_are_at_most_25_verbs() -> None:
+    assert len(VERBS) <= MOST_VERBS
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_can_be_imported(name: str) -> None:
+    assert VERBS[name].command(name).name == name
+
+
+def test_help_lists_every_verb_and_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert GROUP.main(["--help"], standalone_mode=False) == 0
+    assert "gone  a text about it" in capsys.readouterr().out
+
+
+def test_an_unknown_verb_is_refused_with_the_one_that_was_probably_meant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert end_of(["fial"]) == 2
+    assert "unknown verb 'fial'; did you mean 'fail'?" in capsys.readouterr().err
+
+
+def test_an_unknown_option_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_of(["version", "--jsn"], SLIPWAY) == 2
+    assert "--jsn" in capsys.readouterr().err
+
+
+def test_an_error_that_the_user_can_fix_ends_with_1_and_its_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert end_of(["fail", "data"]) == 1
+    assert capsys.readouterr().err == "\nerror: no images. Add some.\n"
+
+
+@pytest.mark.parametrize("name", ["interrupt", "abort"])
+def test_an_interrupt_ends_with_130(name: str) -> None:
+    assert end_of(["fail", name]) == 130
+
+
+def test_a_missing_package_is_described_by_the_extra_that_brings_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert end_of(["fail", "package"]) == 1
+    text = capsys.readouterr().err
+    assert "needs the package 'torch', which is not installed" in text
+    assert "pip install 'slipway-ml[serve]'" in text
+
+
+def test_a_missing_module_of_ours_is_a_fault_and_keeps_its_traceback() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        main(["fail", "ours"], GROUP)
+
+
+@pytest.mark.parametrize("version", [(3, 11), (3, 14)])
+def test_supported_pythons_pass(version: tuple[int, int]) -> None:
+    check_python(version)
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 15)])
+def test_another_python_is_refused_with_those_that_are_supported(version: tuple[int, int]) -> None:
+    with pytest.raises(UnavailableError, match=r"expected 3\.11 to 3\.14\. Make an environment"):
+        check_python(version)
+
+
+@pytest.mark.parametrize(("option", "printed"), [([], "a hint\n"), (["--quiet"], "")])
+def test_quiet_leaves_out_hints_and_bars(
+    option: list[str],
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TQDM_DISABLE", "")
+    main([*option, "hint"], GROUP)
+    assert capsys.readouterr().out == printed
+    assert os.environ["TQDM_DISABLE"] == ("1" if option else "")
+
+
+def test_completion_offers_verbs_without_importing_them() -> None:
+    found = GROUP.shell_complete(click.Context(GROUP), "g")
+    assert [item.value for item in found] == ["gone"]
+
+
+@pytest.mark.process
+def test_the_command_runs_and_prints_its_version_for_programs(root: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "slipway.cli", "version", "--json"],
+        cwd=root,
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(answer.stdout)["slipway"] == installed_version()
+
+
+@pytest.mark.process
+def test_a_clone_without_an_environment_says_how_to_make_one(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    shutil.copy(root / "bin/slipway", tmp_path / "bin")
+    answer = subprocess.run([tmp_path / "bin/slipway"], capture_output=True, text=True)
+    assert answer.returncode == 1
+    assert f"Run `make install` in {tmp_path}" in answer.stderr
+
+
+@pytest.mark.nightly
+def test_help_takes_less_than_0_3_seconds(root: Path) -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "slipway.cli", "--help"]
+        subprocess.run(command, cwd=root, check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(10)) < MOST_HELP_SECONDS
+
+
+@pytest.mark.process
+def test_help_imports_nothing_that_takes_long(root: Path) -> None:
+    code = (
+        "import sys, slipway.cli.command; print([name for name in "
+        "('pydantic', 'numpy', 'torch', 'dvc', 'bentoml', 'ruamel') if name in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "[]\n"
