@@ -1,40 +1,59 @@
 """Changes single values of `params.yaml` and keeps every other byte, such as comments and spacing.
 
-A YAML library's round trip keeps comments but reformats lists and mappings, so it is only used to
-find the position of a value.
+A YAML library's round trip keeps comments but reformats lists and mappings, so the library only
+finds the position of a value.
 """
 
+import copy
 import difflib
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
-from slipway.config.params import parse_params
+from slipway.config.mistakes import as_plain_yaml
+from slipway.config.params import Params, no_project, parse_params, parse_yaml
 from slipway.system import files
 from slipway.system.errors import ParamsError
 
-_SCALAR = re.compile(r"""("[^"]*"|'[^']*'|[^\s#,}][^#,}\n]*?)(?=\s*(?:[,}]|#|$))""")
+
+def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
+    """Read texts such as "train.epochs=5": the values by key. Values are YAML, as in the file."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise ParamsError(
+                f"{text!r} is no assignment. Write KEY=VALUE, such as train.epochs=5."
+            )
+        try:
+            changes[key.strip()] = YAML(typ="safe", pure=True).load(value)
+        except (YAMLError, ValueError, LookupError):
+            raise ParamsError(
+                f"{text!r} has a value that is not YAML, expected one such as 5, text, [a, b] or "
+                "{min: 0.9, max: null}. Put quotes around the whole assignment in a shell."
+            ) from None
+    return changes
 
 
 def changed_text(text: str, changes: Mapping[str, Any]) -> str:
-    """Return `text` with other values, each named "section.key".
+    """Return `text` with other values, each named "section.key" or deeper, "section.key.entry".
 
-    ParamsError if a key is missing or the values contradict each other.
+    ParamsError if a key is unknown or the values contradict each other.
     """
     expected = _content(text)
     for place, value in changes.items():
-        text = _with(text, place, value)
-        section, _, key = place.partition(".")
-        expected[section][key] = value
-    if _content(text) != expected:
-        raise ParamsError(
-            f"{', '.join(changes)} cannot be changed automatically in this layout of params.yaml. "
-            "Change it by hand."
-        )
-    parse_params(expected)
+        text = _with(text, expected, place, value)
+        if _content(text) != expected:
+            raise ParamsError(
+                f"{place} cannot be changed automatically in this layout of params.yaml. "
+                "Change it by hand."
+            )
+    parse_params(copy.deepcopy(expected))
     return text
 
 
@@ -52,32 +71,89 @@ def difference(before: str, after: str, name: str = "params.yaml") -> str:
 
 def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
     """Return the patch as text; with `apply` replace the file atomically."""
-    before = path.read_text()
+    try:
+        before = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise no_project(path) from None
     after = changed_text(before, changes)
     if apply and after != before:
         files.write_text(path, after)
     return difference(before, after, path.name)
 
 
-def _with(text: str, place: str, value: Any) -> str:
-    section, _, key = place.partition(".")
-    places = YAML().load(text)
-    if key not in places.get(section, {}):
-        raise ParamsError(f"params.yaml has no key {place}.")
-    line, column = places[section].lc.value(key)
-    lines = text.splitlines(keepends=True)
-    lines[line] = lines[line][:column] + _SCALAR.sub(
-        lambda _: _scalar(value), lines[line][column:], count=1
-    )
-    return "".join(lines)
+def known_keys(content: Mapping[str, Any]) -> list[str]:
+    """List the keys that `content` has, and those of the sections that it may have."""
+    sections = {name: field.annotation for name, field in Params.model_fields.items()}
+    declared = [
+        f"{name}.{key}"
+        for name, kind in sections.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for key in kind.model_fields
+    ]
+    return list(dict.fromkeys([*declared, *_flat(content)]))
 
 
-def _scalar(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _flat(content: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    for key, value in content.items():
+        yield f"{place}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{place}{key}.")
+
+
+def _with(text: str, content: dict[str, Any], key: str, value: Any) -> str:
+    """Change the text and its content at one key."""
+    *outer, last = key.split(".")
+    mapping: Any = content
+    node, known = YAML(pure=True).compose(text), known_keys(content)
+    for part in outer:
+        node, mapping = _entry(node, part), mapping.get(part)
+        if node is None or not isinstance(mapping, dict):
+            raise _unknown_key(key, known)
+    if key not in known and len(outer) < 2:  # deeper mappings may get new entries
+        raise _unknown_key(key, known)
+    entry = _entry(node, last)
+    mapping[last] = value
+    if entry is not None:
+        return _replaced(text, entry, value)
+    if node.flow_style:
+        return _replaced(text, node, mapping)
+    end = text.find("\n", _end(node))
+    end = len(text) if end < 0 else end
+    return f"{text[:end]}\n{' ' * node.start_mark.column}{last}: {as_plain_yaml(value)}{text[end:]}"
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> ParamsError:
+    name = key.rpartition(".")[2]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.8) or [
+        one for one in known if one.rpartition(".")[2] == name
+    ]
+    meant = f"did you mean {' or '.join(near)}?" if near else "docs/reference/params.md lists all."
+    return ParamsError(f"params.yaml has no key {key}, expected one such as train.epochs; {meant}")
+
+
+def _entry(node: Node, key: str) -> Node | None:
+    if not isinstance(node, MappingNode):
+        return None
+    return next((value for name, value in node.value if name.value == key), None)
+
+
+def _replaced(text: str, node: Node, value: Any) -> str:
+    return text[: node.start_mark.index] + as_plain_yaml(value) + text[_end(node) :]
+
+
+def _end(node: Node) -> int:
+    """Return the end of a value; the mark of a block's end lies behind the comments after it."""
+    while isinstance(node, CollectionNode) and not node.flow_style and node.value:
+        node = node.value[-1][1] if isinstance(node, MappingNode) else node.value[-1]
+    end: int = node.end_mark.index
+    return end
 
 
 def _content(text: str) -> dict[str, Any]:
-    content: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
+    try:
+        content = parse_yaml(text.encode(), "params.yaml")
+    except ValueError as error:
+        raise ParamsError(str(error)) from error
+    if not isinstance(content, dict):
+        raise ParamsError("params.yaml is no mapping of sections. Restore it, such as by git.")
     return content

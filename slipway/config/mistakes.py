@@ -41,7 +41,7 @@ def as_yaml(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_yaml, value))}]"
     if isinstance(value, dict):
-        entries = (f"{_as_key(key)}: {as_yaml(entry)}" for key, entry in value.items())
+        entries = (f"{as_plain_yaml(key)}: {as_yaml(entry)}" for key, entry in value.items())
         return f"{{{', '.join(entries)}}}"
     if isinstance(value, str):
         quoted = value.replace("'", "''")
@@ -53,9 +53,10 @@ def as_yaml(value: object) -> str:
     return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
 
 
-def _as_key(key: object) -> str:
-    is_plain = isinstance(key, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", key)
-    return str(key) if is_plain and str(key).lower() not in _NO_TEXT else as_yaml(key)
+def as_plain_yaml(value: object) -> str:
+    """Write a value as `as_yaml` does, but a word without quotes."""
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", value)
+    return str(value) if is_plain and str(value).lower() not in _NO_TEXT else as_yaml(value)
 
 
 def expected_values(kind: Any) -> str:

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from slipway.config.mistakes import as_yaml, describe_mistakes, hint
 from slipway.config.network_arguments import arguments_class
@@ -285,7 +286,7 @@ def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
     try:
         content = read_yaml(path)
     except FileNotFoundError:
-        raise ParamsError(f"{path} is missing. Run from the project's folder.") from None
+        raise no_project(path) from None
     except ValueError as error:
         raise ParamsError(str(error)) from error
     if not isinstance(content, dict):
@@ -293,15 +294,29 @@ def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
     return content
 
 
+def no_project(path: Path) -> ParamsError:
+    """Describe a working directory without `params.yaml`."""
+    return ParamsError(
+        f"{path} is missing in {Path.cwd()}, expected in the folder of a project. "
+        "Change to that folder, or make a project: `slipway init --data PATH`."
+    )
+
+
 def read_yaml(path: Path) -> Any:
     """Read a YAML file; ValueError with the mistake and its correction."""
-    payload = path.read_bytes()
+    return parse_yaml(path.read_bytes(), str(path))
+
+
+def parse_yaml(payload: bytes, name: str) -> Any:
+    """Parse the content of the YAML file `name`; ValueError with the mistake and its correction."""
     try:
         return YAML(typ="safe", pure=True).load(payload)
+    except MarkedYAMLError as error:
+        raise ValueError(_misplaced(error, payload, name)) from error
     except (YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        raise ValueError(f"{name} is not YAML: {error}") from error
     except RecursionError:
-        text = f"{path} is nested too deeply to be read. Remove superfluous brackets or indents."
+        text = f"{name} is nested too deeply to be read. Remove superfluous brackets or indents."
         raise ValueError(text) from None
     except (ValueError, LookupError) as error:  # a date, or the value of a tag such as !!int
         text = payload.decode(errors="replace")
@@ -309,8 +324,25 @@ def read_yaml(path: Path) -> Any:
         wrong = f"dates that do not exist: {', '.join(dates)}"
         if not dates:
             wrong = f"a wrong value: {error}"
-        text = f"{path} holds {wrong}. Correct it, and write dates in quotes: '2024-02-29'."
+        text = f"{name} holds {wrong}. Correct it, and write dates in quotes: '2024-02-29'."
         raise ValueError(text) from error
+
+
+def _misplaced(error: MarkedYAMLError, payload: bytes, name: str) -> str:
+    """Describe the line of a key that stands twice, or of a block with the wrong indentation."""
+    lines = payload.decode(errors="replace").splitlines()
+    number = 0 if error.problem_mark is None else error.problem_mark.line
+    shown = lines[number].strip() if number < len(lines) else "the end of the file"
+    if isinstance(error, DuplicateKeyError):
+        return (
+            f"{name} has a key twice, the second time in line {number + 1}: `{shown}`; expected "
+            "every key once. Remove one of the two, or merge their blocks."
+        )
+    return (
+        f"{name} is not YAML in line {number + 1}: `{shown}` ({error.problem}); expected "
+        "`key: value`, as far indented as its neighbours. Correct it; a pasted block is often "
+        "indented differently, or not whole."
+    )
 
 
 def _exists(date: str) -> bool:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
-from slipway.config.edit import changed_text, propose
+from slipway.config.edit import changed_text, propose, read_assignments
 from slipway.config.params import load_params
 from slipway.system.errors import ParamsError
 
+parse = YAML(typ="safe", pure=True).load
 TEXT = (Path(__file__).parents[2] / "params.yaml").read_text()
 
 
@@ -38,12 +40,91 @@ def test_a_section_on_one_line_is_changed_in_place() -> None:
     )
 
 
-def test_a_value_over_several_lines_is_refused() -> None:
-    with pytest.raises(ParamsError, match="by hand"):
-        changed_text(
-            TEXT.replace("  precision: auto #", "  precision: >-\n    auto\n  #"),
-            {"train.precision": "32-true"},
-        )
+def test_a_value_over_several_lines_is_replaced() -> None:
+    text = TEXT.replace("  precision: auto #", "  precision: >-\n    auto\n  #")
+    assert parse(changed_text(text, {"train.precision": "32-true"}))["train"]["precision"] == (
+        "32-true"
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "before", "after"),
+    [
+        ("seed=8", "seed: 7", "seed: 8"),
+        ("data.path=my photos/a", "  path: data/demo/digits.parquet #", "  path: 'my photos/a' #"),
+        (
+            "evaluate.gates.accuracy.min=0.5",
+            "    accuracy: { min: 0.95, max: null }",
+            "    accuracy: { min: 0.5, max: null }",
+        ),
+        (
+            "export.variants=[fp32, fp16]",
+            "  variants: [fp32, fp16, int8, int8_dynamic, int8_tensorrt]",
+            "  variants: ['fp32', 'fp16']",
+        ),
+        (
+            "evaluate.gates={balanced_accuracy: {min: 0.3, max: null}}",
+            "    accuracy: { min: 0.95, max: null }",
+            "    {balanced_accuracy: {min: 0.3, max: null}}",
+        ),
+        (
+            "evaluate.gates.log_loss={min: null, max: 0.5}",
+            "    accuracy: { min: 0.95, max: null }",
+            "    accuracy: { min: 0.95, max: null }\n    log_loss: {min: null, max: 0.5}",
+        ),
+        (
+            "evaluate.slice_gates.accuracy={min: 0.5, max: null}",
+            "  slice_gates: {} #",
+            "  slice_gates: {accuracy: {min: 0.5, max: null}} #",
+        ),
+    ],
+)
+def test_an_assignment_changes_its_value_and_nothing_else(
+    assignment: str, before: str, after: str
+) -> None:
+    assert TEXT.count(before) == 1
+    assert changed_text(TEXT, read_assignments([assignment])) == TEXT.replace(before, after)
+
+
+def test_a_key_that_the_file_may_leave_out_is_added_to_its_section() -> None:
+    text = changed_text(TEXT, {"precompute.num_quantiles": 64})
+    assert len(text.splitlines()) == len(TEXT.splitlines()) + 1
+    assert parse(text)["precompute"]["num_quantiles"] == 64
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("train.epoch=5", r"no key train\.epoch, .*; did you mean train\.epochs\?"),
+        ("trian.epochs=5", r"did you mean train\.epochs\?"),
+        ("learning_rate=5", r"did you mean train\.learning_rate\?"),
+        ("a.b.c.d=5", r"params\.md lists all\."),
+        ("train.epochs.a=5", r"no key train\.epochs\.a"),
+        ("clean.rules.blured=flag", "did you mean 'blurred'"),
+        ("train.epochs=many", r"train\.epochs: found 'many', expected a whole number"),
+        ("train.epochs", "is no assignment. Write KEY=VALUE"),
+        ("=5", "is no assignment. Write KEY=VALUE"),
+        ("train.epochs=[", r"not YAML, expected one such as 5.*Put quotes"),
+    ],
+)
+def test_a_wrong_assignment_is_refused_with_what_was_probably_meant(
+    assignment: str, message: str
+) -> None:
+    with pytest.raises(ParamsError, match=message):
+        changed_text(TEXT, read_assignments([assignment]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{TEXT}train:\n  epochs: 5\n", r"a key twice, the second time in line \d+: `train:`"),
+        (TEXT.replace("  epochs: 30", "epochs: 30"), r"is not YAML in line \d+"),
+        ("- 1\n", "no mapping of sections"),
+    ],
+)
+def test_a_block_that_was_pasted_wrongly_is_named_by_its_line(text: str, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        changed_text(text, {"train.epochs": 5})
 
 
 def test_no_change_changes_nothing() -> None:
@@ -64,3 +145,8 @@ def test_propose_with_apply_changes_the_file(tmp_path: Path) -> None:
     propose(path, {"train.num_workers": 2, "train.precision": "bf16-mixed"}, apply=True)
     train = load_params(path).train
     assert (train.num_workers, train.precision) == (2, "bf16-mixed")
+
+
+def test_propose_outside_a_project_says_how_to_get_into_one(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"is missing in .*make a project: `slipway init"):
+        propose(tmp_path / "params.yaml", {"train.num_workers": 2}, apply=True)

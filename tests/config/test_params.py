@@ -532,7 +532,7 @@ def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
     ("text", "words"),
     [
         (None, "is missing"),
-        ("a: 1\na: 2", "duplicate key"),
+        ("a: 1\na: 2", "a key twice"),
         ("a: [", "is not YAML"),
         ("- 1", "holds list"),
         ("", "holds NoneType"),
