@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from slipway.config.params import value_at
+from slipway.config.pipeline import pipeline_text
 from slipway.kinds.registry import kind_of
 from slipway.project.params_text import params_text
 from slipway.project.proposal import ProjectProposal
 from slipway.system import files
-from slipway.system.assets import asset
 from slipway.system.errors import ParamsError, UnavailableError
 
 _FILES = ("params.yaml", "dvc.yaml")  # with one of them a folder is a project
@@ -69,7 +69,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
     content = _relocated(proposal.params, folder)
     written = {
         "params.yaml": params_text(content, proposal.reasons),
-        "dvc.yaml": _pipeline(),
+        "dvc.yaml": pipeline_text(),
         ".gitignore": _IGNORED + _data_ignored(folder, content),
         ".dvcignore": _DVC_IGNORED,
         "bentofile.yaml": _BENTO,
@@ -97,14 +97,6 @@ def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             inside = path.is_relative_to(root)
             content[section][key] = str(path.relative_to(root) if inside else path)
     return content
-
-
-def _pipeline() -> str:
-    """Return the embedded dvc.yaml; in a project the code is not in the folder."""
-    text = asset("dvc.yaml").read_text(encoding="utf-8")
-    return text.replace(
-        "    deps: [params.yaml, slipway, transforms]\n", "    always_changed: true\n"
-    )
 
 
 def _data_ignored(folder: Path, content: Mapping[str, Any]) -> str:

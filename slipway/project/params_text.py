@@ -65,6 +65,11 @@ def params_text(content: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def comment_of(key: str) -> str:
+    """Return the comment beside a key in the embedded params.yaml; "" if it has none."""
+    return {**_template_comments(), **_COMMENTS}.get(key, "")
+
+
 def in_one_line(value: object) -> str:
     """Return a value of params.yaml, with quotes only where they are needed."""
     text = yaml.safe_dump(

@@ -34,6 +34,7 @@ ROOMS: Table = {
     "data": RING_0,
     "reports": (*RING_0, "data"),
     "project": (*RING_0, "data"),
+    "upgrade": (*RING_0, "data", "project"),
     "inference": (*RING_0, "predictor", "data"),
     "training": _BELOW_TRAINING,
     "planning": _BELOW_EXPORT,

@@ -1,0 +1,285 @@
+"""Moves the text of params.yaml to the current version, and keeps every other byte of it.
+
+slipway/config/renames.yaml says what changed. ruamel.yaml finds the places of keys and values in
+the text; its round trip would keep comments, but reformat lists and mappings. The new text is read
+again and compared with the content that it should have.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+from slipway.config import renames
+from slipway.config.mistakes import as_yaml
+from slipway.config.params import Params, mistakes_in, read_content, value_at
+from slipway.kinds.registry import KINDS, input_kinds
+from slipway.project.params_text import comment_of, in_one_line
+from slipway.system.errors import ParamsError
+
+_CONFLICT = b"\n<<<<<<< "  # of git
+_UNTOUCHED = "Nothing was changed."
+
+
+@dataclass(frozen=True)
+class ParamsMigration:
+    """A params.yaml of the current version and the changes that led to it."""
+
+    text: str
+    content: dict[str, Any]
+    version: int  # that the file had
+    renamed: dict[str, str] = field(default_factory=dict)  # new key by old key
+    replaced: dict[str, str] = field(default_factory=dict)  # "old -> new" by new key
+    added: dict[str, str] = field(default_factory=dict)  # value by key
+
+
+def migrate(path: Path) -> ParamsMigration:
+    """Move a params.yaml to the current version; nothing is written.
+
+    ParamsError if the file is of a newer version, has a key that neither the table nor the current
+    version knows, or another mistake: it would not be understood as it was meant.
+    """
+    if path.is_file() and _CONFLICT in path.read_bytes():
+        raise ParamsError(
+            "params.yaml has conflict markers of git, expected your own version of the file. "
+            f"{_UNTOUCHED} Run `git checkout --ours params.yaml`, then `slipway upgrade` again."
+        )
+    content = read_content(path)
+    version = _version_of(content)
+    text = path.read_bytes().decode()
+    edit = _Edit(text)
+    table = renames.table()
+    if version < table.to:
+        _rename(edit, content, table.params)
+        _replace(edit, content, table.params, table.params_value)
+    _add(edit, content, table.params_added)
+    _set_version(edit, content, table.to)
+    if mistakes := mistakes_in(content):
+        lines = "".join(f"\n  {line}" for line in mistakes)
+        raise ParamsError(
+            f"params.yaml (version {version}) would still have mistakes as version {table.to}:"
+            f"{lines}\nExpected the keys of version {version}. {_UNTOUCHED} Correct these, then "
+            "run `slipway upgrade` again."
+        )
+    after = edit.result()
+    if not _holds(after, content):
+        raise ParamsError(
+            "params.yaml cannot be upgraded automatically in this layout, such as with anchors, "
+            f"merge keys or tabs. Expected a plain mapping of sections. {_UNTOUCHED} Write anchors "
+            "out, then run `slipway upgrade` again."
+        )
+    return ParamsMigration(after, content, version, edit.renamed, edit.replaced, edit.added)
+
+
+def _holds(text: str, content: Mapping[str, Any]) -> bool:
+    try:
+        found: object = YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        return False
+    return found == content
+
+
+def _version_of(content: Mapping[str, Any]) -> int:
+    version, newest = content.get("version", 0), renames.table().to
+    if type(version) is not int or version < 0:
+        raise ParamsError(
+            f"params.yaml has version {as_yaml(version)}, expected a whole number from 0 to "
+            f"{newest}. {_UNTOUCHED} Restore the line `version` with git."
+        )
+    if version > newest:
+        raise ParamsError(
+            f"params.yaml has version {version}, this Slipway reads version {newest} and older. "
+            f"{_UNTOUCHED} Install the Slipway that wrote it: pip install --upgrade slipway-ml"
+        )
+    return version
+
+
+class _Edit:
+    """Replacements in a text of YAML, collected by place and made at once."""
+
+    def __init__(self, text: str) -> None:
+        self.renamed: dict[str, str] = {}
+        self.replaced: dict[str, str] = {}
+        self.added: dict[str, str] = {}
+        self._text = text
+        self._root = YAML(pure=True).compose(text)
+        self._break = "\r\n" if "\r\n" in text else "\n"
+        self._pieces: list[tuple[int, int, str]] = []  # begin, end, new text
+
+    def result(self) -> str:
+        """Return the text after all replacements; those at one place keep their order."""
+        parts, done = [], 0
+        for begin, end, new in sorted(self._pieces, key=lambda piece: piece[:2]):
+            parts += [self._text[done:begin], new]
+            done = end
+        return "".join([*parts, self._text[done:]])
+
+    def has(self, key: str) -> bool:
+        """Return True if the text had the key, in a section that it has, before any edit."""
+        section, _, name = key.rpartition(".")
+        mapping = self._entry(section)[1] if section else self._root
+        return any(inner.value == name for inner, _ in mapping.value)
+
+    def rename(self, key: str, new: str) -> None:
+        """Give a key another name in its section."""
+        node, _ = self._entry(key)
+        self._put(node, new.rpartition(".")[2])
+        self.renamed[key] = new
+
+    def replace(self, key: str, value: object) -> None:
+        """Replace a scalar."""
+        _, node = self._entry(key)
+        self._put(node, in_one_line(value))
+
+    def insert(self, key: str, value: object, after: str | None) -> None:
+        """Add a key behind another key of its section, or else as the section's first key.
+
+        A key at the top whose value is a mapping is added as a section.
+        """
+        section, _, name = key.rpartition(".")
+        mapping = self._entry(section)[1] if section else self._root
+        first = mapping.value[0][0].start_mark
+        if mapping.flow_style:
+            entry = f"{name}: {in_one_line(value)}"
+            place = self._entry(after)[1].end_mark.index if after else first.index
+            self._pieces.append((place, place, f", {entry}" if after else f"{entry}, "))
+            return
+        lines = [_line(key, value)]
+        if not section and isinstance(value, dict):
+            lines = ["", _line(key), *(f"  {_line(f'{key}.{k}', v)}" for k, v in value.items())]
+        indent = self._break + " " * first.column
+        if after is None:
+            self._pieces.append((first.index, first.index, "".join(x + indent for x in lines)))
+            return
+        last = self._entry(after)[1]
+        while last.value and not isinstance(last, ScalarNode) and not last.flow_style:
+            last = last.value[-1][1] if isinstance(last, MappingNode) else last.value[-1]
+        end = last.end_mark.index
+        end = self._text.find("\n", end - (self._text[end - 1] == "\n"))  # of a block of text
+        end = len(self._text) if end < 0 else end - (self._text[end - 1] == "\r")
+        new = "".join((indent if x else self._break) + x for x in lines)
+        self._pieces.append((end, end, new))
+
+    def _put(self, node: Node, text: str) -> None:
+        self._pieces.append((node.start_mark.index, node.end_mark.index, text))
+
+    def _entry(self, key: str) -> tuple[Node, Any]:
+        """Return the nodes of a key and of its value, by the names that the text has."""
+        *sections, name = key.split(".")
+        node = self._root
+        for section in sections:
+            node = next(value for inner, value in node.value if inner.value == section)
+        name_node, value = next(pair for pair in node.value if pair[0].value == name)
+        return name_node, value
+
+
+def _line(key: str, value: object = ...) -> str:
+    """Write a key, its value and the comment of the embedded params.yaml."""
+    text = f"{key.rpartition('.')[2]}:" + (f" {in_one_line(value)}" if value is not ... else "")
+    comment = comment_of(key)
+    return f"{text} # {comment}" if comment else text
+
+
+def _rename(edit: _Edit, content: dict[str, Any], names: Mapping[str, str]) -> None:
+    for old, new in names.items():
+        place, _, name = old.rpartition(".")
+        section = value_at(content, place)
+        if not isinstance(section, dict) or name not in section:
+            continue
+        key = new.rpartition(".")[2]
+        if key in section:
+            raise ParamsError(
+                f"params.yaml has {old} and also {new}, its name now, expected one of them. "
+                f"{_UNTOUCHED} Remove one, then run `slipway upgrade` again."
+            )
+        section[key] = section.pop(name)
+        edit.rename(old, new)
+
+
+def _replace(
+    edit: _Edit,
+    content: dict[str, Any],
+    names: Mapping[str, str],
+    values: Mapping[str, Mapping[Any, Any]],
+) -> None:
+    old_names = {new: old for old, new in names.items() if old in edit.renamed}
+    for pattern, table in values.items():
+        place, _, name = pattern.rpartition(".")
+        section = value_at(content, place)
+        if not isinstance(section, dict):
+            continue
+        for key in list(section) if name == "*" else [name]:
+            found = section.get(key)
+            if isinstance(found, bool) or not isinstance(found, str | int | float):
+                continue
+            if found in table:
+                section[key] = table[found]
+                where = f"{place}.{key}"
+                edit.replace(old_names.get(where, where), table[found])
+                edit.replaced[where] = f"{in_one_line(found)} -> {in_one_line(table[found])}"
+
+
+def _add(edit: _Edit, content: dict[str, Any], added: Mapping[str, Any]) -> None:
+    """Add missing keys and sections, except keys that the kind of input does not read."""
+    task = value_at(content, "data.task")
+    if not isinstance(task, str) or task not in KINDS:  # a mistake, which is reported later
+        return
+    own = KINDS[task].input.settings
+    foreign = {key for kind in input_kinds().values() for key in kind.settings if key not in own}
+    wanted = {key: value for key, value in added.items() if key not in foreign}
+    for key, value in wanted.items():
+        place, _, name = key.rpartition(".")
+        present = value_at(content, place)
+        if isinstance(present, dict) and present and name not in present:
+            edit.insert(key, value, _place_before(edit, key, present))
+            edit.added[key] = in_one_line(value)
+            present[name] = copy.deepcopy(value)
+    names = {key.partition(".")[0] for key in wanted}
+    for name in [name for name in Params.model_fields if name in names and name not in content]:
+        section = {
+            key.partition(".")[2]: copy.deepcopy(value)
+            for key, value in wanted.items()
+            if key.startswith(f"{name}.")
+        }
+        edit.insert(name, section, _place_before(edit, name, content))
+        edit.added |= {f"{name}.{key}": in_one_line(value) for key, value in section.items()}
+        content[name] = section
+
+
+def _place_before(edit: _Edit, key: str, section: Mapping[str, Any]) -> str | None:
+    """Return the key of the text that a new key is put behind, by the order of `Params`."""
+    place = key.rpartition(".")[0]
+    order = list(_keys(Params, ""))
+    old_names = {new: old for old, new in edit.renamed.items()}
+    for earlier in reversed(order[: order.index(key)]):
+        where, _, name = earlier.rpartition(".")
+        found = old_names.get(earlier, earlier)
+        if where == place and name in section and edit.has(found):
+            return found
+    return None
+
+
+def _keys(model: type[BaseModel], section: str) -> Iterator[str]:
+    for name, declared in model.model_fields.items():
+        yield section + name
+        kind = declared.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _keys(kind, f"{section}{name}.")
+
+
+def _set_version(edit: _Edit, content: dict[str, Any], version: int) -> None:
+    if content.get("version") == version:
+        return
+    if "version" in content:
+        edit.replace("version", version)
+        edit.replaced["version"] = f"{content['version']} -> {version}"
+    else:
+        edit.insert("version", version, None)
+        edit.added["version"] = str(version)
+    content["version"] = version

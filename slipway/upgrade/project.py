@@ -1,0 +1,180 @@
+"""`slipway upgrade`: moves a project of an older version to the installed one."""
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.config import pipeline, renames
+from slipway.config.edit import difference
+from slipway.system import files
+from slipway.system.errors import ParamsError
+from slipway.upgrade.params import ParamsMigration, migrate
+from slipway.upgrade.reruns import Rerun, reruns
+
+_PARAMS, _PIPELINE = "params.yaml", "dvc.yaml"
+# Files in which a project may name environment variables, commands, metrics and artifacts.
+_ENDINGS = (
+    ".env",
+    ".gitignore",
+    ".ipynb",
+    ".json",
+    ".md",
+    ".py",
+    ".sh",
+    ".toml",
+    ".yaml",
+    ".yml",
+    "Makefile",
+)
+_NOT_READ = ("artifacts", "data", "metrics", "reports", "node_modules", "__pycache__", "venv")
+_MAX_BYTES = 1_000_000
+_CONFIRM = "nothing was written; to write it: slipway upgrade --yes"
+
+
+@dataclass(frozen=True)
+class ProjectUpgrade:
+    """The changes of an upgrade, written or proposed."""
+
+    params: ParamsMigration
+    patch: str  # unified diff; "" if nothing changes
+    pipeline_note: str
+    unmoved: list[str]  # of dvc.yaml
+    mentions: list[str]  # of old names in other files, "FILE:LINE: OLD is now NEW"
+    leftovers: list[str]  # files that no stage reads any more
+    reruns: list[Rerun]
+    is_written: bool
+
+    def text(self) -> str:
+        """Return the upgrade in words, for a terminal."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.patch:
+            yield self.patch
+        yield f"params.yaml: {self._params_note()}"
+        yield f"dvc.yaml: {self.pipeline_note}"
+        titles = {
+            "dvc.yaml was edited, so change these by hand (slipway init writes the new one)": (
+                self.unmoved
+            ),
+            "other files with former names, which are left as they are": self.mentions,
+            "files that no stage reads any more": self.leftovers,
+            "stages that the next run repeats": list(_grouped(self.reruns)),
+        }
+        for title, found in titles.items():
+            if found:
+                yield f"{title}:"
+                yield from (f"  {line}" for line in found)
+        if not self.reruns:
+            yield "the next run repeats no stage"
+        if self.patch:
+            yield "written" if self.is_written else _CONFIRM
+
+    def _params_note(self) -> str:
+        params, newest = self.params, renames.table().to
+        counts = {
+            "keys renamed": len(params.renamed),
+            "values replaced": len(params.replaced),
+            "keys added": len(params.added),
+        }
+        if not any(counts.values()):
+            return f"is of version {newest} already"
+        changes = ", ".join(f"{kind}: {count}" for kind, count in counts.items() if count)
+        return f"from version {params.version} to {newest}: {changes}"
+
+
+def upgrade(folder: Path, *, apply: bool) -> ProjectUpgrade:
+    """Move params.yaml and dvc.yaml of a project to this version; written only with `apply`.
+
+    ParamsError or SchemaError for a file that is not understood; then nothing is written.
+    """
+    params = migrate(folder / _PARAMS)
+    before = {_PARAMS: _read(folder / _PARAMS), _PIPELINE: _read(folder / _PIPELINE)}
+    after = {_PARAMS: params.text, _PIPELINE: before[_PIPELINE]}
+    note, unmoved = "is as this version writes it", list[str]()
+    is_clone = (folder / "slipway/stages").is_dir()
+    table = renames.table()
+    if is_clone:
+        note = "comes with the code, by git"
+    elif pipeline.is_unedited(before[_PIPELINE], table.pipeline_sha256):
+        after[_PIPELINE] = pipeline.pipeline_text()
+        if after[_PIPELINE] != before[_PIPELINE]:
+            note = "was not edited, so this version's takes its place"
+    else:
+        after[_PIPELINE] = pipeline.renamed_text(before[_PIPELINE], table)
+        unmoved = pipeline.missing_parts(after[_PIPELINE])
+        note = "was edited; former names are replaced in it"
+        if after[_PIPELINE] == before[_PIPELINE]:
+            note = "was edited; it has no former names"
+    result = ProjectUpgrade(
+        params=params,
+        patch="".join(difference(before[name], after[name], name) for name in after),
+        pipeline_note=note,
+        unmoved=unmoved,
+        mentions=[] if is_clone else list(_mentions(folder)),
+        leftovers=list(_leftovers(folder)),
+        reruns=reruns(folder, pipeline.parsed(after[_PIPELINE]), params.content, table.params),
+        is_written=apply,
+    )
+    if apply:
+        for name, text in after.items():
+            if text != before[name]:
+                files.write_text((folder / name).resolve(), text)
+    return result
+
+
+def _grouped(reruns: list[Rerun]) -> Iterator[str]:
+    """Describe the reruns; neighbours with the same reasons share a line."""
+    for reasons, group in itertools.groupby(reruns, key=lambda rerun: rerun.reasons):
+        yield f"{', '.join(rerun.stage for rerun in group)}: {'; '.join(reasons)}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        raise ParamsError(
+            f"{path} is missing, expected a project. Run from the project's folder; "
+            "slipway init makes a new one."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ParamsError(f"{path} is not UTF-8: {error}. Restore it with git.") from error
+
+
+def _mentions(folder: Path) -> Iterator[str]:
+    """Find former names in the project's own scripts and settings."""
+    table = renames.table()
+    names = table.env | table.service_metric | table.alert | table.artifact | table.command
+    longest_first = sorted(names, key=len, reverse=True)  # a command with an option first
+    pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(old)}(?![\w-])" for old in longest_first))
+    for path in _texts(folder):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), start=1):
+            for old in dict.fromkeys(pattern.findall(line)):
+                yield f"{path.relative_to(folder)}:{number}: {old} is now {names[old]}"
+
+
+def _texts(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in _NOT_READ
+        )
+        for name in sorted(names):
+            path = Path(place, name)
+            is_text = name.endswith(_ENDINGS) and name not in (_PARAMS, _PIPELINE)
+            if is_text and path.is_file() and path.stat().st_size <= _MAX_BYTES:
+                yield path
+
+
+def _leftovers(folder: Path) -> Iterator[str]:
+    """Name outputs of the former version; the user's reference model has to be released again."""
+    for old, new in renames.table().artifact.items():
+        if not (folder / old).exists():
+            continue
+        advice = "remove it after the next run"
+        if new == "artifacts/reference_model":
+            advice = "its format is a former one: run slipway release once a model is certified"
+        yield f"{old}: {new} takes its place; {advice}"
