@@ -10,11 +10,21 @@ import yaml
 from slipway.serving.http.responses import ERRORS
 from slipway.serving.settings import EXTENSION_VARIABLES, PREFIX, Settings
 from tests.launch.manifests import COMPOSE, routes
-from tests.monitoring.queries import ROOT, RULES, alerts, documented_metrics
+from tests.monitoring.queries import (
+    PROMETHEUS_OWN,
+    ROOT,
+    RULES,
+    alerts,
+    documented_metrics,
+    metric_names,
+)
 from tests.monitoring.test_rules import needs_promtool, promtool
 
 PAGE = (ROOT / "docs/how-to/operations.md").read_text()
 FOREIGN_SETTINGS = {"SLIPWAY_PORT"}  # set by Kubernetes
+LONGEST_RUNBOOK = 7  # lines that are not empty, without the title
+PARTS = ("Check", "Decide", "Act")
+PLATFORMS = ("Server", "Compose", "Kubernetes")
 
 
 def wrong_names(page: str) -> set[str]:
@@ -130,3 +140,54 @@ def test_the_runbook_names_only_error_codes_of_the_service() -> None:
     section = PAGE.split("### SlipwayUnavailableFast")[1].split("###")[0]
     assert set(re.findall(r"`([a-z_]+)`", section)) <= set(ERRORS)
     assert "queue_full" in section
+
+
+def runbook_faults(name: str, section: str) -> list[str]:
+    """The rules that one alert's section of the runbook breaks."""
+    first, *lines = [line for line in section.splitlines() if line]
+    parts = dict(re.findall(r"^\* \*\*(\w+):\*\* (.+?)(?=^\* |\Z)", section, re.M | re.S))
+    severity = alerts()[name]["labels"]["severity"]
+    faults = []
+    if not first.lower().startswith(f"{severity}. "):
+        faults.append(f"does not begin with {severity}")
+    if len(lines) >= LONGEST_RUNBOOK:
+        faults.append(f"has {len(lines) + 1} lines")
+    if tuple(parts) != PARTS:
+        return [*faults, f"has the parts {', '.join(parts)}"]
+    if not re.search(r"`[^`]+`", parts["Check"]):
+        faults.append("checks without a command")
+    named = [place for place in PLATFORMS if re.search(rf"\b{place}\b", parts["Act"])]
+    if "Everywhere:" not in parts["Act"] and tuple(named) != PLATFORMS:
+        faults.append(f"acts only on {', '.join(named)}")
+    queries = re.findall(r"`ask '([^`]+)'`", parts["Check"])
+    used = {metric for query in queries for metric in metric_names(query)} - PROMETHEUS_OWN
+    known = documented_metrics()
+    unknown = {name for name in used if re.sub(r"_(sum|count|bucket)$", "", name) not in known}
+    return faults + [f"uses {name}" for name in sorted(unknown)]
+
+
+def runbook(name: str) -> str:
+    return PAGE.partition(f"### {name}\n")[2].partition("\n#")[0]
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_the_runbook_of_every_alert_says_what_to_check_decide_and_do(name: str) -> None:
+    assert runbook_faults(name, runbook(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "instead", "fault"),
+    [
+        ("Ticket.", "Page.", "does not begin with ticket"),
+        ("**Decide:**", "**Think:**", "has the parts Check, Think, Act"),
+        ("`ask 'topk", "ask 'topk", "checks without a command"),
+        ("slipway_drift_statistic", "slipway_drift", "uses slipway_drift"),
+        ("Kubernetes:", "Elsewhere:", "acts only on Server, Compose"),
+        ("* **Act", "one\n\ntwo\nthree\n* **Act", "has 10 lines"),
+    ],
+)
+def test_each_fault_of_a_runbook_is_detected(part: str, instead: str, fault: str) -> None:
+    section = runbook("SlipwayDrift")
+    assert part in section
+    found = runbook_faults("SlipwayDrift", section.replace(part, instead))
+    assert found == [fault]
