@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from slipway.system.errors import ImageError, IntegrityError, ParamsError, UnavailableError
-from slipway.system.user_code import import_named, is_well_formed
+from slipway.system.user_code import import_named, is_well_formed, search_the_project
 
 Scalar = bool | int | float | str
 Values = dict[str, Scalar]
@@ -129,6 +129,7 @@ def _split(function: str) -> tuple[str, str]:
 
 def _source_files(module: str, function: str) -> tuple[Path, list[Path]]:
     """Return the folder that names are relative to and the files. Imports nothing."""
+    search_the_project()
     importlib.invalidate_caches()
     package, *rest = module.split(".")
     try:

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -39,12 +40,35 @@ __pycache__/
 !/artifacts/reference_model.dvc
 /reports/
 /dvc_plots/
+
+# written by `bentoml build`
+/build/
 """
 _DVC_IGNORED = "/.venv\n/.work\n/.bentoml\n__pycache__\n"
 _BENTO = """\
-# `bentoml serve` without arguments starts the service of this project.
+# `bentoml serve` starts the service of this project; `bentoml build` packs it with its model.
+name: "{name}"
 service: "slipway.serving.service:Slipway"
+description: A model, its certificate and its service, made by Slipway
+include:
+  - "*.py" # your own modules; add the files that they read
+  - "/artifacts/bundle/"
+  - "/artifacts/certificate.json"
+  - "/artifacts/engine/"
+  - "/build/slipway_ml-*.whl" # `bentoml build` writes build/
+  - "/build/requirements.*.lock"
+exclude: [".*/", "site-packages/", "/build/**/*.py", "/data/", "/request_log/"]
+python:
+  requirements_txt: build/requirements.cpu.lock
+  lock_packages: false # it is one, with hashes
+docker:
+  dockerfile_template: build/container.j2
+  env:
+    BENTOML_HOST: "0.0.0.0" # inside a container 127.0.0.1 reaches nobody
+    BENTOML_DO_NOT_TRACK: "True"
+    SLIPWAY_STATE: /var/lib/slipway # a volume: the only writable folder besides /tmp
 """
+_MAX_NAME = 63  # characters, BentoML's limit
 _COMMITTER = ("-c", "user.name=slipway init", "-c", "user.email=slipway@localhost")
 
 
@@ -72,7 +96,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
         "dvc.yaml": pipeline_text(),
         ".gitignore": _IGNORED + _data_ignored(folder, content),
         ".dvcignore": _DVC_IGNORED,
-        "bentofile.yaml": _BENTO,
+        "bentofile.yaml": _BENTO.format(name=_bento_name(folder)),
         "README.md": _readme(folder, content, proposal),
     }
     for name in (".gitignore", ".dvcignore"):
@@ -97,6 +121,12 @@ def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             inside = path.is_relative_to(root)
             content[section][key] = str(path.relative_to(root) if inside else path)
     return content
+
+
+def _bento_name(folder: Path) -> str:
+    """Return the folder's name, as far as the name of a bento may have its characters."""
+    plain = re.sub("[^a-z0-9]+", "_", folder.absolute().name.lower())
+    return plain[:_MAX_NAME].strip("_") or "slipway"
 
 
 def _data_ignored(folder: Path, content: Mapping[str, Any]) -> str:

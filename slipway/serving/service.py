@@ -97,15 +97,15 @@ class WrappedService(Service[Any]):  # type: ignore[misc]
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of a bento. BentoML reads them only when it builds one."""
-        from slipway.serving.process.packing import bento_labels
+        """The labels of a bento. BentoML reads them only when it builds one, before its files."""
+        from slipway.serving.process.packing import bento_labels, write_build_files
 
         try:
-            return bento_labels()
+            labels = bento_labels()
+            write_build_files()
         except SlipwayError as error:
-            raise BentoMLConfigException(
-                f"cannot build a bento of a bundle that is not certified: {error}"
-            ) from None
+            raise BentoMLConfigException(f"cannot build a bento: {error}") from None
+        return labels
 
     @labels.setter
     def labels(self, _: dict[str, str]) -> None:

@@ -2,8 +2,12 @@
 
 A bento takes the files of the project's own folder, whatever SLIPWAY_ variables say. So these
 files are checked.
+
+The bento of a clone holds Slipway's code. A project has none, so its bento takes our own wheel,
+from the project's folder `build/`.
 """
 
+import shutil
 from pathlib import Path
 
 from slipway.artifacts.engine_manifest import (
@@ -13,7 +17,13 @@ from slipway.artifacts.engine_manifest import (
     read_plan,
 )
 from slipway.predictor.loader import read_certified
+from slipway.serving.process.own_wheel import write_own_wheel
 from slipway.serving.settings import ROOT, Settings
+from slipway.system.assets import asset
+
+_BUILD = Path("build")
+_IMAGE = ("container.j2", "requirements.cpu.lock", "requirements.gpu.lock")
+_CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
 
 
 def bento_labels(root: Path = ROOT) -> dict[str, str]:
@@ -22,6 +32,7 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
         root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine")
     )
     bundle, certificate = read_certified(bundle_root, certificate_path, accept_draft=False)
+    bundle.manifest.input.require_usable()
     if (engine / ENGINE_MANIFEST).exists():
         engine_manifest = read_engine_manifest(engine, certificate.engine_digest)
         check_origin(engine_manifest, bundle)
@@ -32,3 +43,15 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
         "task": bundle.manifest.task,
         "hops_that_agree": str(len(agreeing)),
     }
+
+
+def write_build_files(root: Path = ROOT) -> None:
+    """Write what the project's bentofile.yaml takes from `build/`: our wheel, locks, the image.
+
+    A clone needs none of them. Raises as `write_own_wheel` does.
+    """
+    if root.resolve() == _CODE.resolve():
+        return
+    write_own_wheel(root / _BUILD)
+    for name in _IMAGE:
+        shutil.copyfile(asset(f"launch/{name}"), root / _BUILD / name)

@@ -1,0 +1,105 @@
+"""Our own wheel, rebuilt from the files of the installed package, for the bento of a project.
+
+An installation does not keep its wheel. Its RECORD (PyPA's "Recording installed projects") lists
+each file with its SHA-256, so the same installation gives the same bytes, and an altered one none.
+"""
+
+import base64
+import csv
+import io
+import zipfile
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from slipway.system import files
+from slipway.system.errors import IntegrityError, UnavailableError
+
+NAME = "slipway-ml"
+PATTERN = "slipway_ml-*.whl"
+_PACKAGE = Path(__file__).parents[2]
+# The other files of a `.dist-info` are written by the installer.
+_METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses")
+
+
+def write_own_wheel(folder: Path) -> Path:
+    """Write the wheel of the installed Slipway into `folder`; return its path.
+
+    Replaces wheels of other versions there. UnavailableError if Slipway is not installed from a
+    wheel, IntegrityError if a file of the installation was changed.
+    """
+    installed = _installed()
+    recorded = _recorded_files(installed)
+    (info,) = {name.partition("/")[0] for name in recorded if name.endswith(".dist-info/WHEEL")}
+    path = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
+    payload = _archive(installed, recorded, f"{info}/RECORD")
+    for old in folder.glob(PATTERN):
+        if old != path:
+            old.unlink()
+    files.write_bytes(path, payload)
+    return path
+
+
+def _installed() -> Distribution:
+    """Return the distribution of the code that runs. UnavailableError if it came from elsewhere."""
+    try:
+        found = distribution(NAME)
+    except PackageNotFoundError:
+        found = None
+    names = {str(file) for file in found.files or ()} if found else set()
+    if found and "slipway/__init__.py" in names:
+        if Path(str(found.locate_file("slipway"))).resolve() == _PACKAGE.resolve():
+            return found
+    raise UnavailableError(
+        f"Slipway runs from {_PACKAGE}, which was not installed from a wheel. Expected the package "
+        f"{NAME} in this environment, because a bento of a project takes it along. Install it "
+        f"(`pip install '{NAME}[serve]'`, not in editable mode), or build in a clone of Slipway."
+    )
+
+
+def _recorded_files(installed: Distribution) -> dict[str, tuple[str, str]]:
+    """Return digest and size of each file of the wheel by its name, sorted; metadata comes last."""
+    found = {}
+    for file in installed.files or ():
+        name, top = str(file), file.parts[0]
+        is_metadata = top.endswith(".dist-info") and file.parts[1] in _METADATA
+        if file.hash and (top == "slipway" or is_metadata) and not name.endswith(".pyc"):
+            found[name] = (file.hash.value, str(file.size))
+    return dict(sorted(found.items(), key=lambda entry: (".dist-info/" in entry[0], entry[0])))
+
+
+def _archive(installed: Distribution, recorded: dict[str, tuple[str, str]], record: str) -> bytes:
+    """Return the bytes of the wheel: fixed order, times and modes."""
+    memory, text = io.BytesIO(), io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, (digest, size) in recorded.items():
+            path = Path(str(installed.locate_file(name)))
+            archive.writestr(_entry(name, path), _verified(path, digest))
+            rows.writerow((name, f"sha256={digest}", size))
+        rows.writerow((record, "", ""))
+        archive.writestr(_entry(record), text.getvalue())
+    return memory.getvalue()
+
+
+def _entry(name: str, path: Path | None = None) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name)  # dated 1980
+    is_executable = path is not None and path.is_file() and path.stat().st_mode & 0o100
+    entry.external_attr = (0o100755 if is_executable else 0o100644) << 16
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
+
+
+def _verified(path: Path, digest: str) -> bytes:
+    """Return the content of an installed file. IntegrityError unless it has the digest."""
+    expected = base64.urlsafe_b64decode(f"{digest}=").hex()
+    try:
+        payload = path.read_bytes()
+    except OSError:
+        payload = None
+    if payload is None or files.sha256_bytes(payload) != expected:
+        state = "is missing" if payload is None else "was changed"
+        raise IntegrityError(
+            f"{path} {state} since Slipway was installed. Expected the installed file, because a "
+            f"bento takes it along. Install it again: `pip install --force-reinstall {NAME}`."
+        )
+    return payload
