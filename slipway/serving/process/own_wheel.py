@@ -8,7 +8,7 @@ import base64
 import csv
 import io
 import zipfile
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from slipway.system import files
@@ -21,13 +21,13 @@ _PACKAGE = Path(__file__).parents[2]
 _METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses")
 
 
-def write_own_wheel(folder: Path) -> Path:
-    """Write the wheel of the installed Slipway into `folder`; return its path.
+def write_own_wheel(folder: Path, package: Path = _PACKAGE) -> Path:
+    """Write the wheel of the installed `package` into `folder`; return its path.
 
-    Replaces wheels of other versions there. UnavailableError if Slipway is not installed from a
-    wheel, IntegrityError if a file of the installation was changed.
+    Replaces wheels of other versions there. UnavailableError if the package was not installed from
+    a wheel, IntegrityError if a file of the installation was changed.
     """
-    installed = _installed()
+    installed = _installed(package)
     recorded = _recorded_files(installed)
     (info,) = {name.partition("/")[0] for name in recorded if name.endswith(".dist-info/WHEEL")}
     path = folder / f"{info.removesuffix('.dist-info')}-py3-none-any.whl"
@@ -39,19 +39,14 @@ def write_own_wheel(folder: Path) -> Path:
     return path
 
 
-def _installed() -> Distribution:
-    """Return the distribution of the code that runs. UnavailableError if it came from elsewhere."""
-    try:
-        found = distribution(NAME)
-    except PackageNotFoundError:
-        found = None
-    names = {str(file) for file in found.files or ()} if found else set()
-    if found and "slipway/__init__.py" in names:
-        if Path(str(found.locate_file("slipway"))).resolve() == _PACKAGE.resolve():
+def _installed(package: Path) -> Distribution:
+    """Return the distribution that the package is part of. UnavailableError if there is none."""
+    for found in distributions(name=NAME, path=[str(package.parent)]):
+        if any(str(file) == "slipway/__init__.py" for file in found.files or ()):
             return found
     raise UnavailableError(
-        f"Slipway runs from {_PACKAGE}, which was not installed from a wheel. Expected the package "
-        f"{NAME} in this environment, because a bento of a project takes it along. Install it "
+        f"Slipway runs from {package}, which was not installed from a wheel. Expected the package "
+        f"{NAME} in this environment, because the bento of a project takes it along. Install it "
         f"(`pip install '{NAME}[serve]'`, not in editable mode), or build in a clone of Slipway."
     )
 
