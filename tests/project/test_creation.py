@@ -1,9 +1,11 @@
 """New project folders: their files, git and DVC, and what is never overwritten."""
 
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from slipway.config.params import load_params
 from slipway.project.creation import create
@@ -43,6 +45,19 @@ def test_a_project_is_complete_and_committed_where_git_knows_no_name(
     assert {"params.yaml", "dvc.yaml", ".gitignore", ".dvcignore", ".dvc/config"} <= set(tracked)
     assert "slipway init" in git(folder, "log", "-1", "--format=%an")
     assert (folder / ".dvcignore").read_text().startswith("/.venv")
+
+
+@pytest.mark.process
+def test_the_bento_of_a_project_is_named_after_its_folder_and_its_image_is_that_of_a_clone(
+    proposal: ProjectProposal, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    create(tmp_path / "2 Wines, Δ!", proposal)
+    bentofile = yaml.safe_load((tmp_path / "2 Wines, Δ!/bentofile.yaml").read_text())
+    clone = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["bentoml"]["build"]
+    assert bentofile["name"] == "2_wines"
+    assert bentofile["docker"]["env"] == clone["docker"]["env"]
+    assert bentofile["service"] == clone["service"]
 
 
 @pytest.mark.process

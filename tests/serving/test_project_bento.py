@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from slipway.inputs.images import TransformContract, array_from_bytes
@@ -243,14 +241,3 @@ def test_a_clone_packs_its_own_code_and_a_project_needs_an_installed_package(
     assert not (ROOT / "build").exists()
     with pytest.raises(UnavailableError, match="was not installed from a wheel"):
         write_build_files(tmp_path)
-
-
-@pytest.mark.process
-def test_the_image_of_a_projects_bento_has_the_variables_of_the_clones(
-    tmp_path: Path,
-) -> None:
-    project = table_project(tmp_path / "project")
-    bentofile = yaml.safe_load((project / "bentofile.yaml").read_text())
-    clone = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["bentoml"]["build"]
-    assert bentofile["docker"]["env"] == clone["docker"]["env"]
-    assert bentofile["service"] == clone["service"]
