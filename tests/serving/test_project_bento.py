@@ -99,7 +99,7 @@ def build(project: Path, home: Path, python: Path) -> subprocess.CompletedProces
 def serving(target: Path, home: Path, python: Path) -> Iterator[Server]:
     """The ready service of a bento, or of a project, in that environment."""
     port, log = free_port(), home / f"{target.name}.log"
-    command = [python, BENTOML, "serve", str(target), "--port", str(port)]
+    command = [str(python), str(BENTOML), "serve", str(target), "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -210,8 +210,8 @@ def test_two_projects_share_an_environment_with_params_artifacts_and_services_of
         serving(table, tmp_path, python) as two,
     ):
         check_answer(one)
-        answer = plain_http.post(two.url + "/predict", json=ROW)
-        assert answer.status_code == 200, answer.text
+        of_a_row = plain_http.post(two.url + "/predict", json=ROW)
+        assert of_a_row.status_code == 200, of_a_row.text
         found = [plain_http.get(server.url + "/model").json()["task"] for server in (one, two)]
     assert found == ["image_classification", "table_classification"]
 
