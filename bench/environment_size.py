@@ -159,7 +159,7 @@ def main() -> None:
             measured(f"`slipway-ml[{extra}]`", target, wheel, locks[extra], folder)
             for extra, target in TARGETS_MB.items()
         ]
-        name = "a bento's image, without what only Python's users need"
+        name = "a bento's image, `launch/requirements.cpu.lock`"
         environments.append(measured(name, TARGETS_MB["serve-cpu"], wheel, IMAGE_LOCK, folder))
         times = seconds_of_both(locks["serve-cpu"], folder) if ROUNDS else {}
     rows = "\n".join(one.row() for one in environments)
