@@ -4,6 +4,22 @@
 """
 
 import importlib
+import os
+import sys
+
+# Of other systems we know what to do there. A pip on them installs the package all the same.
+_ELSEWHERE = {
+    "darwin": ("macOS", "Run it in a container, such as the dev container of its repository."),
+    "win32": ("Windows", "Run it in WSL 2 or in a container."),
+}
+if sys.platform != "linux":
+    _name, _way = _ELSEWHERE.get(sys.platform, (sys.platform, "Run it in a container."))
+    _text = (
+        f"Slipway runs on Linux, and this is {_name}. Expected Linux on x86-64 or aarch64. {_way}"
+    )
+    if os.path.basename(sys.argv[0]).startswith("slipway"):  # the command: no traceback
+        sys.exit(f"error: {_text}")
+    raise ImportError(_text)
 
 _PUBLIC = {
     "load": "local",

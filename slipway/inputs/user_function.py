@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 
 from slipway.system.errors import ImageError, IntegrityError, ParamsError, UnavailableError
-from slipway.system.user_code import import_named, is_well_formed, search_the_project
+from slipway.system.module_search import search_the_project
+from slipway.system.user_code import import_named, is_well_formed
 
 Scalar = bool | int | float | str
 Values = dict[str, Scalar]

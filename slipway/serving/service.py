@@ -168,9 +168,14 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Prepare the server process, before any worker starts. Errors become one line."""
+        from slipway.runtimes.onnx_runtime import refuse_two_runtimes
         from slipway.serving.process.addresses import require_safe_start
         from slipway.serving.process.supervisor import supervise
 
+        try:
+            refuse_two_runtimes()
+        except SlipwayError as error:
+            raise BentoMLConfigException(str(error)) from None
         supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
         context = click.get_current_context(silent=True)

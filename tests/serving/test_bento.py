@@ -53,8 +53,8 @@ def test_the_lock_of_an_image_has_every_package_of_the_serve_extra_and_one_runti
 
 def test_the_locks_of_images_leave_out_what_the_service_does_not_import() -> None:
     """Tables and parameters are files between stages, and the command starts the service."""
-    unused = {"click", "pyarrow", "ruamel-yaml"}
-    modules = {"click", "pyarrow", "ruamel", "yaml"}
+    unused = {"pyarrow", "ruamel-yaml"}
+    modules = {"pyarrow", "ruamel", "yaml"}
     direct = names([one for one in PROJECT["dependency-groups"]["bento"] if isinstance(one, str)])
     assert names(PROJECT["project"]["dependencies"]) - unused <= direct
     assert direct <= names(SERVE) | names(PROJECT["project"]["dependencies"]) - unused

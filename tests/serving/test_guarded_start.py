@@ -76,6 +76,21 @@ def test_without_api_keys_the_service_does_not_start_on_a_remote_address(
 
 
 @pytest.mark.process
+def test_an_environment_with_both_packages_of_onnx_runtime_ends_the_start_with_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        info = tmp_path / f"{name.replace('-', '_')}-1.24.0.dist-info"
+        info.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.24.0\n"
+        (info / "METADATA").write_text(metadata)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    message = refused_start(folder)
+    assert "onnxruntime and onnxruntime-gpu are both installed" in message
+    assert "install slipway-ml[serve-cpu]" in message
+
+
+@pytest.mark.process
 def test_an_invalid_key_file_or_a_taken_admin_port_ends_the_start_with_one_line(
     folder: Path, tmp_path: Path
 ) -> None:
