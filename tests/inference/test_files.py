@@ -273,3 +273,33 @@ def test_kill_9_at_any_moment_loses_and_repeats_no_row(table_project: Path, tmp_
     assert int(run("out.csv").stdout.split()[1]) > 0
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not (tmp_path / "out.csv.parts").exists()
+
+
+PEAK = """
+import sys
+from slipway.inference.files import predict_files
+from slipway.system.memory import status_bytes
+done = predict_files(*sys.argv[1:4])
+print(done.answered, status_bytes("VmHWM"))
+"""
+
+
+@pytest.mark.nightly(seconds=90)
+def test_memory_does_not_grow_with_the_number_of_rows(table_project: Path, tmp_path: Path) -> None:
+    """A tenth of the rows needs the same peak; all cells of the larger file take 100 MB more."""
+    block = write_csv(tmp_path / "block.csv", frame(10_000)).read_text().partition("\n")
+
+    def peak_bytes(num_blocks: int) -> int:
+        source, destination = tmp_path / "in.csv", tmp_path / f"{num_blocks}.csv"
+        with source.open("w") as file:
+            file.write(block[0] + "\n")
+            file.writelines(block[2] for _ in range(num_blocks))
+        command = [sys.executable, "-c", PEAK, table_project, source, destination]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        answered, peak = map(int, done.stdout.split())
+        assert answered == 10_000 * num_blocks
+        return peak
+
+    few, many = peak_bytes(30), peak_bytes(300)
+    assert (tmp_path / "300.csv").stat().st_size > 100e6
+    assert many - few < 64e6
