@@ -294,7 +294,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(table_project: Path, tmp_p
         with source.open("w") as file:
             file.write(block[0] + "\n")
             file.writelines(block[2] for _ in range(num_blocks))
-        command = [sys.executable, "-c", PEAK, table_project, source, destination]
+        command = [sys.executable, "-c", PEAK, *map(str, (table_project, source, destination))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         answered, peak = map(int, done.stdout.split())
         assert answered == 10_000 * num_blocks
