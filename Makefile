@@ -7,8 +7,6 @@ PYTHON ?= python3
 TESTS ?= tests
 ON_EVERY_CORE = --numprocesses auto --dist loadfile
 BY_TWO = --numprocesses 2 --dist loadfile # each of these tests starts processes of its own
-P99_MS ?= 50
-LOAD ?= --connections 32
 
 .PHONY: install
 install: ## build the private environment in .venv
@@ -28,33 +26,9 @@ demo: install ## run the whole pipeline on the embedded digits and print what ca
 serve: install ## start the service on 127.0.0.1:3000, with the settings in serving.env if there are any
 	set -a; test ! -f serving.env || . ./serving.env; exec bentoml serve
 
-.PHONY: release
-release: install ## keep the certified bundle as the reference model of later trainings
-	@python -m slipway.export.release
-
-.PHONY: profile
-profile: install ## show where the time of a training step goes, and propose faster settings
-	@python -m slipway.profiling.profile
-
 .PHONY: ladder
 ladder: install ## measure what each step from a naive training to ZeRO-2 gains here
 	python -m bench.ladder
-
-.PHONY: plan
-plan: install ## predict memory, disk and time of the training in params.yaml, and what does not fit
-	@python -m slipway.planning.plan
-
-.PHONY: tune-batch
-tune-batch: install ## propose the largest and the fastest batch of a device; APPLY=--apply writes it
-	@python -m slipway.planning.tuning $(APPLY) batch
-
-.PHONY: tune-learning-rate
-tune-learning-rate: install ## propose a learning rate by a range test; APPLY=--apply writes it
-	@python -m slipway.planning.tuning $(APPLY) learning-rate
-
-.PHONY: tune-serving
-tune-serving: install ## find what the service carries here, within P99_MS at LOAD; APPLY=--apply writes the settings into serving.env
-	@python -m slipway.serving.load_test --p99-ms $(P99_MS) $(LOAD) $(APPLY)
 
 .PHONY: test
 test: install ## run the unit and process tiers of the tests: every rule, with real processes

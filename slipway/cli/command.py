@@ -49,10 +49,15 @@ def main(arguments: Sequence[str] | None = None, group: LazyGroup = SLIPWAY) -> 
     run_command(lambda: _run(given, group))
 
 
+def is_quiet() -> bool:
+    """Tell if `--quiet` is given."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("quiet"))
+
+
 def say(text: str) -> None:
     """Print a hint or a step, unless `--quiet` is given."""
-    context = click.get_current_context(silent=True)
-    if context is None or not context.find_root().params.get("quiet"):
+    if not is_quiet():
         click.echo(text)
 
 

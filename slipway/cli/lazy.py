@@ -21,6 +21,7 @@ class Verb:
     target: "str | Mapping[str, Verb]"
     help: str
     extra: str = "train"  # of the distribution, which holds the packages that the verb needs
+    first: tuple[str, ...] = ()  # arguments of a `main` before those of the user
 
     def command(self, name: str) -> click.Command:
         """Import the verb."""
@@ -28,7 +29,7 @@ class Verb:
             return LazyGroup(self.target, name=name, help=self.help)
         module, _, attribute = self.target.partition(":")
         if attribute == "main":
-            return _forwarded(name, module, self.help)
+            return _forwarded(name, module, self)
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -71,18 +72,18 @@ class LazyGroup(click.Group):
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-def _forwarded(name: str, module: str, text: str) -> click.Command:
+def _forwarded(name: str, module: str, verb: Verb) -> click.Command:
     """Return a command that gives all its arguments, `--help` too, to the module's `main`."""
 
     def run(arguments: tuple[str, ...]) -> None:
         main: Callable[[list[str]], int | None] = importlib.import_module(module).main
-        sys.exit(main(list(arguments)))
+        sys.exit(main([*verb.first, *arguments]))
 
     return click.Command(
         name,
         callback=run,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-        help=text,
+        help=verb.help,
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     )

@@ -4,9 +4,48 @@ from collections.abc import Mapping
 
 from slipway.cli.lazy import Verb
 
+_TUNE = {
+    "batch": Verb(
+        "slipway.planning.tuning:main",
+        "propose the largest and the fastest batch of a device",
+        first=("batch",),
+    ),
+    "learning-rate": Verb(
+        "slipway.planning.tuning:main",
+        "propose a learning rate by a range test",
+        first=("learning-rate",),
+    ),
+    "serving": Verb(
+        "slipway.serving.load_test.__main__:main",
+        "find the settings with which the service carries most",
+    ),
+}
+_DATASET = {
+    "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),
+    "merge": Verb("slipway.data.merge.__main__:main", "add collected rows to the data"),
+}
 VERBS: Mapping[str, Verb] = {
+    "init": Verb("slipway.cli.project:init", "start a project with your data"),
     "check": Verb("slipway.cli.params:check", "check params.yaml, the data and this machine"),
     "set": Verb("slipway.cli.params:set_values", "change values of params.yaml"),
     "plan": Verb("slipway.planning.plan:main", "predict memory, disk and time of the training"),
+    "profile": Verb("slipway.profiling.profile:main", "find what slows the training down"),
+    "tune": Verb(_TUNE, "find the batch size, the learning rate or settings of the service"),
+    "export": Verb("slipway.cli.model:export", "export and certify the trained model again"),
+    "release": Verb("slipway.cli.model:release", "keep the model as the reference of later runs"),
+    "predict": Verb(
+        "slipway.cli.answers:predict", "answer a folder of images or a table", extra="serve-cpu"
+    ),
+    "serve": Verb("slipway.cli.answers:serve", "start the service", extra="serve-cpu"),
+    "keys": Verb(
+        "slipway.serving.auth.keys:main", "make an API key of the service", extra="serve-cpu"
+    ),
+    "rollout": Verb(
+        "slipway.serving.rollout.__main__:main",
+        "replace the model under load, or roll back",
+        extra="serve-cpu",
+    ),
+    "replay": Verb("slipway.replay.__main__:main", "run a logged request again and compare"),
+    "dataset": Verb(_DATASET, "build the next data set from the service's traffic"),
     "version": Verb("slipway.cli.about:version", "print the version", extra=""),
 }

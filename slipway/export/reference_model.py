@@ -54,7 +54,7 @@ def open_reference_of(root: Path, task: Task) -> LoadedBundle:
     if not (root / MANIFEST).is_file():
         raise BundleError(
             f"evaluate.reference_model is {str(root)!r}, where there is no {MANIFEST}. "
-            "Run `make release` once a bundle is certified, or set it to null."
+            "Run `slipway release` once a bundle is certified, or set it to null."
         )
     bundle = load_bundle(root)
     bundle.verify()

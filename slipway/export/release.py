@@ -1,4 +1,4 @@
-"""`make release`: makes the certified bundle the reference model of later trainings.
+"""`slipway release`: makes the certified bundle the reference model of later trainings.
 
 In `artifacts/reference_model/`:
 bundle.json, model_*.onnx   the bundle, with its model card and golden rows
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
-from slipway.config.command import run_stage
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.system import files
@@ -123,7 +122,7 @@ def _is_made_from(bundle: LoadedBundle, packed: Path) -> bool:
 
 
 def _read_record(bundle: LoadedBundle) -> Release | None:
-    """Read the record of `make release`; None for a bundle that was not released by it."""
+    """Read the record of `slipway release`; None for a bundle that was not released by it."""
     path = bundle.root / RECORD
     if not path.exists():
         return None
@@ -143,7 +142,3 @@ def _read_ids(path: Path, sha256: str) -> set[str]:
             "Release again, or copy the whole folder again."
         )
     return set(read_table(path, _SCHEMA)["id"].to_pylist())
-
-
-if __name__ == "__main__":
-    run_stage(lambda _: print(release()))

@@ -1,4 +1,4 @@
-"""`python -m slipway.planning.plan`: predicts what the training of params.yaml takes.
+"""`slipway plan`: predicts what the training of params.yaml takes.
 
 Prints parameters, steps, disk, memory per device for every strategy and precision, and, after a few
 real steps, the time. Lists every mismatch with this machine, and then ends with exit code 1. After
@@ -149,9 +149,7 @@ def _comparison(
     return f"the last training of these params, in its first process\n{table}"
 
 
-@quiet_when_unread()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="slipway plan", description=__doc__)
     parser.add_argument(
         "--seconds",
@@ -159,7 +157,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=20.0,
         help="maximum time of the real steps that are timed; 0 for none",
     )
-    given = parser.parse_args(arguments)
+    return parser
+
+
+@quiet_when_unread()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:
         plan = make_plan(params, PROJECT_PATHS, this_host(), given.seconds)

@@ -109,6 +109,6 @@ def check_memory(needed: int, available: int | None, what: str, findings: Findin
     if available is not None and needed > available:
         findings.mismatches.append(
             f"{what} needs about {size(needed)} of memory, but {size(available)} are free. Lower "
-            "train.max_batch_per_device (`make tune-batch` finds the largest that fits), shard the "
-            "state with a deepspeed strategy on more devices, or change train.offload."
+            "train.max_batch_per_device (`slipway tune batch` finds the largest that fits), shard "
+            "the state with a deepspeed strategy on more devices, or change train.offload."
         )

@@ -1,4 +1,4 @@
-"""`python -m slipway.planning.tuning batch|learning-rate`: proposes a batch size or learning rate.
+"""`slipway tune batch|learning-rate`: proposes a batch size or a learning rate.
 
 It runs real steps in one process, with the data, network, loss, optimizer, augmentation and
 precision of the training. It prints a patch of params.yaml and changes nothing; `--apply` writes
@@ -269,13 +269,16 @@ def _draw(found: RangeTest, path: Path, current: float) -> None:
     partial.unlink()
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m slipway.planning.tuning", description=__doc__)
-    parser.add_argument(
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="slipway tune", description=__doc__)
+    applies = argparse.ArgumentParser(add_help=False)
+    applies.add_argument(
         "--apply", action="store_true", help="write the proposed change into params.yaml"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    batch = commands.add_parser("batch", help="the largest and the fastest batch of a device")
+    batch = commands.add_parser(
+        "batch", parents=[applies], help="the largest and the fastest batch of a device"
+    )
     batch.add_argument(
         "--seconds", type=float, default=10.0, help="maximum time of the timed steps of each size"
     )
@@ -284,18 +287,18 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="also propose train.batch_size, which changes the result",
     )
-    rate = commands.add_parser("learning-rate", help="the range test")
-    rate.add_argument("--steps", type=int, default=100)
-    rate.add_argument("--from", dest="lowest", type=float, default=1e-6)
-    rate.add_argument("--to", dest="highest", type=float, default=1.0)
+    rate = commands.add_parser("learning-rate", parents=[applies], help="the range test")
+    rate.add_argument("--steps", type=int, default=100, help="of the test; default: 100")
+    rate.add_argument("--from", dest="lowest", type=float, default=1e-6, help="first rate")
+    rate.add_argument("--to", dest="highest", type=float, default=1.0, help="last rate")
     rate.add_argument("--plot", type=Path, default=PLOT, help="an .svg or a .png")
-    return parser.parse_args()
+    return parser
 
 
 @quiet_when_unread()
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    given = _arguments()
+    given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:
         if given.command == "batch":

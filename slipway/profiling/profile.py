@@ -1,7 +1,7 @@
-"""`make profile`: where the time of a training step goes on this machine and these data.
+"""`slipway profile`: where the time of a training step goes on this machine and these data.
 
-`python -m slipway.profiling.profile` measures the training that params.yaml describes, on the
-packed data, names the bottleneck, and proposes a patch of params.yaml with its expected gain.
+It measures the training that params.yaml describes, on the packed data, names the bottleneck, and
+proposes a patch of params.yaml with its expected gain.
 `--prove` measures the patch in turns with the current settings; `--apply` writes it to params.yaml
 if it gains.
 """
@@ -9,7 +9,7 @@ if it gains.
 import argparse
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -248,7 +248,7 @@ def _notes(project: ProfiledProject, facts: Facts, account: StepAccount) -> list
     return notes
 
 
-def _main(params: Params, arguments: argparse.Namespace) -> None:
+def _profile(params: Params, arguments: argparse.Namespace) -> None:
     project = ProfiledProject(
         params, Path("data/packed"), Path("data/augmented"), Path(), Path(".work/profile")
     )
@@ -276,10 +276,9 @@ def _apply(proposal: SettingsProposal, gain: float) -> None:
     )
 
 
-@quiet_when_unread()
-def _arguments() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="make profile",
+        prog="slipway profile",
         description="Measure where the time of a training step goes, and propose faster settings.",
     )
     parser.add_argument(
@@ -293,9 +292,15 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="propose only settings of the loader; skip precision, compile, layout and strategy",
     )
-    return parser.parse_args()
+    return parser
+
+
+@quiet_when_unread()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    given = _parser().parse_args(arguments)
+    run_stage(lambda params: _profile(params, given))
 
 
 if __name__ == "__main__":
-    given = _arguments()
-    run_stage(lambda params: _main(params, given))
+    main()

@@ -84,11 +84,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
             f"{question.option} {shlex.quote(question.candidates[0])}; the candidates are "
             f"{', '.join(question.candidates)}."
         )
-    if present := [name for name in _FILES if (folder / name).exists()]:
-        raise ParamsError(
-            f"{folder} is a project already: it has {' and '.join(present)}, which stay as they "
-            "are. Name another folder, or edit params.yaml."
-        )
+    require_no_project(folder)
     folder.mkdir(parents=True, exist_ok=True)
     content = _relocated(proposal.params, folder)
     written = {
@@ -109,6 +105,15 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
         files.write_text(folder / name, text)
     _commit(folder, [*written, ".dvc"])
     return list(written)
+
+
+def require_no_project(folder: Path) -> None:
+    """Raise ParamsError if the folder is a project."""
+    if present := [name for name in _FILES if (folder / name).exists()]:
+        raise ParamsError(
+            f"{folder} is a project already: it has {' and '.join(present)}, which stay as they "
+            "are. Name another folder, or edit params.yaml."
+        )
 
 
 def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:

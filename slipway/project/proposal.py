@@ -1,6 +1,7 @@
 """Proposes the params of a project from what `inspect` found, each with its reason."""
 
 import copy
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from slipway.project.pretrained import Weights
 from slipway.project.summary import DataSummary
 from slipway.project.task_choice import Question, TaskChoice, choose
 
+_WIDTH = 100  # of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
 _MIN_CLASS_ROWS = 7  # with fewer a class misses in a split
 _FEW_CLASS_ROWS = 20
@@ -60,6 +62,22 @@ class ProjectProposal:
     def value(self, key: str) -> str:
         """Return the value of "section.key" as it stands in params.yaml."""
         return in_one_line(value_at(self.params, key))
+
+    def text(self) -> str:
+        """List the keys to look at first, with value and reason, and the warnings, for people."""
+        lines = [f"found: {'; '.join(note for note in self.notes if note)}", "", "proposed:"]
+        width = max(map(len, self.reasons), default=0)
+        for key, reason in self.reasons.items():
+            value = textwrap.shorten(self.value(key), 40, placeholder=" ...")
+            lines += _wrapped(f"  {key:<{width}}  {value}  # {reason}", width + 4)
+        lines += ["", "look at this:"] if self.warnings else []
+        for warning in self.warnings:
+            lines += _wrapped(f"  * {warning}", 4)
+        return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False)
 
 
 def propose(

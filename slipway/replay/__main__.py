@@ -1,4 +1,4 @@
-"""`python -m slipway.replay REQUEST_ID`: runs a logged request on every backend and compares them.
+"""`slipway replay REQUEST_ID`: runs a logged request on every backend and compares them.
 
 Exit code 0: all backends that ran agree with the logged answer. 1: one diverges. 2: not possible.
 """
@@ -6,6 +6,7 @@ Exit code 0: all backends that ran agree with the logged answer. 1: one diverges
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -32,9 +33,9 @@ _VERSION = re.compile(r"[0-9a-f]{12}|[0-9a-f]{64}")
 
 
 @quiet_when_unread()
-def main() -> NoReturn:
+def main(given: Sequence[str] | None = None) -> NoReturn:
     """Run the command."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(given)
     try:
         sys.exit(_lineage(arguments) if arguments.lineage else _replay(arguments))
     except SlipwayError as error:
@@ -46,9 +47,7 @@ def main() -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m slipway.replay", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="slipway replay", description=__doc__.splitlines()[0])
     parser.add_argument(
         "request_id", help="x-request-id of an answer; with --lineage also its model_version"
     )

@@ -35,7 +35,7 @@ def find_bundle(digest: str, given: Path, artifacts: Path = ARTIFACTS) -> Loaded
 def find_certificate(bundle: LoadedBundle) -> tuple[Certificate | None, str]:
     """Read the certificate beside or inside a bundle if it certifies this bundle; describe it.
 
-    `make release` copies the certificate into the bundle's folder.
+    `slipway release` copies the certificate into the bundle's folder.
     """
     inside = bundle.root / CERTIFICATE
     path = inside if inside.is_file() else bundle.root.parent / CERTIFICATE

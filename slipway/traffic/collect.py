@@ -1,4 +1,4 @@
-"""`python -m slipway.traffic.collect OUT.parquet`: logged requests and their labels as a data set.
+"""`slipway dataset collect OUT.parquet`: logged requests and their labels as a data set.
 
 Writes the rows for `data.path`, most informative first. Trains nothing; prints the command that
 does. See docs/how-to/collect.md.
@@ -104,7 +104,7 @@ def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column:
 
 def join_command(out: Path) -> str:
     """Return the command that merges the collected rows into the project's data."""
-    return f"python -m slipway.data.merge data/next.parquet --new {shlex.quote(str(out))}"
+    return f"slipway dataset merge data/next.parquet --new {shlex.quote(str(out))}"
 
 
 def next_command(manifest: Bundle, out: Path) -> str:
@@ -116,7 +116,7 @@ def next_command(manifest: Bundle, out: Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m slipway.traffic.collect", description=(__doc__ or "").splitlines()[0]
+        prog="slipway dataset collect", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("out", type=Path, metavar="OUT.parquet", help="data set to write")
     parser.add_argument(

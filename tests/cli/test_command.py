@@ -19,7 +19,6 @@ from slipway.system.version import installed_version
 from tests.cli.failing_verbs import FAILING
 
 MOST_VERBS = 25
-MOST_HELP_SECONDS = 0.3
 
 
 GROUP = slipway_group(FAILING)
@@ -134,14 +133,18 @@ def test_a_clone_without_an_environment_says_how_to_make_one(root: Path, tmp_pat
 
 
 @pytest.mark.nightly
-def test_help_takes_less_than_0_3_seconds(root: Path) -> None:
-    def seconds() -> float:
+def test_help_takes_less_than_three_times_the_import_of_click(root: Path) -> None:
+    """On a quiet machine these are 0.13 and 0.06 s; other load slows both."""
+
+    def seconds(*arguments: str) -> float:
         start = time.perf_counter()
-        command = [sys.executable, "-m", "slipway.cli", "--help"]
-        subprocess.run(command, cwd=root, check=True, capture_output=True)
+        subprocess.run([sys.executable, *arguments], cwd=root, check=True, capture_output=True)
         return time.perf_counter() - start
 
-    assert min(seconds() for _ in range(10)) < MOST_HELP_SECONDS
+    pairs = [
+        (seconds("-m", "slipway.cli", "--help"), seconds("-c", "import click")) for _ in range(10)
+    ]
+    assert min(pair[0] for pair in pairs) < 3 * min(pair[1] for pair in pairs)
 
 
 @pytest.mark.process

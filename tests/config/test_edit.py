@@ -21,7 +21,7 @@ def test_changed_text_changes_one_value_and_keeps_every_other_line() -> None:
 
 
 def test_comments_behind_changed_values_stay() -> None:
-    assert "  compile: true # compare with `make profile` before you use true" in changed_text(
+    assert "  compile: true # compare with `slipway profile` before you use true" in changed_text(
         TEXT, {"train.compile": True}
     )
     assert "  encoding: jpeg # or jpeg, only for training images" in changed_text(

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 
+from slipway.cli.verbs import VERBS
 from slipway.config.params import Params
 from slipway.serving.settings import EXTENSION_VARIABLES, PREFIX, Settings
 from tests.monitoring.queries import alerts, documented_metrics
@@ -135,12 +136,15 @@ def written(paths: Iterable[str]) -> set[str]:
 
 
 def runnable(commands: Iterable[str]) -> set[str]:
-    """The commands whose target is in the Makefile, or whose module can be run by `python -m`."""
+    """The verbs of `slipway`, the targets of the Makefile, and modules for `python -m`."""
     return {command for command in commands if _can_run(command)}
 
 
 def _can_run(command: str) -> bool:
     program, *words = command.split()
+    if program == "slipway":
+        target = VERBS[words[0]].target if words[0] in VERBS else ""
+        return bool(target) and (isinstance(target, str) or words[1] in target)
     if program == "make":
         return f"\n{words[0]}:" in (ROOT / "Makefile").read_text()
     _, module, *options = words
@@ -271,16 +275,14 @@ def test_an_entry_whose_old_name_is_still_in_use_is_found() -> None:
     paths = {"artifacts/bundle": "artifacts/model"}
     assert faults(paths, written(both(paths))) == ["artifacts/bundle still exists"]
     commands = {
-        "make plan": "make profile",
+        "make ladder": "slipway profile",
         "python -m slipway.stages.train": "python -m slipway.replay",
     }
     assert faults(commands, runnable(both(commands))) == [
-        "make plan still exists",
+        "make ladder still exists",
         "python -m slipway.stages.train still exists",
     ]
-    assert "Makefile: python -m slipway.planning.plan" in mentions(
-        ["python -m slipway.planning.plan"]
-    )
+    assert "Makefile: python -m bench.ladder" in mentions(["python -m bench.ladder"])
     assert "dvc.yaml: artifacts/bundle" in mentions(["artifacts/bundle"])
 
 

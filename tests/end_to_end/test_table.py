@@ -110,7 +110,7 @@ def test_a_reference_bundle_is_compared_with_itself_on_unseen_rows(
     finished_table: Project,
 ) -> None:
     """Compares on raw rows. Must be the last test of this project, because it changes params."""
-    assert "released" in finished_table.shell("python -m slipway.export.release")
+    assert "released" in finished_table.shell("slipway release")
     finished_table.set_params(
         {"evaluate": {"reference_model": "artifacts/reference_model", "max_regression": 0.0}}
     )

@@ -1,4 +1,4 @@
-"""The reference model answers the test rows by its own preprocessing; `make release` makes one."""
+"""The reference model, which `slipway release` makes, preprocesses the test rows itself."""
 
 import csv
 from pathlib import Path
@@ -212,7 +212,7 @@ def test_a_reference_model_of_another_task_or_other_classes_is_refused(
 
 
 def test_an_altered_or_missing_reference_bundle_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="make release"):
+    with pytest.raises(BundleError, match="slipway release"):
         open_reference(tmp_path, manifest_like())
     write_bundle(tmp_path)
     path = tmp_path / "model_fp32.onnx"
@@ -221,7 +221,7 @@ def test_an_altered_or_missing_reference_bundle_is_refused(tmp_path: Path) -> No
         open_reference(tmp_path, manifest_like())
 
 
-# make release
+# slipway release
 
 
 @pytest.fixture

@@ -142,5 +142,5 @@ def test_tuning_commands_propose_changes_of_a_real_project_and_apply_them_on_req
     assert "nothing was changed" in output
     assert (project / "params.yaml").read_text() == before
     assert (project / "reports/rate.svg").read_text().lstrip().startswith("<?xml")
-    assert "applied." in run("--apply", "learning-rate", "--steps", "60")
+    assert "applied." in run("learning-rate", "--steps", "60", "--apply")
     assert 1e-4 < load_params(project / "params.yaml").train.learning_rate != 0.01

@@ -406,7 +406,7 @@ def test_replay_finds_the_bundle_below_artifacts_or_names_it(
         assert code == 0
         assert f"found model {version} in artifacts/reference_model/bundle" in error
         assert "certified, gates passed, artifacts/reference_model/certificate.json" in output
-    for name in ("bundle.json", "model_fp32.onnx"):  # the folder that `make release` makes
+    for name in ("bundle.json", "model_fp32.onnx"):  # the folder that `slipway release` makes
         (certified / "reference_model/bundle" / name).rename(certified / "reference_model" / name)
     code, output, error = replayed("one")
     assert code == 0

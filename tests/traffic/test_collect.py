@@ -141,7 +141,7 @@ def test_collect_writes_labelled_pictures_without_copies_and_mistakes_first(
     assert "20 without a label" in printed
     assert "1 copies" in printed
     assert (
-        f"next: python -m slipway.data.merge data/next.parquet --new {tmp_path / 'out.parquet'}\n"
+        f"next: slipway dataset merge data/next.parquet --new {tmp_path / 'out.parquet'}\n"
         in printed
     )
     assert f"these rows only:\n  dvc exp run -S data.path={tmp_path / 'out.parquet'}\n" in printed

@@ -1,4 +1,4 @@
-"""`python -m slipway.data.merge OUT.parquet`: merges collected rows into the data of `data.path`.
+"""`slipway dataset merge OUT.parquet`: merges collected rows into the data of `data.path`.
 
 The base rows keep their content and order. The new rows follow; the column `slipway_collected`,
 which is never an input, marks them. A new row that the base data already has is not added again.
@@ -100,7 +100,7 @@ def next_command(data: DataParams, out: Path) -> str:
 
 
 def _check_parquet(path: Path) -> None:
-    remedy = "write it with `python -m slipway.traffic.collect`, or name it with --new."
+    remedy = "write it with `slipway dataset collect`, or name it with --new."
     if not path.is_file():
         raise DataError(f"{path} does not exist; {remedy}")
     try:
@@ -112,7 +112,7 @@ def _check_parquet(path: Path) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m slipway.data.merge",
+        prog="slipway dataset merge",
         description="Merges collected rows into the data of data.path, as one Parquet file.",
     )
     parser.add_argument("out", type=Path, metavar="OUT.parquet", help="the data set to write")
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         "--new",
         type=Path,
         default=Path("data/collected.parquet"),
-        help="the rows written by `python -m slipway.traffic.collect`",
+        help="the rows written by `slipway dataset collect`",
     )
     parser.add_argument(
         "--base", type=Path, help="the data to merge into (default: data.path of params.yaml)"

@@ -280,7 +280,7 @@ def add_key(path: Path, name: str, role: Role, rate: float | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m slipway.serving.auth.keys",
+        prog="slipway keys",
         description="Make a key, print it once, and add its digest to the file.",
     )
     parser.add_argument("name", help="name of the caller; several keys may share it")

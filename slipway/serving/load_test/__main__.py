@@ -1,5 +1,4 @@
-"""`python -m slipway.serving.load_test --p99-ms 50 --connections 32`: measures capacity, finds
-settings.
+"""`slipway tune serving --p99-ms 50 --connections 32`: measures capacity, finds settings.
 
 Starts the real service with several candidate settings, one after the other, on its own port and
 with its own state, puts it under load and writes the capacity card. `--apply` also writes the best
@@ -108,15 +107,15 @@ def tune(options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m slipway.serving.load_test",
+        prog="slipway tune serving",
         description="Measures the load that the service carries and finds its best settings.",
     )
     parser.add_argument(
         "--p99-ms",
         type=_positive,
-        required=True,
+        default=50.0,
         metavar="MS",
-        help="latency that 99 of 100 requests must meet",
+        help="latency that 99 of 100 requests must meet; default: 50",
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument(

@@ -61,22 +61,22 @@ def _next_data_set(state: Path, request_log: Path | None) -> str:
             "Requests are not logged, so they cannot become training data. Set "
             "`SLIPWAY_REQUEST_LOG_DIRECTORY` (docs/reference/monitoring.md), send the true labels "
             "to `POST /feedback` as they become known, and collect both with "
-            "`python -m slipway.traffic.collect`."
+            "`slipway dataset collect`."
         )
     collect = (
-        "python -m slipway.traffic.collect data/collected.parquet "
+        "slipway dataset collect data/collected.parquet "
         f"--request-log {shlex.quote(str(request_log))} --state {shlex.quote(str(state))}"
     )
     commands = [
         collect,
-        "python -m slipway.data.merge data/next.parquet",
+        "slipway dataset merge data/next.parquet",
         "dvc exp run -S data.path=data/next.parquet",
         "dvc exp show --only-changed --drop '.*/.*'",
-        "make release",
+        "slipway release",
     ]
     return (
         "Send the labels of such rows to `POST /feedback`, or label the file that "
-        "`python -m slipway.traffic.collect ... --unlabelled` writes. Then merge them with the "
+        "`slipway dataset collect ... --unlabelled` writes. Then merge them with the "
         "previous data, in the project's folder: alone they rarely train a model that passes its "
         "gates. The second command prints the next one, usually the third:\n\n```bash\n"
         + "\n".join(commands)

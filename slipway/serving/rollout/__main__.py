@@ -124,7 +124,7 @@ def _percentages(text: str) -> tuple[float, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m slipway.serving.rollout",
+        prog="slipway rollout",
         description="Replace the model under load. See docs/how-to/rollout.md.",
     )
     parser.add_argument(

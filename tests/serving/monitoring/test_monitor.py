@@ -200,11 +200,11 @@ def test_drift_alarm_writes_one_proposal_with_commands_and_changes_no_model(
         assert version in text
         assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
         assert (
-            "python -m slipway.traffic.collect data/collected.parquet "
+            "slipway dataset collect data/collected.parquet "
             f"--request-log {worker.request_log} --state {settings.state}" in text
         )
         assert (
-            "\npython -m slipway.data.merge data/next.parquet\n"
+            "\nslipway dataset merge data/next.parquet\n"
             "dvc exp run -S data.path=data/next.parquet\n" in text
         )
         assert worker.require_model().version == version

@@ -1,0 +1,75 @@
+"""`slipway predict` and `slipway serve`."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipway.cli.command import is_quiet, say
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    default=".",
+    help="A project, its artifacts or a bundle; by default the working directory.",
+)
+@click.option("--encoding", help="Of a CSV; by default as in training.")
+@click.option("--overwrite", is_flag=True, help="Replace DESTINATION if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts for a program.")
+def predict(
+    source: Path,
+    destination: Path,
+    model: Path,
+    encoding: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Answer every image of a folder, or every row of a table.
+
+    SOURCE is an image, a folder of images, a .csv, .parquet or .jsonl file, or a folder of Parquet
+    shards; DESTINATION a .csv, .parquet or .jsonl file. A bad row stays in place, with its error.
+    After an interrupt the same command goes on where it stopped.
+    """
+    from slipway.inference.files import predict_files
+
+    is_hidden = is_quiet() or as_json or not sys.stderr.isatty()
+    with click.progressbar(length=1, label="rows", file=sys.stderr, hidden=is_hidden) as bar:
+
+        def show(done: int, total: int | None) -> None:
+            bar.length = total or done
+            bar.update(done - bar.pos)
+
+        done = predict_files(
+            model, source, destination, encoding=encoding, overwrite=overwrite, on_progress=show
+        )
+    if as_json:
+        counts: dict[str, Any] = dataclasses.asdict(done) | {"answered": done.answered}
+        click.echo(json.dumps(counts | {"destination": str(destination)}))
+        return
+    faults = ", ".join(f"{number} {code}" for code, number in done.faults.items())
+    say(
+        f"{done.answered} of {done.rows} rows answered in {done.seconds:.1f} s, in {destination}"
+        + f"; without an answer: {faults} (the column `error` says why)" * bool(faults)
+    )
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=3000, show_default=True)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def serve(host: str, port: int, options: tuple[str, ...]) -> None:
+    """Start the service of the project in the working directory.
+
+    Settings are SLIPWAY_ variables of the environment, then those of serving.env. OPTIONS go to
+    `bentoml serve`, which does the same without looking at serving.env.
+    """
+    from slipway.serving.process.launch import launch
+
+    launch(host, port, options)

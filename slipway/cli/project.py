@@ -1,0 +1,59 @@
+"""`slipway init`."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from slipway.cli.command import say
+from slipway.project.creation import create, require_no_project
+from slipway.project.inspection import inspect
+from slipway.project.pretrained import find_weights
+from slipway.project.proposal import ProjectProposal, propose
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A folder of class folders, a table or an archive; it is only read.",
+)
+@click.option(
+    "--task", metavar="TASK", help="Such as table_regression, where the data are unclear."
+)
+@click.option("--target", metavar="COLUMN", help="The column to predict, where several may be.")
+@click.option("--yes", is_flag=True, help="Write the project without a question about proposals.")
+def init(folder: Path, data: Path, task: str | None, target: str | None, yes: bool) -> None:
+    """Look at the data, propose every setting with its reason, and write a project.
+
+    FOLDER is made if it is not there; by default it is the working directory. A project that is
+    there already is never overwritten. `--yes` answers no question about an unclear task or target:
+    answer these with --task or --target.
+    """
+    require_no_project(folder)
+    is_asked = sys.stdin.isatty() and sys.stdout.isatty()
+    say(f"looking at {data} ...")
+    summary = inspect(data)
+    weights = None if summary.images is None else find_weights(folder)
+    proposal = propose(summary, task, target, weights=weights)
+    while proposal.questions and is_asked:
+        answers = _ask(proposal)
+        task, target = answers.get("--task", task), answers.get("--target", target)
+        proposal = propose(summary, task, target, weights=weights)
+    if not proposal.questions:
+        say(proposal.text())
+        if is_asked and not yes:
+            click.confirm(f"\nWrite the project to {folder}?", default=True, abort=True)
+    written = create(folder, proposal)
+    go = "" if folder.resolve() == Path.cwd() else f"cd {folder}\n  "
+    say(f"\nwritten to {folder}: {', '.join(written)}\nnow:")
+    say(f"  {go}slipway run    # make the model\n  slipway serve  # start the service")
+
+
+def _ask(proposal: ProjectProposal) -> dict[str, str]:
+    question = proposal.questions[0]
+    choice = click.Choice(question.candidates)
+    answer: str = click.prompt(question.text, type=choice, default=question.candidates[0])
+    return {question.option: answer}

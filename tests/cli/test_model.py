@@ -1,0 +1,29 @@
+"""Verbs that need a model say so in a folder without one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_params import message_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["export"], "there is no trained model in"),
+        (["release"], "is not a bundle. Run"),
+        (["predict", "in.csv", "out.csv"], "holds no model: expected a project"),
+        (["serve"], "there is no model in"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_with_the_way_to_one(
+    arguments: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = message_of(arguments, capsys)
+    assert text in message
+    assert "Run" in message or "Make it with `slipway run`" in message

@@ -1,0 +1,54 @@
+"""`slipway init`: a project from data, its refusals, and what it prints."""
+
+from pathlib import Path
+
+import pytest
+
+from slipway.cli.command import main
+from slipway.config.params import load_params
+from tests.cli.test_params import message_of
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+@pytest.mark.process
+def test_init_writes_a_project_and_says_what_to_type_next(
+    folder: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = ["--target", "cultivar", "--task", "table_classification"]
+    main(["init", "wine", "--data", str(root / "data/demo/wine.csv"), *answers])
+    printed = capsys.readouterr().out
+    params = load_params(folder / "wine/params.yaml")
+    assert f"data.task                 {params.data.task}  # " in printed
+    assert "cd wine\n  slipway run" in printed
+
+
+def test_init_asks_for_an_ambiguous_target_with_its_option(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{n % 7},{n % 5},{n % 3}\n" for n in range(60))
+    (folder / "t.csv").write_text(f"a,b,c\n{rows}")
+    text = message_of(["init", "p", "--data", "t.csv", "--yes"], capsys)
+    assert "--target" in text
+    assert not (folder / "p").exists()
+
+
+def test_a_wrong_data_path_is_refused_with_where_it_was_looked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = message_of(["init", "p", "--data", "nowhere"], capsys)
+    assert f"'nowhere' does not exist (looked in {folder}). Name a folder" in text
+
+
+def test_a_project_is_refused_before_its_data_are_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "params.yaml").touch()
+    text = message_of(["init", "--data", "nowhere"], capsys)
+    assert "is a project already" in text
