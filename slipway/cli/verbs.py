@@ -47,5 +47,6 @@ VERBS: Mapping[str, Verb] = {
     ),
     "replay": Verb("slipway.replay.__main__:main", "run a logged request again and compare"),
     "dataset": Verb(_DATASET, "build the next data set from the service's traffic"),
+    "upgrade": Verb("slipway.cli.upgrade:upgrade", "move a project to this version of Slipway"),
     "version": Verb("slipway.cli.about:version", "print the version", extra=""),
 }

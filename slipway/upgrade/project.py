@@ -31,7 +31,6 @@ _ENDINGS = (
 )
 _NOT_READ = ("artifacts", "data", "metrics", "reports", "node_modules", "__pycache__", "venv")
 _MAX_BYTES = 1_000_000
-_CONFIRM = "nothing was written; to write it: slipway upgrade --yes"
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class ProjectUpgrade:
     mentions: list[str]  # of old names in other files, "FILE:LINE: OLD is now NEW"
     leftovers: list[str]  # files that no stage reads any more
     reruns: list[Rerun]
-    is_written: bool
 
     def text(self) -> str:
         """Return the upgrade in words, for a terminal."""
@@ -70,8 +68,6 @@ class ProjectUpgrade:
                 yield from (f"  {line}" for line in found)
         if not self.reruns:
             yield "the next run repeats no stage"
-        if self.patch:
-            yield "written" if self.is_written else _CONFIRM
 
     def _params_note(self) -> str:
         params, newest = self.params, renames.table().to
@@ -117,7 +113,6 @@ def upgrade(folder: Path, *, apply: bool) -> ProjectUpgrade:
         mentions=[] if is_clone else list(_mentions(folder)),
         leftovers=list(_leftovers(folder)),
         reruns=reruns(folder, pipeline.parsed(after[_PIPELINE]), params.content, table.params),
-        is_written=apply,
     )
     if apply:
         for name, text in after.items():

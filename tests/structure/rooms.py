@@ -44,7 +44,7 @@ ROOMS: Table = {
     "replay": (*RING_0, "drift", "reports", "training", "export"),
     "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
     "serving": (*RING_0, "drift", "predictor"),
-    "cli": (*_BELOW_EXPORT, "export", "project", "inference", "preflight", "serving"),
+    "cli": (*_BELOW_EXPORT, "export", "project", "upgrade", "inference", "preflight", "serving"),
 }
 
 

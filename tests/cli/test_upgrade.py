@@ -1,0 +1,72 @@
+"""`slipway upgrade` in a project of an older version."""
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipway.cli.command import main
+from slipway.config.params import load_params
+from tests.upgrade.test_project import VERSION_0
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, a project of version 0."""
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(VERSION_0 / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Terminal(io.StringIO):
+    """Standard input of a person who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    main(["upgrade"])
+    shown = capsys.readouterr().out
+    assert "+  max_bad_fraction: 0.05" in shown
+    assert shown.endswith("slipway upgrade --yes\n")
+    assert (folder / "params.yaml").read_bytes() == (VERSION_0 / "params.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(("answer", "is_written"), [("y", True), ("n", False)])
+def test_on_a_terminal_the_answer_decides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, is_written: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+    main(["upgrade"])
+    same = (folder / "params.yaml").read_bytes() == (VERSION_0 / "params.yaml").read_bytes()
+    assert same is not is_written
+
+
+def test_yes_writes_without_a_question_and_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["upgrade", "--yes"])
+    assert load_params().version == 1
+    assert capsys.readouterr().out.endswith("slipway check, then slipway run\n")
+    main(["upgrade"])
+    assert "is of version 1 already" in capsys.readouterr().out
+
+
+def test_an_error_ends_the_command_with_1_and_leaves_the_files(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "params.yaml").write_text("version: 99\n")
+    with pytest.raises(SystemExit) as raised:
+        main(["upgrade", "--yes"])
+    assert raised.value.code == 1
+    assert "this Slipway reads version 1 and older" in capsys.readouterr().err
+    assert (folder / "params.yaml").read_text() == "version: 99\n"
