@@ -22,8 +22,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from slipway.config.params import read_content, read_yaml, value_at
+from slipway.config.params import read_content, value_at
 from slipway.config.sections import TrainParams
+from slipway.config.stage_graph import RESTORE, Pipeline, load_mapping, read_pipeline
 from slipway.kinds.code_digest import (
     CODE_DIGESTS,
     project_kinds,
@@ -37,35 +38,10 @@ from slipway.system.errors import ParamsError, SchemaError, SealError, Unavailab
 
 SEALS = Path("artifacts/seals")
 _FORMAT = 2
-_PARAMS, _PIPELINE, _LOCK = "params.yaml", Path("dvc.yaml"), Path("dvc.lock")
+_PARAMS, _LOCK = "params.yaml", Path("dvc.lock")
 _MODEL = "artifacts/model"  # whose model.json holds the params of train
 _ROOT = Path()
-_RESTORE = "Restore it with git, or remove it and run `dvc repro`."
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
-
-
-@dataclass(frozen=True)
-class _Pipeline:
-    """The stages of `dvc.yaml`: their keys of params.yaml, their dependencies and their outputs."""
-
-    params: dict[str, list[str]]
-    deps: dict[str, list[str]]
-    outs: dict[str, list[str]]
-
-    def before(self, stage: str) -> list[str]:
-        """List the sealed stages whose outputs `stage` depends on, directly or not."""
-        found: set[str] = set()
-        waiting = [stage]
-        while waiting:
-            deps = self.deps.get(waiting.pop(), [])
-            new = {name for name, outs in self.outs.items() if _overlap(outs, deps)} - found
-            found |= new
-            waiting += new
-        return [
-            name
-            for name in self.outs
-            if name in found and _seal_path(name).as_posix() in self.outs[name]
-        ]
 
 
 @dataclass(frozen=True)
@@ -147,8 +123,8 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
         yield
         return
     recall(_ROOT)
-    pipeline = _read_pipeline(content)
-    before, deps = pipeline.before(stage), pipeline.deps.get(stage, [])
+    pipeline = read_pipeline(content)
+    before, deps = _sealed_before(pipeline, stage), pipeline.deps.get(stage, [])
     kinds, named = project_kinds(_ROOT), project_names(_ROOT)
     seal = Seal(
         stage=stage,
@@ -221,7 +197,7 @@ def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
 
 def _check_code(seal: Seal) -> None:
     """Refuse a code.yaml of other code, which dvc.lock would record for this run."""
-    known = _load(_ROOT / CODE_DIGESTS).get(seal.stage)
+    known = load_mapping(_ROOT / CODE_DIGESTS).get(seal.stage)
     if known is not None and known != files.digest_json(seal.code):
         raise SealError(
             f"the code that {seal.stage} runs changed after the stage `code` wrote {CODE_DIGESTS}. "
@@ -229,7 +205,7 @@ def _check_code(seal: Seal) -> None:
         )
 
 
-def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
+def _check_before(seal: Seal, pipeline: Pipeline) -> None:
     locked = _read_lock()
     for stage in seal.before:
         entry = locked.get(stage, _Locked())
@@ -284,67 +260,19 @@ def _check_model(entry: _Locked) -> None:
 
 def dependencies(stage: str) -> list[str]:
     """List the paths that `dvc.yaml` names as the dependencies of a stage."""
-    return _read_pipeline(read_content()).deps.get(stage, [])
-
-
-def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
-    """Read `dvc.yaml`; without it no key is listed, so every key counts."""
-    stages = _load(_PIPELINE).get("stages") or {}
-
-    def resolved(path: str) -> str:  # like DVC, which takes ${a.b}, ${ a.b } and ${a[b]}
-        path = re.sub(r"(?<!\\)\$\{(.*?)\}", lambda found: value(found[1].strip()), path)
-        return path.replace("\\${", "${")
-
-    def value(key: str) -> str:
-        return str(value_at(content, key.replace("[", ".").replace("]", "")))
-
-    def paths(entries: list[Any]) -> list[str]:
-        return [
-            resolved(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries
-        ]
-
-    return _Pipeline(
-        params={
-            name: [key for key in stage.get("params", []) if isinstance(key, str)]
-            for name, stage in stages.items()
-        },
-        deps={name: paths(stage.get("deps", [])) for name, stage in stages.items()},
-        outs={
-            name: paths([*stage.get("outs", []), *stage.get("metrics", [])])
-            for name, stage in stages.items()
-        },
-    )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """Read a YAML file of DVC or of the stage `code`; empty if it is missing."""
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise SchemaError(f"{error}. {_RESTORE}") from error
-    if not isinstance(content, dict):
-        raise SchemaError(
-            f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git."
-        )
-    return content
+    return read_pipeline(read_content()).deps.get(stage, [])
 
 
 def _read_lock() -> dict[str, _Locked]:
     """Read the entries of dvc.lock by stage; empty if it is missing."""
     try:
-        return TypeAdapter(dict[str, _Locked]).validate_python(_load(_LOCK).get("stages") or {})
+        return TypeAdapter(dict[str, _Locked]).validate_python(
+            load_mapping(_LOCK).get("stages") or {}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("stages", *first["loc"])))
-        raise SchemaError(f"{_LOCK} is damaged at {place}: {first['msg']}. {_RESTORE}") from None
-
-
-def _overlap(outs: list[str], deps: list[str]) -> bool:
-    """Return True if a path of `deps` equals one of `outs`, or is below or above one."""
-    made, used = ([Path(os.path.normpath(path)) for path in paths] for paths in (outs, deps))
-    return any(out.is_relative_to(dep) or dep.is_relative_to(out) for out in made for dep in used)
+        raise SchemaError(f"{_LOCK} is damaged at {place}: {first['msg']}. {RESTORE}") from None
 
 
 def _read_seal(stage: str) -> dict[str, Any]:
@@ -360,6 +288,15 @@ def _read_seal(stage: str) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format_version") != _FORMAT:
         raise SealError(f"{path} is of another version. Run `dvc repro -f {stage}`.")
     return content
+
+
+def _sealed_before(pipeline: Pipeline, stage: str) -> list[str]:
+    """List the sealed stages whose outputs `stage` depends on, directly or not."""
+    return [
+        name
+        for name in pipeline.before(stage)
+        if _seal_path(name).as_posix() in pipeline.outs[name]
+    ]
 
 
 def _seal_path(stage: str) -> Path:
