@@ -5,6 +5,7 @@ with exit code 1 if a quality gate was missed or could not be judged.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system.errors import CertificateError, GateMissedError, SchemaError
 
+_FEW_STEPS, _FEW_TEST_ROWS = 300, 100
 _NOW = """what now
-  make serve                             start the service; its page is http://127.0.0.1:3000
+  slipway serve                          start the service; its page is http://127.0.0.1:3000
+  slipway show                           open every report
   bentoml serve slipway.serving.service:Slipway  the same after `source env.sh`
   reports/verify.html                    compare the trained network with every variant and HTTP
   reports/evaluate.html                  see where the network is wrong
@@ -48,6 +51,7 @@ def summary(root: Path) -> str:
         f"gates {certificate.gates}",
         _rows(root),
         _metrics(root, bundle),
+        *_hints(root, bundle.manifest.lineage.params.get("train") or {}),
     ]
     if not not_passed(certificate.gate_results):
         parts.append(_NOW.rstrip())
@@ -87,6 +91,25 @@ def _entries(path: Path, *keys: str) -> list[Any]:
             f"{path} has no {', '.join(map(repr, keys))} ({error!r}). "
             f"Run `dvc repro --force {path.stem}`."
         ) from error
+
+
+def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
+    """Name too few optimizer steps or rows, which explain a weak model; `train` are its params."""
+    (splits,) = _entries(root / "reports/split.json", "splits")
+    rows, hints = {name: split["rows"] for name, split in splits.items()}, []
+    epochs, batch = train.get("epochs", 0), train.get("batch_size", 0)
+    steps = epochs * (rows["train"] // batch) if batch else 0
+    if 0 < steps < _FEW_STEPS:
+        hints.append(
+            f"  {steps} optimizer steps in {epochs} epochs are few: below about {_FEW_STEPS} a "
+            "network\n  rarely ends its learning. Raise train.epochs, or lower train.batch_size."
+        )
+    if rows["test"] < _FEW_TEST_ROWS:
+        hints.append(
+            f"  {rows['test']} test rows are few, so the intervals are wide: below about "
+            f"{_FEW_TEST_ROWS} only large\n  differences between models show. Collect more rows."
+        )
+    return ["\n".join(["hints", *hints])] if hints else []
 
 
 def _metrics(root: Path, bundle: LoadedBundle) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -76,8 +76,14 @@ def hop(
     )
 
 
-def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResult] = ()) -> None:
-    """Everything that the summary reads."""
+def write_run(
+    root: Path,
+    task: Task,
+    hops: list[Hop],
+    gates: Sequence[GateResult] = (),
+    train: dict[str, Any] | None = None,
+) -> None:
+    """Everything that the summary reads; `train` are the params of the training."""
     folder = root / "artifacts/bundle"
     files.write_bytes(folder / "model_fp16.onnx", bytes(1_500_000))
     labels = ["ape", "bee"] if task == "image_classification" else []
@@ -99,7 +105,9 @@ def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResul
         baseline=dict.fromkeys(names, 0.1),
         card_sha256=None,
         drift_sha256=None,
-        lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
+        lineage=Lineage(
+            git_revision=None, git_dirty=False, params={"train": train or {}}, data=None, digests={}
+        ),
         versions={},
     )
     write_manifest(folder, manifest)
@@ -153,12 +161,29 @@ def test_summary_shows_rows_metrics_and_what_to_do_now_and_no_line_of_verify(
         "trained network on 270 test rows",
         "accuracy  0.9852  95 % 0.9752 to 0.9952    0.1000     +0.8852",
         "f1_macro",
-        "make serve",
+        "slipway serve",
+        "slipway show",
         "bentoml serve slipway.serving.service:Slipway",
     ):
         assert part in text
-    assert "what now" in text.splitlines()[-5]
+    assert "what now" in text.splitlines()[-6]
+    assert "hints" not in text
     assert not any(words in text for words in (REASON, "268/270", "onnxruntime"))
+
+
+def test_summary_hints_at_too_few_optimizer_steps(tmp_path: Path) -> None:
+    train = {"epochs": 4, "batch_size": 128}
+    write_run(tmp_path, "image_classification", HOPS, train=train)
+    assert "36 optimizer steps in 4 epochs are few" in summary(tmp_path)
+    write_run(tmp_path, "image_classification", HOPS, train=train | {"epochs": 40})
+    assert "hints" not in summary(tmp_path)
+
+
+def test_summary_hints_at_too_few_test_rows(tmp_path: Path) -> None:
+    write_run(tmp_path, "image_classification", HOPS)
+    splits = {"splits": {"train": {"rows": 90}, "val": {"rows": 20}, "test": {"rows": 19}}}
+    files.write_json(tmp_path / "reports/split.json", splits)
+    assert "19 test rows are few" in summary(tmp_path)
 
 
 @pytest.mark.parametrize(("value", "outcome"), [(0.5, "missed"), (None, "unjudged")])
@@ -192,7 +217,7 @@ def test_summary_exits_with_0_if_every_gate_passed(
     main(tmp_path)
     output = capsys.readouterr().out
     assert "certified, gates passed" in output
-    assert "make serve" in output
+    assert "slipway serve" in output
 
 
 def test_the_summary_of_an_agreeing_run_fits_into_100_columns(tmp_path: Path) -> None:
