@@ -41,10 +41,14 @@ ROOMS: Table = {
     "profiling": _BELOW_EXPORT,
     "export": (*_BELOW_EXPORT, "drift"),
     "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
+    "experiments": (*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),
     "replay": (*RING_0, "drift", "reports", "training", "export"),
     "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
     "serving": (*RING_0, "drift", "predictor"),
-    "cli": (*_BELOW_EXPORT, "export", "project", "upgrade", "inference", "preflight", "serving"),
+    "cli": (
+        *(*_BELOW_EXPORT, "export", "project", "upgrade", "inference", "preflight"),
+        *("experiments", "serving"),
+    ),
 }
 
 

@@ -60,6 +60,15 @@ figure { margin: 0; min-width: 0; } figcaption { overflow-wrap: anywhere; margin
 figcaption b { display: block; color: var(--ink); font-weight: 600; }
 .gallery + .gallery { margin-top: 1.25rem; }
 .gallery img { width: 100%; border: 1px solid var(--line); border-radius: .4rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr));
+  gap: 1.75rem 1.5rem; margin-top: 1.5rem; }
+.view { display: block; aspect-ratio: 4 / 3; overflow: hidden; background: var(--card);
+  border: 1px solid var(--line); border-radius: .5rem; position: relative; }
+.view iframe { width: 400%; height: 400%; border: 0; transform: scale(.25);
+  transform-origin: 0 0; pointer-events: none; }
+.view img { width: 100%; height: 100%; object-fit: cover; object-position: 0 0; }
+.view:hover, .view:focus { border-color: var(--mark); }
+.view::after { content: ""; position: absolute; inset: 0; }
 img { display: block; image-rendering: pixelated; }
 svg { display: block; width: 100%; max-width: 36rem; height: auto; font: 13px system-ui,
   sans-serif; fill: var(--soft); }
@@ -189,6 +198,11 @@ def figure(content: Html, caption: str, detail: str) -> Html:
 def gallery(figures: Iterable[Html]) -> Html:
     """Show small figures side by side, as many in a row as fit."""
     return Html(f'<div class="gallery">{"".join(figures)}</div>')
+
+
+def cards(figures: Iterable[Html]) -> Html:
+    """Show large figures side by side, as many in a row as fit."""
+    return Html(f'<div class="cards">{"".join(figures)}</div>')
 
 
 def image(pixels: NDArray[np.uint8], description: str) -> Html:

@@ -4,6 +4,7 @@ from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.slice_scores import SliceScore, SliceScores, SmallSlice
 from slipway.reports.pages.html_page import Html, paragraph, section, table
+from slipway.reports.pages.intervals import IntervalRow, interval_bars
 
 _MOST_SHOWN = 25
 
@@ -48,32 +49,8 @@ def _table(shown: list[SliceScore], overall: Metric, name: str) -> Html:
         for score in shown
     ]
     columns = ["", "slice", "rows", name, "interval", "adjusted p"]
-    bars = _bars(shown, overall)
+    bars = interval_bars([IntervalRow(score.metric, score.is_worse) for score in shown], overall)
     return table(columns, rows, numeric=["rows", name, "adjusted p"], last=bars)
-
-
-def _bars(shown: list[SliceScore], overall: Metric) -> list[Html]:
-    """Draw each interval with a dot at its value, and a thin line at the overall value."""
-    least = min([overall.low, *(score.metric.low for score in shown)])
-    most = max([overall.high, *(score.metric.high for score in shown)])
-
-    def percent(value: float) -> float:
-        return 100 * (value - least) / (most - least) if most > least else 50.0
-
-    bars = []
-    for score in shown:
-        metric, style = score.metric, "range bad" if score.is_worse else "range"
-        low, high = percent(metric.low), percent(metric.high)
-        bars.append(
-            Html(
-                f'<span class="{style}" role="img" '
-                f'aria-label="{metric.low:.4g} to {metric.high:.4g}">'
-                f'<u style="left:{percent(overall.value):.1f}%"></u>'
-                f'<i style="left:{low:.1f}%;width:{high - low:.1f}%"></i>'
-                f'<b style="left:{percent(metric.value):.1f}%"></b></span>'
-            )
-        )
-    return bars
 
 
 def _notes(scores: SliceScores) -> list[Html]:

@@ -1,0 +1,126 @@
+"""`slipway run`, `compare`, `take`, `show` and `reset`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from slipway.cli.verbs import VERBS
+from slipway.system import files
+from slipway.system.errors import ParamsError
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[STAGE] [KEY=VALUE ...]")
+@click.option("--name", help="Name of the experiment; run-NUMBER without.")
+@click.option("--serve", is_flag=True, help="Start the service once the model may be served.")
+def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
+    """Run the stages whose inputs changed, up to STAGE or all, and record the experiment.
+
+    The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml, and the
+    change stays. An interrupted run goes on if the same command is given again.
+    """
+    from slipway.experiments.run import RunRequest, conclude
+    from slipway.experiments.run import run as run_pipeline
+
+    request = RunRequest(words, name)
+    if serve and request.stages:
+        raise ParamsError(
+            f"--serve was given with the stage {request.stages[0]}, expected all stages: only they "
+            "end with a certificate. Leave the stage out, or --serve."
+        )
+    record = run_pipeline(request)
+    conclude(record)
+    if serve:
+        click.get_current_context().invoke(VERBS["serve"].command("serve"))
+
+
+@click.command()
+@click.option("--sort", metavar="KEY", help="A column or key; `metric` has the best first.")
+@click.option("--reverse", is_flag=True, help="Turn the order of the rows.")
+@click.option(
+    "--filter", "conditions", multiple=True, metavar="CONDITION", help="Such as 'train.epochs>5'."
+)
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page to this file.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compare(
+    sort: str | None,
+    reverse: bool,
+    conditions: tuple[str, ...],
+    html: Path | None,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    """List the experiments, newest first, with the params that differ and the results."""
+    from slipway.experiments.comparison import read_comparison
+
+    comparison = read_comparison().filtered(conditions)
+    if sort or reverse:
+        comparison = comparison.sorted(sort or "started", reverse=reverse)
+    if html:
+        from slipway.experiments.page import comparison_page
+
+        files.write_text(html, comparison_page(comparison))
+        click.echo(f"wrote {html}", err=as_csv or as_json)
+    if as_json:
+        click.echo(json.dumps(comparison.entries(), indent=2))
+    elif as_csv:
+        click.echo(comparison.csv(), nl=False)
+    elif not html:
+        click.echo(comparison.text())
+
+
+@click.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Give up edits that no commit and no experiment holds.")
+def take(name: str, yes: bool) -> None:
+    """Make an experiment the workspace: its params, code, metrics and outputs."""
+    from slipway.experiments.workspace import take as take_experiment
+
+    take_experiment(name, accept_loss=yes)
+    click.echo(f"the workspace is {name}: params.yaml, metrics and outputs. Next: slipway serve")
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def reset(yes: bool) -> None:
+    """Remove what the stages wrote; data, params, code and experiments stay."""
+    from slipway.experiments.workspace import removable
+    from slipway.experiments.workspace import reset as remove
+
+    paths = removable()
+    if not paths:
+        click.echo("there is no output to remove")
+        return
+    shown = ", ".join(map(str, paths))
+    if not yes and not sys.stdin.isatty():
+        raise ParamsError(
+            f"reset would remove {shown}; expected a terminal to ask on. Add --yes to agree."
+        )
+    if not yes:
+        click.confirm(f"remove {shown}?", abort=True)
+    remove(paths)
+    click.echo(f"removed {shown}. Experiments stay: `slipway take NAME` brings one back")
+
+
+@click.command()
+@click.option("--port", default=0, show_default="a free one", help="Of the address to serve at.")
+@click.option("--serve", is_flag=True, help="Serve the page even if a browser can be opened.")
+def show(port: int, serve: bool) -> None:
+    """Open the page of all reports; without a display, serve it on 127.0.0.1."""
+    from slipway.experiments.display import open_page, page_server, write_index
+
+    page = write_index()
+    if not serve and open_page(page):
+        click.echo(f"opened {page}")
+        return
+    with page_server(port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        click.echo(f"{page} is served at {address} until Ctrl-C")
+        if os.environ.get("SSH_CONNECTION"):
+            there = f"{server.server_address[1]}:127.0.0.1:{server.server_address[1]}"
+            click.echo(f"from your own machine, first: ssh -N -L {there} HOST")
+        server.serve_forever()

@@ -1,0 +1,277 @@
+"""`slipway compare`: a row for each experiment, newest first, as text, CSV, JSON or HTML.
+
+The rows come from the records of `slipway run`. An experiment that only DVC knows (`dvc exp run`,
+`dvc exp pull`) has a row of its params and metrics, without its duration.
+"""
+
+import csv
+import io
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slipway.config.mistakes import as_yaml, hint
+from slipway.config.params import read_content
+from slipway.experiments import repository
+from slipway.experiments.records import ExperimentRecord, flat, read_records
+from slipway.experiments.results import GATES, METRICS, VERIFIED, read_results
+from slipway.kinds.targets import UNBOUNDED_METRICS
+from slipway.reports.console import interval, number, text_table
+from slipway.system.errors import ParamsError
+
+_CONDITION = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
+_LONGEST_CAUSE = 90  # characters, in a terminal
+_MISSING = object()  # a key that an experiment does not have
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Experiments in the order of the rows."""
+
+    records: Sequence[ExperimentRecord]
+    every: Sequence[ExperimentRecord]  # also those that a filter leaves out
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """The keys of params.yaml that differ between any two experiments."""
+        keys = {key: None for record in self.every for key in record.params}
+        return [
+            key
+            for key in keys
+            if any(
+                record.params.get(key, _MISSING) != self.every[0].params.get(key, _MISSING)
+                for record in self.every
+            )
+        ]
+
+    def changed_params(self, record: ExperimentRecord) -> dict[str, Any]:
+        """Return the experiment's values of the keys that differ."""
+        return {key: record.params[key] for key in self.changed if key in record.params}
+
+    def filtered(self, conditions: Sequence[str]) -> "Comparison":
+        """Keep the experiments that meet all conditions, such as "train.epochs>5"."""
+        tests = [self._condition(text) for text in conditions]
+        kept = [record for record in self.records if all(test(record) for test in tests)]
+        return Comparison(kept, self.every)
+
+    def sorted(self, key: str, *, reverse: bool = False) -> "Comparison":
+        """Sort by a column: `metric` from the best, others from the least; empty cells last."""
+        self._check(key)
+        filled = [record for record in self.records if value_of(record, key) is not None]
+        empty = [record for record in self.records if value_of(record, key) is None]
+        is_best_first = key == "metric" and any(
+            record.results and record.results.headline not in UNBOUNDED_METRICS for record in filled
+        )
+
+        def order(record: ExperimentRecord) -> tuple[bool, Any]:
+            value = value_of(record, key)
+            is_number = isinstance(value, int | float)
+            return (not is_number, value if is_number else str(value))
+
+        filled.sort(key=order, reverse=is_best_first is not reverse)
+        return Comparison([*filled, *empty], self.every)
+
+    def text(self) -> str:
+        """Build the table for a terminal, with a line for each failure below it."""
+        if not self.records:
+            return "no experiment; `slipway run` makes one"
+        columns, rows = self.cells()
+        causes = [
+            f"  {record.name} {record.ended}: {_shortened(record.reason)}"
+            for record in self.records
+            if record.reason
+        ]
+        return "\n".join([text_table(columns, rows), *([""] if causes else []), *causes])
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return the columns and the cells of each row."""
+        headlines = {record.results.headline for record in self.records if record.results}
+        metric = headlines.pop() if len(headlines) == 1 else "metric"
+        columns = [
+            *("name", "started", "status", "changed params", metric, "interval", "baseline"),
+            *("log loss", "seconds", "gates", "certificate"),
+        ]
+        return columns, [self._cells(record) for record in self.records]
+
+    def _cells(self, record: ExperimentRecord) -> list[str]:
+        params = " ".join(
+            f"{key}={as_yaml(value)}" for key, value in self.changed_params(record).items()
+        )
+        stage = f" to {record.stage}" if record.stage else ""
+        cells = [record.name, _local(record.started), f"{record.ended}{stage}", params]
+        results = record.results
+        found = results and results.metric
+        cells += [number(found.value), interval(found)] if found else ["", ""]
+        cells += [_number(results.baseline), _number(results.log_loss)] if results else ["", ""]
+        cells.append("" if record.seconds is None else f"{record.seconds:.0f}")
+        return [*cells, *([results.gates, results.certificate] if results else ["", ""])]
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the rows for a program, with full precision."""
+        return [
+            {
+                "name": record.name,
+                "started": record.started,
+                "status": record.ended,
+                "cause": record.reason,
+                "stage": record.stage,
+                "seconds": record.seconds,
+                "params": self.changed_params(record),
+                "results": record.results.model_dump(mode="json") if record.results else None,
+            }
+            for record in self.records
+        ]
+
+    def csv(self) -> str:
+        """Build the rows as CSV, with a column for each changed param."""
+        columns = [
+            *("name", "started", "status", "cause", "stage", "metric", "value", "low", "high"),
+            *("baseline", "log_loss", "seconds", "gates", "certificate"),
+        ]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*columns, *self.changed])
+        for record in self.records:
+            params = self.changed_params(record)
+            named = (value_of(record, _CSV_NAMES.get(column, column)) for column in columns)
+            writer.writerow([*named, *(params.get(key, "") for key in self.changed)])
+        return text.getvalue()
+
+    def _condition(self, text: str) -> Callable[[ExperimentRecord], bool]:
+        found = _CONDITION.fullmatch(text)
+        if found is None:
+            raise ParamsError(
+                f"the filter {text!r} is not understood, expected KEY, one of = != < <= > >=, and "
+                "a value, such as 'train.epochs>5' or status=failed."
+            )
+        key, sign, expected = found.groups()
+        self._check(key)
+        return lambda record: _holds(value_of(record, key), sign, expected)
+
+    def _check(self, key: str) -> None:
+        known = [*_COLUMNS, *dict.fromkeys(key for record in self.every for key in record.params)]
+        if self.every and key not in known:
+            near = hint(key, known, "a key of params.yaml, or")
+            if len(near) > 200:
+                near = f"a key of params.yaml, or {', '.join(_COLUMNS)}"
+            raise ParamsError(f"{key!r} is no column to sort or filter by; {near}")
+
+
+def read_comparison() -> Comparison:
+    """Read all experiments, newest first; ParamsError outside a project."""
+    read_content()
+    records = read_records()
+    known = {record.name for record in records}
+    others = [
+        _from_commit(name, commit)
+        for name, commit in repository.experiments().items()
+        if name not in known
+    ]
+    every = sorted([*records, *others], key=lambda record: _time(record.started), reverse=True)
+    return Comparison(every, every)
+
+
+def value_of(record: ExperimentRecord, key: str) -> Any:
+    """Return a value of an experiment by its column or by its key in params.yaml."""
+    return _COLUMNS[key](record) if key in _COLUMNS else record.params.get(key)
+
+
+def _of_results(name: str) -> Callable[[ExperimentRecord], Any]:
+    def value(record: ExperimentRecord) -> Any:
+        found = getattr(record.results, name, None)
+        return None if found == "" else found
+
+    return value
+
+
+def _of_metric(name: str) -> Callable[[ExperimentRecord], Any]:
+    def value(record: ExperimentRecord) -> Any:
+        found = record.results and record.results.metric
+        return getattr(found, name) if found else None
+
+    return value
+
+
+_COLUMNS: Mapping[str, Callable[[ExperimentRecord], Any]] = {
+    "name": lambda record: record.name,
+    "started": lambda record: record.started,
+    "status": lambda record: record.ended,
+    "cause": lambda record: record.reason,
+    "stage": lambda record: record.stage,
+    "metric": _of_metric("value"),
+    "low": _of_metric("low"),
+    "high": _of_metric("high"),
+    "headline": _of_results("headline"),
+    "baseline": _of_results("baseline"),
+    "log_loss": _of_results("log_loss"),
+    "seconds": lambda record: record.seconds,
+    "gates": _of_results("gates"),
+    "certificate": _of_results("certificate"),
+}
+_CSV_NAMES = {"metric": "headline", "value": "metric"}
+
+
+def _from_commit(name: str, commit: str) -> ExperimentRecord:
+    """Build the row of an experiment that only DVC knows."""
+    paths = ["params.yaml", *(path.as_posix() for path in (METRICS, GATES, VERIFIED))]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        repository.write_files(commit, paths, root)
+        content = read_content(root / "params.yaml") if (root / "params.yaml").is_file() else {}
+        results = read_results(root, ("evaluate", "verify"), content)
+    return ExperimentRecord(
+        format_version=1,
+        name=name,
+        started=repository.commit_time(commit),
+        seconds=None,
+        status="done",
+        cause="",
+        stage=None,
+        params=dict(flat(content)) if content else {},
+        results=results,
+        process=0,
+        group=None,
+    )
+
+
+def _holds(value: Any, sign: str, expected: str) -> bool:
+    if value is None and expected != "null":
+        return sign == "!="
+    if sign in ("=", "!="):
+        return (as_yaml(value).strip("'") == expected or _equal(value, expected)) is (sign == "=")
+    try:
+        found, bound = float(value), float(expected)
+    except (TypeError, ValueError):
+        return False
+    return {"<": found < bound, "<=": found <= bound, ">": found > bound, ">=": found >= bound}[
+        sign
+    ]
+
+
+def _equal(value: Any, expected: str) -> bool:
+    try:
+        return float(value) == float(expected)
+    except (TypeError, ValueError):
+        return False
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_CAUSE else f"{text[: _LONGEST_CAUSE - 3]}..."
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _local(text: str) -> str:
+    """Write a time as this machine's clock shows it, to the minute."""
+    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M")

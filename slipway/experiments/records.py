@@ -1,0 +1,140 @@
+"""Records of experiments: one JSON file for each `slipway run`, in `.work/experiments/`.
+
+A record exists from the start of its run, so a killed run leaves one, too. The state of a finished
+run is kept by DVC, as the experiment of the same name.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.gates import Verdict
+from slipway.config.mistakes import hint
+from slipway.experiments import repository
+from slipway.system import files
+from slipway.system.contract import Contract, parse_record
+from slipway.system.errors import ParamsError, SchemaError
+
+EXPERIMENTS = Path(".work/experiments")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")  # git allows it in a ref
+_NUMBERED = re.compile(r"run-(\d+)")
+
+
+class Results(Contract):
+    """The results of a run; None or "" for what its stages did not write."""
+
+    headline: str  # the metric that models of the task are compared by
+    metric: Metric | None
+    baseline: float | None
+    log_loss: float | None
+    gates: Verdict | Literal[""]
+    certificate: str  # its status
+
+
+class ExperimentRecord(Contract):
+    """One run: the params it started with, its end and its results."""
+
+    format_version: Literal[1]
+    name: str
+    started: str  # ISO 8601, UTC
+    seconds: float | None  # null while it runs, or if it was killed
+    status: Literal["running", "done", "failed", "interrupted"]
+    cause: str  # of a failure or an interruption
+    stage: str | None  # the last one, if not all stages were requested
+    params: dict[str, Any]  # by key, such as "train.epochs"
+    results: Results | None
+    process: int  # of `slipway run`
+    group: int | None  # of DVC's processes
+
+    @property
+    def ended(self) -> str:
+        """The status now: a run whose process is gone was interrupted."""
+        is_killed = self.status == "running" and not files.is_alive(self.process)
+        return "interrupted" if is_killed else self.status
+
+    @property
+    def reason(self) -> str:
+        """The cause in one line; "" for a finished run."""
+        if self.ended != self.status:
+            return "killed; run the same command again to go on"
+        return " ".join(self.cause.split())
+
+
+def read_records() -> list[ExperimentRecord]:
+    """Read all records, newest first; SchemaError if one is damaged."""
+    fix = "Remove the file; the others stay."
+    found = [
+        parse_record(ExperimentRecord, path, path.read_bytes(), SchemaError, fix)
+        for path in EXPERIMENTS.glob("*.json")
+    ]
+    return sorted(found, key=lambda record: record.started, reverse=True)
+
+
+def write_record(record: ExperimentRecord) -> None:
+    """Write or replace a record."""
+    files.write_json(EXPERIMENTS / f"{record.name}.json", record.model_dump(mode="json"))
+
+
+def log_path(name: str) -> Path:
+    """Return the path of a run's output."""
+    return EXPERIMENTS / f"{name}.log"
+
+
+def new_name(requested: str | None) -> str:
+    """Return the name for a new experiment: the requested one, or the next `run-NUMBER`.
+
+    ParamsError if the requested one is taken or no valid name.
+    """
+    taken = {path.stem for path in EXPERIMENTS.glob("*.json")} | set(repository.experiments())
+    if requested is None:
+        numbers = [int(found[1]) for name in taken if (found := _NUMBERED.fullmatch(name))]
+        return f"run-{max(numbers, default=0) + 1}"
+    if not _NAME.fullmatch(requested):
+        raise ParamsError(
+            f"{requested!r} cannot name an experiment, expected letters, digits, '-', '_' and '.', "
+            "such as wide-network. Choose another name."
+        )
+    if requested in taken:
+        raise ParamsError(
+            f"an experiment {requested!r} exists, and a name is used once. Choose another name "
+            f"such as {_free(requested, taken)!r}, or remove the old one: "
+            f"rm -f {EXPERIMENTS}/{requested}.*; dvc exp remove {requested}"
+        )
+    return requested
+
+
+def find_record(name: str, records: list[ExperimentRecord]) -> ExperimentRecord | None:
+    """Return the record of an experiment; None if only DVC knows it.
+
+    ParamsError with the known names if there is no such experiment.
+    """
+    known = {record.name: record for record in records}
+    every = [*known, *(found for found in repository.experiments() if found not in known)]
+    if name not in every:
+        near = hint(name, every, "there are") if every else "there is none yet: `slipway run`"
+        raise ParamsError(
+            f"there is no experiment {name!r}, expected one that `slipway compare` lists; {near}"
+        )
+    return known.get(name)
+
+
+def now() -> str:
+    """The time as records have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of params.yaml with keys such as "train.epochs", as JSON has them."""
+    if isinstance(content, dict) and content:
+        for key, inner in content.items():
+            yield from flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, json.loads(json.dumps(content, default=str))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    return next(other for number in range(2, 10**6) if (other := f"{name}-{number}") not in taken)

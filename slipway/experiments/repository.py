@@ -1,0 +1,133 @@
+"""Git and DVC: which experiments DVC keeps, saving the workspace as one, and applying one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from slipway.system import files
+from slipway.system.disk_faults import disk_fault
+from slipway.system.errors import ParamsError, SlipwayError, UnavailableError
+
+_REFS = "refs/exps"  # of DVC: refs/exps/aa/bbb.../NAME
+_HEAD = Path(".work/experiments/head")  # the branch, while DVC detaches HEAD
+# DVC writes these; they are no edits of the user.
+_WRITTEN = ("dvc.lock", "metrics/")
+_SHOWN = 5
+
+
+def dvc_environment() -> dict[str, str]:
+    """Return the variables for DVC and its stages, which are `python -m ...` of this Python."""
+    scripts = str(Path(sys.executable).parent)
+    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
+    return os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def experiments() -> dict[str, str]:
+    """Return the commit of each experiment that DVC keeps, by name; empty without git."""
+    lines = _git("for-each-ref", "--format=%(refname) %(objectname)", _REFS).splitlines()
+    found = [line.split() for line in lines]
+    # Others, such as refs/exps/exec/EXEC_HEAD, are DVC's own.
+    return {ref.split("/")[4]: commit for ref, commit in found if len(ref.split("/")) == 5}
+
+
+def has_commit() -> bool:
+    """Return True if there is a commit, which DVC's experiments need."""
+    return bool(_git("rev-parse", "--verify", "-q", "HEAD"))
+
+
+def commit_time(commit: str) -> str:
+    """Return the time of a commit as ISO 8601."""
+    return _git("show", "-s", "--format=%cI", commit)
+
+
+def write_files(commit: str, paths: list[str], folder: Path) -> None:
+    """Write files as a commit has them below `folder`, without those that it lacks."""
+    for path in paths:
+        if text := _git("show", f"{commit}:./{path}"):
+            files.write_text(folder / path, text)
+
+
+def save(name: str, metrics: list[str]) -> None:
+    """Keep the workspace as an experiment of DVC, with its outputs and the files of metrics.
+
+    DVC records every stage as it stands, so all stages must be up to date.
+    """
+    included = [part for path in metrics if Path(path).exists() for part in ("-I", path)]
+    _with_head("exp", "save", "--name", name, *included)
+
+
+def apply(name: str) -> None:
+    """Put an experiment into the workspace: tracked files, metrics and outputs."""
+    _with_head("exp", "apply", experiments()[name])
+
+
+def restore_head() -> None:
+    """Put HEAD back on its branch if a kill left it detached; no file is touched."""
+    if _HEAD.is_file():
+        if not _git("symbolic-ref", "-q", "HEAD"):
+            _git("symbolic-ref", "HEAD", _HEAD.read_text())
+            _git("reset", "-q")
+        _HEAD.unlink()
+
+
+def is_tracked(path: Path) -> bool:
+    """Return True if git tracks the file, or a file in the folder."""
+    return bool(_git("ls-files", "--", str(path)))
+
+
+def unsaved_edits() -> list[str]:
+    """List the tracked files with edits that neither a commit nor an experiment holds."""
+    changed = _git("diff", "--name-only", "--relative", "HEAD").splitlines()
+    edited = [path for path in changed if not path.startswith(_WRITTEN)]
+    if not edited:
+        return []
+    for commit in experiments().values():
+        if not _git("diff", "--name-only", commit, "--", *edited):
+            return []
+    return edited
+
+
+def refuse_unsaved_edits(edits: list[str]) -> None:
+    """Raise ParamsError that names the edits; returns if there are none."""
+    if edits:
+        more = f" and {len(edits) - _SHOWN} more" if len(edits) > _SHOWN else ""
+        raise ParamsError(
+            f"{', '.join(edits[:_SHOWN])}{more} would lose edits that no commit and no experiment "
+            "holds; expected none. Keep them with `git commit -am MESSAGE` or `slipway run`, or "
+            "give them up with --yes."
+        )
+
+
+def _with_head(*arguments: str) -> None:
+    """Run a command of DVC that detaches HEAD meanwhile; SlipwayError with what DVC said."""
+    branch = _git("symbolic-ref", "-q", "HEAD")
+    if branch:
+        files.write_text(_HEAD, branch)
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-m", "dvc", *arguments],
+            env=dvc_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        restore_head()
+    if answer.returncode:
+        said = answer.stderr.strip() or answer.stdout.strip()
+        fault = disk_fault(OSError(said)) or said
+        raise SlipwayError(
+            f"`dvc {' '.join(arguments[:2])}` failed: {fault}\nCorrect this, then run it again."
+        )
+
+
+def _git(*arguments: str) -> str:
+    """Run git in this folder; return what it printed, or "" if it failed."""
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True)
+    except OSError:
+        raise UnavailableError(
+            "git is not installed, expected it for DVC. Install it, then run this again."
+        ) from None
+    return "" if answer.returncode else answer.stdout.strip()

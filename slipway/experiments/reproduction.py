@@ -1,0 +1,114 @@
+"""`dvc repro` as a process: its output goes to the terminal and into a log, signals reach it all.
+
+DVC and its stages are a process group of their own. Signals come to this process, which passes
+them on, so that a stage receives each once, whoever sent it.
+"""
+
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from slipway.experiments.repository import dvc_environment
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CHUNK, _TAIL = 1 << 16, 1 << 18  # bytes
+_POLL_S = 0.2
+
+
+@dataclass
+class Reproduction:
+    """A `dvc repro` and its end."""
+
+    log: Path
+    exit_code: int = -1
+    signals: list[int] = field(default_factory=list)  # that reached this process
+    output: str = ""  # the end of it
+
+    def run(self, stage: str | None, started: Callable[[int], None]) -> None:
+        """Reproduce up to `stage` or all; `started` gets the process group."""
+        reader, writer = _channel()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.log.open("wb", buffering=0) as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "dvc", "repro", *([stage] if stage else [])],
+                    env=dvc_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=writer,
+                    stderr=writer,
+                    process_group=0,
+                )
+                os.close(writer)
+                with self._signals_to(process):
+                    started(process.pid)
+                    tail = b""
+                    for chunk in _chunks(reader, process):
+                        sys.stdout.buffer.write(chunk)
+                        sys.stdout.flush()
+                        log.write(chunk)
+                        tail = (tail + chunk)[-_TAIL:]
+                    self.exit_code = process.wait()
+        finally:
+            os.close(reader)
+        self.output = tail.decode(errors="replace")
+
+    @contextlib.contextmanager
+    def _signals_to(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
+        """Pass signals on to the group; the second one kills it."""
+
+        def forward(number: int, _: FrameType | None) -> None:
+            self.signals.append(number)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number if len(self.signals) == 1 else signal.SIGKILL)
+
+        before = {number: signal.signal(number, forward) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def is_running(group: int) -> bool:
+    """Return True if the group of an earlier `dvc repro` still has its DVC."""
+    try:
+        return b"dvc" in Path(f"/proc/{group}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _channel() -> tuple[int, int]:
+    """Return the ends of a pipe; on a terminal of a new terminal, for progress bars and colours."""
+    if not sys.stdout.isatty():
+        return os.pipe()
+    reader, writer = pty.openpty()
+    termios.tcsetwinsize(writer, termios.tcgetwinsize(sys.stdout.fileno()))
+    return reader, writer
+
+
+def _chunks(reader: int, process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
+    """Yield output until the process ended and nothing is left to read."""
+    while True:
+        has_ended = process.poll() is not None
+        if not select.select([reader], [], [], 0 if has_ended else _POLL_S)[0]:
+            if has_ended:  # a process that it left behind may hold the other end
+                return
+            continue
+        try:
+            chunk = os.read(reader, _CHUNK)
+        except OSError:  # a terminal without processes
+            chunk = b""
+        if chunk:
+            yield chunk
+        else:
+            process.wait()
+            return

@@ -1,0 +1,217 @@
+"""`slipway run`: checks the project, sets values, reproduces, and leaves a record in every case."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.config.edit import changed_text, read_assignments
+from slipway.config.mistakes import as_yaml, hint
+from slipway.config.params import read_content
+from slipway.config.stage_graph import Pipeline, read_pipeline
+from slipway.experiments import repository
+from slipway.experiments.causes import find_cause
+from slipway.experiments.records import (
+    ExperimentRecord,
+    flat,
+    log_path,
+    new_name,
+    now,
+    read_records,
+    write_record,
+)
+from slipway.experiments.reproduction import Reproduction, is_running
+from slipway.experiments.results import read_results
+from slipway.preflight.project import check_project
+from slipway.reports import summary
+from slipway.system import files
+from slipway.system.errors import LockedError, ParamsError, SlipwayError
+
+PARAMS, LOCK = Path("params.yaml"), Path(".work/experiments/lock")
+_STOPPED = "run the same command again to go on from the last checkpoint"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The arguments of `slipway run`: stages and assignments in any order, and a name."""
+
+    words: Sequence[str] = ()  # STAGE or KEY=VALUE
+    name: str | None = None
+
+    @property
+    def assignments(self) -> list[str]:
+        """The words KEY=VALUE."""
+        return [word for word in self.words if "=" in word]
+
+    @property
+    def stages(self) -> list[str]:
+        """The other words."""
+        return [word for word in self.words if "=" not in word]
+
+    def stage(self, pipeline: Pipeline) -> str | None:
+        """The requested stage; ParamsError for an unknown one, or for several."""
+        stages = self.stages
+        for stage in stages:
+            if stage not in pipeline.outs:
+                near = hint(stage, list(pipeline.outs), "the stages are")
+                raise ParamsError(
+                    f"{stage!r} is no stage of dvc.yaml, expected a stage or KEY=VALUE; {near}"
+                )
+        if len(stages) > 1:
+            raise ParamsError(
+                f"the stages {', '.join(stages)} were given, expected at most one. "
+                "Give the last one: the stages before it run as well."
+            )
+        return stages[0] if stages else None
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the project for a run; LockedError if another one, or what is left of it, runs."""
+    with files.lock(LOCK, "`slipway run`"):
+        for record in read_records():
+            if record.status == "running" and record.group and is_running(record.group):
+                raise LockedError(
+                    f"{record.name} was killed, but its DVC still runs as process {record.group}; "
+                    "expected none. It ends with its stage: wait for it, or end it with "
+                    f"`kill -- -{record.group}`."
+                )
+        repository.restore_head()
+        yield
+
+
+def run(request: RunRequest) -> ExperimentRecord:
+    """Run the pipeline and return the record, of a failed run, too.
+
+    Raises SlipwayError without a record if nothing was run.
+    """
+    stage = request.stage(read_pipeline())
+    with alone():
+        name = new_name(request.name)
+        changes = _set_params(request.assignments)
+        for key, value in changes.items():
+            print(f"params.yaml: {key}: {as_yaml(value)} (it stays after the run)", flush=True)
+        print(f"experiment {name}", flush=True)
+        return _reproduce(name, stage)
+
+
+def _set_params(assignments: list[str]) -> dict[str, Any]:
+    """Check the project with the new values and write them; restore the file if it is refused."""
+    before = PARAMS.read_text()
+    changes = read_assignments(assignments)
+    after = changed_text(before, changes) if changes else before
+    if after != before:
+        files.write_text(PARAMS, after)
+    try:
+        check_project()
+    except BaseException:
+        if after != before:
+            files.write_text(PARAMS, before)
+        raise
+    return changes
+
+
+def _reproduce(name: str, stage: str | None) -> ExperimentRecord:
+    content = read_content()
+    params, started = dict(flat(content)), time.monotonic()
+    record = ExperimentRecord(
+        format_version=1,
+        name=name,
+        started=now(),
+        seconds=None,
+        status="running",
+        cause="",
+        stage=stage,
+        params=params,
+        results=None,
+        process=os.getpid(),
+        group=None,
+    )
+    reproduction = Reproduction(log_path(name))
+
+    def note_group(group: int) -> None:
+        write_record(record.model_copy(update={"group": group}))
+
+    write_record(record)
+    reproduction.run(stage, note_group)
+    end = _end(reproduction, params)
+    pipeline = read_pipeline(content)
+    results = None
+    with contextlib.suppress(SlipwayError):  # a stage reports it when it reads the file
+        results = read_results(Path(), _up_to_date(pipeline, end, stage), content)
+    record = record.model_copy(
+        update={
+            "seconds": round(time.monotonic() - started, 1),
+            "status": end.status,
+            "cause": end.cause,
+            "results": results,
+        }
+    )
+    write_record(record)
+    if record.status == "done" and stage is None:
+        repository.save(name, [path for paths in pipeline.metrics.values() for path in paths])
+    return record
+
+
+def conclude(record: ExperimentRecord) -> None:
+    """Print the end of a run; SlipwayError if it failed or a gate was missed, Ctrl-C if stopped.
+
+    After all stages, the end is the project's summary.
+    """
+    log = log_path(record.name)
+    if record.status == "interrupted":
+        print(f"\n{record.name} was interrupted: {record.cause}. Its output: {log}")
+        raise KeyboardInterrupt
+    if record.status != "done":
+        raise SlipwayError(
+            f"{record.name} failed after {record.seconds:.0f} s: {record.cause.rstrip('.')}.\n"
+            f"Its output is in {log}. Run the same command again after the correction: finished "
+            "stages are not repeated."
+        )
+    print(f"\n{record.name}: done in {record.seconds:.0f} s; `slipway compare` lists it\n")
+    if record.stage is None and "verify" in read_pipeline().outs:
+        summary.main(Path())
+
+
+@dataclass(frozen=True)
+class _End:
+    status: str
+    cause: str = ""
+    stage: str = ""  # that failed
+
+
+def _end(reproduction: Reproduction, params: dict[str, Any]) -> _End:
+    edited = _edited_keys(params)
+    if reproduction.exit_code == 0 and not edited:
+        return _End("done")
+    found = find_cause(reproduction.output)
+    if reproduction.exit_code == 0:
+        return _End(
+            "failed",
+            f"params.yaml was edited while it ran: {', '.join(edited)}; expected no change. The "
+            "results may be of the former values. Run again",
+        )
+    if reproduction.signals:
+        return _End("interrupted", _STOPPED, found.stage)
+    return _End("failed", found.text, found.stage)
+
+
+def _edited_keys(params: dict[str, Any]) -> list[str]:
+    """List the keys that were edited since the start."""
+    try:
+        now_there = dict(flat(read_content()))
+    except SlipwayError:
+        return ["it cannot be read now"]
+    return sorted(
+        key for key in params.keys() | now_there.keys() if params.get(key) != now_there.get(key)
+    )
+
+
+def _up_to_date(pipeline: Pipeline, end: _End, stage: str | None) -> list[str]:
+    """List the stages that the run left up to date."""
+    if end.status == "done":
+        return [*pipeline.before(stage), stage] if stage else list(pipeline.outs)
+    return pipeline.before(end.stage) if end.stage else []

@@ -1,0 +1,88 @@
+"""`slipway take` and `slipway reset`: changes of the workspace that lose no edit."""
+
+import shutil
+from pathlib import Path
+
+from slipway.config.mistakes import as_yaml
+from slipway.config.params import read_content, value_at
+from slipway.config.stage_graph import read_pipeline
+from slipway.experiments import repository
+from slipway.experiments.records import ExperimentRecord, find_record, flat, read_records
+from slipway.experiments.run import alone
+from slipway.system.errors import ParamsError
+
+_WORK, _REPORTS = Path(".work"), Path("reports")
+# What others than stages keep in .work: records, downloads, settings and DVC's state.
+_KEPT = ("experiments", "cache", "config", "dvc", "home")
+# Keys of params.yaml that may name the user's own files.
+_OF_THE_USER = (
+    *("data.path", "data.split_file", "data.checksums"),
+    *("evaluate.reference_model", "train.pretrained"),
+)
+
+
+def take(name: str, *, accept_loss: bool) -> None:
+    """Make an experiment the workspace: params, code, metrics and outputs.
+
+    ParamsError if there is no such experiment, if DVC keeps no results of it, or if edits would be
+    lost; with `accept_loss` they are.
+    """
+    with alone():
+        record = find_record(name, read_records())
+        if name not in repository.experiments():
+            assert record is not None
+            raise ParamsError(_why_not(record))
+        if not accept_loss:
+            repository.refuse_unsaved_edits(repository.unsaved_edits())
+        repository.apply(name)
+
+
+def _why_not(record: ExperimentRecord) -> str:
+    """Say why an experiment cannot be taken, and how to repeat it."""
+    why = record.reason.rstrip(".") or "its results were not kept"
+    if record.ended == "done" and record.stage:
+        why = f"it ended with the stage {record.stage}"
+    here = dict(flat(read_content()))
+    again = [
+        f"'{key}={as_yaml(value)}'" for key, value in record.params.items() if here[key] != value
+    ]
+    return (
+        f"{record.name} cannot be taken: {why}; expected a run of all stages that is done. "
+        f"Repeat it: slipway run {' '.join(again)}".rstrip()
+    )
+
+
+def removable() -> list[Path]:
+    """List what `slipway reset` removes: outputs of stages, pages and work in progress.
+
+    Never the data or another file that params.yaml names, a file in git, DVC's cache, the records
+    of experiments, and downloads.
+    """
+    content = read_content()
+    outputs = [path for paths in read_pipeline(content).outs.values() for path in paths]
+    pages = [*_REPORTS.glob("*.html"), *_REPORTS.glob("*.png")]
+    work = [path for path in _WORK.glob("*") if path.name not in _KEPT]
+    found = dict.fromkeys([*map(Path, outputs), *pages, *work])
+    mine = [Path(value) for key in _OF_THE_USER if isinstance(value := value_at(content, key), str)]
+    return [
+        path
+        for path in found
+        if (path.exists() or path.is_symlink())
+        and not any(_overlap(path, other) for other in mine)
+        and not repository.is_tracked(path)
+    ]
+
+
+def reset(paths: list[Path]) -> None:
+    """Remove the paths while nothing runs."""
+    with alone():
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    first, second = one.resolve(), other.resolve()
+    return first.is_relative_to(second) or second.is_relative_to(first)

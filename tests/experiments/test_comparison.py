@@ -1,0 +1,106 @@
+"""`slipway compare`: rows, changed params, filters, orders and formats."""
+
+import csv
+import io
+
+import pytest
+
+from slipway.experiments.comparison import Comparison
+from slipway.experiments.page import comparison_page
+from slipway.system.errors import ParamsError
+from tests.experiments.records import record, results
+
+RECORDS = [
+    record("wide", params={"seed": 7, "train.epochs": 50}, results=results(0.95), seconds=99.0),
+    record("broken", status="failed", cause="<no> memory.\nUse less.", results=None),
+    record("first", results=results(0.91, baseline=0.0)),
+]
+COMPARISON = Comparison(RECORDS, RECORDS)
+
+
+def names(comparison: Comparison) -> list[str]:
+    return [row.name for row in comparison.records]
+
+
+def test_only_params_that_differ_between_experiments_are_shown() -> None:
+    assert COMPARISON.changed == ["train.epochs"]
+    assert "train.epochs=50" in COMPARISON.text()
+    assert "seed=7" not in COMPARISON.text()
+
+
+def test_a_row_has_metric_interval_baseline_log_loss_seconds_gate_and_certificate() -> None:
+    columns, rows = COMPARISON.cells()
+    cells = dict(zip(columns, rows[0], strict=True))
+    assert cells["accuracy"] == "0.9500"
+    assert cells["interval"] == "0.9400 to 0.9600"
+    assert cells["log loss"] == "0.3000"
+    assert (cells["seconds"], cells["gates"]) == ("99", "passed")
+    assert cells["certificate"] == "certified"
+
+
+def test_a_failed_experiment_stays_with_its_cause() -> None:
+    assert "broken failed: <no> memory. Use less." in COMPARISON.text()
+
+
+def test_a_run_whose_process_is_gone_is_shown_as_interrupted() -> None:
+    killed = record("killed", status="running", seconds=None, results=None, process=2**22 + 1)
+    assert "killed interrupted: killed; run" in Comparison([killed], [killed]).text()
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("train.epochs>30", ["wide"]),
+        ("status=failed", ["broken"]),
+        ("metric>=0.95", ["wide"]),
+        ("train.epochs!=50", ["broken", "first"]),
+        ("baseline<=0", ["first"]),
+    ],
+)
+def test_a_filter_keeps_the_experiments_that_meet_it(condition: str, kept: list[str]) -> None:
+    assert names(COMPARISON.filtered([condition])) == kept
+
+
+def test_sorting_by_metric_puts_the_best_first_and_rows_without_one_last() -> None:
+    assert names(COMPARISON.sorted("metric")) == ["wide", "first", "broken"]
+    errors = [
+        record(name, results=results(value, headline="rmse"))
+        for name, value in (("bad", 9.0), ("good", 2.0))
+    ]
+    assert names(Comparison(errors, errors).sorted("metric")) == ["good", "bad"]
+
+
+def test_sorting_by_a_param_puts_the_least_first_unless_it_is_reversed() -> None:
+    assert names(COMPARISON.sorted("train.epochs"))[-1] == "wide"
+    assert names(COMPARISON.sorted("train.epochs", reverse=True))[0] == "wide"
+
+
+@pytest.mark.parametrize("condition", ["train.epoch>3", "epochs", "metrc=1"])
+def test_an_unknown_column_or_condition_is_refused_with_an_example(condition: str) -> None:
+    with pytest.raises(ParamsError, match=r"did you mean|expected KEY|a key of params\.yaml"):
+        COMPARISON.filtered([condition])
+
+
+def test_csv_has_a_column_for_each_changed_param() -> None:
+    rows = list(csv.DictReader(io.StringIO(COMPARISON.csv())))
+    assert [row["train.epochs"] for row in rows] == ["50", "30", "30"]
+    assert (rows[0]["metric"], rows[0]["value"]) == ("accuracy", "0.95")
+    assert rows[1]["cause"] == "<no> memory. Use less."
+
+
+def test_entries_for_programs_have_full_precision() -> None:
+    entry = COMPARISON.entries()[0]
+    assert entry["params"] == {"train.epochs": 50}
+    assert entry["results"]["metric"]["value"] == 0.95
+
+
+def test_the_page_shows_every_experiment_and_escapes_causes() -> None:
+    page = comparison_page(COMPARISON)
+    assert all(name in page for name in ("wide", "broken", "first"))
+    assert "&lt;no&gt; memory" in page
+    assert "<script" not in page
+
+
+def test_without_experiments_the_text_says_how_to_make_one() -> None:
+    assert "slipway run" in Comparison([], []).text()
+    assert "slipway run" in comparison_page(Comparison([], []))

@@ -1,0 +1,173 @@
+"""`slipway run`, `compare`, `take` and `reset` in a tiny project, as processes that users start."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from slipway.config.stage_graph import Pipeline
+from slipway.experiments.records import new_name, read_records, write_record
+from slipway.experiments.reproduction import is_running
+from slipway.experiments.run import RunRequest, alone
+from slipway.system.errors import LockedError, ParamsError, SchemaError
+from tests.experiments.records import record
+from tests.experiments.tiny_project import TinyProject, make_project
+
+STAGES = Pipeline({}, {}, {"train": [], "evaluate": []}, {})
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory without a git repository above it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> TinyProject:
+    return make_project(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["trian"], "did you mean 'train'"),
+        (["zzz"], "the stages are: train, evaluate"),
+        (["train", "evaluate"], "at most one"),
+    ],
+)
+def test_unknown_and_several_stages_are_refused(words: list[str], part: str) -> None:
+    with pytest.raises(ParamsError, match=part):
+        RunRequest(words).stage(STAGES)
+
+
+def test_words_are_a_stage_and_assignments_in_any_order() -> None:
+    request = RunRequest(["train.epochs=5", "train", "seed=1"])
+    assert request.stage(STAGES) == "train"
+    assert request.assignments == ["train.epochs=5", "seed=1"]
+
+
+@pytest.mark.usefixtures("empty")
+def test_an_experiment_without_a_name_gets_the_next_number() -> None:
+    assert new_name(None) == "run-1"
+    write_record(record("run-7"))
+    write_record(record("other"))
+    assert new_name(None) == "run-8"
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_name_that_is_taken_or_that_git_cannot_store_is_refused_with_another() -> None:
+    write_record(record("wide"))
+    with pytest.raises(ParamsError, match="'wide-2'"):
+        new_name("wide")
+    for name in ("a b", "../x", "-x", "a..b", ""):
+        with pytest.raises(ParamsError, match="such as wide-network"):
+            new_name(name)
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_damaged_record_is_refused_by_its_path() -> None:
+    Path(".work/experiments").mkdir(parents=True)
+    Path(".work/experiments/old.json").write_text("{}")
+    with pytest.raises(SchemaError, match=r"old\.json.*Remove the file"):
+        read_records()
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_is_left_of_a_killed_run_is_named_with_the_command_that_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_record(record("run-1", status="running", process=2**22 + 1, group=123))
+    monkeypatch.setattr("slipway.experiments.run.is_running", lambda group: group == 123)
+    with pytest.raises(LockedError, match="kill -- -123"), alone():
+        pass
+
+
+@pytest.mark.process
+def test_a_run_with_values_keeps_them_and_leaves_rows_also_if_it_fails(
+    project: TinyProject,
+) -> None:
+    project.slipway("run", "train.learning_rate=0.1", "--name", "good")
+    project.slipway("run", "train.learning_rate=0.2", "--name", "better")
+    text = project.slipway("run", "train.learning_rate=2", code=1)
+    assert "run-1 failed" in text
+    assert "learning_rate: 2\n" in (project.path / "params.yaml").read_text()
+    rows = project.rows()
+    assert list(rows) == ["run-1", "better", "good"]
+    assert rows["run-1"]["cause"].startswith("the loss is not finite")
+    assert rows["run-1"]["results"] is None
+    assert rows["good"]["results"]["metric"]["value"] == pytest.approx(0.9)
+    assert rows["good"]["params"] == {"train.learning_rate": 0.1}
+
+    project.slipway("run", "train.lerning_rate=1", code=1)
+    project.slipway("run", "--name", "good", code=1)
+    assert list(project.rows()) == ["run-1", "better", "good"], "refused runs leave no row"
+
+    # The failed run's value is in no commit and in no experiment: it is an edit.
+    assert "params.yaml would lose edits" in project.slipway("take", "good", code=1)
+    assert "cannot be taken" in project.slipway("take", "run-1", code=1)
+    project.slipway("take", "good", "--yes")
+    assert (project.path / "artifacts/model").read_text() == "0.1"
+    project.slipway("take", "better")
+    assert (project.path / "artifacts/model").read_text() == "0.2"
+    assert '"value": 0.8' in (project.path / "metrics/evaluate.json").read_text()
+    assert project.git("branch", "--show-current") == "main"
+
+    # The rows of finished experiments do not need the records.
+    for path in (project.path / ".work/experiments").glob("*.json"):
+        path.unlink()
+    rows = project.rows()
+    assert set(rows) == {"better", "good"}
+    assert rows["better"]["results"]["metric"]["value"] == pytest.approx(0.8)
+
+    edited = (project.path / "params.yaml").read_text() + "# mine\n"
+    (project.path / "params.yaml").write_text(edited)
+    assert "Add --yes" in project.slipway("reset", code=1)
+    project.slipway("reset", "--yes")
+    assert not (project.path / "artifacts/model").exists()
+    assert not (project.path / "metrics/evaluate.json").exists()
+    assert (project.path / "data/demo/digits.parquet").exists()
+    assert (project.path / "params.yaml").read_text() == edited
+
+
+@pytest.mark.process
+def test_killed_and_interrupted_runs_go_on_and_a_second_run_is_refused(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    (tmp_path / "wait").touch()
+    process = project.start("run")
+    project.wait_for("started")
+    assert "already running" in project.slipway("run", code=1)
+    process.kill()
+    process.communicate()
+    _wait_until_dvc_is_gone(tmp_path / ".work/experiments/run-1.json")
+    assert project.rows()["run-1"]["status"] == "interrupted"
+
+    process = project.start("run")
+    project.wait_for("started")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert project.rows()["run-2"]["status"] == "interrupted"
+
+    process = project.start("run")
+    project.wait_for("started")
+    params = tmp_path / "params.yaml"
+    params.write_text(params.read_text().replace("epochs: 30", "epochs: 31"))
+    (tmp_path / "wait").unlink()
+    output, _ = process.communicate(timeout=120)
+    assert "train.epochs" in output
+    assert "edited while it ran" in project.rows()["run-3"]["cause"]
+
+    project.slipway("run")
+    assert project.rows()["run-4"]["status"] == "done"
+
+
+def _wait_until_dvc_is_gone(record_file: Path) -> None:
+    """DVC ends with its stage, which ends once it prints to nobody."""
+    deadline = time.monotonic() + 60
+    while is_running(json.loads(record_file.read_text())["group"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
