@@ -32,6 +32,7 @@ def slipway_group(verbs: Mapping[str, Verb]) -> LazyGroup:
         help="From images or a table to a certified, monitored inference service.",
         epilog="`slipway VERB --help` explains a verb.",
         no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 

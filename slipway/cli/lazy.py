@@ -56,7 +56,9 @@ class LazyGroup(click.Group):
             from slipway.config.mistakes import hint  # pydantic comes with it
 
             near = hint(args[0], list(self.verbs), "known here")
-            ctx.fail(f"unknown verb {args[0]!r}; {near}")
+            ctx.fail(
+                f"unknown verb {args[0]!r}, expected one of `{ctx.command_path} --help`; {near}"
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,7 +10,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -113,7 +113,14 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
     *outer, last = place = [part for part in detail["loc"] if part != "[key]"]
     key, found = ".".join(map(str, place)), detail["input"]
     if detail["type"] == "extra_forbidden":
-        known = list(_parts(_kind_at(model, outer))[0].model_fields)
+        fields = _parts(_kind_at(model, outer))[0].model_fields
+        known = list(fields)
+        homes = [
+            f"{name}.{last}" for name, field in fields.items() if last in _keys_in(field.annotation)
+        ]
+        if homes:  # pasted without its section, or with the wrong indentation
+            yield f"{key}: stands in no section; did you mean {' or '.join(homes)}?"
+            return
         yield f"{key}: unknown key; {hint(str(last), known, 'known here')}"
         return
     if detail["type"] == "value_error":
@@ -128,6 +135,12 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
         return
     correction = f"; did you mean {as_yaml(meant[0])}?" if (meant := _meant(found, kind)) else ""
     yield f"{key}: found {as_yaml(found)}, {expected}{correction}"
+
+
+def _keys_in(kind: Any) -> Collection[str]:
+    """Return the keys of a section; none of another type."""
+    core, _ = _parts(kind)
+    return core.model_fields if _is_section(core) else ()
 
 
 def _meant(found: object, kind: Any) -> list[object]:

@@ -339,9 +339,9 @@ def _misplaced(error: MarkedYAMLError, payload: bytes, name: str) -> str:
             "every key once. Remove one of the two, or merge their blocks."
         )
     return (
-        f"{name} is not YAML in line {number + 1}: `{shown}` ({error.problem}); expected "
-        "`key: value`, as far indented as its neighbours. Correct it; a pasted block is often "
-        "indented differently, or not whole."
+        f"{name} is not YAML at line {number + 1}: `{shown}` ({error.problem}); expected "
+        "`key: value`, as far indented as its neighbours. Correct this line or the one before it; "
+        "a pasted block is often indented differently, or not whole."
     )
 
 

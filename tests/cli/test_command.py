@@ -49,7 +49,10 @@ def test_an_unknown_verb_is_refused_with_the_one_that_was_probably_meant(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert end_of(["fial"]) == 2
-    assert "unknown verb 'fial'; did you mean 'fail'?" in capsys.readouterr().err
+    assert (
+        "unknown verb 'fial', expected one of `slipway --help`; did you mean 'fail'?"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_unknown_option_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

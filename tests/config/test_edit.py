@@ -118,7 +118,7 @@ def test_a_wrong_assignment_is_refused_with_what_was_probably_meant(
     ("text", "message"),
     [
         (f"{TEXT}train:\n  epochs: 5\n", r"a key twice, the second time in line \d+: `train:`"),
-        (TEXT.replace("  epochs: 30", "epochs: 30"), r"is not YAML in line \d+"),
+        (TEXT.replace("  epochs: 30", "epochs: 30"), r"is not YAML at line \d+"),
         ("- 1\n", "no mapping of sections"),
     ],
 )
@@ -150,3 +150,10 @@ def test_propose_with_apply_changes_the_file(tmp_path: Path) -> None:
 def test_propose_outside_a_project_says_how_to_get_into_one(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"is missing in .*make a project: `slipway init"):
         propose(tmp_path / "params.yaml", {"train.num_workers": 2}, apply=True)
+
+
+def test_a_key_that_was_pasted_without_its_section_is_named_with_its_sections() -> None:
+    with pytest.raises(
+        ParamsError, match=r"^params\.yaml .*\n  warmup_epochs: stands in no section"
+    ):
+        changed_text(f"{TEXT}warmup_epochs: 2\n", {"seed": 8})

@@ -306,7 +306,11 @@ def main(arguments: list[str] | None = None) -> int:
     default = os.environ.get(f"{PREFIX}KEYS")
     path = given.file or (ROOT / default if default else None)
     if path is None:
-        print("no key file: give --file, or set SLIPWAY_KEYS as for the service", file=sys.stderr)
+        print(
+            "no key file is named, expected --file or SLIPWAY_KEYS. Add `--file keys`, and start "
+            "the service with SLIPWAY_KEYS=keys.",
+            file=sys.stderr,
+        )
         return 1
     try:
         key = add_key(path, given.name, given.role, given.rate)
