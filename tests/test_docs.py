@@ -1,5 +1,6 @@
-"""The pages match the code: every params key and its readers, every stage output, every link."""
+"""The pages match the code: params keys and their readers, outputs, links, commands."""
 
+import importlib.util
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from slipway.cli.verbs import VERBS
 from slipway.config.params import Params, parse_params
 from slipway.config.sections import Gate
 from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES
@@ -18,9 +20,10 @@ PAGE = (ROOT / "docs/reference/params.md").read_text()
 PIPELINE = (ROOT / "docs/reference/pipeline.md").read_text()
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+CODE = re.compile(r"^ *```\w*\n(.*?)^ *```|`([^`\n]+)`", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -189,6 +192,40 @@ def test_every_file_that_a_page_names_exists() -> None:
 def test_a_page_that_names_a_missing_file_is_reported() -> None:
     text = "`slipway/gone.py`, `stages/NAME.py`, `tests/X/test_y.py` and `slipway/config/params.py`"
     assert missing_paths(text) == ["slipway/gone.py"]
+
+
+def is_module(name: str) -> bool:
+    found = importlib.util.find_spec(name)
+    return found is not None and (
+        not found.submodule_search_locations
+        or importlib.util.find_spec(f"{name}.__main__") is not None
+    )
+
+
+def unknown_commands(page: str) -> set[str]:
+    """Verbs of `slipway`, modules after `python -m` and targets of make that do not exist."""
+    code = "\n".join(block or span for block, span in CODE.findall(page))
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    verbs = re.findall(r"(?:^|&& |; )slipway ([a-z]+)", code, flags=re.MULTILINE)
+    made = re.findall(r"(?:^|&& )make ([a-z-]+)", code, flags=re.MULTILINE)
+    modules = re.findall(r"python -m ([\w.]+)", code)
+    return {
+        *(f"slipway {verb}" for verb in verbs if verb not in VERBS),
+        *(f"make {target}" for target in made if target not in targets),
+        *(f"python -m {name}" for name in modules if not is_module(name)),
+    }
+
+
+def test_every_command_that_a_page_names_exists() -> None:
+    """Decisions may name commands of their time."""
+    pages = [page for page in PAGES if page.parent.name != "decisions"]
+    found = {page.name: unknown_commands(page.read_text()) for page in pages}
+    assert {name: unknown for name, unknown in found.items() if unknown} == {}
+
+
+def test_a_command_that_does_not_exist_is_reported() -> None:
+    text = "`slipway fly`, `slipway version`\n```bash\nmake nothing\npython -m slipway.gone\n```\n"
+    assert unknown_commands(text) == {"slipway fly", "make nothing", "python -m slipway.gone"}
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

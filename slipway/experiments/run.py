@@ -31,7 +31,7 @@ from slipway.system import files
 from slipway.system.errors import LockedError, ParamsError, SlipwayError
 
 PARAMS, LOCK = Path("params.yaml"), Path(".work/experiments/lock")
-_STOPPED = "run the same command again to go on from the last checkpoint"
+_STOPPED = "run the same command again to resume from the last checkpoint"
 
 
 @dataclass(frozen=True)

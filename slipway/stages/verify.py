@@ -109,7 +109,7 @@ def run(params: Params) -> None:
     print(verdict.hop_table(hops, bundle), gates_text(gates.results), sep="\n")
     verdict.raise_if_refused(certificate, CERTIFICATE)
     if not not_passed(gates.results):
-        print(f"now: `make serve` starts the service; {PAGE} compares the hops")
+        print(f"now: `slipway serve` starts the service; {PAGE} compares the hops")
 
 
 def _run_service(

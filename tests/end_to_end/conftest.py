@@ -10,7 +10,7 @@ from tests.end_to_end.project import (
     Project,
     copy_checkout,
     draw_shapes,
-    readme_params,
+    shown_params,
     wait_until_ready,
 )
 
@@ -61,7 +61,7 @@ def _write_pictures(project: Project) -> None:
 
 
 def _write_table(project: Project) -> None:
-    project.set_params(readme_params()[1])
+    project.set_params(shown_params()[1])
     project.keep_own_keys()
     project.set_params({"evaluate": {"slices": ["alcohol", "hue"], "slice_min_rows": 5}})
 
@@ -101,7 +101,7 @@ def finished(both_finished: dict[str, Project]) -> Project:
 
 @pytest.fixture(scope="session")
 def finished_table(both_finished: dict[str, Project]) -> Project:
-    """A copy of the checkout after `dvc repro` on the embedded table with the README's params."""
+    """A copy of the checkout after `dvc repro` on the embedded table with the params of a page."""
     return both_finished["finished_table"]
 
 

@@ -144,11 +144,10 @@ class Project:
                 process.wait(timeout=30)
 
 
-def readme_params() -> list[dict[str, dict[str, Any]]]:
-    """The README's changes of params.yaml: for small photographs, and for the embedded table."""
-    blocks = re.findall(
-        r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+def shown_params() -> list[dict[str, dict[str, Any]]]:
+    """The changes of params.yaml in a page: for small photographs, and for the embedded table."""
+    page = (ROOT / "docs/how-to/new_project.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     small, table = (YAML(typ="safe", pure=True).load(block) for block in blocks)
     rules = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")["clean"]["rules"]
     table["clean"]["rules"] = rules | table["clean"]["rules"]

@@ -109,7 +109,7 @@ def test_the_console_of_a_run_says_each_thing_once_and_what_to_do_now(finished: 
         "square/again.png (exact_duplicate)"
     ]
     assert any(line.startswith("onnxruntime/cpu/int8 ") for line in printed["verify"])
-    assert "make serve" in printed["verify"][-1]
+    assert "slipway serve" in printed["verify"][-1]
     assert not {line.strip() for line in printed["verify"]} & {
         line.strip() for line in summary.splitlines()
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.project import Project, copy_checkout, readme_params
+from tests.end_to_end.project import Project, copy_checkout, shown_params
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]  # the first test waits for all stages
 # A key that the stage reads, as "section.key", with another value; and one that it does not read.
@@ -42,7 +42,7 @@ QUICK: dict[str, dict[str, Any]] = {
 def _project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """The embedded table with few epochs, after `dvc repro`."""
     project = copy_checkout(tmp_path_factory.mktemp("seals"))
-    project.set_params(readme_params()[1])
+    project.set_params(shown_params()[1])
     project.set_params(QUICK)
     (project.path / "dvc.lock").unlink(missing_ok=True)
     project.shell("dvc repro && git add -A && git commit -qm 'Small and quick'")
@@ -179,7 +179,7 @@ def test_a_stage_succeeds_if_only_a_comment_changes_while_it_runs(project: Proje
 
 
 def test_a_stage_fails_if_raw_data_changes_while_it_runs(project: Project) -> None:
-    name = readme_params()[1]["data"]["path"]
+    name = shown_params()[1]["data"]["path"]
     raw = project.path / name
     facts = raw.stat()
     try:

@@ -1,6 +1,5 @@
 """docs/how-to/operations.md names only existing settings, metrics, errors, files and commands."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.monitoring.queries import (
     metric_names,
 )
 from tests.monitoring.test_rules import needs_promtool, promtool
+from tests.test_docs import is_module
 
 PAGE = (ROOT / "docs/how-to/operations.md").read_text()
 FOREIGN_SETTINGS = {"SLIPWAY_PORT"}  # set by Kubernetes
@@ -47,14 +47,6 @@ def wrong_names(page: str) -> set[str]:
     return {
         name for name in found if not name.startswith("launch/secrets")
     }  # the reader creates them
-
-
-def is_module(name: str) -> bool:
-    found = importlib.util.find_spec(name)
-    return found is not None and (
-        not found.submodule_search_locations
-        or importlib.util.find_spec(f"{name}.__main__") is not None
-    )
 
 
 def block(name: str, page: str = PAGE) -> str:

@@ -325,11 +325,11 @@ def test_every_mistake_of_every_section_is_named_at_once() -> None:
 
 
 def test_preflight_checks_table_columns_by_the_header_only(tmp_path: Path) -> None:
-    from tests.end_to_end.project import readme_params
+    from tests.end_to_end.project import shown_params
 
     changes = {
         f"{section}__{key}": value
-        for section, values in readme_params()[1].items()
+        for section, values in shown_params()[1].items()
         for key, value in values.items()
     }
     write_params(**changes)

@@ -1,0 +1,70 @@
+"""Takes the pictures of a tutorial from a project in which its commands were run.
+
+`python -m bench.tutorial_pictures photographs PROJECT IMAGE` opens the project's evaluation and its
+service in Chromium, and lets the model answer IMAGE. `... table PROJECT` lets it answer a row. Both
+write docs/tutorials/pictures/NAME_*.png.
+"""
+
+import asyncio
+import base64
+import contextlib
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from slipway.export.certification.service_process import running_service, serve_command
+from tests.serving.browser import Tab, browsing
+
+PICTURES = Path.cwd() / "docs/tutorials/pictures"
+WIDTH_PX, HEIGHT_PX = 1000, 760
+COLOURS = 64
+READY = "document.getElementById('state').dataset.state === 'ready'"
+# The first and the last column, alcohol and proline, as of a wine of the first cultivar.
+FILL_IN = ";".join(
+    f"document.getElementById('cell-{column}').value = '{text}'"
+    for column, text in ((0, "14.2"), (12, "1065"))
+)
+SUBMIT = "document.querySelector('form.form').requestSubmit()"
+
+
+async def photograph(tab: Tab, name: str) -> None:
+    """Write the visible part of the page as a PNG with few colours."""
+    answer = await tab.call("Page.captureScreenshot")
+    picture = Image.open(io.BytesIO(base64.b64decode(answer["data"]))).convert("RGB")
+    few_colours = picture.quantize(COLOURS, dither=Image.Dither.NONE)
+    few_colours.save(PICTURES / f"{name}.png", optimize=True)
+
+
+async def take_all(name: str, evaluation: Path, service: str, image: Path | None) -> None:
+    """Take the pictures of one tutorial."""
+    with tempfile.TemporaryDirectory() as profile:
+        async with browsing(Path(profile)) as tab:
+            await tab.look(WIDTH_PX, HEIGHT_PX)
+            await tab.open(evaluation.as_uri())
+            await photograph(tab, f"{name}_evaluate")
+            await tab.open(service + "/")
+            await tab.wait_for(READY)
+            if image is None:
+                await tab.run(FILL_IN)
+                await tab.run(SUBMIT)
+            else:
+                await tab.choose_files("#pictures", image)
+            await tab.wait_for("document.querySelector('.explanation')")
+            await photograph(tab, f"{name}_service")
+
+
+def main() -> None:
+    """Run the command."""
+    name, project = sys.argv[1], Path(sys.argv[2]).absolute()
+    image = Path(sys.argv[3]).absolute() if len(sys.argv) > 3 else None
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    log = project / ".work/tutorial_pictures.log"
+    with contextlib.chdir(project), running_service(serve_command(), {}, log) as service:
+        asyncio.run(take_all(name, project / "reports/evaluate.html", service, image))
+
+
+if __name__ == "__main__":
+    main()
