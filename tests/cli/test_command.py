@@ -160,3 +160,25 @@ def test_help_imports_nothing_that_takes_long(root: Path) -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert answer.stdout == "[]\n"
+
+
+@pytest.mark.process
+def test_the_projects_modules_and_this_environment_are_found_as_by_python_m(
+    root: Path, tmp_path: Path
+) -> None:
+    """A console script starts without the working directory on its path (`-P`)."""
+    (tmp_path / "mine.py").touch()
+    code = (
+        "import shutil; from slipway.cli.command import main; main(['version']); "
+        "import mine; print(mine.__file__, shutil.which('python'))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    python = Path(sys.executable).parent / "python"
+    assert answer.stdout.splitlines()[-1] == f"{tmp_path / 'mine.py'} {python}"
