@@ -20,7 +20,17 @@ def dvc_environment() -> dict[str, str]:
     """Return the variables for DVC and its stages, which are `python -m ...` of this Python."""
     scripts = str(Path(sys.executable).parent)
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1", "PYTHONUNBUFFERED": "1"}
+    own = {"PATH": path, "DVC_NO_ANALYTICS": "1", "PYTHONUNBUFFERED": "1"}
+    return _committer() | os.environ | own
+
+
+def _committer() -> dict[str, str]:
+    """Return a name and an address for DVC's commits, if git knows none; it needs both."""
+    if _git("config", "user.name") and _git("config", "user.email"):
+        return {}
+    values = {"NAME": "slipway", "EMAIL": "slipway@localhost"}
+    roles = ("GIT_AUTHOR", "GIT_COMMITTER")
+    return {f"{role}_{key}": value for role in roles for key, value in values.items()}
 
 
 def experiments() -> dict[str, str]:

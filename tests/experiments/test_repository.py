@@ -1,0 +1,35 @@
+"""The environment of DVC's commands: it has a committer where git knows none."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slipway.experiments.repository import dvc_environment
+
+NAME = "GIT_COMMITTER_NAME"
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new repository, in an account without git's settings."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.delenv(NAME, raising=False)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "-q"], check=True)
+    return tmp_path
+
+
+def test_a_run_can_be_saved_where_git_knows_no_name(folder: Path) -> None:
+    assert dvc_environment()[NAME] == "slipway"
+
+
+def test_the_users_own_name_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAME, "ada")
+    assert dvc_environment()[NAME] == "ada"
+    monkeypatch.delenv(NAME)
+    for key in ("user.name", "user.email"):
+        subprocess.run(["git", "config", key, "ada"], check=True)
+    assert NAME not in dvc_environment()
