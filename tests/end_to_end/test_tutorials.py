@@ -86,6 +86,8 @@ def _reader(tmp_path: Path) -> Reader:
     home.mkdir()
     folder = tmp_path / "work"
     folder.mkdir()
+    # DVC saves experiments as commits, for which git needs an author.
+    (home / ".gitconfig").write_text("[user]\n    name = reader\n    email = reader@localhost\n")
     environment = {
         **os.environ,
         "PATH": path,
