@@ -22,10 +22,10 @@ def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
     The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml, and the
     change stays. An interrupted run goes on if the same command is given again.
     """
-    from slipway.experiments.run import RunRequest, conclude
+    from slipway.experiments.run import ExperimentRequest, conclude
     from slipway.experiments.run import run as run_pipeline
 
-    request = RunRequest(words, name)
+    request = ExperimentRequest(words, name)
     if serve and request.stages:
         raise ParamsError(
             f"--serve was given with the stage {request.stages[0]}, expected all stages: only they "

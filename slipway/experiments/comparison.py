@@ -18,14 +18,14 @@ from typing import Any
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.params import read_content
 from slipway.experiments import repository
-from slipway.experiments.records import ExperimentRecord, flat, read_records
+from slipway.experiments.records import ExperimentRecord, flat, read_records, shortened
 from slipway.experiments.results import GATES, METRICS, VERIFIED, read_results
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.reports.console import interval, number, text_table
 from slipway.system.errors import ParamsError
 
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
-_LONGEST_CAUSE = 90  # characters, in a terminal
+_LONGEST_CAUSE = 200  # characters, in a terminal
 _MISSING = object()  # a key that an experiment does not have
 
 
@@ -82,7 +82,7 @@ class Comparison:
             return "no experiment; `slipway run` makes one"
         columns, rows = self.cells()
         causes = [
-            f"  {record.name} {record.ended}: {_shortened(record.reason)}"
+            f"  {record.name} {record.ended}: {shortened(record.reason, _LONGEST_CAUSE)}"
             for record in self.records
             if record.reason
         ]
@@ -262,10 +262,6 @@ def _equal(value: Any, expected: str) -> bool:
 
 def _number(value: float | None) -> str:
     return "" if value is None else number(value)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_CAUSE else f"{text[: _LONGEST_CAUSE - 3]}..."
 
 
 def _time(text: str) -> datetime:

@@ -6,10 +6,12 @@ from datetime import datetime
 from slipway.artifacts.bundle import Metric
 from slipway.config.mistakes import as_yaml
 from slipway.experiments.comparison import Comparison
-from slipway.experiments.records import ExperimentRecord
+from slipway.experiments.records import ExperimentRecord, shortened
 from slipway.reports.console import interval, number
 from slipway.reports.pages.html_page import Html, page, paragraph, section, table
 from slipway.reports.pages.intervals import IntervalRow, interval_bars
+
+_LONGEST_CAUSE = 500  # characters
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -73,10 +75,14 @@ def _params(comparison: Comparison) -> Html | None:
 
 
 def _failures(records: Sequence[ExperimentRecord]) -> Html | None:
-    rows = [[record.name, record.ended, record.reason] for record in records if record.reason]
+    rows = [
+        [record.name, record.ended, shortened(record.reason, _LONGEST_CAUSE)]
+        for record in records
+        if record.reason
+    ]
     if not rows:
         return None
-    return section("Failed and interrupted", table(["experiment", "status", "cause"], rows))
+    return section("Remarks", table(["experiment", "status", "cause"], rows))
 
 
 def _metric(record: ExperimentRecord) -> Metric | None:

@@ -136,5 +136,11 @@ def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, json.loads(json.dumps(content, default=str))
 
 
+def shortened(text: str, longest: int) -> str:
+    """Shorten one line in its middle: a message ends with its remedy."""
+    half = (longest - 5) // 2
+    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
+
+
 def _free(name: str, taken: set[str]) -> str:
     return next(other for number in range(2, 10**6) if (other := f"{name}-{number}") not in taken)

@@ -61,10 +61,10 @@ def write_files(commit: str, paths: list[str], folder: Path) -> None:
 def save(name: str, metrics: list[str]) -> None:
     """Keep the workspace as an experiment of DVC, with its outputs and the files of metrics.
 
-    DVC records every stage as it stands, so all stages must be up to date.
+    DVC records every stage of dvc.yaml as it stands, so all must be up to date.
     """
     included = [part for path in metrics if Path(path).exists() for part in ("-I", path)]
-    _with_head("exp", "save", "--name", name, *included)
+    _with_head("exp", "save", "--name", name, *included, "dvc.yaml")  # no other one below it
 
 
 def apply(name: str) -> None:

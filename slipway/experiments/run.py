@@ -21,6 +21,7 @@ from slipway.experiments.records import (
     new_name,
     now,
     read_records,
+    shortened,
     write_record,
 )
 from slipway.experiments.reproduction import Reproduction, is_running
@@ -31,11 +32,12 @@ from slipway.system import files
 from slipway.system.errors import LockedError, ParamsError, SlipwayError
 
 PARAMS, LOCK = Path("params.yaml"), Path(".work/experiments/lock")
+_LONGEST_CAUSE = 400  # characters; the stage has printed all of it
 _STOPPED = "run the same command again to resume from the last checkpoint"
 
 
 @dataclass(frozen=True)
-class RunRequest:
+class ExperimentRequest:
     """The arguments of `slipway run`: stages and assignments in any order, and a name."""
 
     words: Sequence[str] = ()  # STAGE or KEY=VALUE
@@ -83,7 +85,7 @@ def alone() -> Iterator[None]:
         yield
 
 
-def run(request: RunRequest) -> ExperimentRecord:
+def run(request: ExperimentRequest) -> ExperimentRecord:
     """Run the pipeline and return the record, of a failed run, too.
 
     Raises SlipwayError without a record if nothing was run.
@@ -151,8 +153,13 @@ def _reproduce(name: str, stage: str | None) -> ExperimentRecord:
         }
     )
     write_record(record)
-    if record.status == "done" and stage is None:
+    if record.status != "done" or stage is not None:
+        return record
+    try:
         repository.save(name, [path for paths in pipeline.metrics.values() for path in paths])
+    except SlipwayError as error:
+        record = record.model_copy(update={"cause": f"it cannot be taken: {error}"})
+        write_record(record)
     return record
 
 
@@ -167,11 +174,14 @@ def conclude(record: ExperimentRecord) -> None:
         raise KeyboardInterrupt
     if record.status != "done":
         raise SlipwayError(
-            f"{record.name} failed after {record.seconds:.0f} s: {record.cause.rstrip('.')}.\n"
+            f"{record.name} failed after {record.seconds:.0f} s: "
+            f"{shortened(record.reason.rstrip('.'), _LONGEST_CAUSE)}.\n"
             f"Its output is in {log}. Run the same command again after the correction: finished "
             "stages are not repeated."
         )
     print(f"\n{record.name}: done in {record.seconds:.0f} s; `slipway compare` lists it\n")
+    if record.cause:
+        print(f"warning: {record.cause}\n")
     if record.stage is None and "verify" in read_pipeline().outs:
         summary.main(Path())
 

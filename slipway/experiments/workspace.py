@@ -7,10 +7,11 @@ from slipway.config.mistakes import as_yaml
 from slipway.config.params import read_content, value_at
 from slipway.config.stage_graph import read_pipeline
 from slipway.experiments import repository
-from slipway.experiments.records import ExperimentRecord, find_record, flat, read_records
+from slipway.experiments.records import ExperimentRecord, find_record, flat, read_records, shortened
 from slipway.experiments.run import alone
 from slipway.system.errors import ParamsError
 
+_LONGEST_CAUSE = 400  # characters
 _WORK, _REPORTS = Path(".work"), Path("reports")
 # What others than stages keep in .work: records, downloads, settings and DVC's state.
 _KEPT = ("experiments", "cache", "config", "dvc", "home")
@@ -39,7 +40,7 @@ def take(name: str, *, accept_loss: bool) -> None:
 
 def _why_not(record: ExperimentRecord) -> str:
     """Say why an experiment cannot be taken, and how to repeat it."""
-    why = record.reason.rstrip(".") or "its results were not kept"
+    why = shortened(record.reason.rstrip("."), _LONGEST_CAUSE) or "its results were not kept"
     if record.ended == "done" and record.stage:
         why = f"it ended with the stage {record.stage}"
     here = dict(flat(read_content()))

@@ -42,6 +42,14 @@ def test_a_failed_experiment_stays_with_its_cause() -> None:
     assert "broken failed: <no> memory. Use less." in COMPARISON.text()
 
 
+def test_a_long_cause_is_shortened_in_its_middle_because_it_ends_with_the_remedy() -> None:
+    long = record("long", status="failed", cause=f"no rows {'x' * 999}. Lower it.", results=None)
+    line = Comparison([long], [long]).text().splitlines()[-1]
+    assert "no rows x" in line
+    assert line.endswith("Lower it.")
+    assert len(line) < 250
+
+
 def test_a_run_whose_process_is_gone_is_shown_as_interrupted() -> None:
     killed = record("killed", status="running", seconds=None, results=None, process=2**22 + 1)
     assert "killed interrupted: killed; run" in Comparison([killed], [killed]).text()

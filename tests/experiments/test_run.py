@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from slipway.config.stage_graph import Pipeline
 from slipway.experiments.records import new_name, read_records, write_record
 from slipway.experiments.reproduction import is_running
-from slipway.experiments.run import RunRequest, alone
+from slipway.experiments.run import ExperimentRequest, alone
 from slipway.system.errors import LockedError, ParamsError, SchemaError
+from slipway.system.files import write_text
 from tests.experiments.records import record
 from tests.experiments.tiny_project import TinyProject, make_project
 
@@ -41,11 +43,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> TinyProject:
 )
 def test_unknown_and_several_stages_are_refused(words: list[str], part: str) -> None:
     with pytest.raises(ParamsError, match=part):
-        RunRequest(words).stage(STAGES)
+        ExperimentRequest(words).stage(STAGES)
 
 
 def test_words_are_a_stage_and_assignments_in_any_order() -> None:
-    request = RunRequest(["train.epochs=5", "train", "seed=1"])
+    request = ExperimentRequest(["train.epochs=5", "train", "seed=1"])
     assert request.stage(STAGES) == "train"
     assert request.assignments == ["train.epochs=5", "seed=1"]
 
@@ -84,6 +86,33 @@ def test_what_is_left_of_a_killed_run_is_named_with_the_command_that_ends_it(
     monkeypatch.setattr("slipway.experiments.run.is_running", lambda group: group == 123)
     with pytest.raises(LockedError, match="kill -- -123"), alone():
         pass
+
+
+def test_head_that_a_kill_left_detached_goes_back_to_its_branch_and_no_file_changes(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "tiny")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "tiny@example.com")
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    (empty / "mine.txt").write_text("1")
+    git("add", "mine.txt")
+    git("commit", "-q", "-m", "Start")
+    start = git("rev-parse", "HEAD")
+    write_text(empty / ".work/experiments/head", "refs/heads/main")
+    git("checkout", "-q", "--detach")
+    (empty / "mine.txt").write_text("2")
+    git("commit", "-q", "-a", "-m", "Half an experiment")
+    with alone():
+        assert git("symbolic-ref", "HEAD") == "refs/heads/main"
+    assert git("rev-parse", "HEAD") == start
+    assert (empty / "mine.txt").read_text() == "2"
+    assert not (empty / ".work/experiments/head").exists()
 
 
 @pytest.mark.process
