@@ -1,5 +1,7 @@
 """`slipway init`: a project from data, its refusals, and what it prints."""
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from tests.cli.test_params import message_of
 
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory."""
+    """The working directory, in a repository of its own: the checkout's ignores this folder."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
@@ -25,7 +28,7 @@ def test_init_writes_a_project_and_says_what_to_type_next(
     main(["init", "wine", "--data", str(root / "data/demo/wine.csv"), *answers])
     printed = capsys.readouterr().out
     params = load_params(folder / "wine/params.yaml")
-    assert f"data.task                 {params.data.task}  # " in printed
+    assert re.search(rf"^  data\.task +{params.data.task}  # ", printed, re.MULTILINE)
     assert "cd wine\n  slipway run" in printed
 
 
