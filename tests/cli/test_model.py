@@ -24,6 +24,9 @@ def test_a_folder_without_a_model_is_refused_with_the_way_to_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # The service's paths start at the folder in which Python started, where a model may be.
+    monkeypatch.setenv("SLIPWAY_BUNDLE", str(tmp_path / "artifacts/bundle"))
+    monkeypatch.setenv("SLIPWAY_STATE", str(tmp_path / ".work/serving"))
     message = message_of(arguments, capsys)
     assert text in message
     assert "Run" in message or "Make it with `slipway run`" in message

@@ -575,7 +575,7 @@ def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
     params["data"] |= {"path": "old.tar"}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"slipway\.traffic\.collect"):
+    with pytest.raises(DataError, match="write it with `slipway dataset collect`"):
         main(["next.parquet"])
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "collected.parquet").write_text("PAR1 and no end")
