@@ -136,7 +136,7 @@ class Project:
             )
             try:
                 address = f"http://127.0.0.1:{port}"
-                _wait_until_live(address, process, log)
+                wait_until_live(address, process, log)
                 yield address
             finally:
                 with contextlib.suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ def wait_until_ready(address: str) -> None:
         time.sleep(0.1)
 
 
-def _wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         assert process.poll() is None, log.read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.end_to_end.project import free_port, wait_until_ready
+from tests.end_to_end.project import free_port, wait_until_live, wait_until_ready
 
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -37,7 +37,7 @@ class Reader:
     def run(self, lines: str) -> str:
         """Run the lines of a block in one shell; the output, without the last folder."""
         answer = subprocess.run(
-            ["bash", "-ec", f"{lines.replace(ADDRESS, self.address)}\npwd"],
+            ["bash", "-ec", f"{lines.replace(ADDRESS, self.address)}\necho\npwd"],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -55,7 +55,8 @@ class Reader:
         with free_port() as port:
             pass
         self.address = f"http://127.0.0.1:{port}"
-        with (self.folder / "service.log").open("w") as log:
+        path = self.folder / "service.log"
+        with path.open("w") as log:
             process = subprocess.Popen(
                 [*SERVER.split(), "--port", str(port)],
                 cwd=self.folder,
@@ -65,6 +66,7 @@ class Reader:
                 start_new_session=True,
             )
         try:
+            wait_until_live(self.address, process, path)
             wait_until_ready(self.address)
             yield
         finally:
@@ -128,7 +130,7 @@ def test_the_tutorial_about_photographs_ends_with_answers_and_a_comparison(reade
 def test_the_tutorial_about_a_table_ends_with_answers_and_a_refusal(reader: Reader) -> None:
     said = follow(reader, (ROOT / "docs/tutorials/table.md").read_text())
     assert '"label":"1"' in said.replace(" ", "")
-    assert '"missing_field"' in said
+    assert '"missing_value"' in said
     assert len((reader.folder / "answers.csv").read_text().splitlines()) == 179
 
 
