@@ -18,7 +18,8 @@ from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system.errors import CertificateError, GateMissedError, SchemaError
 
-_FEW_STEPS, _FEW_TEST_ROWS = 300, 100
+_FEW_STEPS = 200  # the digits end at 0.99 after 270 steps, and at chance after 36
+_FEW_TEST_ROWS = 100
 _NOW = """what now
   slipway serve                          start the service; its page is http://127.0.0.1:3000
   slipway show                           open every report
