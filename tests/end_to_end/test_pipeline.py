@@ -114,7 +114,7 @@ def test_the_console_of_a_run_says_each_thing_once_and_what_to_do_now(finished: 
         line.strip() for line in summary.splitlines()
     }
     assert all(words in summary for words in ("accuracy", "f1_macro"))
-    assert summary.splitlines()[-5] == "what now"
+    assert summary.splitlines()[-6] == "what now"
 
 
 def test_the_pipeline_writes_nothing_to_the_users_home(finished: Project) -> None:
