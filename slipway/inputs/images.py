@@ -7,7 +7,7 @@ equal.
 
 import io
 import struct
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pi_heif
@@ -15,11 +15,14 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image, ImageCms, ImageOps, TiffImagePlugin
 
-from slipway.inputs import heif, user_function
+from slipway.inputs import heif
 from slipway.inputs.contract import InputContract
 from slipway.inputs.png import MAX_TEXT_BYTES, decode_plain_png, has_too_much_text
 from slipway.system.contract import Contract
 from slipway.system.errors import ImageError
+
+if TYPE_CHECKING:  # most services have no user code, and do not load what reads it
+    from slipway.inputs.user_function import Values
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "HEIF")
 MAX_PIXELS = 2**30 // 4 // 3  # Pillow warns above this and refuses twice as many
@@ -397,9 +400,7 @@ def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint
     return array_and_values(payload, contract)[0]
 
 
-def array_and_values(
-    payload: bytes, contract: ImageContract
-) -> tuple[NDArray[np.uint8], user_function.Values]:
+def array_and_values(payload: bytes, contract: ImageContract) -> "tuple[NDArray[np.uint8], Values]":
     """Return the array and the values of the contract's transform ({} without one).
 
     ImageError with the rule `transform_failed` if the transform fails on this image.
@@ -414,6 +415,8 @@ def array_and_values(
         image = _as_image(pixels)
     if contract.transform is None:
         return image_array(image, contract), {}
+    from slipway.inputs import user_function
+
     made, values = user_function.run(contract.transform.function, contract.transform.sha256, image)
     try:
         return image_array(made, contract), values
@@ -443,6 +446,8 @@ def load_transform(contract: ImageContract) -> None:
     UnavailableError if it cannot be imported; IntegrityError if its code has another digest.
     """
     if contract.transform is not None:
+        from slipway.inputs import user_function
+
         user_function.load(contract.transform.function, contract.transform.sha256)
 
 
