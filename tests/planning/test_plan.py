@@ -101,6 +101,8 @@ def run_fresh(
 def test_the_predicted_memory_is_close_to_that_of_real_steps(
     network: str, arguments: dict[str, Any], rows: int, precision: str
 ) -> None:
+    if precision == "bf16-mixed" and torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT"):
+        pytest.skip("this processor has no bf16 convolutions: the emulation keeps its own copies")
     done = run_fresh(
         ["tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision],
         ROOT,
