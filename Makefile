@@ -53,6 +53,14 @@ lint: install ## formatting, lint and types
 check: lint ## formatting, lint, types and the unit tier: run it before every commit
 	python -m pytest -m unit $(ON_EVERY_CORE) $(TESTS)
 
+SITE = .work/site
+.PHONY: site
+site: install ## the docs as static pages in .work/site/html; without a network; each link is checked
+	rm -rf $(SITE) && mkdir -p $(SITE)/pages
+	git ls-files '*.md' '*.yaml' LICENSE docs bench/results | xargs cp --parents --target-directory $(SITE)/pages
+	sphinx-build --fail-on-warning --keep-going --quiet -c docs $(SITE)/pages $(SITE)/html
+	cp $(SITE)/html/README.html $(SITE)/html/index.html
+
 .PHONY: house
 house: install ## print rooms, arrows, largest modules and the figures of the code
 	@python -m tests.structure.house

@@ -68,6 +68,7 @@ def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict
         "train",
         "client",
         "ray",
+        "loggers",
         "export",
         "serve",
         "serve-cpu",
