@@ -43,39 +43,6 @@ def test_the_readme_is_short(readme: str) -> None:
     assert len(readme.splitlines()) <= LONGEST
 
 
-def outline(page: str) -> list[str]:
-    """The levels of the headings and the blocks of code, in their order."""
-    parts = re.findall(r"^(#+) |^(```.*?^```)", page, flags=re.DOTALL | re.MULTILINE)
-    return [level or block for level, block in parts]
-
-
-def links(page: str) -> set[str]:
-    """The pages that a page names, without the way to the other language."""
-    named = re.findall(r"\]\(([\w./-]+)\)", page.replace(".zh.md", ".md"))
-    return set(named) - {"README.md", "photographs.md"}
-
-
-def figures(page: str) -> list[str]:
-    """The numbers of the tables, sorted."""
-    rows = re.findall(r"^\|.+$", re.sub(r"<!--.*?-->", "", page), flags=re.MULTILINE)
-    return sorted(re.findall(r"\d+(?:[.,]\d+)*", "".join(rows)))
-
-
-@pytest.mark.parametrize("name", ["README", "docs/tutorials/photographs"])
-def test_a_chinese_page_has_the_same_headings_code_links_and_figures(name: str, root: Path) -> None:
-    english, chinese = ((root / f"{name}{end}").read_text() for end in (".md", ".zh.md"))
-    assert outline(chinese) == outline(english)
-    assert links(chinese) == links(english)
-    assert figures(chinese) == figures(english)
-
-
-def test_a_difference_of_a_chinese_page_would_be_seen() -> None:
-    page = "# One\n\n```bash\nmake demo\n```\n\n| 12 times |\n"
-    assert outline(page) == ["#", "```bash\nmake demo\n```"]
-    assert outline(page) != outline(page.replace("make demo", "make test"))
-    assert figures(page) == ["12"]
-
-
 def test_ci_runs_the_two_commands_of_the_start(readme: str, root: Path) -> None:
     assert set(commands(readme)) >= RUN_BY_CI
     assert set((root / ".ci" / "run").read_text().splitlines()) >= RUN_BY_CI

@@ -20,7 +20,8 @@ _UNCHECKED = (
 _QUESTION = re.compile(r"(What|Whether|Where|Which|How|When|Who)\b")
 _CODE_BLOCK = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 _SENTENCE_END = re.compile(
-    r"(?<=[.!?:])[)\"'`*]*\s+(?=[^a-z])|\n\s*\n|\n\s*(?:[*-]|\d+\.)\s|\s*\|\s*"
+    r"(?<=[.!?:])[)\"'`*]*\s+(?=[^a-z])|(?<=[。！？])"
+    r"|\n\s*\n|\n\s*(?:[*-]|\d+\.)\s|\s*\|\s*"
 )
 _LIST_OR_TITLE = re.compile(r"^\s*(?:[*-]|\d+\.|#+|>)\s+")
 

@@ -24,6 +24,7 @@ def test_all_texts_keep_the_rules(root: Path) -> None:
         ("line", "dvc.yaml", "# " + "word " * 21),
         ("sentence", "docs/a.md", "A sentence " + "with a word\n" * 20),
         ("sentence", "docs/a.md", "| a | " + "word " * 36 + "|"),
+        ("sentence", "docs/a.md", "一个 word，\n" * 40),
     ],
 )
 def test_each_fault_is_reported(check: str, path: str, text: str) -> None:
@@ -37,6 +38,7 @@ def test_each_fault_is_reported(check: str, path: str, text: str) -> None:
         ("slipway/a/b.py", "keep = stolde"),
         ("slipway/export/certification/b.py", "# the last hop"),
         ("docs/a.md", "| " + "Word. " * 40 + "|"),
+        ("docs/a.md", "一个 word。\n" * 40),
         ("docs/a.md", "* " + "word " * 18 + "\n* " + "word " * 18 + "\n\n" + "word " * 18),
         ("docs/a.md", "```\n" + "word " * 19 + "\n" + "word " * 19 + "\n```\n"),
         ("docs/a.md", "x" * 200),
