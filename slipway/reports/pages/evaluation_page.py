@@ -21,8 +21,9 @@ from slipway.reports.pages.html_page import (
     table,
     tiles,
 )
-from slipway.reports.pages.slices_page import slices_section
-from slipway.reports.pages.uncertainty_section import uncertainty_section
+from slipway.reports.pages.sections.slices import slices_section
+from slipway.reports.pages.sections.threshold import threshold_section
+from slipway.reports.pages.sections.uncertainty import uncertainty_section
 
 _METRIC_NAMES = {
     "mse": "MSE",
@@ -59,7 +60,11 @@ def evaluation_page(
         _gates(gates),
         _reference(evaluation.reference) if evaluation.reference else None,
         slices_section(scores, evaluation.metrics[scores.metric]) if scores else None,
-        uncertainty_section(uncertainty) if uncertainty else None,
+        *(
+            [uncertainty_section(uncertainty), threshold_section(uncertainty)]
+            if uncertainty
+            else []
+        ),
     ]
     sections += _of_target(evaluation).sections(evaluation)
     sections += [

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: one file, no script, nothing loaded from elsewhere, light and dark.
+"""Self-contained HTML pages: one file, nothing loaded from elsewhere, light and dark.
 
 A page is a list of sections, and each section is built by the functions below. They escape every
 text; only what they return is taken as HTML, and the type `Html` tells the two apart.
@@ -45,7 +45,7 @@ th { white-space: nowrap; color: var(--soft); font-weight: 500; }
 td { overflow-wrap: break-word; } td.number, th.number { text-align: right; }
 td.number { white-space: nowrap; }
 td.words { min-width: 11rem; }
-tr:last-child td { border-bottom: 0; }
+tr:last-child td, .control tr:last-child th { border-bottom: 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7rem, 1fr));
   gap: 1.25rem; }
 .tiles + figure, .tiles + svg, .note + .beside { margin-top: 1.25rem; }
@@ -78,6 +78,11 @@ svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2;
 svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); }
 svg .third { stroke: var(--good); }
 svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
+svg .knob { stroke-width: 13; stroke-linecap: round; }
+.control label { display: block; color: var(--soft); font-size: .875rem; }
+.control input { display: block; width: 100%; margin: .35rem 0 .75rem; accent-color: var(--mark); }
+.control td { overflow-wrap: anywhere; user-select: all; }
+.slider + .wide { margin-top: 1.25rem; }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 .log { display: grid; grid-template-columns: 17rem 1fr 6rem; gap: .15rem .75rem;
   align-items: center;

@@ -10,7 +10,7 @@ from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.metrics.class_uncertainty import softmax
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
-from slipway.reports.pages.uncertainty_section import uncertainty_section
+from slipway.reports.pages.sections.uncertainty import uncertainty_section
 from tests.artifacts.test_uncertainty import simulated, with_threshold
 from tests.calibrations import CALIBRATION
 

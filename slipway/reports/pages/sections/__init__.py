@@ -1,1 +1,1 @@
-"""Sections of the evaluation page, one module for each kind of target."""
+"""Sections of the evaluation page: for each kind of target, and on slices and uncertainty."""
