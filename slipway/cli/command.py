@@ -109,6 +109,6 @@ def _missing_package(
     extra = verbs[verb].extra
     return UnavailableError(
         f"`slipway {verb}` needs the package {package!r}, which is not installed in {sys.prefix}; "
-        f"expected the extra {extra!r}. Install it: pip install '{DISTRIBUTION}[{extra}]' "
+        f"expected what [{extra}] brings. Install it: pip install '{DISTRIBUTION}[{extra}]' "
         "(in a clone: make install)."
     )

@@ -39,7 +39,9 @@ VERBS: Mapping[str, Verb] = {
     "export": Verb("slipway.cli.model:export", "export and certify the trained model again"),
     "release": Verb("slipway.cli.model:release", "keep the model as the reference of later runs"),
     "predict": Verb(
-        "slipway.cli.answers:predict", "answer a folder of images or a table", extra="serve-cpu"
+        "slipway.cli.answers:predict",
+        "answer a folder of images or a table",
+        extra="serve-cpu,files",
     ),
     "serve": Verb("slipway.cli.answers:serve", "start the service", extra="serve-cpu"),
     "keys": Verb(

@@ -67,6 +67,7 @@ def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict
     assert set(project["project"]["optional-dependencies"]) == {
         "train",
         "client",
+        "files",
         "ray",
         "loggers",
         "export",
