@@ -9,7 +9,7 @@ from slipway.experiments.comparison import Comparison
 from slipway.experiments.records import ExperimentRecord, shortened
 from slipway.reports.console import interval, number
 from slipway.reports.pages.html_page import Html, page, paragraph, section, table
-from slipway.reports.pages.intervals import IntervalRow, interval_bars
+from slipway.reports.pages.intervals import IntervalRow, interval_bars, interval_chart
 
 _LONGEST_CAUSE = 500  # characters
 
@@ -33,7 +33,7 @@ def _results(comparison: Comparison) -> Html:
     headlines = {record.results.headline for record in measured if record.results}
     name = headlines.pop() if len(headlines) == 1 else "metric"
     columns = ["experiment", name, "interval", "baseline", "log loss", "seconds", "gates"]
-    rows, bars = [], []
+    rows, bars, named = [], [], {}
     for record in measured:
         found, results = _metric(record), record.results
         assert found is not None
@@ -49,14 +49,17 @@ def _results(comparison: Comparison) -> Html:
                 ", ".join(filter(None, [results.gates, results.certificate])),
             ]
         )
-        bars.append(IntervalRow(found, results.gates in ("missed", "unjudged")))
+        is_bad = results.gates in ("missed", "unjudged")
+        bars.append(IntervalRow(found, is_bad))
+        named[record.name] = IntervalRow(found, is_bad, results.baseline)
     numeric = [name, "baseline", "log loss", "seconds"]
     note = (
         "The dot is the value on the test rows, the bar its interval. Intervals that overlap do "
         "not prove that one experiment is better."
     )
     shown = table(columns, rows, numeric, last=interval_bars(bars))
-    return section("Results", shown, paragraph(note, "note"))
+    chart = interval_chart(named, "the trivial baseline on the same rows")
+    return section("Results", chart, shown, paragraph(note, "note"))
 
 
 def _params(comparison: Comparison) -> Html | None:

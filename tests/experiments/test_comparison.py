@@ -106,6 +106,8 @@ def test_the_page_shows_every_experiment_and_escapes_causes() -> None:
     page = comparison_page(COMPARISON)
     assert all(name in page for name in ("wide", "broken", "first"))
     assert "&lt;no&gt; memory" in page
+    assert "Line: the trivial baseline on the same rows." in page
+    assert page.index("wide") < page.index("first"), "the newest is first"
     assert "<script" not in page
 
 

@@ -19,9 +19,10 @@ from slipway.metrics.scores import Resampling, measure
 from slipway.reports.evaluation.gates import apply_gates
 from slipway.reports.evaluation.record import Evaluation
 from slipway.reports.pages import charts, html_page
-from slipway.reports.pages.charts import Series
+from slipway.reports.pages.charts import BarGroup, Series
 from slipway.reports.pages.evaluation_page import evaluation_page
 from slipway.reports.pages.html_page import Html
+from slipway.reports.pages.intervals import IntervalRow, interval_chart
 from slipway.system.errors import MetricError
 
 EVIL = "<script>alert('1')</script>\"&"
@@ -35,6 +36,7 @@ CONTRACT = ImageContract(
     interpolation="bilinear",
     max_pixels=10**6,
 )
+METRIC = Metric(value=0.8, low=0.7, high=0.9, confidence=0.95, rows=100)
 _VOID = {"meta", "img", "link", "br"}
 
 
@@ -194,6 +196,8 @@ def test_every_html_builder_escapes_its_texts() -> None:
         charts.line_chart([Series(EVIL, [0, 1], [0, 1]), Series("b", [0], [1])], EVIL, EVIL),
         charts.scatter([0, 1], [0, 1], EVIL, EVIL),
         charts.histogram([0, 1], EVIL),
+        charts.bar_groups([BarGroup(EVIL, {EVIL: 1.0}, EVIL)], [EVIL], EVIL),
+        interval_chart({EVIL: IntervalRow(METRIC, line=0.5)}, EVIL),
     ]
     document = html_page.page(
         EVIL,
@@ -285,6 +289,35 @@ def test_histogram_bars_are_as_high_as_their_counts() -> None:
     heights = [float(bar.attrib["height"]) for bar in root.iter("rect")]
     assert len(heights) == 2
     assert heights[0] == pytest.approx(3 * heights[1], abs=0.2)
+
+
+def test_bars_of_a_group_are_as_long_as_their_values_on_one_scale() -> None:
+    groups = [BarGroup("a", {"train": 0.2, "val": 0.1}, ""), BarGroup("b", {"train": 0.05}, "")]
+    drawn = charts.bar_groups(groups, ["train", "val", "test"], "fractions")
+    assert re.findall(r'class="(\w+)" style="width:([\d.]+)%', drawn) == [
+        ("first", "100.0"),
+        ("second", "50.0"),
+        ("first", "25.0"),
+    ]
+    assert "test" not in drawn, "a series without a bar needs no colour in the legend"
+
+
+def test_histograms_over_each_other_are_fractions_of_their_own_rows() -> None:
+    drawn = charts.step_chart({"train": [30, 10], "val": [3, 1]}, 0.0, 2.0, "target")
+    first, second = re.findall(r'points="([^"]+)"', drawn)
+    assert first == second
+    assert len(first.split()) == 4
+
+
+def test_an_interval_chart_places_values_and_lines_on_one_scale() -> None:
+    other = METRIC.model_copy(update={"value": 0.6, "low": 0.5, "high": 0.7})
+    drawn = interval_chart(
+        {"new": IntervalRow(METRIC, line=0.1), "old": IntervalRow(other, line=0.1)}, "baseline"
+    )
+    assert re.findall(r'<b style="left:([\d.]+)%', drawn) == ["87.5", "62.5"]
+    assert re.findall(r'<u style="left:([\d.]+)%', drawn) == ["0.0", "0.0"]
+    assert drawn.index("new") < drawn.index("old")
+    assert "Line: baseline." in drawn
 
 
 def test_large_numbers_on_an_axis_are_abbreviated() -> None:

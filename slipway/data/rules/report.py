@@ -43,7 +43,7 @@ class RuleCount(Contract):
 
 
 class TargetSummary(Contract):
-    """Statistics of a numeric target over the kept rows."""
+    """Statistics over the kept rows, of a numeric target or of a size."""
 
     min: float
     p25: float
@@ -87,6 +87,7 @@ class CleanReport(Contract):
     not_checked: dict[str, str]  # the rules that did not run, with reasons
     columns: list[ColumnSummary]  # of a table; empty for images
     hints: list[str] = Field(default_factory=list)  # with lines of params.yaml to paste
+    sizes: dict[str, TargetSummary] = Field(default_factory=dict)  # of kept images, by quantity
     clusters: Clusters | None = None  # null for tables, and unless near duplicates are flagged
 
 
@@ -129,8 +130,13 @@ def clean_report(
         not_checked=dict(sorted(skipped.items())),
         columns=list(columns),
         hints=[*hints, *(class_hints(classes, data.label_map) if classes else [])],
+        sizes=_sizes(rows) if rows["width"].null_count < rows.num_rows else {},
         clusters=clusters,
     )
+
+
+def _sizes(images: pa.Table) -> dict[str, TargetSummary]:
+    return {name: target_summary(images[name].to_numpy()) for name in ("width", "height", "bytes")}
 
 
 def _rule_counts(findings: pa.Table, meanings: Mapping[str, str]) -> dict[str, RuleCount]:

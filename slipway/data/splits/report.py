@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.data.engine.rows import SPLITS
 from slipway.data.splits.leakage import leak_report
 from slipway.data.splits.split import Split, count_classes, count_rows
+
+_NUM_BINS = 30  # of a histogram of the target
 
 
 def report(split: Split, seed: int) -> dict[str, Any]:
@@ -69,8 +72,15 @@ def _describe(table: pa.Table, name: str, classes: dict[str, list[int]]) -> dict
         part = SPLITS.index(name)
         described["classes"] = {label: counts[part] for label, counts in classes.items()}
     else:
-        targets = rows["target"].to_numpy()
-        described["target"] = {"mean": float(targets.mean()), "std": float(targets.std())}
+        targets, every = rows["target"].to_numpy(), table["target"].to_numpy()
+        low, high = float(every.min()), float(every.max())
+        described["target"] = {
+            "mean": float(targets.mean()),
+            "std": float(targets.std()),
+            "low": low,  # of the rows of all splits, like `high`
+            "high": high,
+            "histogram": np.histogram(targets, _NUM_BINS, (low, high))[0].tolist(),
+        }
     return described
 
 

@@ -42,6 +42,15 @@ class StackedBar:
 
 
 @dataclass(frozen=True)
+class BarGroup:
+    """A name with one bar for each of `values`, which are 0 or more."""
+
+    name: str
+    values: Mapping[str, float]  # by series
+    text: str  # shown at the end of the bars
+
+
+@dataclass(frozen=True)
 class LogBar:
     """A name and its number, 0 or more; 0 and None have no bar."""
 
@@ -156,6 +165,53 @@ def stacked_bars(bars: Sequence[StackedBar], unit: str) -> Html:
         f'<svg viewBox="0 0 {_STACK_WIDTH} {height}" style="max-width:44rem" role="img" '
         f'aria-label="{title}">{"".join(pieces)}</svg>'
     )
+
+
+def bar_groups(groups: Sequence[BarGroup], series: Sequence[str], description: str) -> Html:
+    """Draw horizontal bars on one scale from 0, in groups below each other.
+
+    They are HTML instead of SVG, so that the words keep their size on a phone.
+
+    Args:
+        series: up to three names, each with its own colour.
+        description: replaces the picture for a screen reader.
+    """
+    styles = dict(zip(series, _LINE_STYLES, strict=False))
+    most = max((value for group in groups for value in group.values.values()), default=0) or 1
+    keys = "".join(
+        f'<span><i class="{style}"></i>{escape(name)}</span>'
+        for name, style in styles.items()
+        if any(name in group.values for group in groups)
+    )
+    lines = "".join(_bar_group(group, styles, most) for group in groups)
+    return Html(
+        f'<div role="img" aria-label="{escape(description)}">'
+        f'<p class="legend soft">{keys}</p>{lines}</div>'
+    )
+
+
+def _bar_group(group: BarGroup, styles: Mapping[str, str], most: float) -> str:
+    drawn = "".join(
+        f'<i class="{styles[name]}" style="width:{100 * value / most:.1f}%" '
+        f'title="{escape(f"{name}: {number(value)}")}"></i>'
+        for name, value in group.values.items()
+    )
+    return (
+        f'<div class="log"><span>{escape(group.name)}</span><span class="group">{drawn}</span>'
+        f"<b>{escape(group.text)}</b></div>"
+    )
+
+
+def step_chart(counts: Mapping[str, Sequence[int]], low: float, high: float, x_label: str) -> Html:
+    """Draw up to three histograms over each other, as fractions of their own rows."""
+    width = len(next(iter(counts.values())))
+    edges = np.linspace(low, high if high > low else low + 1, width + 1)
+    lines = [
+        Series(name, np.repeat(edges, 2)[1:-1].tolist(), np.repeat(heights, 2).tolist())
+        for name, found in counts.items()
+        for heights in [np.asarray(found, np.float64) / max(sum(found), 1)]
+    ]
+    return line_chart(lines, x_label, "fraction of the rows")
 
 
 def log_bars(bars: Sequence[LogBar], unit: str, mark: str = "") -> Html:

@@ -16,9 +16,10 @@ from slipway.data.rules.report import (
     RuleCount,
     TargetSummary,
 )
-from slipway.reports.pages.charts import bars
+from slipway.reports.pages.charts import BarGroup, bar_groups, bars
 from slipway.reports.pages.html_page import (
     Html,
+    beside,
     figure,
     gallery,
     image,
@@ -32,6 +33,8 @@ from slipway.reports.pages.html_page import (
 Pictures = Mapping[str, NDArray[np.uint8]]  # by source, (H, W, 3)
 MAX_PICTURES = 8  # of one rule
 _MAX_CLASSES = 50
+_SEVERITIES = {"flag": "flagged, and kept", "error": "refused", "duplicate": "refused duplicates"}
+_SIZES = {"width": "pixels of width", "height": "pixels of height", "bytes": "bytes"}
 
 
 def shown_sources(report: CleanReport) -> list[str]:
@@ -47,6 +50,7 @@ def clean_page(report: CleanReport, pictures: Pictures) -> str:
     sections = [
         _totals(report),
         section("Hints", *map(paragraph, report.hints)) if report.hints else None,
+        _rule_bars(report) if report.refused or report.flagged else None,
         *_rule_sections("Refused", report.refused, pictures),
         *_rule_sections("Flagged, and kept", report.flagged, pictures),
         _clusters(report.clusters, pictures) if report.clusters else None,
@@ -54,6 +58,7 @@ def clean_page(report: CleanReport, pictures: Pictures) -> str:
         _columns(report.columns) if report.columns else None,
         _classes(report.classes) if report.classes is not None else None,
         _target(report.target) if report.target else None,
+        _sizes(report.sizes) if report.sizes else None,
         _checks(report),
     ]
     return page("Cleaning", f"{report.kept:,} of {report.read:,} samples are kept", sections)
@@ -77,6 +82,19 @@ def _totals(report: CleanReport) -> Html:
 
 def _fraction(count: int, total: int) -> str:
     return f"{count / total:.2%} of those read" if total else ""
+
+
+def _rule_bars(report: CleanReport) -> Html:
+    rules = sorted(
+        [*report.refused.items(), *report.flagged.items()],
+        key=lambda entry: (-entry[1].count, entry[0]),
+    )
+    groups = [
+        BarGroup(name, {_SEVERITIES[rule.severity]: rule.count}, f"{rule.count:,}")
+        for name, rule in rules
+    ]
+    drawn = bar_groups(groups, list(_SEVERITIES.values()), "Rows that broke each rule")
+    return section("Rules", drawn)
 
 
 def _rule_sections(title: str, rules: Mapping[str, RuleCount], pictures: Pictures) -> list[Html]:
@@ -161,6 +179,24 @@ def _target(target: TargetSummary) -> Html:
     numbers = [(name, f"{getattr(target, name):.4g}", "") for name in names]
     drawn = bars(target.histogram, target.min, target.max, "target")
     return section("Target", tiles(numbers), drawn)
+
+
+def _sizes(sizes: Mapping[str, TargetSummary]) -> Html:
+    charts = [
+        figure(
+            bars(found.histogram, found.min, found.max, _SIZES[name]),
+            _SIZES[name].capitalize(),
+            f"{found.min:,.4g} to {found.max:,.4g}, median {found.median:,.4g}",
+        )
+        for name, found in sizes.items()
+        if found.min < found.max
+    ]
+    constant = [
+        paragraph(f"All rows have {found.min:g} {_SIZES[name]}.")
+        for name, found in sizes.items()
+        if found.min == found.max
+    ]
+    return section("Sizes", *constant, beside(charts))
 
 
 def _checks(report: CleanReport) -> Html:

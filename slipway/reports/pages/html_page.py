@@ -49,7 +49,7 @@ tr:last-child td, .control tr:last-child th { border-bottom: 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7rem, 1fr));
   gap: 1.25rem; }
 .tiles + figure, .tiles + svg, .note + .beside { margin-top: 1.25rem; }
-.note + .wide, figure + .wide, .wide + .wide { margin-top: .75rem; }
+.note + .wide, figure + .wide, .wide + .wide, div + .wide, svg + .wide { margin-top: .75rem; }
 .tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600;
   font-variant-numeric: tabular-nums;
   overflow-wrap: anywhere; }
@@ -114,6 +114,16 @@ td.words { min-width: 8rem; } }
 .range i { top: .4rem; height: 2px; min-width: 2px; }
 .range b { top: .2rem; width: .5rem; height: .5rem; margin-left: -.25rem; border-radius: 50%; }
 .range u { top: -.2rem; bottom: -.2rem; width: 1px; background: var(--soft); }
+.log .range { width: 100%; height: 1.1rem; }
+.scale { display: flex; justify-content: space-between; color: var(--soft); font-size: .8rem; }
+.group { display: grid; gap: 1px; border-left: 1px solid var(--line); }
+.group i { height: .5rem; min-width: 1px; border-radius: 0 .2rem .2rem 0; }
+.group i, .legend i { background: var(--mark); }
+.group .second, .legend .second { background: var(--other); }
+.group .third, .legend .third { background: var(--good); }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; }
+.legend i { display: inline-block; width: .75rem; height: .75rem; margin-right: .4rem;
+  border-radius: .15rem; }
 .range.bad i, .range.bad b { background: var(--bad); }
 .heat td.right { --cell: var(--good); } .heat td.strong { color: var(--card); font-weight: 600; }
 """

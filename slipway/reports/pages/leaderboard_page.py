@@ -12,6 +12,7 @@ from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.uncertainty import MIN_SCORE_RANK
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.pages.html_page import Html, page, paragraph, section, table, tiles
+from slipway.reports.pages.intervals import IntervalRow, interval_chart
 from slipway.system.contract import Contract
 
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -170,10 +171,15 @@ def _answers(name: str, lines: Sequence[LeaderboardLine], board: Leaderboard) ->
         flagged = [f"{ood.value:.1%}", f"{ood.low:.1%} to {ood.high:.1%}"] if ood else ["", ""]
         ood_rows.append([line.variant, *flagged, "" if rank is None else f"{rank:.2f}"])
     ood_columns = ["variant", "flagged as OOD", "interval", "order of scores"]
+    values = {line.variant: line.figures.metric.value for line in lines}
+    intervals = {
+        line.variant: IntervalRow(line.figures.metric, line=values.get("fp32")) for line in lines
+    }
     has_threshold = any(line.figures.outliers for line in lines)
     text = "No row is flagged as OOD: the validation rows were too few for a threshold."
     return section(
         f"Answers on the {name}",
+        interval_chart(intervals, f"{board.metric} of fp32 on the validation rows"),
         table(columns, rows, numeric=[columns[1], *columns[4:]]),
         table(ood_columns, ood_rows, numeric=ood_columns[1:]),
         None if has_threshold else paragraph(text, "note"),

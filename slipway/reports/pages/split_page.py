@@ -1,11 +1,14 @@
 """Builds `reports/split.html`: the split of the rows, and the proof that splits share nothing."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from slipway.data.engine.rows import SPLITS
-from slipway.reports.pages.html_page import Html, page, paragraph, section, table, tiles
+from slipway.reports.pages.charts import BarGroup, bar_groups, step_chart
+from slipway.reports.pages.html_page import Html, join, page, paragraph, section, table, tiles
 
 _MOST_CLASSES = 50
+_MOST_BARS = 20  # classes
 _WAYS = {
     "given": "the given split: the user's own column, folders or shards",
     "time": "the time: train is the earliest, test the latest",
@@ -142,7 +145,10 @@ def _targets(splits: dict[str, Any]) -> Html:
         targets = {name: splits[name]["target"] for name in SPLITS}
         rows = [[name, f"{own['mean']:.6g}", f"{own['std']:.6g}"] for name, own in targets.items()]
         columns = ["split", "mean", "standard deviation"]
-        return section("Target", table(columns, rows, numeric=columns[1:]))
+        counts = {name: own["histogram"] for name, own in targets.items()}
+        low, high = targets["train"]["low"], targets["train"]["high"]
+        drawn = step_chart(counts, low, high, "target")
+        return section("Target", drawn, table(columns, rows, numeric=columns[1:]))
     counts = {
         name: [splits[split]["classes"][name] for split in SPLITS]
         for name in splits["train"]["classes"]
@@ -151,4 +157,16 @@ def _targets(splits: dict[str, Any]) -> Html:
     rows = [[name, *map(str, counts[name])] for name in names[:_MOST_CLASSES]]
     smallest = f"The {_MOST_CLASSES} smallest of {len(names)} classes"
     title = smallest if len(names) > _MOST_CLASSES else "Classes"
-    return section(title, table(["class", *SPLITS], rows, numeric=SPLITS))
+    shown = table(["class", *SPLITS], rows, numeric=SPLITS)
+    return section(title, _class_bars(splits, counts, names[:_MOST_BARS]), shown)
+
+
+def _class_bars(splits: dict[str, Any], counts: dict[str, list[int]], names: Sequence[str]) -> Html:
+    totals = [splits[split]["rows"] for split in SPLITS]
+    groups = []
+    for name in names:
+        fractions = [count / total for count, total in zip(counts[name], totals, strict=True)]
+        of_all = f"{sum(counts[name]) / sum(totals):.1%}"
+        groups.append(BarGroup(name, dict(zip(SPLITS, fractions, strict=True)), of_all))
+    text = "Fraction of the rows of each split that have the class; at the end, of all rows"
+    return join([bar_groups(groups, SPLITS, text), paragraph(f"{text}.", "note")])

@@ -1,5 +1,6 @@
 """`reports/clean.html` shows every count, loads nothing, and has no pictures for tables."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,33 @@ def test_the_clean_page_of_a_table_has_no_pictures() -> None:
     assert "<img" not in text
     assert "<svg" in text
     assert "age" in text
+
+
+def test_the_clean_page_draws_a_bar_for_each_rule() -> None:
+    text = clean_page(report(), {})
+    assert re.findall(r'width:([\d.]+)%" title="([^"]+)"', text) == [
+        ("100.0", "refused: 60"),
+        ("66.7", "refused duplicates: 40"),
+        ("20.0", "flagged, and kept: 12"),
+    ]
+    assert "Rows that broke each rule" not in clean_page(report(refused={}, flagged={}), {})
+
+
+def test_the_clean_page_has_histograms_of_the_sizes_of_images(tmp_path: Path) -> None:
+    pictures = {"cat": [picture(0, 40), picture(1, 60)], "dog": [picture(2, 40)]}
+    data = data_params(write_folder(tmp_path / "images", pictures))
+    found = image_report(
+        cleaned_by(partial(read_samples, data, read_files=False), clean_params(), data.task),
+        clean_params(),
+        data,
+    )
+    assert (found.sizes["width"].min, found.sizes["width"].max) == (40, 60)
+    assert sum(found.sizes["bytes"].histogram) == 3
+    assert clean_page(found, {}).count("<svg") == 3
+    same = found.sizes["width"].model_copy(update={"max": 40.0})
+    text = clean_page(found.model_copy(update={"sizes": {"width": same}}), {})
+    assert "All rows have 40 pixels of width." in text
+    assert "<svg" not in text
 
 
 def test_the_clean_page_requests_a_limited_number_of_pictures_for_each_rule() -> None:

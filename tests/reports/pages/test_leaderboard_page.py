@@ -93,6 +93,8 @@ def test_the_leaderboard_page_shows_every_verdict_and_loads_nothing(board: Leade
         assert text in page
     assert "0.40 points (0.20 to 0.60)" in page
     assert not re.search(r"https?://|<script|<link", page)
+    assert page.count('class="range"') == 3, "a dot and whiskers for each variant"
+    assert "Line: accuracy of fp32 on the validation rows." in page
 
 
 def test_leaderboard_text_has_choices_missing_providers_and_attempts(board: Leaderboard) -> None:

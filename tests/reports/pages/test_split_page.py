@@ -28,6 +28,7 @@ def test_the_page_of_a_split_without_leaks_says_that_nothing_is_shared() -> None
     assert "the largest has one row." in page
     assert "&lt;script&gt;" in page
     assert "<script" not in page
+    assert page.count('class="third"') == 3, "the key, and a bar of test for each class"
 
 
 def test_the_split_page_names_leaks_of_a_given_split() -> None:
@@ -53,3 +54,4 @@ def test_the_page_of_a_split_by_time_shows_the_order_and_the_purged_rows() -> No
     assert "Time order" in page
     assert "1 rows were left out" in page
     assert "standard deviation" in page
+    assert page.count("<polyline") == 3
