@@ -1,4 +1,4 @@
-"""Writes the augmentation plan, offline copies if requested, and a contact sheet."""
+"""augment: plans the augmentation, writes offline copies if requested, and shows the data."""
 
 from pathlib import Path
 
@@ -11,9 +11,11 @@ from slipway.data.augmentation.plan import (
     without_operations,
     write_plan,
 )
+from slipway.data.engine.rows import SPLITS
 from slipway.data.store.packed import PackedSplit, open_split, read_manifest
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import kind_of
+from slipway.reports.pages.data_page import data_page
 from slipway.system import files
 from slipway.training.augmentation.contact_sheet import contact_sheet
 from slipway.training.augmentation.offline_copies import write_copies
@@ -21,6 +23,7 @@ from slipway.training.augmentation.offline_copies import write_copies
 PACKED = Path("data/packed")
 AUGMENTED = Path("data/augmented")
 SHEET = Path("reports/augment.png")
+PAGE = Path("reports/data.html")
 
 
 def run(params: Params) -> None:
@@ -38,7 +41,12 @@ def run(params: Params) -> None:
             plan = plan.model_copy(update={"offline": copies})
         write_plan(folder, plan)
     files.write_bytes(SHEET, contact_sheet(train, plan, manifest))
-    print("\n".join(_notes(params, requested, manifest.input, train)) + f"; see {SHEET}")
+    splits = {
+        name: open_split(PACKED, manifest, name) for name in SPLITS if name in manifest.splits
+    }
+    files.write_text(PAGE, data_page(splits, manifest))
+    notes = _notes(params, requested, manifest.input, train)
+    print("\n".join(notes) + f"; see {SHEET} and {PAGE}")
 
 
 def _notes(

@@ -31,7 +31,7 @@ OWN = {  # what a stage may have replaced, file by file, before it met the fault
     "clean": ("data/clean", "reports/clean", "reports/columns"),
     "split": ("data/split", "reports/split"),
     "precompute": ("data/packed",),
-    "augment": ("data/augmented", "reports/augment.png"),
+    "augment": ("data/augmented", "reports/augment.png", "reports/data.html"),
     "train": ("artifacts/model", "metrics/train.json", "reports/live"),
     "evaluate": (
         "artifacts/predictions",

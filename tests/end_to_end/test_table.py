@@ -90,7 +90,7 @@ def test_the_services_contract_was_fitted_on_the_training_rows(finished_table: P
 
 
 def test_the_report_pages_of_a_table_exist(finished_table: Project) -> None:
-    for name in ("clean.html", "split.html", "evaluate.html", "augment.png"):
+    for name in ("clean.html", "split.html", "evaluate.html", "augment.png", "data.html"):
         assert (finished_table.path / "reports" / name).stat().st_size > 0, name
 
 

@@ -19,22 +19,6 @@ def baseline_vector(contract: ColumnContract) -> NDArray[np.float32]:
     return vector
 
 
-def positions_of(contract: ColumnContract) -> list[list[int]]:
-    """The places of each column in the encoded row: value and indicator, or category code."""
-    names, indicated = contract.layout.names, [column.name for column in contract.indicated]
-    categories = [column.name for column in contract.categorical]
-    positions = []
-    for column in contract.columns:
-        if column.kind == "category":
-            positions.append([len(names) + len(indicated) + categories.index(column.name)])
-        else:
-            places = [names.index(column.name)]
-            if column.name in indicated:
-                places.append(len(names) + indicated.index(column.name))
-            positions.append(places)
-    return positions
-
-
 def distances(
     vector: NDArray[np.float32], baseline: NDArray[np.float32], positions: Sequence[Sequence[int]]
 ) -> NDArray[np.float32]:

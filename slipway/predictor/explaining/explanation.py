@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Bundle
-from slipway.inputs.columns import ColumnContract
+from slipway.inputs.columns import ColumnContract, positions_of
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import input_kind
@@ -106,7 +106,7 @@ async def explain_row(
     most_rows: int,
 ) -> dict[str, Any]:
     """The change of the output and the contribution for each column."""
-    baseline, positions = columns.baseline_vector(contract), columns.positions_of(contract)
+    baseline, positions = columns.baseline_vector(contract), positions_of(contract)
     distances = columns.distances(vector, baseline, positions)
     furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]
     players = np.sort(furthest[distances[furthest] > 0])

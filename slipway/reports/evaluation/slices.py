@@ -131,11 +131,14 @@ def by_date(name: str, days: ArrayLike) -> Dimension:
     )
 
 
-def brightness(images: Inputs) -> Numbers:
-    """Average pixels: (N, ...) uint8 -> (N,) in [0, 255]."""
-    starts = range(0, len(images), _BLOCK_ROWS)
-    blocks = [np.asarray(images[start : start + _BLOCK_ROWS]) for start in starts]
-    return np.concatenate([block.reshape(len(block), -1).mean(axis=1) for block in blocks])
+def brightness(images: Inputs, most: int | None = None) -> Numbers:
+    """Average pixels: (N, ...) uint8 -> (N,) in [0, 255], or of the first `most` images."""
+    end = len(images) if most is None else min(most, len(images))
+    means = []
+    for start in range(0, end, _BLOCK_ROWS):
+        block = np.asarray(images[start : min(start + _BLOCK_ROWS, end)])
+        means.append(block.reshape(len(block), -1).mean(axis=1))
+    return np.concatenate(means)
 
 
 def _in_order(rows: pa.Table, ids: Sequence[str]) -> pa.Table:

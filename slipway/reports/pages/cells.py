@@ -36,7 +36,7 @@ def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:
     codes = row[num_values + num_indicators :]
     missing = {column.name for column, flag in zip(contract.indicated, flags, strict=True) if flag}
     cells = {
-        column.name: MISSING if column.name in missing else _number(float(value), column)
+        column.name: MISSING if column.name in missing else number_text(float(value), column)
         for column, value in zip(contract.numeric, row[:num_values], strict=True)
     }
     for column, code in zip(contract.categorical, codes, strict=True):
@@ -44,7 +44,8 @@ def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:
     return {column.name: cells[column.name] for column in contract.columns}
 
 
-def _number(standardised: float, column: Column) -> str:
+def number_text(standardised: float, column: Column) -> str:
+    """Return the text of a number, a boolean or a date, from its value in the encoded row."""
     number = standardised * column.std + column.mean
     if column.kind == "boolean":
         return "true" if number > 0.5 else "false"

@@ -21,6 +21,7 @@ _LINE_STYLES = ("first", "second", "third")
 # Stacked bars: middle tones that stand out on the light and on the dark ground of a page.
 _COLOURS = ("#e0792b", "#8a63c9", "#2f7de1", "#1553a8", "#c43d6b", "#189a74", "#8b95a5")
 _STACK_WIDTH, _STACK_LEFT, _STACK_RIGHT, _BAR, _GAP, _STACK_TOP = 640, 132, 76, 26, 16, 8
+_SPARK_WIDTH, _SPARK_HEIGHT = 144, 28
 _LEGEND_ROW, _LEGEND_COLUMN = 22, 166
 
 
@@ -212,6 +213,20 @@ def step_chart(counts: Mapping[str, Sequence[int]], low: float, high: float, x_l
         for heights in [np.asarray(found, np.float64) / max(sum(found), 1)]
     ]
     return line_chart(lines, x_label, "fraction of the rows")
+
+
+def spark_bars(counts: Sequence[int], description: str) -> Html:
+    """Draw a histogram as small as a line of text, without axes."""
+    most, width = max(counts, default=0) or 1, _SPARK_WIDTH / max(len(counts), 1)
+    drawn = "".join(
+        f'<rect class="bar" x="{index * width:.1f}" y="{_SPARK_HEIGHT * (1 - count / most):.1f}" '
+        f'width="{max(width - 1, 1):.1f}" height="{_SPARK_HEIGHT * count / most:.1f}"/>'
+        for index, count in enumerate(counts)
+    )
+    return Html(
+        f'<svg class="spark" viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" role="img" '
+        f'aria-label="{escape(description)}">{drawn}</svg>'
+    )
 
 
 def log_bars(bars: Sequence[LogBar], unit: str, mark: str = "") -> Html:

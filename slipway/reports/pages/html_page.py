@@ -72,6 +72,10 @@ figcaption b { display: block; color: var(--ink); font-weight: 600; }
 img { display: block; image-rendering: pixelated; }
 svg { display: block; width: 100%; max-width: 36rem; height: auto; font: 13px system-ui,
   sans-serif; fill: var(--soft); }
+svg.spark { width: 9rem; }
+.strip { display: flex; flex-wrap: wrap; gap: .25rem; }
+tr:has(.strip) td { vertical-align: middle; }
+.strip img { width: 4rem; height: 4rem; object-fit: contain; }
 svg .title { fill: var(--ink); font-weight: 600; }
 svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2;
   stroke-linejoin: round; }

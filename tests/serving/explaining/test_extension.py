@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from slipway.inputs.columns import encode_rows, read_row
+from slipway.inputs.columns import encode_rows, positions_of, read_row
 from slipway.inputs.images import array_from_bytes
-from slipway.predictor.explaining.columns import baseline_vector, positions_of
+from slipway.predictor.explaining.columns import baseline_vector
 from slipway.predictor.explaining.occlusion import covered, side_for
 from slipway.predictor.explaining.pictures import overlay
 from slipway.serving.explaining.background import BATCH_SECONDS

@@ -1,1 +1,1 @@
-"""Sections of the evaluation page: for each kind of target, and on slices and uncertainty."""
+"""Sections of pages: for each kind of target and of input, and on slices and uncertainty."""

@@ -1,0 +1,18 @@
+"""Builds `reports/data.html`: the packed rows as the network gets them, before any training."""
+
+from collections.abc import Mapping
+
+from slipway.data.store.packed import PackedManifest, PackedSplit
+from slipway.kinds.registry import kind_of
+from slipway.reports.pages.html_page import page
+
+
+def data_page(splits: Mapping[str, PackedSplit], manifest: PackedManifest) -> str:
+    """Build the page from the splits by name, with train among them.
+
+    It reads a bounded number of rows, those with the smallest ids: a random choice that is always
+    the same.
+    """
+    counts = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
+    sections = kind_of(manifest.task).input.load_part("data_sections")(splits, manifest)
+    return page("Data", f"Packed rows: {counts}", sections)
