@@ -17,6 +17,7 @@ from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.metrics.scores import Resampling
 from slipway.metrics.user_metrics import load_user_metrics
 from slipway.reports.evaluation.gates import judge
+from slipway.reports.evaluation.importance import permutation_importance
 from slipway.reports.evaluation.record import evaluate_rows, write_evaluation
 from slipway.reports.evaluation.reference_comparison import ReferenceAnswers
 from slipway.reports.evaluation.slices import Dimension, built_in_dimensions, of_column, of_sources
@@ -33,8 +34,7 @@ from slipway.training.uncertainty.ood_score import save_ood_score
 from slipway.training.uncertainty.prediction import default_device
 
 MODEL = Path("artifacts/model")
-PACKED = Path("data/packed")
-SPLIT = Path("data/split")
+PACKED, SPLIT = Path("data/packed"), Path("data/split")
 LIVE = Path("reports/live")
 CALIBRATION = Path("artifacts/calibration.json")
 OOD_SCORE = Path("artifacts/ood_score.safetensors")
@@ -83,6 +83,12 @@ def run(params: Params) -> None:
         reference,
         settings,
         load_user_metrics(settings.metrics),
+        permutation_importance(
+            manifest,
+            test,
+            lambda rows: fitted.apply(network, calibrator.predict(rows, fitted.score)).outputs,
+            params.seed,
+        ),
     )
     gates = judge(evaluation, settings, resampling)
 

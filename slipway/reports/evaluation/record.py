@@ -24,6 +24,7 @@ from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import TargetErrors, baseline_outputs, baseline_scores, measure
 from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
+from slipway.reports.evaluation.importance import ColumnImportance
 from slipway.reports.evaluation.reference_comparison import (
     ReferenceAnswers,
     ReferenceComparison,
@@ -71,6 +72,7 @@ class Evaluation:
     uncertainty: UncertaintyReport | None = None  # None if nothing was calibrated
     baseline: dict[str, float] = field(default_factory=dict)  # metrics of the trivial predictor
     user_metrics: Sequence[UserMetric] = ()
+    importance: Sequence[ColumnImportance] = ()  # of the columns of a table, the largest first
 
     @property
     def num_leaked(self) -> int:
@@ -117,6 +119,7 @@ def evaluate_rows(
     reference: ReferenceAnswers | None,
     params: EvaluateParams,
     user_metrics: Sequence[UserMetric] = (),
+    importance: Sequence[ColumnImportance] = (),
 ) -> Evaluation:
     """Measure the answers to the rows of `test`.
 
@@ -160,6 +163,7 @@ def evaluate_rows(
         baseline=baseline_scores(task, train_targets, targets, len(manifest.classes), top_k)
         | _baseline_of(user_metrics, task, train_targets, targets, len(manifest.classes)),
         user_metrics=user_metrics,
+        importance=importance,
     )
 
 
@@ -270,6 +274,8 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
             "reference_model": [reference.model_dump()],
         }
     content |= evaluation.results.entries(evaluation)
+    if evaluation.importance:
+        content["importance"] = [one.model_dump() for one in evaluation.importance]
     if evaluation.user_metrics:
         content["user_code"] = [metric.code.model_dump() for metric in evaluation.user_metrics]
     return content

@@ -184,11 +184,9 @@ def bar_groups(groups: Sequence[BarGroup], series: Sequence[str], description: s
         for name, style in styles.items()
         if any(name in group.values for group in groups)
     )
+    legend = f'<p class="legend soft">{keys}</p>' if len(styles) > 1 else ""
     lines = "".join(_bar_group(group, styles, most) for group in groups)
-    return Html(
-        f'<div role="img" aria-label="{escape(description)}">'
-        f'<p class="legend soft">{keys}</p>{lines}</div>'
-    )
+    return Html(f'<div role="img" aria-label="{escape(description)}">{legend}{lines}</div>')
 
 
 def _bar_group(group: BarGroup, styles: Mapping[str, str], most: float) -> str:

@@ -21,6 +21,7 @@ from slipway.reports.pages.html_page import (
     table,
     tiles,
 )
+from slipway.reports.pages.sections.importance import importance_section
 from slipway.reports.pages.sections.slices import slices_section
 from slipway.reports.pages.sections.threshold import threshold_section
 from slipway.reports.pages.sections.uncertainty import uncertainty_section
@@ -67,6 +68,11 @@ def evaluation_page(
         ),
     ]
     sections += _of_target(evaluation).sections(evaluation)
+    if evaluation.importance:
+        metric = kind_of(evaluation.task).target.headline
+        sections.append(
+            importance_section(evaluation.importance, _METRIC_NAMES.get(metric, metric))
+        )
     sections += [
         _worst(evaluation, inputs, contract),
         *_least_certain(evaluation, inputs, contract),

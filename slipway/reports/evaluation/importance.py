@@ -1,0 +1,77 @@
+"""Permutation importance of the columns of a table (Breiman 2001, "Random Forests", section 10).
+
+A column's values are shuffled among test rows, and the metric gets worse by as much as the network
+relies on the column. Columns that carry the same information hide each other.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.data.store.packed import PackedManifest, PackedSplit
+from slipway.inputs.columns import ColumnContract
+from slipway.kinds.registry import Task, input_kind, kind_of
+from slipway.system.contract import Contract
+
+_MOST_ROWS, _LEAST_ROWS = 1000, 100
+_SHUFFLES = 3
+_MOST_ANSWERS = 200_000  # of the network, unless that leaves fewer than 100 rows
+
+Answer = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+class ColumnImportance(Contract):
+    """The loss of the headline metric if a column is shuffled; about 0 for an unused column."""
+
+    column: str
+    loss: float  # mean over the shuffles: points of the accuracy, or growth of the RMSE
+    low: float  # smallest and largest loss of a shuffle
+    high: float
+    rows: int  # test rows that were shuffled
+
+
+def permutation_importance(
+    manifest: PackedManifest, test: PackedSplit, answer: Answer, seed: int
+) -> list[ColumnImportance]:
+    """Measure each column of a table, the most important first; none for images.
+
+    It uses the test rows with the smallest ids. `answer` turns (N, width) rows into (N, K)
+    probabilities or (N, 1) values.
+    """
+    task, contract = manifest.task, manifest.input
+    if not isinstance(contract, ColumnContract):
+        return []
+    places: list[list[int]] = input_kind(contract.kind).load_part("positions")(contract)
+    most = max(_LEAST_ROWS, _MOST_ANSWERS // (_SHUFFLES * len(places)))
+    rows = np.array(test.inputs[: min(most, _MOST_ROWS)], np.float32)
+    targets = test.targets[: len(rows)]
+    sign = 1 if kind_of(task).target.headline_is_fraction else -1
+    usual = _score(task, targets, answer(rows))
+    generator = np.random.default_rng(seed)
+    orders = [generator.permutation(len(rows)) for _ in range(_SHUFFLES)]
+    found = []
+    for column, own in zip(contract.columns, places, strict=True):
+        shuffled = np.tile(rows, (_SHUFFLES, 1, 1))
+        for turn, order in enumerate(orders):
+            shuffled[turn][:, own] = rows[order][:, own]
+        answers = answer(shuffled.reshape(-1, rows.shape[1])).reshape(_SHUFFLES, len(rows), -1)
+        losses = [sign * (usual - _score(task, targets, outputs)) for outputs in answers]
+        found.append(
+            ColumnImportance(
+                column=column.name,
+                loss=float(np.mean(losses)),
+                low=min(losses),
+                high=max(losses),
+                rows=len(rows),
+            )
+        )
+    return sorted(found, key=lambda one: (-one.loss, one.column))
+
+
+def _score(task: Task, targets: NDArray[np.float64], outputs: NDArray[Any]) -> float:
+    target = kind_of(task).target
+    answers = target.load_part("scores")(targets, outputs, None)
+    every = np.arange(len(targets))[np.newaxis]
+    return float(answers.scores(every, [target.headline])[target.headline][0])
