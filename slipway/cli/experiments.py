@@ -38,6 +38,7 @@ def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[A B]")
 @click.option("--sort", metavar="KEY", help="A column or key; `metric` has the best first.")
 @click.option("--reverse", is_flag=True, help="Turn the order of the rows.")
 @click.option(
@@ -47,6 +48,7 @@ def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(
+    names: tuple[str, ...],
     sort: str | None,
     reverse: bool,
     conditions: tuple[str, ...],
@@ -54,9 +56,20 @@ def compare(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """List the experiments, newest first, with the params that differ and the results."""
+    """List the experiments, newest first, with the params that differ and the results.
+
+    With A and B, show these two side by side.
+    """
     from slipway.experiments.comparison import read_comparison
 
+    if names:
+        if sort or reverse or conditions or as_csv or as_json:
+            raise ParamsError(
+                "compare was given names and an option for lists; expected names alone or with "
+                "--html. Leave out --sort, --reverse, --filter, --csv and --json, or the names."
+            )
+        _compare_two(names, html)
+        return
     comparison = read_comparison().filtered(conditions)
     if sort or reverse:
         comparison = comparison.sorted(sort or "started", reverse=reverse)
@@ -71,6 +84,20 @@ def compare(
         click.echo(comparison.csv(), nl=False)
     elif not html:
         click.echo(comparison.text())
+
+
+def _compare_two(names: tuple[str, ...], html: Path | None) -> None:
+    from slipway.experiments.comparison import read_comparison
+    from slipway.experiments.pair import read_pair
+
+    pair = read_pair(read_comparison(), names)
+    if html:
+        from slipway.experiments.pair_page import pair_page
+
+        files.write_text(html, pair_page(pair))
+        click.echo(f"wrote {html}")
+    else:
+        click.echo(pair.text())
 
 
 @click.command()

@@ -352,8 +352,10 @@ def _svg(axes: _Axes, marks: Sequence[str], x_label: str, y_label: str) -> Html:
 def _ticks(values: NDArray[np.float64]) -> list[float]:
     """Choose about five round numbers that enclose all values."""
     low, high = float(values.min()), float(values.max())
-    if low == high:  # half around it, so that fractions and counts do not go below 0
-        low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
+    if low == high and 0 <= low <= 1:  # fractions stay between 0 and 1
+        low, high = 0.0, 1.0
+    elif low == high:  # half around it, so that counts do not go below 0
+        low, high = low - abs(low) / 2, high + abs(high) / 2
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)

@@ -1,6 +1,9 @@
 """Sections of the evaluation page about classes."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from slipway.metrics.class_scores import class_scores, count_classes
 from slipway.reports.evaluation.class_results import confusion
@@ -77,10 +80,13 @@ def _confusion(evaluation: Evaluation) -> Html:
         "Row: the actual class. Column: the predicted class. "
         "The colour is the fraction of the row, on a square-root scale."
     )
+    return section("Confusion matrix", confusion_picture(matrix, classes), paragraph(note, "note"))
+
+
+def confusion_picture(matrix: NDArray[np.int64], classes: Sequence[str]) -> Html:
+    """Draw (K, K) counts as a heat map with numbers, or as an image for many classes."""
     if len(classes) <= _MAX_CLASSES:
-        picture = heat_map(matrix, classes)
-    else:
-        fractions = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
-        pixels = np.rint(255 * fractions).astype(np.uint8)
-        picture = image(pixels, f"Confusion matrix of {len(classes)} classes")
-    return section("Confusion matrix", picture, paragraph(note, "note"))
+        return heat_map(matrix, classes)
+    fractions = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
+    pixels = np.rint(255 * fractions).astype(np.uint8)
+    return image(pixels, f"Confusion matrix of {len(classes)} classes")

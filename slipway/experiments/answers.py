@@ -1,0 +1,99 @@
+"""The answers of an experiment to its test rows, and its curves, as DVC keeps them.
+
+They come from DVC's cache, or from its remote if the cache lacks them.
+"""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from dvc.api import DVCFileSystem
+from dvc.exceptions import DvcException
+from numpy.typing import NDArray
+
+from slipway.artifacts.bundle import Metric
+from slipway.data.engine.rows import read_table
+from slipway.experiments import repository
+from slipway.experiments.records import ExperimentRecord
+from slipway.experiments.results import METRICS
+from slipway.kinds.registry import Task, kind_of
+from slipway.reports.evaluation.record import read_metrics
+from slipway.reports.evaluation.tables import predictions_schema
+from slipway.reports.pages.charts import Series
+from slipway.system.errors import UnavailableError
+from slipway.training.telemetry.curves import read_curves
+
+PREDICTIONS, LIVE = Path("artifacts/predictions.parquet"), Path("reports/live")
+
+
+@dataclass(frozen=True)
+class ExperimentAnswers:
+    """An experiment's metrics, its answers to the test rows, and the curves of its training."""
+
+    task: Task
+    classes: list[str]  # empty for a numeric target
+    metrics: dict[str, Metric]
+    ids: list[str]
+    targets: NDArray[np.float64]  # (N,) class index, or the number itself
+    outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
+    curves: dict[str, list[Series]]
+
+    def rows(self, ids: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """Return targets and outputs in the order of `ids`, which must be among its own."""
+        places = {name: place for place, name in enumerate(self.ids)}
+        chosen = [places[name] for name in ids]
+        return self.targets[chosen], self.outputs[chosen]
+
+
+def read_answers(record: ExperimentRecord) -> ExperimentAnswers:
+    """Read what DVC keeps of an experiment; UnavailableError with the reason if it keeps nothing.
+
+    SchemaError if a file is damaged.
+    """
+    commit = repository.experiments().get(record.name)
+    if commit is None:
+        ended = f"it ended with {record.stage}" if record.stage else f"it is {record.ended}"
+        raise UnavailableError(
+            f"DVC keeps no answers of {record.name}: {ended}, expected a run of all stages that "
+            "is done. Repeat it with `slipway run`."
+        )
+    task = record.params.get("data.task", "")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _fetch(commit, folder)
+        table = read_table(folder / PREDICTIONS, predictions_schema(task))
+        metrics, curves = read_metrics(folder / METRICS), read_curves(folder / LIVE)
+        content = json.loads((folder / METRICS).read_bytes())
+    classes = [entry["class"] for entry in content.get("per_class", [])]
+    return ExperimentAnswers(
+        task, classes, metrics, table["id"].to_pylist(), *_numbers(table, task, classes), curves
+    )
+
+
+def _fetch(commit: str, folder: Path) -> None:
+    """Write the files as the experiment has them below `folder`."""
+    try:
+        kept = DVCFileSystem(rev=commit)
+        for path in (METRICS, PREDICTIONS, LIVE):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            kept.get(path.as_posix(), str(folder / path), recursive=path == LIVE)
+    except (DvcException, OSError) as error:
+        raise UnavailableError(
+            f"DVC cannot read the outputs of experiment {commit[:7]}: {error}. Expected them in "
+            "its cache or its remote. Try `dvc pull`, or repeat the run with `slipway run`."
+        ) from error
+
+
+def _numbers(
+    table: pa.Table, task: Task, classes: list[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    if not kind_of(task).target.has_classes:
+        values = table["prediction"].to_numpy().astype(np.float32)
+        return table["target"].to_numpy(), values[:, np.newaxis]
+    codes = {name: code for code, name in enumerate(classes)}
+    targets = np.array([codes[name] for name in table["target"].to_pylist()], np.float64)
+    flat = table["probabilities"].combine_chunks().flatten().to_numpy()
+    return targets, flat.reshape(len(targets), len(classes))
