@@ -40,7 +40,8 @@ from slipway.system import files
 from slipway.system.errors import CellError, DataError, ImageError
 
 JSON_ROW = "row"  # the column with the text of a JSON line
-_BLOCK_BYTES = 1 << 24  # of a CSV or JSON lines, read at once; the longest row of a CSV
+# Of a CSV or JSON lines, read at once; the longest row of a CSV. pyarrow reads 32 blocks ahead.
+_BLOCK_BYTES = 1 << 22
 _BOM_BYTES = 3
 Batch = tuple[Sequence[int], NDArray[Any]]  # positions in the piece, and their inputs
 
