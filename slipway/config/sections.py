@@ -46,6 +46,7 @@ Operation = Literal[
 ]
 Offload = Literal["optimizer", "optimizer_and_parameters"]
 Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
+Tracker = Literal["mlflow", "wandb"]
 PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
 
@@ -390,6 +391,7 @@ class TrainParams(ParamsSection):
     checkpoint_every_minutes: PositiveFloat | None
     log_every_steps: Positive  # scalars in TensorBoard and the run log
     log_histograms_every_epochs: Positive | None  # weights and gradients in TensorBoard
+    loggers: list[Tracker]  # trackers that get TensorBoard's scalars and the settings as well
 
     def problems(self) -> Iterator[str]:
         yield from self._problems_of_choices()
@@ -410,6 +412,7 @@ class TrainParams(ParamsSection):
 
     def _problems_of_choices(self) -> Iterator[str]:
         """Describe values that another choice needs, and values that a choice lacks."""
+        yield from _named_twice("loggers", self.loggers)
         yield from _belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta)
         yield from _belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum)
         steps = {"step_epochs": self.step_epochs, "step_factor": self.step_factor}

@@ -104,5 +104,6 @@ _CHECKS = (
         user_code.check_user_code,
     ),
     Check(frozenset({"data", "train"}), training.machine_mistakes),
+    _check("train", "train.loggers", training.check_loggers),
     _check("compile", "compile.require", training.check_engine),
 )

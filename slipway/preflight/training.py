@@ -13,6 +13,7 @@ from slipway.kinds.registry import kind_of
 from slipway.runtimes.compilation import why_no_engine
 from slipway.runtimes.runtime import why_no_cuda_driver
 from slipway.system.errors import SlipwayError
+from slipway.training.telemetry.tracker_packages import check_trackers
 
 
 def check_network(params: Params) -> None:
@@ -77,6 +78,11 @@ def needs_the_machine(train: TrainParams) -> bool:
     by_name = (train.accelerator, train.devices, train.strategy, train.precision)
     asks = train.compile or train.channels_last is True or train.num_nodes > 1
     return asks or any(value != "auto" for value in by_name) or why_no_cuda_driver() is None
+
+
+def check_loggers(params: Params) -> None:
+    """Raise UnavailableError if `train.loggers` names one that is not installed here."""
+    check_trackers(params.train)
 
 
 def check_engine(params: Params) -> None:

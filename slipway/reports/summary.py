@@ -95,7 +95,10 @@ def _entries(path: Path, *keys: str) -> list[Any]:
 
 
 def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
-    """Name too few optimizer steps or rows, which explain a weak model; `train` are its params."""
+    """Name too few optimizer steps or rows, which explain a weak model, and failed loggers.
+
+    `train` has the params of that section.
+    """
     (splits,) = _entries(root / "reports/split.json", "splits")
     rows, hints = {name: split["rows"] for name, split in splits.items()}, []
     epochs, batch = train.get("epochs", 0), train.get("batch_size", 0)
@@ -104,6 +107,12 @@ def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
         hints.append(
             f"  {steps} optimizer steps in {epochs} epochs are few: below about {_FEW_STEPS} a "
             "network\n  rarely ends its learning. Raise train.epochs, or lower train.batch_size."
+        )
+    trained = root / "metrics/train.json"
+    if failed := trained.is_file() and json.loads(trained.read_text()).get("failed_loggers"):
+        hints.append(
+            f"  the logger {failed} failed, so it lacks a part of the training. "
+            "Every metric is in\n  .work/log/train.jsonl and in TensorBoard."
         )
     if rows["test"] < _FEW_TEST_ROWS:
         hints.append(

@@ -2,13 +2,16 @@
 
 import os
 
-# Read by onnxruntime when it is imported, by BentoML, DVC, Ray and the Hugging Face hub when used.
+# Read by onnxruntime when it is imported, by BentoML, DVC, Ray, the Hugging Face hub, MLflow and
+# Weights & Biases when used.
 _SWITCHES = {
     "ORT_DISABLE_TELEMETRY": "1",
     "BENTOML_DO_NOT_TRACK": "True",
     "DVC_NO_ANALYTICS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
 }
 
 

@@ -70,6 +70,8 @@ from slipway.training.telemetry.telemetry import (
     StepTelemetry,
     TelemetryContext,
 )
+from slipway.training.telemetry.tracker_packages import check_trackers
+from slipway.training.telemetry.trackers import Trackers, tracked_runs
 
 
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
@@ -83,6 +85,8 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     rank, world_size = launched_rank()
     with RunLog(paths.log, rank) as log:
         with report_error_once(rank, world_size):
+            if rank == 0:
+                check_trackers(params)
             job, network = prepare(seed, params, paths)
         log.name_run(job.fingerprint.name)
         _train(job, network, log)
@@ -102,6 +106,9 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
             _fit(job, network, resumed, log, meter)
         elif is_first:
             log_finished(job.paths.live, resumed.history if resumed else [])
+            trackers = Trackers(job, log)
+            trackers.start(resumed.history if resumed else [])
+            trackers.finish(failed=False)
         if is_first:
             write_model(job)
             log.write("finished")
@@ -149,7 +156,8 @@ def _fit(
         steps_per_epoch=job.steps_per_epoch,
         history=resumed.history if resumed else [],
     )
-    telemetry = StepTelemetry(params, context, log, profiler)
+    trackers = Trackers(job, log) if is_first_process() else None
+    telemetry = StepTelemetry(params, context, log, profiler, trackers)
     bars = progress_bars(telemetry)
     trainer = pl.Trainer(
         **step_arguments(params, placement, shape, job.paths.work),
@@ -225,7 +233,11 @@ def write_model(job: Job) -> None:
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
     manifest = _model_manifest(job, last, count_parameters(_network_with(job.spec, weights)))
-    files.write_json(job.paths.metrics, _metrics(manifest, last))
+    failed = {
+        name: run.failure for name, run in tracked_runs(job.store.root).items() if run.failure
+    }
+    lost = {"failed_loggers": ", ".join(failed)} if failed else {}
+    files.write_json(job.paths.metrics, {**_metrics(manifest, last), **lost})
     save_model(job.paths.model, manifest, weights)
     check_inputs()
     job.store.remove()
@@ -234,6 +246,8 @@ def write_model(job: Job) -> None:
             f"stopped   after epoch {last.epoch}, {job.params.early_stopping_patience} after the "
             "lowest validation loss"
         )
+    for name, failure in failed.items():
+        print(f"logger    {name} failed and lacks a part of this training: {failure}")
     print(
         f"kept epoch {last.kept_epoch} of {last.epoch} ({job.params.keep}) in "
         f"{job.paths.model}, measured on {len(job.data.val):,} validation rows"

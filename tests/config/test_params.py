@@ -411,6 +411,7 @@ def test_the_projects_own_params_are_valid() -> None:
             "evaluate.slice_gates names 'acuracy'",
         ),
         ({"evaluate__slices": ["age", "place", "age"]}, "slices names 'age' more than once"),
+        ({"train__loggers": ["wandb", "wandb"]}, "loggers names 'wandb' more than once"),
         ({"evaluate__slice_min_rows": 1}, "evaluate.slice_min_rows: found 1"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
         (

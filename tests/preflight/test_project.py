@@ -1,6 +1,7 @@
 """Preflight: every mistake is named at once, and the reports of the last run stay."""
 
 import copy
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,11 @@ def test_machine_is_not_checked_with_a_launcher(
     monkeypatch.setenv("TRAIN_LAUNCHER", "srun")
     write_params(train__num_nodes=2)
     check_project()
+
+
+def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert "pip install 'slipway-ml[loggers]'" in refusal(train__loggers=["mlflow"])
 
 
 def test_a_required_engine_that_cannot_be_built_is_refused(

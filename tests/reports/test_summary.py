@@ -186,6 +186,12 @@ def test_summary_hints_at_too_few_test_rows(tmp_path: Path) -> None:
     assert "19 test rows are few" in summary(tmp_path)
 
 
+def test_summary_names_a_logger_that_failed(tmp_path: Path) -> None:
+    write_run(tmp_path, "image_classification", HOPS)
+    files.write_json(tmp_path / "metrics/train.json", {"failed_loggers": "mlflow"})
+    assert "the logger mlflow failed" in summary(tmp_path)
+
+
 @pytest.mark.parametrize(("value", "outcome"), [(0.5, "missed"), (None, "unjudged")])
 def test_summary_exits_with_1_on_a_failed_gate_and_names_value_limit_and_key(
     tmp_path: Path,

@@ -29,6 +29,7 @@ HOW_IT_RUNS = frozenset(
         "checkpoint_every_minutes",
         "log_every_steps",
         "log_histograms_every_epochs",
+        "loggers",
     }
 )
 _PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "tabm", "timm", "torch")

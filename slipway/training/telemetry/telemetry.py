@@ -24,6 +24,7 @@ from slipway.config.sections import TrainParams
 from slipway.kinds.registry import input_kind
 from slipway.system.memory import status_bytes
 from slipway.training.telemetry.run_log import RunLog
+from slipway.training.telemetry.trackers import Trackers
 
 NEXT_BATCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning 2.6; a test notices a rename
 _SHOWN_IMAGES = 64
@@ -93,8 +94,10 @@ class StepTelemetry(pl.Callback):
         context: TelemetryContext,
         log: RunLog,
         profiler: DataWaitProfiler,
+        trackers: Trackers | None = None,
     ) -> None:
         self._params, self._context, self._log = params, context, log
+        self._trackers = trackers
         self._writer: SummaryWriter | None = None  # on rank 0, while it trains
         self._meter, self._measured_from = ThroughputMeter(profiler), 0
         self._learning_rate = 0.0
@@ -105,6 +108,8 @@ class StepTelemetry(pl.Callback):
         if not trainer.is_global_zero:
             return
         self._writer = _open_board(self._context, trainer.global_step)
+        if self._trackers:
+            self._trackers.start(self._context.history)
         kind = input_kind(pl_module.network.spec.input.kind)
         if trainer.global_step == 0 and kind.has_pixels:
             _write_first_batch(self._writer, pl_module.network)
@@ -133,16 +138,26 @@ class StepTelemetry(pl.Callback):
         if self._writer:
             step, epoch = trainer.global_step, trainer.current_epoch + 1
             metrics = pl_module.epoch_metrics
-            _write_scalars(self._writer, {**metrics, "epoch": float(epoch)}, step)
+            self._write(self._writer, {**metrics, "epoch": float(epoch)}, step)
             self._log.write("epoch", step=step, epoch=epoch, **metrics)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._close(failed=False)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        self._close(failed=True)
+
+    def _close(self, *, failed: bool) -> None:
         if self._writer:
             self._writer.close()
             self._writer = None
+        if self._trackers:
+            self._trackers.finish(failed=failed)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
-        self.on_train_end(trainer, pl_module)
+    def _write(self, writer: SummaryWriter, values: Mapping[str, float], step: int) -> None:
+        _write_scalars(writer, values, step)
+        if self._trackers:
+            self._trackers.write(values, step)
 
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self._params.log_every_steps == 0
@@ -162,7 +177,7 @@ class StepTelemetry(pl.Callback):
         }
         self._measured_from = step
         self.latest = {name: value for name, value in figures.items() if value is not None}
-        _write_scalars(writer, {f"step/{name}": value for name, value in self.latest.items()}, step)
+        self._write(writer, {f"step/{name}": value for name, value in self.latest.items()}, step)
         self._log.write("step", step=step, **self.latest)
 
     def _write_histograms(self, trainer: pl.Trainer, network: nn.Module) -> None:

@@ -1,0 +1,23 @@
+"""The packages of the trackers, which are an extra. Importing this module imports no torch."""
+
+from importlib.util import find_spec
+
+from slipway.config.sections import TrainParams
+from slipway.system.errors import UnavailableError
+
+
+def check_trackers(params: TrainParams) -> None:
+    """Raise UnavailableError if a package of `train.loggers` is not installed."""
+    missing = [name for name in params.loggers if not _is_installed(name)]
+    if missing:
+        raise UnavailableError(
+            f"train.loggers is {params.loggers}, but {' and '.join(missing)} cannot be imported "
+            "here; expected the packages of the extra `loggers`. Install them: "
+            "pip install 'slipway-ml[loggers]', or set train.loggers to []."
+        )
+
+
+def _is_installed(name: str) -> bool:
+    """Tell a package from a folder of that name, such as the `wandb/` that W&B itself makes."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None

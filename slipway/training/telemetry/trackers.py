@@ -1,0 +1,170 @@
+"""Trackers of experiments, MLflow and Weights & Biases, to which rank 0 reports if asked to.
+
+`train.loggers` names them. They get the scalars of TensorBoard by optimizer step, and the settings
+once. They stay on this machine unless an environment variable names a server. A tracker that fails
+is left out from then on, and the training goes on.
+
+`.work/train/NAME/trackers.json`, beside the checkpoints, has the id of each run, so that a resumed
+training continues the same runs.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
+
+from slipway.config.sections import Tracker
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.training.job import Job
+from slipway.training.telemetry.run_log import RunLog
+
+_FILE = "trackers.json"
+_SERVER = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+_FINISH_S = 300.0  # of W&B's upload at the end, which waits forever by default
+
+
+class TrackedRun(Contract):
+    """A training in a tracker."""
+
+    id: str | None  # null if the tracker failed before it began
+    failure: str | None  # why the tracker lacks a part of the training
+
+
+class Trackers:
+    """The trackers of a training on rank 0; of any other process there are none."""
+
+    def __init__(self, job: Job, log: RunLog) -> None:
+        self._job, self._log = job, log
+        self._loggers: dict[Tracker, MLFlowLogger | WandbLogger] = {}
+        self._runs = tracked_runs(job.store.root)
+
+    def start(self, history: Sequence[Mapping[str, float]]) -> None:
+        """Continue the runs, or begin new ones, which get the settings and the epochs so far."""
+        for name in self._job.params.loggers:
+            self._guard(name, partial(self._open, name, history))
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Report scalars of an optimizer step."""
+        for name, logger in list(self._loggers.items()):
+            self._guard(name, partial(logger.log_metrics, dict(values), step))
+
+    def finish(self, *, failed: bool) -> None:
+        """End the runs; those of a stopped training can be continued."""
+        for name, logger in list(self._loggers.items()):
+            self._guard(name, partial(_finish, logger, failed=failed))
+        self._loggers.clear()
+
+    def _open(self, name: Tracker, history: Sequence[Mapping[str, float]]) -> None:
+        known = self._runs.get(name)
+        logger = _OPENERS[name](self._job, known.id if known else None)
+        experiment = logger.experiment  # the run begins here
+        run = TrackedRun(id=logger.version, failure=known.failure if known else None)
+        self._loggers[name] = logger
+        if known and known.id and isinstance(logger, MLFlowLogger):
+            experiment.update_run(run.id, status="RUNNING")
+            return  # W&B, however, may have lost all that a killed process had buffered
+        self._note(name, run)
+        settings = self._job.params.model_dump(mode="json")
+        logger.log_hyperparams({"seed": self._job.seed, "train": settings})
+        for epoch, metrics in enumerate(history, start=1):
+            logger.log_metrics(dict(metrics), epoch * self._job.steps_per_epoch)
+
+    def _guard(self, name: Tracker, act: Callable[[], None]) -> None:
+        """Leave the tracker out if it fails; a network or a disk may fail in many ways."""
+        try:
+            act()
+        except Exception as error:
+            self._loggers.pop(name, None)
+            text = re.sub(r"//[^/\s]*@", "//", f"{type(error).__name__}: {error}")  # a password
+            reason = " ".join(text.split())[:300]
+            known = self._runs.get(name)
+            self._note(name, TrackedRun(id=known.id if known else None, failure=reason))
+            self._log.write("logger_failed", logger=name, error=reason)
+            print(
+                f"note      logger {name} failed and is left out from here on, the training goes "
+                f"on ({reason})",
+                flush=True,
+            )
+
+    def _note(self, name: Tracker, run: TrackedRun) -> None:
+        self._runs[name] = run
+        content = {name: run.model_dump(mode="json") for name, run in self._runs.items()}
+        files.write_json(self._job.store.root / _FILE, content)
+
+
+def tracked_runs(root: Path) -> dict[Tracker, TrackedRun]:
+    """Read the runs of the training whose checkpoints are in `root`; none before its start."""
+    try:
+        content = json.loads((root / _FILE).read_bytes())
+        return {name: TrackedRun.model_validate(run) for name, run in content.items()}
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _open_mlflow(job: Job, run_id: str | None) -> MLFlowLogger | WandbLogger:
+    for name, value in _SERVER.items():
+        os.environ.setdefault(name, value)
+    # It warns of each new experiment.
+    logging.getLogger("pytorch_lightning.loggers.mlflow").setLevel(logging.ERROR)
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        # MLflow's client alone has no database; its server reads this folder with the same switch.
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        uri = (_folder(job) / "mlflow").as_uri()
+    return MLFlowLogger(
+        experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME") or _project(job),
+        run_name=job.fingerprint.name,
+        tracking_uri=uri,
+        run_id=run_id,
+    )
+
+
+def _open_wandb(job: Job, run_id: str | None) -> MLFlowLogger | WandbLogger:
+    folder = _folder(job)
+    for name in ("CACHE", "CONFIG", "DATA"):  # which are in the user's home by default
+        os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / "wandb" / name.lower()))
+    import wandb
+
+    is_online = os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY")
+    run = wandb.init(
+        name=job.fingerprint.name,
+        project=os.environ.get("WANDB_PROJECT") or _project(job),
+        dir=folder,
+        id=run_id,
+        resume="allow",
+        mode=None if is_online else "offline",
+        settings=wandb.Settings(
+            console="off", silent=True, x_disable_stats=True, finish_timeout=_FINISH_S
+        ),
+    )
+    # As the logger's own init does, which also warns of an argument that it passes itself.
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(experiment=run)
+
+
+_OPENERS: dict[Tracker, Callable[[Job, str | None], MLFlowLogger | WandbLogger]] = {
+    "mlflow": _open_mlflow,
+    "wandb": _open_wandb,
+}
+
+
+def _finish(logger: MLFlowLogger | WandbLogger, *, failed: bool) -> None:
+    logger.finalize("failed" if failed else "success")
+    if isinstance(logger, WandbLogger):
+        logger.experiment.finish(exit_code=int(failed))
+
+
+def _folder(job: Job) -> Path:
+    return job.paths.work.parent.resolve()
+
+
+def _project(job: Job) -> str:
+    """The name of the project's folder, with the characters that both trackers take."""
+    return re.sub(r"[^\w.-]", "-", job.paths.root.resolve().name)[:100] or "slipway"
