@@ -174,10 +174,8 @@ def test_a_suspicious_column_is_named_with_its_score_on_console_and_page(tmp_pat
         "(balanced accuracy 0.991, leave-one-out over 87 training rows)"
     )
     assert described == [{"column": "fee", "score": 0.9912, "rows": 87, "finding": finding}]
-    splits = {
-        name: {"rows": 9, "leaked": 0, "target": {"mean": 0.0, "std": 1.0}}
-        for name in ("train", "val", "test")
-    }
+    target = {"mean": 0.0, "std": 1.0, "low": -2.0, "high": 2.0, "histogram": [1, 4, 4]}
+    splits = {name: {"rows": 9, "leaked": 0, "target": target} for name in ("train", "val", "test")}
     report = {
         "seed": 7, "way": "stable", "splits": splits, "shares": None, "largest_deviation": None,
         "classes_missing": {}, "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0,
