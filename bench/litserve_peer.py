@@ -10,7 +10,7 @@ from typing import Any
 
 import litserve  # type: ignore[import-not-found]  # in a Python of its own
 import numpy as np
-from fastapi import Request  # type: ignore[import-not-found]  # in a Python of its own
+from fastapi import Request  # in a Python of its own
 from numpy.typing import NDArray
 
 from bench.serving_peers import MAX_BATCH_SIZE, Model

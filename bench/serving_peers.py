@@ -77,12 +77,12 @@ def serve_empty(port: int) -> None:
 
 def serve_fastapi(port: int) -> None:
     """One row at a time in FastAPI's pool of threads, uvicorn as above."""
-    import fastapi  # type: ignore[import-not-found]  # in a Python of its own
+    import fastapi  # in a Python of its own
     import uvicorn
 
     application, model = fastapi.FastAPI(), Model()
 
-    @application.get("/readyz")  # type: ignore[untyped-decorator]  # as above
+    @application.get("/readyz")
     def ready() -> dict[str, str]:
         return {}
 
