@@ -11,9 +11,9 @@ import pytest
 
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
-from slipway.config.renames import table
 from slipway.drift.reference import parse_references
 from slipway.system.errors import BundleError, CertificateError
+from slipway.upgrade.renames import table
 from tests.launch.test_kubernetes import OLDEST
 from tests.structure.tracked import tracked_files
 

@@ -12,7 +12,6 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from slipway.config.renames import RenamesTable
 from slipway.system import files
 from slipway.system.assets import asset
 from slipway.system.errors import SchemaError
@@ -40,15 +39,6 @@ def is_unedited(text: str, former: list[str]) -> bool:
     if head is None:
         return files.sha256_bytes(text.encode()) in former
     return files.sha256_bytes(text[head.end() :].encode()) == head[1]
-
-
-def renamed_text(text: str, table: RenamesTable) -> str:
-    """Return an edited dvc.yaml with the new names of commands, params and files."""
-    for old, new in (table.params | table.artifact).items():
-        text = re.sub(rf"(?<![\w./-]){re.escape(old)}(?![\w-]|\.\w)", new, text)
-    for old, new in table.pipeline.items():
-        text = text.replace(old, new)
-    return text
 
 
 def parsed(text: str) -> dict[str, Any]:

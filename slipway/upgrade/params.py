@@ -1,6 +1,6 @@
 """Moves the text of params.yaml to the current version, and keeps every other byte of it.
 
-slipway/config/renames.yaml says what changed. ruamel.yaml finds the places of keys and values in
+slipway/upgrade/renames.yaml says what changed. ruamel.yaml finds the places of keys and values in
 the text; its round trip would keep comments, but reformat lists and mappings. The new text is read
 again and compared with the content that it should have.
 """
@@ -16,12 +16,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from slipway.config import renames
 from slipway.config.mistakes import as_yaml
 from slipway.config.params import Params, mistakes_in, read_content, value_at
 from slipway.kinds.registry import KINDS, input_kinds
 from slipway.project.params_text import comment_of, in_one_line
 from slipway.system.errors import ParamsError
+from slipway.upgrade import renames
 
 _CONFLICT = b"\n<<<<<<< "  # of git
 _UNTOUCHED = "Nothing was changed."

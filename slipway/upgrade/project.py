@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.config import pipeline, renames
+from slipway.config import pipeline
 from slipway.config.edit import difference
 from slipway.system import files
 from slipway.system.errors import ParamsError
+from slipway.upgrade import renames
 from slipway.upgrade.params import ParamsMigration, migrate
 from slipway.upgrade.reruns import Rerun, reruns
 
@@ -100,7 +101,7 @@ def upgrade(folder: Path, *, apply: bool) -> ProjectUpgrade:
         if after[_PIPELINE] != before[_PIPELINE]:
             note = "was not edited, so this version's takes its place"
     else:
-        after[_PIPELINE] = pipeline.renamed_text(before[_PIPELINE], table)
+        after[_PIPELINE] = renames.renamed_text(before[_PIPELINE], table)
         unmoved = pipeline.missing_parts(after[_PIPELINE])
         note = "was edited; former names are replaced in it"
         if after[_PIPELINE] == before[_PIPELINE]:

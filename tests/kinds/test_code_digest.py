@@ -226,6 +226,12 @@ def test_the_code_of_tables_is_no_part_of_the_training_of_images(root: Path) -> 
     assert not {path for path in reached if path.startswith("slipway/data/tables/")}
 
 
+def test_the_table_of_renames_changes_no_digest(root: Path) -> None:
+    reached = {path for stage in stage_names(root) for path in stage_files(root, stage)}
+    assert "slipway/config/params.py" in reached
+    assert [path for path in reached if "renames" in path] == []
+
+
 def test_the_networks_for_images_are_no_part_of_the_training_of_tables(root: Path) -> None:
     reached = reached_by(root, "train", "table_regression")
     assert reached >= TABLES

@@ -12,11 +12,11 @@ from ruamel.yaml import YAML
 
 from slipway.config.network_arguments import TabmArguments
 from slipway.config.params import load_params, value_at
-from slipway.config.renames import table
 from slipway.kinds.inputs import COLUMNS
 from slipway.project.params_text import in_one_line
 from slipway.system.errors import ParamsError
 from slipway.upgrade.params import ParamsMigration, migrate
+from slipway.upgrade.renames import table
 from tests.project_params import of_kind
 
 pytestmark = pytest.mark.unit

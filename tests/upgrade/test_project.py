@@ -8,11 +8,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from slipway.config.params import load_params
-from slipway.config.pipeline import is_unedited, missing_parts, pipeline_text, renamed_text
-from slipway.config.renames import table
+from slipway.config.pipeline import is_unedited, missing_parts, pipeline_text
 from slipway.system import files
 from slipway.system.errors import ParamsError, SchemaError
 from slipway.upgrade.project import upgrade
+from slipway.upgrade.renames import renamed_text, table
 from slipway.upgrade.reruns import Rerun, reruns
 
 pytestmark = pytest.mark.unit

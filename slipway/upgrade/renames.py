@@ -1,5 +1,6 @@
 """The table of renamed public names, `renames.yaml`, as `slipway upgrade` reads it."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,12 @@ class RenamesTable(Contract):
 def table() -> RenamesTable:
     """Read `renames.yaml`."""
     return RenamesTable.model_validate(YAML(typ="safe", pure=True).load(PATH.read_bytes()))
+
+
+def renamed_text(text: str, table: RenamesTable) -> str:
+    """Return an edited dvc.yaml with the new names of commands, params and files."""
+    for old, new in (table.params | table.artifact).items():
+        text = re.sub(rf"(?<![\w./-]){re.escape(old)}(?![\w-]|\.\w)", new, text)
+    for old, new in table.pipeline.items():
+        text = text.replace(old, new)
+    return text

@@ -1,4 +1,4 @@
-"""slipway/config/renames.yaml names what exists now, and no old name is in use any more."""
+"""slipway/upgrade/renames.yaml names what exists now, and no old name is in use any more."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ from tests.structure.tracked import tracked_files
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVING = ROOT / "docs/reference/serving.md"
-RENAMES: dict[str, Any] = YAML(typ="safe").load(ROOT / "slipway/config/renames.yaml")
+RENAMES: dict[str, Any] = YAML(typ="safe").load(ROOT / "slipway/upgrade/renames.yaml")
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 # The modules that define the records of each file or answer whose fields were renamed.
 WRITERS = {
@@ -47,7 +47,7 @@ WRITERS = {
 }
 # Old names may stay in the table itself, in history and in results as they were measured.
 HISTORY = (
-    *("slipway/config/renames.yaml", "CHANGELOG.md", "docs/decisions/"),
+    *("slipway/upgrade/renames.yaml", "CHANGELOG.md", "docs/decisions/"),
     *("bench/LOG.md", "bench/results/", "tests/upgrade/", "docs/how-to/upgrade.md"),
 )
 
@@ -177,7 +177,7 @@ def test_renames_lead_from_a_file_without_a_version_to_the_version_of_params_yam
 
 
 def test_every_surface_has_a_comment_that_names_its_readers() -> None:
-    text = (ROOT / "slipway/config/renames.yaml").read_text()
+    text = (ROOT / "slipway/upgrade/renames.yaml").read_text()
     commented = re.findall(r"^# (\w+): for ", text, flags=re.MULTILINE)
     assert commented == [surface for surface in RENAMES if surface not in ("from", "to")]
 
