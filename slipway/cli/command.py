@@ -78,7 +78,7 @@ def _run(arguments: list[str], group: LazyGroup) -> None:
     try:
         code = group.main(arguments, "slipway", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         sys.exit(error.exit_code)
     except click.Abort:  # Ctrl-C or Ctrl-D at a question
         raise KeyboardInterrupt from None
@@ -86,6 +86,19 @@ def _run(arguments: list[str], group: LazyGroup) -> None:
         raise _missing_package(error, arguments, group.verbs) or error from error
     if code:
         sys.exit(code)
+
+
+def _show(error: click.ClickException) -> None:
+    """Print an error of the arguments in three parts, and any other as click does."""
+    text, context = error.format_message(), getattr(error, "ctx", None)
+    if context is None or text.startswith("Usage:"):  # the help, without any argument
+        error.show()
+        return
+    expected = " ".join(context.get_usage().removeprefix("Usage: ").split())
+    if ", expected" not in text:  # as it is in ours
+        end = "" if text.endswith((".", "?")) else "."
+        text += f"{end} Expected `{expected}`; see `{context.command_path} --help`."
+    click.echo(f"\nerror: {text}", err=True)
 
 
 def _prepare() -> None:

@@ -60,6 +60,14 @@ def test_an_unknown_option_ends_with_2(capsys: pytest.CaptureFixture[str]) -> No
     assert "--jsn" in capsys.readouterr().err
 
 
+def test_wrong_arguments_are_described_in_three_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_of(["version", "extra"], SLIPWAY) == 2
+    assert capsys.readouterr().err == (
+        "\nerror: Got unexpected extra argument (extra). "
+        "Expected `slipway version [OPTIONS]`; see `slipway version --help`.\n"
+    )
+
+
 def test_an_error_that_the_user_can_fix_ends_with_1_and_its_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
