@@ -42,7 +42,7 @@ def write_own_wheel(folder: Path, package: Path = _PACKAGE) -> Path:
 def _installed(package: Path) -> Distribution:
     """Return the distribution that the package is part of. UnavailableError if there is none."""
     for found in distributions(name=NAME, path=[str(package.parent)]):
-        if any(str(file) == "slipway/__init__.py" for file in found.files or ()):
+        if any(name == "slipway/__init__.py" for name, *_ in _record(found)):
             return found
     raise UnavailableError(
         f"Slipway runs from {package}, which was not installed from a wheel. Expected the package "
@@ -51,14 +51,19 @@ def _installed(package: Path) -> Distribution:
     )
 
 
+def _record(installed: Distribution) -> list[list[str]]:
+    """Return name, digest and size of each file. `files` of Python 3.12 leaves missing ones out."""
+    return list(csv.reader((installed.read_text("RECORD") or "").splitlines()))
+
+
 def _recorded_files(installed: Distribution) -> dict[str, tuple[str, str]]:
     """Return digest and size of each file of the wheel by its name, sorted; metadata comes last."""
     found = {}
-    for file in installed.files or ():
-        name, top = str(file), file.parts[0]
-        is_metadata = top.endswith(".dist-info") and file.parts[1] in _METADATA
-        if file.hash and (top == "slipway" or is_metadata) and not name.endswith(".pyc"):
-            found[name] = (file.hash.value, str(file.size))
+    for name, digest, size in _record(installed):
+        top, _, rest = name.partition("/")
+        is_metadata = top.endswith(".dist-info") and rest.partition("/")[0] in _METADATA
+        if digest and (top == "slipway" or is_metadata) and not name.endswith(".pyc"):
+            found[name] = (digest.removeprefix("sha256="), size)
     return dict(sorted(found.items(), key=lambda entry: (".dist-info/" in entry[0], entry[0])))
 
 
