@@ -4,7 +4,9 @@ import { html } from "./dom.js";
 import { t } from "./texts.js";
 
 export const MOST_PICTURES = 24;
-const TYPES = "image/jpeg,image/png,image/webp,image/bmp,image/tiff";
+// Browsers know no type of HEIC files, so their endings are named.
+const TYPES =
+  "image/jpeg,image/png,image/webp,image/bmp,image/tiff,image/gif,image/avif,image/heic,.heic,.heif";
 
 /** The button to choose images. `onChosen` receives the files. */
 export function pictureInput(onChosen) {
