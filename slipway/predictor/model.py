@@ -136,7 +136,10 @@ class CertifiedModel:
 
     def info(self) -> dict[str, Any]:
         """The content of `GET /model`: the model, its quality, and how it runs here."""
+        from slipway.runtimes.runtime import describe_session  # loaded with a model only
+
         manifest, target = self.bundle.manifest, self.selection.target_certificate
+        actual = self.selection.actual
         return {
             "model_version": self.version,
             "bundle_digest": self.bundle.digest,
@@ -155,11 +158,15 @@ class CertifiedModel:
             "baseline": manifest.baseline,
             "execution": {
                 "requested": self.selection.requested,
-                "actual": self.selection.actual.model_dump(mode="json"),
+                "actual": actual.model_dump(mode="json"),
                 "why": self.selection.why,
                 "passed_over": self.selection.passed_over,
                 "max_batch_size": self.max_batch_size,
                 "num_threads": self.num_threads,
+                "session_options": describe_session(self.num_threads)
+                if actual.backend == "onnxruntime"
+                else None,
+                "certified_session_options": self.certificate.hardware.get("session_options"),
             },
             "golden_rows": self.golden_rows.model_dump(mode="json") if self.golden_rows else None,
             "choice": {

@@ -264,16 +264,37 @@ def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dic
     }
 
 
+def session_options(num_threads: int) -> dict[str, str]:
+    """Return the options of a session that differ from the defaults, by ONNX Runtime's names.
+
+    With the same ones, the same package and the same processor, a batch gives the same bits.
+    `num_threads` of 0 leaves the number to ONNX Runtime.
+    """
+    options = {
+        "intra_op_num_threads": str(num_threads),
+        "session.intra_op.allow_spinning": "0",  # frees the cores
+    }
+    if weight_bits() == 7:  # int8 sums would saturate; with VNNI it would only cost speed
+        options["session.x64quantprecision"] = "1"
+    return options
+
+
+def describe_session(num_threads: int) -> str:
+    """Return the options of a session as text that can be compared."""
+    return ", ".join(f"{name}={value}" for name, value in session_options(num_threads).items())
+
+
 def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
     """Open a session on the first of `providers`; UnavailableError if it runs on another."""
     onnxruntime = import_onnxruntime()
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # frees the cores
-    if weight_bits() == 7:  # int8 sums would saturate; with VNNI it would only cost speed
-        options.add_session_config_entry("session.x64quantprecision", "1")
+    for name, value in session_options(num_threads).items():
+        if name == "intra_op_num_threads":
+            options.intra_op_num_threads = int(value)
+        else:
+            options.add_session_config_entry(name, value)
     # TensorRT's provider would name its engines after a file.
     source = path_or_bytes(model) if providers[0][0] == _PROVIDERS["cpu"] else nullcontext(model)
     try:

@@ -52,4 +52,5 @@ def test_answers_equal_those_over_http_bit_for_bit(graph: onnx.ModelProto, tmp_p
         here = model.info()
         assert info["execution"]["actual"] == here["execution"]["actual"]
         assert info["execution"]["num_threads"] == here["execution"]["num_threads"]
+        assert info["execution"]["session_options"] == here["execution"]["session_options"]
         assert info["bundle_digest"] == here["bundle_digest"]

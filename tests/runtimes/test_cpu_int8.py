@@ -37,8 +37,11 @@ def test_weights_have_7_bits_only_if_the_instructions_saturate(
     assert weight_bits(instructions) == bits
 
 
-def test_the_certificate_names_the_int8_instructions() -> None:
-    assert describe_hardware()["int8"] == int8_instructions()
+def test_the_certificate_names_the_int8_instructions_and_the_options_of_a_session() -> None:
+    hardware = describe_hardware()
+    assert hardware["int8"] == int8_instructions()
+    assert hardware["session_options"].startswith("intra_op_num_threads=0, session.")
+    assert ("x64quantprecision" in hardware["session_options"]) == (weight_bits() == 7)
 
 
 def largest_weight(model: bytes) -> int:

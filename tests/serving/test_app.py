@@ -424,6 +424,9 @@ def test_the_model_info_has_the_requested_and_the_actual_execution(
         assert card["calibration"] == CALIBRATION.model_dump(mode="json")
         assert card["execution"]["requested"] == {"provider": "cpu", "variant": "auto"}
         assert card["execution"]["actual"]["variant"] == "fp32"
+        threads = card["execution"]["num_threads"]
+        assert f"intra_op_num_threads={threads}," in card["execution"]["session_options"]
+        assert card["execution"]["certified_session_options"] is None  # not recorded then
         assert card["labels"] == LABELS
         assert card["metrics"]["accuracy"]["rows"] == 100
         hop = card["certificate"]["hops"][0]

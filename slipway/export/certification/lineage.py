@@ -14,7 +14,7 @@ import yaml
 
 from slipway.artifacts.bundle import DataSource, Lineage
 from slipway.runtimes.cpu_int8 import int8_instructions
-from slipway.runtimes.runtime import this_machine, why_unavailable
+from slipway.runtimes.runtime import describe_session, this_machine, why_unavailable
 from slipway.system import files
 from slipway.system.cores import cpu_model, num_cores
 from slipway.system.errors import SchemaError, UnavailableError
@@ -70,9 +70,13 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_hardware() -> dict[str, str]:
-    """Describe the machine on which latencies are measured."""
+    """Describe the machine on which models are compared and latencies measured.
+
+    `session_options` are those of ONNX Runtime on the CPU, for every model but the live service's.
+    """
     hardware = {"cpu": cpu_model(), "int8": int8_instructions(), "cores": str(num_cores())}
     hardware |= {"system": f"{platform.system()} {platform.machine()}"}
+    hardware |= {"session_options": describe_session(num_threads=0)}
     try:
         machine = this_machine()
     except UnavailableError:
