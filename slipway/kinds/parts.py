@@ -21,7 +21,7 @@ InputPart = Literal[
     "resize_rows",  # stored rows of another shape -> rows of the contract
     "input_features",  # contract -> drift features of the input
     "measure_features",  # rows -> values of these features
-    "data_sections",  # splits of a packed store -> sections of the page of the data
+    "data_sections",  # optional: splits of a packed store -> sections of the page of the data
     "positions",  # contract -> places of each column in a row; only of columns
     "row_cells",  # rows -> texts by column, for reports of inputs without pixels
     "receive",  # HTTP request -> payload

@@ -11,8 +11,10 @@ def data_page(splits: Mapping[str, PackedSplit], manifest: PackedManifest) -> st
     """Build the page from the splits by name, with train among them.
 
     It reads a bounded number of rows, those with the smallest ids: a random choice that is always
-    the same.
+    the same. A kind of input without the part `data_sections` gets the numbers of rows only.
     """
     counts = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
-    sections = kind_of(manifest.task).input.load_part("data_sections")(splits, manifest)
+    kind = kind_of(manifest.task).input
+    has_sections = "data_sections" in kind.parts
+    sections = kind.load_part("data_sections")(splits, manifest) if has_sections else []
     return page("Data", f"Packed rows: {counts}", sections)
