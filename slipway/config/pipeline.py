@@ -1,12 +1,10 @@
 """The dvc.yaml of a project: written by `slipway init`, renewed by `slipway upgrade`.
 
 Its first lines hold a digest of the others. An edit, such as a further dependency, shows thereby,
-and the file is not replaced.
+and the file is merged, not replaced. RECORD keeps the text as it was written, for this merge.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -16,11 +14,10 @@ from slipway.system import files
 from slipway.system.assets import asset
 from slipway.system.errors import SchemaError
 
+RECORD = ".slipway/pipeline.yaml"  # in the project; DVC would read one that is named dvc.yaml
 _HEAD = "# Written by Slipway. `slipway upgrade` renews this file unless somebody edited it.\n"
 _DIGEST = "# SHA-256 of the other lines: {}\n"
 _WRITTEN = re.compile(re.escape(_HEAD) + _DIGEST.format("([0-9a-f]{64})"))
-_LISTS = ("params", "deps", "outs", "metrics")
-_OUR_CODE = ("slipway", "stages", "serving")
 
 
 def pipeline_text() -> str:
@@ -32,13 +29,27 @@ def pipeline_text() -> str:
     return f"{_HEAD}{_DIGEST.format(files.sha256_bytes(body.encode()))}{body}"
 
 
-def is_unedited(text: str, former: list[str]) -> bool:
-    """Return True if Slipway wrote this dvc.yaml, or if it is one of the `former` ones."""
-    text = text.replace("\r\n", "\n")
+def is_unedited(text: str) -> bool:
+    """Return True if this dvc.yaml is as Slipway wrote it, by the digest in its first lines."""
     head = _WRITTEN.match(text)
-    if head is None:
-        return files.sha256_bytes(text.encode()) in former
-    return files.sha256_bytes(text[head.end() :].encode()) == head[1]
+    return head is not None and files.sha256_bytes(text[head.end() :].encode()) == head[1]
+
+
+def is_edit_of(text: str, written: str) -> bool:
+    """Return True if both have the same first lines: `text` was edited from what was `written`."""
+    head = _WRITTEN.match(text)
+    return head is not None and written.startswith(head[0])
+
+
+def has_head(text: str) -> bool:
+    """Return True if the first lines hold a digest."""
+    return _WRITTEN.match(text) is not None
+
+
+def with_new_head(text: str) -> str:
+    """Return the text with the first lines of this version; without any, as it is."""
+    head, new = _WRITTEN.match(text), _WRITTEN.match(pipeline_text())
+    return new[0] + text[head.end() :] if head and new else text
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -55,34 +66,3 @@ def parsed(text: str) -> dict[str, Any]:
             "`slipway upgrade` again."
         )
     return content
-
-
-def missing_parts(text: str) -> list[str]:
-    """List what an edited dvc.yaml lacks of this version's, and the code that it still names."""
-    found, expected = parsed(text)["stages"], parsed(pipeline_text())["stages"]
-    return [line for stage, entry in expected.items() for line in _missing(stage, entry, found)]
-
-
-def _missing(stage: str, entry: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    if stage not in found:
-        yield f"{stage}: the stage is missing"
-        return
-    theirs = found[stage]
-    if theirs.get("cmd") != entry["cmd"]:
-        yield f"{stage}: cmd is {theirs.get('cmd')!r}, in this version {entry['cmd']!r}"
-    for group in _LISTS:
-        known = [_plain(one) for one in theirs.get(group, [])]
-        if lacks := [one for one in map(_plain, entry.get(group, [])) if one not in known]:
-            yield f"{stage}: {group} lacks {', '.join(lacks)}"
-    deps = [_plain(one) for one in theirs.get("deps", [])]
-    if code := [one for one in deps if Path(one).parts[0] in _OUR_CODE]:
-        more = f" and {len(code) - 1} more" if len(code) > 1 else ""
-        yield f"{stage}: deps names code that code.yaml stands for now: {code[0]}{more}"
-
-
-def _plain(entry: Any) -> str:
-    """Return an entry of a list in a comparable form; one with options is a mapping."""
-    if isinstance(entry, dict) and len(entry) == 1:
-        ((name, options),) = entry.items()
-        return f"{name}: {options}" if isinstance(options, list) else str(name)
-    return str(entry)

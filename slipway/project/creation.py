@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.config.params import value_at
-from slipway.config.pipeline import pipeline_text
+from slipway.config.pipeline import RECORD, pipeline_text
 from slipway.kinds.registry import kind_of
 from slipway.project.params_text import params_text
 from slipway.project.proposal import ProjectProposal
@@ -90,6 +90,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
     written = {
         "params.yaml": params_text(content, proposal.reasons),
         "dvc.yaml": pipeline_text(),
+        RECORD: pipeline_text(),
         ".gitignore": _IGNORED + _data_ignored(folder, content),
         ".dvcignore": _DVC_IGNORED,
         "bentofile.yaml": _BENTO.format(name=_bento_name(folder)),

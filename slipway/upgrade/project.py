@@ -13,9 +13,12 @@ from slipway.system import files
 from slipway.system.errors import ParamsError
 from slipway.upgrade import renames
 from slipway.upgrade.params import ParamsMigration, migrate
+from slipway.upgrade.pipeline_merge import merge_pipelines
 from slipway.upgrade.reruns import Rerun, reruns
+from slipway.upgrade.yaml_edit import edited_text
 
 _PARAMS, _PIPELINE = "params.yaml", "dvc.yaml"
+_PIPELINE_0 = Path(__file__).with_name("pipeline_0.yaml")
 # Files in which a project may name environment variables, commands, metrics and artifacts.
 _ENDINGS = (
     ".env",
@@ -41,7 +44,7 @@ class ProjectUpgrade:
     params: ParamsMigration
     patch: str  # unified diff; "" if nothing changes
     pipeline_note: str
-    unmoved: list[str]  # of dvc.yaml
+    conflicts: list[str]  # of dvc.yaml
     mentions: list[str]  # of old names in other files, "FILE:LINE: OLD is now NEW"
     leftovers: list[str]  # files that no stage reads any more
     reruns: list[Rerun]
@@ -56,9 +59,7 @@ class ProjectUpgrade:
         yield f"params.yaml: {self._params_note()}"
         yield f"dvc.yaml: {self.pipeline_note}"
         titles = {
-            "dvc.yaml was edited, so change these by hand (slipway init writes the new one)": (
-                self.unmoved
-            ),
+            "dvc.yaml has conflicts": self.conflicts,
             "other files with former names, which are left as they are": self.mentions,
             "files that no stage reads any more": self.leftovers,
             "stages that the next run repeats": list(_grouped(self.reruns)),
@@ -91,26 +92,16 @@ def upgrade(folder: Path, *, apply: bool) -> ProjectUpgrade:
     params = migrate(folder / _PARAMS)
     before = {_PARAMS: _read(folder / _PARAMS), _PIPELINE: _read(folder / _PIPELINE)}
     after = {_PARAMS: params.text, _PIPELINE: before[_PIPELINE]}
-    note, unmoved = "is as this version writes it", list[str]()
-    is_clone = (folder / "slipway/stages").is_dir()
+    note, conflicts = "comes with the code, by git", list[str]()
     table = renames.table()
-    if is_clone:
-        note = "comes with the code, by git"
-    elif pipeline.is_unedited(before[_PIPELINE], table.pipeline_sha256):
-        after[_PIPELINE] = pipeline.pipeline_text()
-        if after[_PIPELINE] != before[_PIPELINE]:
-            note = "was not edited, so this version's takes its place"
-    else:
-        after[_PIPELINE] = renames.renamed_text(before[_PIPELINE], table)
-        unmoved = pipeline.missing_parts(after[_PIPELINE])
-        note = "was edited; former names are replaced in it"
-        if after[_PIPELINE] == before[_PIPELINE]:
-            note = "was edited; it has no former names"
+    is_clone = (folder / "slipway/stages").is_dir()
+    if not is_clone:
+        after[_PIPELINE], note, conflicts = _merged(folder, before[_PIPELINE])
     result = ProjectUpgrade(
         params=params,
         patch="".join(difference(before[name], after[name], name) for name in after),
         pipeline_note=note,
-        unmoved=unmoved,
+        conflicts=conflicts,
         mentions=[] if is_clone else list(_mentions(folder)),
         leftovers=list(_leftovers(folder)),
         reruns=reruns(folder, pipeline.parsed(after[_PIPELINE]), params.content, table.params),
@@ -119,7 +110,45 @@ def upgrade(folder: Path, *, apply: bool) -> ProjectUpgrade:
         for name, text in after.items():
             if text != before[name]:
                 files.write_text((folder / name).resolve(), text)
+        if not is_clone:
+            files.write_text(folder / pipeline.RECORD, pipeline.pipeline_text())
     return result
+
+
+def _merged(folder: Path, text: str) -> tuple[str, str, list[str]]:
+    """Return the new text of dvc.yaml, what happened to it, and the conflicts."""
+    table, ours = renames.table(), pipeline.pipeline_text()
+    theirs = text.replace("\r\n", "\n")
+    base = _base(folder, theirs)
+    if theirs == ours:
+        return text, "is as this version writes it", []
+    if theirs == base or pipeline.is_unedited(theirs):
+        return ours, "was not edited, so this version's takes its place", []
+    renamed = renames.renamed_text(pipeline.with_new_head(theirs), table)
+    content, conflicts = merge_pipelines(
+        pipeline.parsed(renames.renamed_text(base, table)) if base else {},
+        pipeline.parsed(renamed),
+        pipeline.parsed(ours),
+    )
+    merged = edited_text(renamed, content)
+    note = "was edited; the changes of this version are merged into it"
+    if merged == theirs:
+        note = "was edited; it has all of this version"
+    elif base is None:
+        note += ". What it was edited from is not recorded: lines that you had removed are back"
+    return merged if theirs == text else merged.replace("\n", "\r\n"), note, conflicts
+
+
+def _base(folder: Path, text: str) -> str | None:
+    """Return the text that a dvc.yaml was edited from, if it is known."""
+    record, written = folder / pipeline.RECORD, [pipeline.pipeline_text()]
+    if record.is_file() and pipeline.is_unedited(recorded := record.read_text(encoding="utf-8")):
+        written.insert(0, recorded)
+    if pipeline.has_head(text):
+        return next((one for one in written if pipeline.is_edit_of(text, one)), None)
+    if "code" not in pipeline.parsed(text)["stages"]:  # the stage came with version 1
+        return _PIPELINE_0.read_text(encoding="utf-8")
+    return written[0] if len(written) > 1 else None
 
 
 def _grouped(reruns: list[Rerun]) -> Iterator[str]:

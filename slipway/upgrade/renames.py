@@ -22,7 +22,6 @@ class RenamesTable(Contract):
     params_value: dict[str, dict[str | int | float, Any]]
     params_added: dict[str, Any]
     pipeline: dict[str, str]
-    pipeline_sha256: list[str]
     artifact: dict[str, str]
     file_format: dict[str, dict[str, str]]
     metric: dict[str, str]

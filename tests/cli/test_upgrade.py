@@ -1,7 +1,6 @@
 """`slipway upgrade` in a project of an older version."""
 
 import io
-import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from slipway.cli.command import main
 from slipway.config.params import load_params
-from tests.upgrade.test_project import VERSION_0
+from tests.upgrade.test_project import PARAMS_0, copy_version_0
 
 pytestmark = pytest.mark.unit
 
@@ -17,8 +16,7 @@ pytestmark = pytest.mark.unit
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, a project of version 0."""
-    for name in ("params.yaml", "dvc.yaml"):
-        shutil.copy(VERSION_0 / name, tmp_path)
+    copy_version_0(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -38,7 +36,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_written(
     shown = capsys.readouterr().out
     assert "+  max_bad_fraction: 0.05" in shown
     assert shown.endswith("slipway upgrade --yes\n")
-    assert (folder / "params.yaml").read_bytes() == (VERSION_0 / "params.yaml").read_bytes()
+    assert (folder / "params.yaml").read_bytes() == PARAMS_0.read_bytes()
 
 
 @pytest.mark.parametrize(("answer", "is_written"), [("y", True), ("n", False)])
@@ -47,7 +45,7 @@ def test_on_a_terminal_the_answer_decides(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
     main(["upgrade"])
-    same = (folder / "params.yaml").read_bytes() == (VERSION_0 / "params.yaml").read_bytes()
+    same = (folder / "params.yaml").read_bytes() == PARAMS_0.read_bytes()
     assert same is not is_written
 
 

@@ -15,6 +15,7 @@ TEXTS = (".md", ".yaml", ".yml", ".toml", ".sh", ".html", ".js", ".css", ".py")
 # History, old names, and results as they were measured.
 _UNCHECKED = (
     *("CHANGELOG.md", "slipway/upgrade/renames.yaml", "tests/upgrade/version_0/"),
+    *("slipway/upgrade/pipeline_0.yaml", "tests/upgrade/version_1/"),
     *("bench/LOG.md", "bench/results/", "data/", "tests/structure/"),
 )
 _QUESTION = re.compile(r"(What|Whether|Where|Which|How|When|Who)\b")

@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from slipway.config.params import load_params
-from slipway.config.pipeline import is_unedited, missing_parts, pipeline_text
+from slipway.config.pipeline import RECORD, is_unedited, pipeline_text
 from slipway.system import files
 from slipway.system.errors import ParamsError, SchemaError
 from slipway.upgrade.project import upgrade
@@ -16,16 +16,24 @@ from slipway.upgrade.renames import renamed_text, table
 from slipway.upgrade.reruns import Rerun, reruns
 
 pytestmark = pytest.mark.unit
-VERSION_0 = Path(__file__).parent / "version_0"
+FORMER = Path(__file__).parent
+PARAMS_0 = FORMER / "version_0/params.yaml"
+PIPELINE_0 = FORMER.parents[1] / "slipway/upgrade/pipeline_0.yaml"
+# As Slipway wrote it before the page of the data: `augment` has no reports/data.html.
+PIPELINE_1 = (FORMER / "version_1/dvc.yaml").read_text()
 OWN = Path(__file__).resolve().parents[2] / "params.yaml"
 
 
 @pytest.fixture
 def former(tmp_path: Path) -> Path:
     """A project of version 0."""
-    for name in ("params.yaml", "dvc.yaml"):
-        shutil.copy(VERSION_0 / name, tmp_path)
+    copy_version_0(tmp_path)
     return tmp_path
+
+
+def copy_version_0(folder: Path) -> None:
+    shutil.copy(PARAMS_0, folder)
+    shutil.copy(PIPELINE_0, folder / "dvc.yaml")
 
 
 @pytest.fixture
@@ -85,48 +93,157 @@ def test_a_pipeline_that_is_no_yaml_is_refused(former: Path) -> None:
     (former / "dvc.yaml").write_text("stages: [")
     with pytest.raises(SchemaError, match=r"dvc\.yaml is not YAML"):
         upgrade(former, apply=True)
-    assert (former / "params.yaml").read_text() == (VERSION_0 / "params.yaml").read_text()
+    assert (former / "params.yaml").read_text() == PARAMS_0.read_text()
 
 
 def test_the_pipeline_of_a_clone_is_left_to_git(former: Path) -> None:
     (former / "slipway/stages").mkdir(parents=True)
     result = upgrade(former, apply=True)
     assert result.pipeline_note == "comes with the code, by git"
-    assert (former / "dvc.yaml").read_text() == (VERSION_0 / "dvc.yaml").read_text()
+    assert (former / "dvc.yaml").read_text() == PIPELINE_0.read_text()
 
 
 def test_an_edit_of_the_written_pipeline_is_noticed() -> None:
     text = pipeline_text()
-    assert is_unedited(text, [])
-    assert is_unedited(text.replace("\n", "\r\n"), [])
-    assert not is_unedited(text.replace("data/clean", "data/cleaned", 1), [])
-    assert not is_unedited((VERSION_0 / "dvc.yaml").read_text(), [])
-    assert is_unedited((VERSION_0 / "dvc.yaml").read_text(), table().pipeline_sha256)
+    assert is_unedited(text)
+    assert is_unedited(PIPELINE_1)
+    assert not is_unedited(text.replace("data/clean", "data/cleaned", 1))
+    assert not is_unedited(PIPELINE_0.read_text())
 
 
-def test_an_edited_pipeline_keeps_its_edits_under_new_names(former: Path) -> None:
+def test_an_edited_pipeline_of_version_0_keeps_its_edits_under_new_names(former: Path) -> None:
     path = former / "dvc.yaml"
-    own = "  own:\n    cmd: python plot.py\n    deps: [artifacts/checkpoint/model.json]\n"
+    own = "  own: # ours\n    cmd: python plot.py\n    deps: [artifacts/checkpoint/model.json]\n"
     own += "    params: [clean.max_bad_share, prune.share]\n\n  clean:"
     path.write_text(path.read_text().replace("  clean:", own, 1))
     result = upgrade(former, apply=True)
-    stages = parsed(path.read_text())["stages"]
-    assert stages["own"] == {
+    text = path.read_text()
+    assert "  own: # ours\n" in text
+    stages = parsed(text)["stages"]
+    assert stages.pop("own") == {
         "cmd": "python plot.py",
         "deps": ["artifacts/model/model.json"],
         "params": ["clean.max_bad_fraction", "prune.sparsity"],
     }
-    assert stages["train"]["cmd"] == "python -m slipway.stages.train"
-    assert "code: the stage is missing" in result.unmoved
-    assert any(line.startswith("train: params lacks code.yaml") for line in result.unmoved)
-    assert any(line.startswith("train: deps names code") for line in result.unmoved)
+    assert content(text) == content(pipeline_text(), without="own")
+    assert result.conflicts == []
 
 
-def test_a_complete_edited_pipeline_has_nothing_left_to_change() -> None:
-    text = pipeline_text().replace(
-        "      - data/clean\n", "      - data/clean\n      - mine.csv\n", 1
+def content(text: str, without: str = "own") -> dict[str, Any]:
+    """The content of a dvc.yaml, with the entries of each list in order."""
+    found = parsed(text)
+    found["stages"].pop(without, None)
+    for entry in found["stages"].values():
+        for group in ("params", "deps", "outs", "metrics"):
+            entry[group] = sorted(entry.get(group, []), key=str)
+    return found
+
+
+@pytest.fixture
+def edited(project: Path) -> Path:
+    """A project whose dvc.yaml of a former version was edited, with the record of what it was."""
+    text = PIPELINE_1
+    for old, new in (
+        ("  split:\n", "  # my picture of the data\n  own:\n    cmd: python plot.py\n\n  split:\n"),
+        (
+            "      - reports/augment.png\n",
+            "      - reports/augment.png # for talks\n      - a.txt\n",
+        ),
+        ("      - reports/columns.yaml\n", ""),
+    ):
+        assert old in text
+        text = text.replace(old, new, 1)
+    (project / "dvc.yaml").write_text(text)
+    files.write_text(project / RECORD, PIPELINE_1)
+    return project
+
+
+def test_an_edited_pipeline_is_merged_with_what_changed_since_it_was_written(edited: Path) -> None:
+    shown = upgrade(edited, apply=True)
+    text = (edited / "dvc.yaml").read_text()
+    assert "      - reports/augment.png # for talks\n      - reports/data.html\n" in text
+    assert "  # my picture of the data\n  own:\n    cmd: python plot.py\n\n  split:\n" in text
+    assert "reports/columns.yaml" not in text  # as the user wanted
+    stages, expected = parsed(text)["stages"], parsed(pipeline_text())["stages"]
+    assert stages["augment"]["outs"][-1] == "a.txt"
+    assert stages["evaluate"] == expected["evaluate"]
+    assert shown.conflicts == []
+    assert shown.pipeline_note == "was edited; the changes of this version are merged into it"
+    changed = [line for line in shown.patch.splitlines() if line[:1] in "+-"]
+    assert changed == [
+        "--- a/dvc.yaml",
+        "+++ b/dvc.yaml",
+        *(f"-{line}" for line in PIPELINE_1.splitlines()[1:2]),
+        *(f"+{line}" for line in pipeline_text().splitlines()[1:2]),
+        "+      - reports/data.html",
+    ]
+
+
+def test_a_merged_pipeline_is_not_merged_again(edited: Path) -> None:
+    upgrade(edited, apply=True)
+    again = upgrade(edited, apply=True)
+    assert again.patch == ""
+    assert again.pipeline_note == "was edited; it has all of this version"
+
+
+def test_without_a_record_the_merge_removes_nothing_and_says_so(edited: Path) -> None:
+    (edited / RECORD).unlink()
+    shown = upgrade(edited, apply=True)
+    outs = parsed((edited / "dvc.yaml").read_text())["stages"]["clean"]["outs"]
+    assert "reports/columns.yaml" in outs
+    assert "is not recorded: lines that you had removed are back" in shown.pipeline_note
+    assert (edited / RECORD).read_text() == pipeline_text()
+
+
+def test_an_edit_of_what_this_version_wrote_is_left_as_it_is(project: Path) -> None:
+    own = pipeline_text().replace("      - reports/columns.yaml\n", "")
+    (project / "dvc.yaml").write_text(own)
+    assert upgrade(project, apply=True).patch == ""
+
+
+def test_a_damaged_record_is_not_merged_with(edited: Path) -> None:
+    with (edited / RECORD).open("a") as record:
+        record.write("  more: {}\n")
+    assert "is not recorded" in upgrade(edited, apply=False).pipeline_note
+
+
+def test_two_different_changes_are_named_and_the_users_stays(edited: Path) -> None:
+    ours = "python -m slipway.stages.train"
+    path = edited / "dvc.yaml"
+    body = PIPELINE_1.split("\n", 2)[2].replace(ours, "python -m former.train")
+    head = pipeline_text().splitlines()[0]
+    head += f"\n# SHA-256 of the other lines: {files.sha256_bytes(body.encode())}\n"
+    files.write_text(edited / RECORD, head + body)
+    path.write_text(head + path.read_text().split("\n", 2)[2].replace(ours, "nice train"))
+    assert upgrade(edited, apply=True).conflicts == [
+        f"stages.train.cmd: your file has `nice train`, this version has `{ours}` in place of "
+        "`python -m former.train`; expected one of them. Yours stays: change it by hand unless "
+        "you mean it"
+    ]
+    assert parsed(path.read_text())["stages"]["train"]["cmd"] == "nice train"
+
+
+def test_a_layout_with_anchors_is_refused_and_nothing_is_written(edited: Path) -> None:
+    path = edited / "dvc.yaml"
+    augment, others = path.read_text().split("      - data/augmented\n", 1)
+    augment = augment.removesuffix("    outs:\n      - artifacts/seals/augment.json\n")
+    outs = "    outs: &all\n      - artifacts/seals/augment.json\n      - data/augmented\n"
+    path.write_text(
+        augment + outs + others.replace("  train:\n", "  train:\n    wdir: .\n    own: *all\n")
     )
-    assert missing_parts(text) == []
+    before = texts(edited)
+    with pytest.raises(SchemaError, match="cannot be merged automatically in this layout"):
+        upgrade(edited, apply=True)
+    assert texts(edited) == before
+
+
+def test_windows_line_breaks_stay_in_a_merged_pipeline(edited: Path) -> None:
+    path = edited / "dvc.yaml"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    upgrade(edited, apply=True)
+    text = path.read_bytes()
+    assert b"reports/data.html" in text
+    assert text.count(b"\n") == text.count(b"\r\n")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Three-way merge of the content of dvc.yaml: a former version, the user's file, this version.
+
+Lists such as `outs` are merged by entry, each named by its path; the order is the user's. Nothing
+of the user's file is lost: of two different changes the user's stays, and the conflict is named.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slipway.project.params_text import in_one_line
+
+_ABSENT: Final = object()
+
+
+def merge_pipelines(
+    base: Mapping[str, Any], theirs: Mapping[str, Any], ours: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the merged content and the conflicts in words.
+
+    Args:
+        base: what `theirs` was edited from; {} if that is unknown. Then no entry is removed.
+        theirs: the user's.
+        ours: this version's.
+    """
+    conflicts: list[str] = []
+    return _mappings(base, theirs, ours, "", conflicts), conflicts
+
+
+def keyed(items: Any) -> dict[str, Any] | None:
+    """Return the options of each entry of a list by its name; None for another list.
+
+    An entry is a text, with no options, or a mapping of one name to its options.
+    """
+    entries: dict[str, Any] = {}
+    for item in items:
+        if isinstance(item, str):
+            name, options = item, None
+        elif isinstance(item, dict) and len(item) == 1:
+            ((name, options),) = item.items()
+        else:
+            return None
+        if name in entries or not isinstance(name, str):
+            return None
+        entries[name] = options
+    return entries
+
+
+def _merged(base: Any, theirs: Any, ours: Any, place: str, conflicts: list[str]) -> Any:
+    if theirs == ours or ours == base:
+        return theirs
+    if theirs == base:
+        return ours
+    if isinstance(theirs, dict) and isinstance(ours, dict) and _is_alike(theirs, ours):
+        return _mappings(base if isinstance(base, dict) else {}, theirs, ours, place, conflicts)
+    if isinstance(theirs, list) and isinstance(ours, list):
+        mine, new = keyed(theirs), keyed(ours)
+        former = keyed(base) if isinstance(base, list) else {}
+        if mine is not None and new is not None and former is not None:
+            found = _mappings(former, mine, new, place, conflicts)
+            items = [
+                name if options is None else {name: options} for name, options in found.items()
+            ]
+            return items or _ABSENT
+    conflicts.append(
+        f"{place}: your file has {_shown(theirs)}, this version has {_shown(ours)}"
+        + (f" in place of {_shown(base)}" if base is not _ABSENT else "")
+        + "; expected one of them. Yours stays: change it by hand unless you mean it"
+    )
+    return theirs
+
+
+def _is_alike(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Return False for a stage in another form, such as one with `foreach`."""
+    return ("cmd" in theirs) == ("cmd" in ours)
+
+
+def _mappings(
+    base: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    place: str,
+    conflicts: list[str],
+) -> dict[str, Any]:
+    values = {
+        key: _merged(
+            base.get(key, _ABSENT),
+            theirs.get(key, _ABSENT),
+            ours.get(key, _ABSENT),
+            f"{place}.{key}" if place else str(key),
+            conflicts,
+        )
+        for key in [*theirs, *(key for key in ours if key not in theirs)]
+    }
+    order = [key for key in theirs if values[key] is not _ABSENT]
+    behind = 0  # where the next key goes that only `ours` has
+    for key in ours:
+        if key not in theirs and values[key] is not _ABSENT:
+            order.insert(behind, key)
+        behind = order.index(key) + 1 if key in order else behind
+    return {key: values[key] for key in order}
+
+
+def _shown(value: Any) -> str:
+    return "no such entry" if value is _ABSENT else f"`{in_one_line(value)}`"
