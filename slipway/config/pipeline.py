@@ -16,6 +16,7 @@ from slipway.system.errors import SchemaError
 
 RECORD = ".slipway/pipeline.yaml"  # in the project; DVC would read one that is named dvc.yaml
 _HEAD = "# Written by Slipway. `slipway upgrade` renews this file unless somebody edited it.\n"
+_OUR_CODE = ("slipway/", "stages/", "serving/")
 _DIGEST = "# SHA-256 of the other lines: {}\n"
 _WRITTEN = re.compile(re.escape(_HEAD) + _DIGEST.format("([0-9a-f]{64})"))
 
@@ -65,4 +66,12 @@ def parsed(text: str) -> dict[str, Any]:
             "dvc.yaml has no stages, expected a mapping `stages`. Restore it with git, then run "
             "`slipway upgrade` again."
         )
+    return content
+
+
+def without_our_code(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content without the files of Slipway that version 0 had as dependencies."""
+    for entry in content["stages"].values():
+        if isinstance(entry, dict) and isinstance(deps := entry.get("deps"), list):
+            entry["deps"] = [one for one in deps if not str(one).startswith(_OUR_CODE)]
     return content

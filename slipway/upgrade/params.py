@@ -17,6 +17,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from slipway.config.mistakes import as_yaml
+from slipway.config.network_arguments import arguments_class
 from slipway.config.params import Params, mistakes_in, read_content, value_at
 from slipway.kinds.registry import KINDS, input_kinds
 from slipway.project.params_text import comment_of, in_one_line
@@ -24,6 +25,7 @@ from slipway.system.errors import ParamsError
 from slipway.upgrade import renames
 
 _CONFLICT = b"\n<<<<<<< "  # of git
+_ARGUMENTS = "train.network_arguments"
 _UNTOUCHED = "Nothing was changed."
 
 
@@ -137,10 +139,10 @@ class _Edit:
         _, node = self._entry(key)
         self._put(node, in_one_line(value))
 
-    def insert(self, key: str, value: object, after: str | None) -> None:
+    def insert(self, key: str, value: Any, after: str | None, *, is_section: bool = False) -> None:
         """Add a key behind another key of its section, or else as the section's first key.
 
-        A key at the top whose value is a mapping is added as a section.
+        A section has a line for each of its keys, and at the top an empty line before it.
         """
         section, _, name = key.rpartition(".")
         mapping = self._entry(section)[1] if section else self._root
@@ -151,8 +153,9 @@ class _Edit:
             self._pieces.append((place, place, f", {entry}" if after else f"{entry}, "))
             return
         lines = [_line(key, value)]
-        if not section and isinstance(value, dict):
-            lines = ["", _line(key), *(f"  {_line(f'{key}.{k}', v)}" for k, v in value.items())]
+        if is_section:
+            lines = [_line(key), *(f"  {_line(f'{key}.{k}', v)}" for k, v in value.items())]
+            lines = lines if section else ["", *lines]
         indent = self._break + " " * first.column
         if after is None:
             self._pieces.append((first.index, first.index, "".join(x + indent for x in lines)))
@@ -226,36 +229,45 @@ def _replace(
 
 
 def _add(edit: _Edit, content: dict[str, Any], added: Mapping[str, Any]) -> None:
-    """Add missing keys and sections, except keys that the kind of input does not read."""
+    """Add missing keys and sections, except keys that the input or the network does not read."""
     task = value_at(content, "data.task")
     if not isinstance(task, str) or task not in KINDS:  # a mistake, which is reported later
         return
     own = KINDS[task].input.settings
     foreign = {key for kind in input_kinds().values() for key in kind.settings if key not in own}
-    wanted = {key: value for key, value in added.items() if key not in foreign}
-    for key, value in wanted.items():
+    arguments = arguments_class(str(value_at(content, "train.network")))
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in added.items():
         place, _, name = key.rpartition(".")
+        if key in foreign or (place == _ARGUMENTS and name not in _fields(arguments)):
+            continue
         present = value_at(content, place)
         if isinstance(present, dict) and present and name not in present:
             edit.insert(key, value, _place_before(edit, key, present))
             edit.added[key] = in_one_line(value)
             present[name] = copy.deepcopy(value)
-    names = {key.partition(".")[0] for key in wanted}
-    for name in [name for name in Params.model_fields if name in names and name not in content]:
-        section = {
-            key.partition(".")[2]: copy.deepcopy(value)
-            for key, value in wanted.items()
-            if key.startswith(f"{name}.")
-        }
-        edit.insert(name, section, _place_before(edit, name, content))
-        edit.added |= {f"{name}.{key}": in_one_line(value) for key, value in section.items()}
-        content[name] = section
+        elif not isinstance(present, dict):
+            sections.setdefault(place, {})[name] = copy.deepcopy(value)
+    for place in [key for key in _keys(Params, "") if key in sections]:
+        parent, _, name = place.rpartition(".")
+        outer = value_at(content, parent) if parent else content
+        if isinstance(outer, dict) and name not in outer:
+            section = sections[place]
+            edit.insert(place, section, _place_before(edit, place, outer), is_section=True)
+            edit.added |= {f"{place}.{key}": in_one_line(value) for key, value in section.items()}
+            outer[name] = section
+
+
+def _fields(arguments: type[BaseModel] | None) -> Mapping[str, Any]:
+    return arguments.model_fields if arguments else {}
 
 
 def _place_before(edit: _Edit, key: str, section: Mapping[str, Any]) -> str | None:
     """Return the key of the text that a new key is put behind, by the order of `Params`."""
     place = key.rpartition(".")[0]
     order = list(_keys(Params, ""))
+    if key not in order:  # an argument of a network: behind the last one
+        return f"{place}.{list(section)[-1]}"
     old_names = {new: old for old, new in edit.renamed.items()}
     for earlier in reversed(order[: order.index(key)]):
         where, _, name = earlier.rpartition(".")

@@ -4,12 +4,14 @@ Lists such as `outs` are merged by entry, each named by its path; the order is t
 of the user's file is lost: of two different changes the user's stays, and the conflict is named.
 """
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Final
 
 from slipway.project.params_text import in_one_line
 
 _ABSENT: Final = object()
+_LONGEST = 100  # characters of a value in a conflict
 
 
 def merge_pipelines(
@@ -18,12 +20,24 @@ def merge_pipelines(
     """Return the merged content and the conflicts in words.
 
     Args:
-        base: what `theirs` was edited from; {} if that is unknown. Then no entry is removed.
+        base: what `theirs` was edited from, or the part that they share with a former version.
         theirs: the user's.
         ours: this version's.
     """
     conflicts: list[str] = []
     return _mappings(base, theirs, ours, "", conflicts), conflicts
+
+
+def shared_part(base: Any, theirs: Any) -> Any:
+    """Return what of `base` the user's file has as well, for one that was edited from another text.
+
+    As the base of a merge it adds what is new, and removes only what this version no longer has.
+    """
+    if isinstance(base, dict) and isinstance(theirs, dict):
+        return {key: shared_part(base[key], theirs[key]) for key in base if key in theirs}
+    if isinstance(base, list) and isinstance(theirs, list):
+        return [entry for entry in base if entry in theirs]
+    return base
 
 
 def keyed(items: Any) -> dict[str, Any] | None:
@@ -101,4 +115,6 @@ def _mappings(
 
 
 def _shown(value: Any) -> str:
-    return "no such entry" if value is _ABSENT else f"`{in_one_line(value)}`"
+    if value is _ABSENT:
+        return "no such entry"
+    return f"`{textwrap.shorten(in_one_line(value), _LONGEST, placeholder=' ...')}`"

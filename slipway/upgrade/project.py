@@ -13,7 +13,7 @@ from slipway.system import files
 from slipway.system.errors import ParamsError
 from slipway.upgrade import renames
 from slipway.upgrade.params import ParamsMigration, migrate
-from slipway.upgrade.pipeline_merge import merge_pipelines
+from slipway.upgrade.pipeline_merge import merge_pipelines, shared_part
 from slipway.upgrade.reruns import Rerun, reruns
 from slipway.upgrade.yaml_edit import edited_text
 
@@ -119,36 +119,36 @@ def _merged(folder: Path, text: str) -> tuple[str, str, list[str]]:
     """Return the new text of dvc.yaml, what happened to it, and the conflicts."""
     table, ours = renames.table(), pipeline.pipeline_text()
     theirs = text.replace("\r\n", "\n")
-    base = _base(folder, theirs)
     if theirs == ours:
         return text, "is as this version writes it", []
-    if theirs == base or pipeline.is_unedited(theirs):
+    if pipeline.is_unedited(theirs) or theirs == _PIPELINE_0.read_text(encoding="utf-8"):
         return ours, "was not edited, so this version's takes its place", []
     renamed = renames.renamed_text(pipeline.with_new_head(theirs), table)
-    content, conflicts = merge_pipelines(
-        pipeline.parsed(renames.renamed_text(base, table)) if base else {},
-        pipeline.parsed(renamed),
-        pipeline.parsed(ours),
-    )
+    mine = pipeline.without_our_code(pipeline.parsed(renamed))
+    written = _written(folder, theirs)
+    if written is not None:
+        base = pipeline.parsed(renames.renamed_text(written, table))
+    else:
+        former = _PIPELINE_0.read_text(encoding="utf-8")
+        base = shared_part(pipeline.parsed(renames.renamed_text(former, table)), mine)
+    content, conflicts = merge_pipelines(base, mine, pipeline.parsed(ours))
     merged = edited_text(renamed, content)
     note = "was edited; the changes of this version are merged into it"
     if merged == theirs:
         note = "was edited; it has all of this version"
-    elif base is None:
+    elif written is None:
         note += ". What it was edited from is not recorded: lines that you had removed are back"
     return merged if theirs == text else merged.replace("\n", "\r\n"), note, conflicts
 
 
-def _base(folder: Path, text: str) -> str | None:
+def _written(folder: Path, text: str) -> str | None:
     """Return the text that a dvc.yaml was edited from, if it is known."""
-    record, written = folder / pipeline.RECORD, [pipeline.pipeline_text()]
+    record, known = folder / pipeline.RECORD, [pipeline.pipeline_text()]
     if record.is_file() and pipeline.is_unedited(recorded := record.read_text(encoding="utf-8")):
-        written.insert(0, recorded)
+        known.insert(0, recorded)
     if pipeline.has_head(text):
-        return next((one for one in written if pipeline.is_edit_of(text, one)), None)
-    if "code" not in pipeline.parsed(text)["stages"]:  # the stage came with version 1
-        return _PIPELINE_0.read_text(encoding="utf-8")
-    return written[0] if len(written) > 1 else None
+        return next((one for one in known if pipeline.is_edit_of(text, one)), None)
+    return known[0] if len(known) > 1 else None
 
 
 def _grouped(reruns: list[Rerun]) -> Iterator[str]:

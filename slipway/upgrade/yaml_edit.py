@@ -25,7 +25,7 @@ def edited_text(text: str, content: Mapping[str, Any]) -> str:
     layout that cannot be edited so, such as one with anchors.
     """
     plain = text if text.endswith("\n") else f"{text}\n"
-    edit = _Edit(plain)
+    edit = _LineEdit(plain)
     edit.mapping(YAML(pure=True).compose(plain), _loaded(plain), content)
     after = edit.result()
     try:
@@ -45,7 +45,7 @@ def _loaded(text: str) -> Any:
     return YAML(typ="safe", pure=True).load(text)
 
 
-class _Edit:
+class _LineEdit:
     """Replacements in a text, collected by place and made at once."""
 
     def __init__(self, text: str) -> None:
@@ -72,12 +72,15 @@ class _Edit:
             if new[key] != old.get(key, ...):
                 self._change(name_node, value, old.get(key), new[key])
         ends = {name.value: self._line_end(value) for name, value in node.value}
+        is_first = True
         for key, value in new.items():
             if key in ends:
-                last = ends[key]
+                last, is_first = ends[key], False
             elif key not in old:
-                gap = "\n" * (isinstance(value, dict) and "cmd" in value)  # between stages
-                self._insert(last, gap + "".join(_lines(key, value, column)))
+                text = "".join(_lines(key, value, column))
+                if isinstance(value, dict) and "cmd" in value:  # an empty line between stages
+                    text = f"{text}\n" if is_first else f"\n{text}"
+                self._insert(last, text)
 
     def _change(self, name: Node, node: Node, old: Any, new: Any) -> None:
         is_block = isinstance(node, CollectionNode) and not node.flow_style
@@ -126,7 +129,7 @@ def _lines(key: str, value: Any, column: int) -> Iterator[str]:
     """Write an entry of a mapping in block style; a short list stays in its line."""
     begin = f"{' ' * column}{in_one_line(key)}:"
     line = f"{begin} {in_one_line(value)}"
-    is_short = isinstance(value, list) and len(line) <= _WIDTH
+    is_short = isinstance(value, list) and len(line) <= _WIDTH and "{cache:" not in line
     if not isinstance(value, dict | list) or not value or is_short:
         yield line + "\n"
         return

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from slipway.config.network_arguments import TabmArguments
 from slipway.config.params import load_params, value_at
-from slipway.kinds.inputs import COLUMNS
+from slipway.kinds.inputs import COLUMNS, IMAGES
 from slipway.project.params_text import in_one_line
 from slipway.system.errors import ParamsError
 from slipway.upgrade.params import ParamsMigration, migrate
@@ -21,6 +21,7 @@ from tests.project_params import of_kind
 
 pytestmark = pytest.mark.unit
 FORMER = (Path(__file__).parent / "version_0/params.yaml").read_text()
+OF_0_1_0 = (Path(__file__).parent / "version_0/params_of_0.1.0.yaml").read_text()
 OWN: dict[str, Any] = YAML(typ="safe", pure=True).load(Path("params.yaml"))
 Migrated = Callable[[str], ParamsMigration]
 
@@ -62,6 +63,26 @@ def test_the_former_file_becomes_one_that_this_version_reads(
     assert params.clean.outlier_mad_threshold == 8.0
     assert params.train.on_nonfinite == "fail"
     assert params.split.folds is None
+
+
+def test_the_file_of_0_1_0_keeps_its_behaviour_and_its_comments(migrated: Migrated) -> None:
+    after = migrated(OF_0_1_0)
+    assert [text for text in comments(OF_0_1_0) if text not in comments(after.text)] == []
+    rules = after.content["clean"]["rules"]
+    refused = {name for name, action in rules.items() if action == "refuse"}
+    assert refused == {"conflicting_label", "unknown_label", "too_small"}
+    assert set(rules.values()) == {"refuse", None}
+    assert after.content["split"]["assignment"] == "exact"
+    assert after.content["augment"]["hue"] == 0.0
+    assert after.content["train"]["network_arguments"]["stochastic_depth"] == 0.0
+    assert "  rules: # refuse: quarantine the row;" in after.text
+    assert "    too_small: refuse\n" in after.text
+
+
+def test_an_argument_is_added_only_to_the_network_that_has_it(migrated: Migrated) -> None:
+    text = re.sub("network: small_resnet.*", "network: timm/resnet18", OF_0_1_0)
+    after = migrated(re.sub("network_arguments: .*", "network_arguments: {}", text))
+    assert after.content["train"]["network_arguments"] == {}
 
 
 def test_every_comment_and_every_line_without_an_old_name_is_kept(former: ParamsMigration) -> None:
@@ -137,14 +158,20 @@ def test_each_missing_key_of_the_table_is_added_with_its_value(
     migrated: Migrated, content: dict[str, Any]
 ) -> None:
     content = copy.deepcopy(content)
-    removed = {key: table().params_added[key] for key in table().params_added}
-    if content["data"]["task"].startswith("image"):
-        removed = {key: value for key, value in removed.items() if key not in COLUMNS.settings}
+    own, other = (IMAGES, COLUMNS) if "blurred" in content["clean"]["rules"] else (COLUMNS, IMAGES)
+    removed = {
+        key: value
+        for key, value in table().params_added.items()
+        if (key not in other.settings or key in own.settings)
+        and (own is IMAGES or not key.startswith("train.network_arguments."))
+    }
     for key in removed:
         section, _, name = key.rpartition(".")
-        del content[section][name]
+        del value_at(content, section)[name]
     for name in ("audit", "prune"):
         assert content.pop(name) == {}
+    if not content["clean"]["rules"]:
+        del content["clean"]["rules"]
     after = migrated(dumped(content))
     assert after.added == {key: in_one_line(value) for key, value in removed.items()}
     found = content_of(after.text)

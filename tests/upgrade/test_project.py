@@ -1,5 +1,6 @@
 """`slipway upgrade`: what it shows, writes and refuses in a project folder."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,29 @@ def test_an_edited_pipeline_of_version_0_keeps_its_edits_under_new_names(former:
     }
     assert content(text) == content(pipeline_text(), without="own")
     assert result.conflicts == []
+
+
+def test_a_pipeline_older_than_the_known_one_gets_all_of_this_version(former: Path) -> None:
+    path = former / "dvc.yaml"
+    before, rest = path.read_text().split("  audit:\n")
+    text = f"{before}  train:\n{rest.split('  train:', 1)[1].lstrip(chr(10))}"
+    path.write_text(text.replace("      - stages/clean.py\n", "      - slipway/former.py\n", 1))
+    result = upgrade(former, apply=True)
+    text = path.read_text()
+    assert content(text) == content(pipeline_text())
+    assert text.index("\n  code:\n") < text.index("\n\n  clean:\n")
+    assert "- code.yaml: {cache: false}" in text
+    assert result.conflicts == []
+    assert "is not recorded" in result.pipeline_note
+
+
+def test_a_stage_in_another_form_is_left_and_named(edited: Path) -> None:
+    path = edited / "dvc.yaml"
+    loop = "  augment:\n    foreach: [a, b]\n    do:\n      cmd: python mine.py ${item}\n\n  audit:"
+    path.write_text(re.sub(r"(?s)  augment:.*?  audit:", loop, path.read_text()))
+    (conflict,) = upgrade(edited, apply=True).conflicts
+    assert conflict.startswith("stages.augment: your file has `{foreach: [a, b], do: ")
+    assert loop in path.read_text()
 
 
 def content(text: str, without: str = "own") -> dict[str, Any]:
