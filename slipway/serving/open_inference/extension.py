@@ -226,13 +226,16 @@ class _Protocol:
         self._thread = thread
 
     def of_model(self, handler: Callable[[Request, ServedModel], Awaitable[Response]]) -> Handler:
-        """Give the served model to a handler. Raises Refusal for another version in the path."""
+        """Give the served model to a handler. Raises Refusal for another version in the path.
+
+        The path may also have the version as the statistics state it.
+        """
 
         async def answer(request: Request) -> Response:
             model = self._worker.require_model()
             _, named, version = request.path.partition(f"/{MODEL}/versions/")
             version = version.split("/")[0]
-            if named and version != model.version:
+            if named and version not in (model.version, str(int(model.version, 16))):
                 raise Refusal(
                     "unknown_model",
                     f"there is no version {version[:80]!r} of {MODEL}, "

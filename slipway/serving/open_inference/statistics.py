@@ -19,7 +19,11 @@ _STAGES = {
 
 
 def summarize(metrics: Iterable[Metric], name: str, version: str) -> dict[str, Any]:
-    """One entry of `model_stats`. The predictions of all versions since the start count."""
+    """One entry of `model_stats`. The predictions of all versions since the start count.
+
+    `version` is hexadecimal here and decimal there: Triton's perf_analyzer reads it as an integer,
+    and fails or finds no statistics for any other text.
+    """
     sums: defaultdict[str, float] = defaultdict(float)
     num_failed = 0
     for sample in (sample for metric in metrics for sample in metric.samples):
@@ -37,7 +41,7 @@ def summarize(metrics: Iterable[Metric], name: str, version: str) -> dict[str, A
     }
     return {
         "name": name,
-        "version": version,
+        "version": str(int(version, 16)),
         "inference_count": int(sums["slipway_batch_size_sum"]),  # rows
         "execution_count": int(sums["slipway_batch_size_count"]),  # batches
         "inference_stats": {

@@ -639,6 +639,7 @@ def test_the_triton_client_reads_configuration_statistics_and_index_as_perf_anal
     client.infer("slipway", [tensor("image", "BYTES", texts([picture(1), picture(2)]))])
     (after,) = client.get_inference_statistics()["model_stats"]
     assert after["inference_count"] == before["inference_count"] + 2
+    assert client.get_inference_statistics("slipway", after["version"])["model_stats"]
     success = [one["inference_stats"]["success"] for one in (before, after)]
     assert success[1]["count"] == success[0]["count"] + 1
     assert success[1]["ns"] > success[0]["ns"]

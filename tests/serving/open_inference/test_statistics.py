@@ -30,8 +30,9 @@ def test_statistics_count_predictions_rows_batches_stages_and_failures() -> None
             _histogram("slipway_stage_seconds", 5, 0.25, "infer"),
         ],
         "slipway",
-        "v",
+        "abc9c8f93760",
     )
+    assert found["version"] == "188883148552032"  # perf_analyzer takes integers only
     assert (found["inference_count"], found["execution_count"]) == (8, 3)
     stats = found["inference_stats"]
     assert stats["success"] == {"count": 5, "ns": 500_000_000}
