@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from slipway.config.params import Params, load_params
 from slipway.config.sections import AugmentParams, CleanParams, SplitParams
 from slipway.data.augmentation.plan import NEUTRAL
-from slipway.kinds.registry import input_kinds, kind_of
+from slipway.kinds.registry import kind_of, settings_of_kinds
 
 PROJECT: Params = load_params(Path(__file__).resolve().parents[1] / "params.yaml")
 
@@ -24,17 +24,16 @@ def of_kind(content: dict[str, Any], task: str) -> dict[str, Any]:
     """The content of params.yaml for `task`, with the keys of its kind of input only."""
     changed = copy.deepcopy(content)
     changed["data"]["task"] = task
-    own = kind_of(task).input.settings
-    for kind in input_kinds().values():
-        for key, value in kind.settings.items():
-            *sections, name = key.split(".")
-            section = changed
-            for part in sections:
-                section = section[part]
-            if key in own:
-                section.setdefault(name, copy.deepcopy(value))
-            else:
-                section.pop(name, None)
+    own = kind_of(task).settings
+    for key, value in settings_of_kinds().items():
+        *sections, name = key.split(".")
+        section = changed
+        for part in sections:
+            section = section[part]
+        if key in own:
+            section.setdefault(name, copy.deepcopy(value))
+        else:
+            section.pop(name, None)
     return changed
 
 

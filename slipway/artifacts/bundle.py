@@ -34,12 +34,15 @@ Provider = Literal["cpu", "cuda"]  # of ONNX Runtime
 
 
 class OutputContract(Contract):
-    """Outputs of the graph: probabilities (rows, labels) that sum to 1, or values (rows, 1).
+    """Outputs of the graph, by kind.
+
+    Probabilities (rows, labels) that sum to 1, probabilities of independent labels, or values
+    (rows, 1).
 
     A second output has OOD scores (rows,), 0 or more, larger for unusual inputs. All are float32.
     """
 
-    kind: Literal["probabilities", "value"]
+    kind: Literal["probabilities", "label_probabilities", "value"]
     labels: list[str]  # in the order of the columns; empty for a value
 
 

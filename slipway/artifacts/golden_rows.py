@@ -7,16 +7,18 @@ The file is in numpy's format, without pickle.
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.uncertainty import Answers
+from slipway.artifacts.uncertainty import Answers, flipped_rows
 from slipway.system.contract import Contract
 from slipway.system.errors import BundleError, ParityError
 
+Thresholds = tuple[Sequence[float] | None, Sequence[float] | None]
 FILE = "golden_rows.npz"
 # Relative to an answer near 1: four roundings to fp16's 11 bits, or to half a step of int8; for
 # fp32 the tolerance between torch and ONNX at export.
@@ -97,7 +99,9 @@ def parse_golden_rows(payload: bytes, expected_rows: int) -> GoldenRows:
     return rows
 
 
-def golden_budget(found: Answers, expected: Answers, precision: str) -> GoldenBudget:
+def golden_budget(
+    found: Answers, expected: Answers, precision: str, thresholds: Thresholds = (None, None)
+) -> GoldenBudget:
     """Budget of a variant that answered `found` on the CPU where fp32 answered `expected`.
 
     Four times the measured differences plus four roundings of the precision. Flips: the number
@@ -107,7 +111,7 @@ def golden_budget(found: Answers, expected: Answers, precision: str) -> GoldenBu
     outputs = expected.outputs
     spread, max_flipped = 1.0, 0
     if outputs.shape[1] > 1:
-        num_flipped = len(_flipped(found.outputs, outputs))
+        num_flipped = len(flipped_rows(found.outputs, outputs, thresholds))
         max_flipped = _most_by_chance(len(outputs), (num_flipped + 1) / (len(outputs) + 2))
     else:
         spread = max(float(outputs.std()), float(np.abs(outputs).max()) / 100)
@@ -122,8 +126,16 @@ def golden_budget(found: Answers, expected: Answers, precision: str) -> GoldenBu
     )
 
 
-def check_golden_rows(found: Answers, rows: GoldenRows, budget: GoldenBudget) -> GoldenResult:
-    """Compare `found` with fp32's answers; ParityError, naming the worst row, beyond the budget."""
+def check_golden_rows(
+    found: Answers,
+    rows: GoldenRows,
+    budget: GoldenBudget,
+    thresholds: Thresholds = (None, None),
+) -> GoldenResult:
+    """Compare `found` with fp32's answers; ParityError, naming the worst row, beyond the budget.
+
+    `thresholds` are those of the labels that the variant and fp32 give, if rows have several.
+    """
     expected = rows.answers
     shapes = [part.shape for part in found]
     expected_shapes = [part.shape for part in expected]
@@ -146,7 +158,9 @@ def check_golden_rows(found: Answers, rows: GoldenRows, budget: GoldenBudget) ->
         max_difference=float(by_row.max()),
         mean_difference=float(distances.mean()),
         mean_score_difference=float(score_distances.mean()),
-        flipped=[rows.ids[row] for row in _flipped(found.outputs, expected.outputs)],
+        flipped=[
+            rows.ids[row] for row in flipped_rows(found.outputs, expected.outputs, thresholds)
+        ],
         worst_row=rows.ids[int(by_row.argmax())],
         budget=budget,
     )
@@ -179,10 +193,6 @@ def _problems(result: GoldenResult) -> list[str]:
 
 def _distances(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.abs(found.astype(np.float64) - expected)
-
-
-def _flipped(found: NDArray[np.float32], expected: NDArray[np.float32]) -> list[int]:
-    return np.flatnonzero(found.argmax(axis=1) != expected.argmax(axis=1)).tolist()
 
 
 def _most_by_chance(num_rows: int, rate: float) -> int:

@@ -29,8 +29,13 @@ def prediction_columns(
 
     probabilities = prediction["probabilities"]
     columns = np.array([probabilities[label] for label in labels], np.float32)
-    is_best = probabilities[prediction["label"]] == float(columns.max())
-    if len(probabilities) != len(labels) or not is_best:
+    if len(probabilities) != len(labels):
+        raise ValueError("labels and probabilities do not go together")
+    if calibration.thresholds is not None:
+        given = calibration.given(columns)
+        if prediction["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
+            raise ValueError("labels and probabilities do not go together")
+    elif probabilities[prediction["label"]] != float(columns.max()):
         raise ValueError("label and probabilities do not go together")
     is_inside = calibration.prediction_sets(columns)
     expected = [label for label, inside in zip(labels, is_inside, strict=True) if inside]

@@ -10,13 +10,14 @@ measures the coverage on test rows. It does not hold for unusual inputs, so ever
 OOD score.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
@@ -81,14 +82,23 @@ class OODThreshold(Contract):
 class Calibration(Contract):
     """The content of `artifacts/calibration.json`."""
 
-    temperature: float = Field(gt=0)  # divides the logits in the graph; 1 for numeric targets
+    # Divides the logits in the graph, a number for each label if rows have several; 1 for numeric
+    # targets.
+    temperature: PositiveFloat | list[PositiveFloat]
     conformal: Conformal
     ood: OODThreshold
+    # The smallest probability at which each label is given, in the order of the labels; null if the
+    # most probable label is given, or for numeric targets.
+    thresholds: list[float] | None = None
 
     def is_ood(self, scores: NDArray[np.float32] | np.float32) -> NDArray[np.bool_]:
         """Compare scores with the threshold; same shape."""
         most = np.inf if self.ood.threshold is None else self.ood.threshold
         return np.asarray(scores > most)
+
+    def given(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """(..., labels) True for the labels that are given, if rows have several."""
+        return given_labels(probabilities, self.thresholds)
 
     def prediction_sets(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
         """(..., labels) True for labels in the row's set; the best one always is."""
@@ -101,6 +111,53 @@ class Calibration(Contract):
         """Return the bounds around a predicted number; None with too few rows for the coverage."""
         half = self.conformal.threshold
         return None if half is None else (value - half, value + half)
+
+
+def given_labels(
+    probabilities: NDArray[np.float32], thresholds: Sequence[float] | None
+) -> NDArray[np.bool_]:
+    """(..., labels) True where a probability reaches its threshold, (labels,) or a half.
+
+    Compares in float32, so that Python's and numpy's numbers cannot differ.
+    """
+    least = np.asarray(0.5 if thresholds is None else thresholds, np.float32)
+    return np.asarray(probabilities >= least)
+
+
+def decisions(
+    outputs: NDArray[np.float32], thresholds: Sequence[float] | None
+) -> NDArray[np.generic]:
+    """Return the labels that answers give, as columns that are equal for equal labels.
+
+    (rows, 1) the position of the most probable one, which is 0 for values; with `thresholds`
+    (rows, labels) True for each label that is given.
+    """
+    if thresholds is None:
+        return np.asarray(outputs.argmax(axis=1)[:, np.newaxis])
+    return given_labels(outputs, thresholds)
+
+
+def flipped_rows(
+    found: NDArray[np.float32],
+    expected: NDArray[np.float32],
+    thresholds: tuple[Sequence[float] | None, Sequence[float] | None] = (None, None),
+) -> NDArray[np.int64]:
+    """Return the rows whose labels differ; `thresholds` are those of `found` and `expected`."""
+    now, before = (
+        decisions(outputs, own) for outputs, own in zip((found, expected), thresholds, strict=True)
+    )
+    return np.flatnonzero((now != before).any(axis=1))
+
+
+def leads(outputs: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float64]:
+    """(rows,) how far probabilities are from other labels.
+
+    The lead of the most probable one; with `thresholds` the smallest distance from one of them.
+    """
+    if thresholds is None:
+        best = np.sort(outputs.astype(np.float64), axis=1)
+        return np.asarray(best[:, -1] - best[:, -2])
+    return np.asarray(np.abs(outputs - np.asarray(thresholds, np.float64)).min(axis=1))
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -40,8 +40,8 @@ from slipway.config.sections import (
     VerifyParams,
 )
 from slipway.kinds.inputs import network_family
-from slipway.kinds.registry import KINDS, Task, input_kinds, kind_of
-from slipway.kinds.targets import UNBOUNDED_METRICS
+from slipway.kinds.registry import KINDS, Task, input_kinds, kind_of, settings_of_kinds
+from slipway.kinds.targets import LABELS, UNBOUNDED_METRICS, TargetKind
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
 
@@ -197,6 +197,12 @@ def _settings_without_effect(params: Params) -> Iterator[str]:
         for key, nothing in other.requests.items()
         if (value := _value(params, key)) != nothing
     )
+    yield from _labels_without_effect(params.data, kind.target)
+    if kind.target.several and params.audit.folds is not None:
+        yield (
+            f"audit.folds is {params.audit.folds}, but data.task is {task!r}: "
+            "audit.folds finds wrong labels of rows with one class; set it to null"
+        )
     if not kind.target.has_classes:
         reasons = {
             "data.label_map": "is for classes; set it to {}",
@@ -207,6 +213,29 @@ def _settings_without_effect(params: Params) -> Iterator[str]:
             f"{key} is {_value(params, key)!r}, but data.task is {task!r}: {key} {reason}"
             for key, reason in reasons.items()
             if _value(params, key) not in (None, {})
+        )
+
+
+def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str]:
+    """List the keys for several labels that the task or the columns give no effect."""
+    is_list, usual = isinstance(data.target_column, list), LABELS.settings["data.label_separator"]
+    if is_list and not target.several:
+        yield (
+            f"data.target_column is {data.target_column}, but data.task is {data.task!r}: "
+            "only several labels have a column each; name one column"
+        )
+    if is_list and target.several:
+        keys = {"classes": data.classes is not None, "label_map": bool(data.label_map)}
+        yield from (
+            f"data.{key} is set, but data.target_column names a column for each label: "
+            f"set data.{key} to {'null' if key == 'classes' else '{}'}, and rename the columns"
+            for key, is_set in keys.items()
+            if is_set
+        )
+    if data.label_separator != usual and not target.several:
+        yield (
+            f"data.label_separator is {data.label_separator!r}, but data.task is {data.task!r}: "
+            f"it is for several labels; set it to {usual!r}"
         )
 
 
@@ -393,19 +422,18 @@ def sound_part(content: dict[str, Any]) -> Params:
 
 
 def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` with the keys that its kind of input may leave out.
+    """Return `content` with the keys that its kind of task may leave out.
 
     An unknown task may leave out the keys of every kind: only the task is reported as a mistake.
     """
     filled = copy.deepcopy(content)
     task = value_at(content, "data.task")
-    own = kind_of(task).input.settings if isinstance(task, str) and task in KINDS else {}
-    for kind in input_kinds().values():
-        for key, value in kind.settings.items():
-            place, _, name = key.rpartition(".")
-            section = value_at(filled, place)
-            if isinstance(section, dict) and key not in own:
-                section.setdefault(name, copy.deepcopy(value))
+    own = kind_of(task).settings if isinstance(task, str) and task in KINDS else {}
+    for key, value in settings_of_kinds().items():
+        place, _, name = key.rpartition(".")
+        section = value_at(filled, place)
+        if isinstance(section, dict) and key not in own:
+            section.setdefault(name, copy.deepcopy(value))
     return filled
 
 

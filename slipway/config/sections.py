@@ -99,7 +99,11 @@ class DataParams(ParamsSection):
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
     # tasks that read a table.
     image_column: str
-    target_column: str  # class names or numbers; without effect for a folder
+    # Class names or numbers, without effect for a folder. Several labels: a column of lists, or a
+    # list of columns of true and false, one for each label.
+    target_column: str | Annotated[list[str], Field(min_length=2, examples=[["cat", "dog"]])]
+    # Several labels: between the labels of a cell that is text and no JSON list.
+    label_separator: Annotated[str, Field(min_length=1, examples=["|"])]
     group_column: str | None  # rows of one group stay in one split
     time_column: str | None  # the test split is the latest, the training split the earliest
     weight_column: str | None  # weight of a row in the training loss; null: equal weights
@@ -137,7 +141,15 @@ class DataParams(ParamsSection):
                 raise ValueError(f"found {entry!r}, expected a path or a glob inside data.path")
         return sources
 
+    @property
+    def target_columns(self) -> list[str]:
+        """The columns of the target: one, or one for each label."""
+        named = self.target_column
+        return [named] if isinstance(named, str) else named
+
     def problems(self) -> Iterator[str]:
+        if isinstance(self.target_column, list):
+            yield from _named_twice("target_column", self.target_column)
         if self.split_column is not None and self.split_file is not None:
             yield "split_column and split_file both give the split; set one of them to null"
 
@@ -349,8 +361,8 @@ class TrainParams(ParamsSection):
     early_stopping_patience: Positive | None
     batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
     max_batch_per_device: Positive  # above it gradients are accumulated over smaller batches
-    # auto: cross_entropy or mse.
-    loss: Literal["auto", "cross_entropy", "mse", "huber"] | UserName
+    # auto: cross_entropy, bce or mse.
+    loss: Literal["auto", "cross_entropy", "bce", "asymmetric", "mse", "huber"] | UserName
     # Error, in standard deviations of the target, above which the Huber loss is linear.
     huber_delta: PositiveFloat | None
     class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None  # in the loss

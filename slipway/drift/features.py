@@ -32,17 +32,24 @@ class Feature(Contract):
     categories: list[str]  # empty for a number
 
 
-def extract(contract: InputContract, inputs: NDArray[Any], outputs: Float, scores: Float) -> Float:
+def extract(
+    contract: InputContract,
+    inputs: NDArray[Any],
+    outputs: Float,
+    scores: Float,
+    *,
+    several: bool = False,
+) -> Float:
     """(rows, features) float32: input features, then output features.
 
     Args:
         inputs: (rows, ...) as the network takes them.
         outputs: (rows, labels) probabilities or (rows, 1) values.
         scores: (rows,) OOD scores.
+        several: rows have several labels, whose probabilities are independent.
     """
-    return np.concatenate(
-        [extract_inputs(contract, inputs), extract_outputs(outputs, scores)], axis=1
-    )
+    answers = extract_outputs(outputs, scores, several=several)
+    return np.concatenate([extract_inputs(contract, inputs), answers], axis=1)
 
 
 def input_features(contract: InputContract) -> list[Feature]:
@@ -63,6 +70,9 @@ def output_features(output: OutputContract) -> list[Feature]:
     """List the columns of `extract_outputs`."""
     if output.kind == "value":
         return [_output_number("value"), _output_number(OUTLIER_SCORE)]
+    if output.kind == "label_probabilities":
+        names = [f"probability of {label}" for label in output.labels]
+        return [_output_number(name) for name in (*names, CONFIDENCE, OUTLIER_SCORE)]
     numbers = (CONFIDENCE, "entropy", "margin", OUTLIER_SCORE)
     label = Feature(
         name=PREDICTED_CLASS, kind="category", origin="output", categories=output.labels
@@ -74,11 +84,14 @@ def _output_number(name: str) -> Feature:
     return Feature(name=name, kind="number", origin="output", categories=[])
 
 
-def extract_outputs(outputs: Float, scores: Float) -> Float:
+def extract_outputs(outputs: Float, scores: Float, *, several: bool = False) -> Float:
     """(rows, features) float32 of the answers.
 
-    Entropy is in nats; the margin is the largest probability less the second largest.
+    Entropy is in nats; the margin is the largest probability less the second largest. With
+    `several` labels each has its probability, and the confidence is `confidence_of_labels`.
     """
+    if several:
+        return np.column_stack([outputs, confidence_of_labels(outputs), scores]).astype(np.float32)
     if outputs.shape[1] == 1:
         return np.column_stack([outputs[:, 0], scores]).astype(np.float32)
     probabilities = np.clip(outputs, np.finfo(np.float32).tiny, 1)
@@ -86,3 +99,8 @@ def extract_outputs(outputs: Float, scores: Float) -> Float:
     second, first = np.partition(outputs, -2, axis=1)[:, -2:].T
     columns = [outputs.argmax(axis=1), first, entropy, first - second, scores]
     return np.column_stack(columns).astype(np.float32)
+
+
+def confidence_of_labels(outputs: Float) -> Float:
+    """(rows,) the probability that all labels are right at a half, if the input decides them."""
+    return np.asarray(np.maximum(outputs, 1 - outputs).prod(axis=1, dtype=np.float64), np.float32)

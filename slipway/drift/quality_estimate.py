@@ -65,7 +65,7 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
     low, high = value - half_width, value + half_width
 
     reasons = [*_unusual_rows(reference, window), *_disagreement(reference, quality, window, value)]
-    if quality.metric == "accuracy":
+    if quality.metric != "rmse":
         reasons += _miscalibration(quality, window)
         reasons += _too_few_labels(quality, model_variance + label_variance / _PROMISED_ROWS)
         value, low, high = (min(1.0, max(0.0, bound)) for bound in (value, low, high))
@@ -166,7 +166,7 @@ def _disagreement(
 
     The model is a smooth curve of each number: it misses steps and curves with several turns.
     """
-    max_gap = _MAX_GAP if quality.metric == "accuracy" else _MAX_RELATIVE_GAP * value
+    max_gap = _MAX_GAP if quality.metric != "rmse" else _MAX_RELATIVE_GAP * value
     strongest, name = 0.0, ""
     for column, feature in enumerate(reference.inputs.features):
         stratum = quality.strata[column]

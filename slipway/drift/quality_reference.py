@@ -6,15 +6,16 @@ score) shows whether the score is informative and how much a single row varies.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.uncertainty import given_labels
 from slipway.drift.distributions import chi_square_tail
 from slipway.drift.feature_reference import FeatureReference
-from slipway.drift.features import CONFIDENCE, OUTLIER_SCORE
+from slipway.drift.features import CONFIDENCE, OUTLIER_SCORE, confidence_of_labels
 from slipway.drift.histogram import bins_of, equal_edges
 from slipway.drift.residual_model import ResidualModel, fit_residual_model
 from slipway.system.contract import Contract
@@ -22,7 +23,7 @@ from slipway.system.contract import Contract
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Bins = NDArray[np.intp]
-QualityMetric = Literal["accuracy", "rmse"]
+QualityMetric = Literal["accuracy", "subset_accuracy", "rmse"]
 
 MIN_ROWS = 100  # of validation
 _MAX_BINS = 15  # as in slipway/metrics/calibration_error.py
@@ -71,26 +72,34 @@ def fit_quality(
     output: OutputContract,
     outputs: Float32,
     scores: Float32,
-    targets: Float64,
+    targets: NDArray[Any],
     features: Sequence[FeatureReference],
     bins: Sequence[Bins],
+    thresholds: Sequence[float] | None = None,
 ) -> QualityReference | None:
     """Fit the reference on validation rows; None with fewer than MIN_ROWS.
 
     Args:
         outputs: (rows, labels) probabilities or (rows, 1) values.
         scores: (rows,) OOD scores.
-        targets: (rows,) class indices or numbers.
+        targets: (rows,) class indices or numbers, or (rows, labels) 0 or 1.
         features: input features, then output features.
         bins: (rows,) bins for each feature.
+        thresholds: of the labels, if rows have several.
     """
     if len(targets) < MIN_ROWS:
         return None
     metric: QualityMetric
+    quality: NDArray[np.float64]
     if output.kind == "value":
         metric, feature, score = "rmse", OUTLIER_SCORE, scores
         quality = np.square(outputs[:, 0].astype(np.float64) - targets)
         claimed = np.zeros(len(targets))
+    elif output.kind == "label_probabilities":
+        metric, feature, score = "subset_accuracy", CONFIDENCE, confidence_of_labels(outputs)
+        given = given_labels(outputs, thresholds)
+        quality = np.asarray((given == (targets > 0)).all(axis=1), np.float64)
+        claimed = score.astype(np.float64)
     else:
         metric, feature, score = "accuracy", CONFIDENCE, outputs.max(axis=1)
         quality = (outputs.argmax(axis=1) == targets).astype(np.float64)
@@ -104,7 +113,7 @@ def fit_quality(
         bins,
         quality - claimed,
         max(noise, 1e-300),
-        shrink_level=metric == "accuracy",
+        shrink_level=metric != "rmse",
     )
     strata = [
         _stratum(own, len(feature.counts), quality, claimed + fitted, metric)
@@ -134,7 +143,7 @@ def _stratum(
     means = np.bincount(bins, residuals, num_bins) / np.maximum(counts, 1)
     squares = np.bincount(bins, np.square(residuals - means[bins]), num_bins)
     variances = squares / np.maximum(counts - 1, 1)
-    if metric == "accuracy":
+    if metric != "rmse":
         # A small bin without a wrong answer is not free of error: Jeffreys' prior on its accuracy.
         accuracy = (np.bincount(bins, quality, num_bins) + 0.5) / (counts + 1)
         prior_variances = accuracy * (1 - accuracy) * (counts < _MANY_ROWS)

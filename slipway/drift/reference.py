@@ -139,7 +139,7 @@ def describe_answers(
     output: OutputContract,
     calibration: Calibration,
     answers: Answers,
-    targets: NDArray[np.float64],
+    targets: NDArray[Any],
     inputs: InputReference,
     input_values: Float32,
 ) -> AnswerReference:
@@ -149,13 +149,22 @@ def describe_answers(
         targets: (rows,) class indices or numbers.
         input_values: (rows, features) of the same rows.
     """
-    values = extract_outputs(answers.outputs, answers.scores)
+    several = output.kind == "label_probabilities"
+    values = extract_outputs(answers.outputs, answers.scores, several=several)
     described = describe_features(output_features(output), values)
     features = [*inputs.features, *described]
     bins = bin_columns(features, np.concatenate([input_values, values], axis=1))
     return AnswerReference(
         features=described,
-        quality=fit_quality(output, answers.outputs, answers.scores, targets, features, bins),
+        quality=fit_quality(
+            output,
+            answers.outputs,
+            answers.scores,
+            targets,
+            features,
+            bins,
+            calibration.thresholds,
+        ),
         outlier_threshold=calibration.ood.threshold,
         outliers=int(calibration.is_ood(answers.scores).sum()),
         rows=len(values),

@@ -59,7 +59,7 @@ class Window:
             scores = features[:, layout.quality_column]
             counts = np.bincount(quality.bins(scores), minlength=len(quality.counts))
             added[layout.quality_counts] = counts
-            if quality.metric == "accuracy":
+            if quality.metric != "rmse":
                 rounded = np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64)
                 added[layout.confidence] = rounded.sum()
         self._numbers += added  # all at once: a row that cannot be counted leaves no trace

@@ -93,7 +93,17 @@ def _numbers(
     if not kind_of(task).target.has_classes:
         values = table["prediction"].to_numpy().astype(np.float32)
         return table["target"].to_numpy(), values[:, np.newaxis]
+    if kind_of(task).target.several:
+        # What was given stands for the probabilities, so no threshold is needed.
+        return (
+            np.array(_members(table["target"], classes), np.float64),
+            np.array(_members(table["prediction"], classes), np.float32),
+        )
     codes = {name: code for code, name in enumerate(classes)}
     targets = np.array([codes[name] for name in table["target"].to_pylist()], np.float64)
     flat = table["probabilities"].combine_chunks().flatten().to_numpy()
     return targets, flat.reshape(len(targets), len(classes))
+
+
+def _members(labels: pa.ChunkedArray, classes: list[str]) -> list[list[bool]]:
+    return [[name in own for name in classes] for own in map(set, labels.to_pylist())]

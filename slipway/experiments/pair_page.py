@@ -30,9 +30,10 @@ def pair_page(pair: ExperimentPair) -> str:
     first, second = pair.answers
     sections: list[Html | None] = [_results(pair), _params(pair), _curves(pair)]
     if first and second and (first.task, first.classes) == (second.task, second.classes):
-        has_classes = kind_of(first.task).target.has_classes
-        build = _class_sections if has_classes else _number_sections
-        sections += build(pair, first, second)
+        target = kind_of(first.task).target
+        build = _class_sections if target.has_classes else _number_sections
+        if not target.several:
+            sections += build(pair, first, second)
     return page(f"{pair.first.name} and {pair.second.name}", "Two experiments", sections)
 
 

@@ -154,7 +154,13 @@ def write_bundle(
     )
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
     golden_rows = _write_golden_rows(
-        root, rows.validation, resampling.seed, params.golden_rows, models, params.max_batch_size
+        root,
+        rows.validation,
+        resampling.seed,
+        params.golden_rows,
+        models,
+        params.max_batch_size,
+        calibrations,
     )
     drift_batch_size = min(params.max_batch_size, _DRIFT_BATCH_SIZE)
     drift_sha256 = write_drift(
@@ -200,6 +206,7 @@ def _write_golden_rows(
     num_rows: int,
     models: Mapping[str, ModelFile],
     batch_size: int,
+    calibrations: Mapping[str, Calibration],
 ) -> GoldenFile | None:
     """Draw rows of the split, answer them with every graph in `root` and write the file.
 
@@ -219,8 +226,14 @@ def _write_golden_rows(
     }
     payload = golden_rows_bytes(GoldenRows(ids, inputs, answers["fp32"]))
     files.write_bytes(root / GOLDEN_ROWS, payload)
+    expected = calibrations["fp32"].thresholds
     budgets = {
-        variant: golden_budget(answers[variant], answers["fp32"], model.precision)
+        variant: golden_budget(
+            answers[variant],
+            answers["fp32"],
+            model.precision,
+            (calibrations[variant].thresholds, expected),
+        )
         for variant, model in models.items()
     }
     return GoldenFile(
@@ -336,6 +349,7 @@ class _GraphLoss:
     ) -> None:
         self._fp32 = fp32
         self._task = trained.task
+        self._thresholds = trained.calibration.thresholds
         self._validation = validation
         self._resampling = resampling
 
@@ -344,7 +358,9 @@ class _GraphLoss:
         if not all(np.isfinite(numbers).all() for numbers in found):
             return math.inf
         reference, targets = self._reference, self._validation.targets
-        return metric_loss(self._task, targets, reference, found.outputs, self._resampling).value
+        both = self._thresholds, self._thresholds
+        given = targets, reference, found.outputs
+        return metric_loss(self._task, *given, self._resampling, both).value
 
     @cached_property
     def _reference(self) -> NDArray[np.float32]:

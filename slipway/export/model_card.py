@@ -19,6 +19,7 @@ from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import kind_of
 from slipway.kinds.targets import TargetKind
 from slipway.reports.console import baseline_cells, interval, number, size
+from slipway.reports.evaluation.text import temperature_text
 from slipway.system.errors import SchemaError
 from slipway.system.user_code import UserCode
 from slipway.training.networks.networks import ModelManifest
@@ -76,6 +77,8 @@ def model_card(
     """Write the card as Markdown; `models` are by variant, `choice` is by provider."""
     network = facts.training.network
     what = f"one of {len(network.classes)} classes" if network.classes else facts.target_column
+    if facts.target.several:
+        what = f"any of {len(network.classes)} labels"
     purpose = facts.lineage.params["export"]["purpose"] or _NO_PURPOSE
     sections = (
         ("Meant for", str(purpose).strip()),
@@ -214,7 +217,7 @@ def _uncertainty(facts: CardFacts) -> Iterator[str]:
     if before := measured.get("calibration_error_before"):
         yield (
             "Probabilities are calibrated inside the graph "
-            f"(temperature {number(facts.calibration.temperature)}): the expected calibration "
+            f"({temperature_text(facts.calibration)}): the expected calibration "
             f"error on the test split is {number(measured['calibration_error'].value)}, "
             f"without it {number(before.value)}."
         )
@@ -272,7 +275,7 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
     ]
     if unchecked:
         yield f"Rules of cleaning that were switched off: {', '.join(unchecked)}."
-    if facts.target.has_classes:
+    if facts.target.has_classes and not facts.target.several:
         yield "It always names one of its classes, for any input: see the OOD score."
     yield (
         "Its figures hold for data like the test split. Other sources, devices, places and times "

@@ -6,7 +6,7 @@ or encoded by its own input contract; rows that this refuses are marked, not gue
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,7 +111,17 @@ def answer_test_rows(
         refused=~answered,
         known=known,
         remark=remark,
+        thresholds=_in_order(bundle.manifest.calibration_of("fp32").thresholds, labels, manifest),
     )
+
+
+def _in_order(
+    thresholds: Sequence[float] | None, labels: Sequence[str], manifest: PackedManifest
+) -> list[float] | None:
+    """Return thresholds in the order of the packed classes."""
+    if thresholds is None:
+        return None
+    return [thresholds[labels.index(name)] for name in manifest.classes]
 
 
 def _batches(

@@ -75,7 +75,10 @@ class ParquetAnswers:
     def __init__(self, carried: pa.Schema, output: OutputContract) -> None:
         self._labels = output.labels
         self._names = [f"probability_{label}" for label in output.labels]
+        self._several = output.kind == "label_probabilities"
         prediction = pa.string() if output.labels else pa.float64()
+        if self._several:
+            prediction = pa.list_(pa.string())
         own = [("prediction", prediction)]
         if output.labels:
             own += [(name, pa.float64()) for name in self._names]
@@ -109,7 +112,8 @@ class ParquetAnswers:
             name: [answer.get(name) for answer in found] for name in ("ood_score", "is_ood")
         }
         if self._labels:
-            columns["prediction"] = [answer.get("label") for answer in found]
+            name = "labels" if self._several else "label"
+            columns["prediction"] = [answer.get(name) for answer in found]
             columns["prediction_set"] = [answer.get("prediction_set") for answer in found]
             each = [answer.get("probabilities", {}) for answer in found]
             for label, name in zip(self._labels, self._names, strict=True):

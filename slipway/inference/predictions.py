@@ -21,6 +21,21 @@ class ClassPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelsPrediction:
+    """The answer of a model of several labels to one item."""
+
+    labels: list[str]  # those whose probability reaches their threshold, in the model's order
+    probabilities: dict[str, float]
+    prediction_set: list[str]  # contains all true labels at the coverage that `info` names
+    ood_score: float  # larger for unusual inputs
+    is_ood: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class ValuePrediction:
     """The answer of a regression model to one item."""
 
@@ -34,7 +49,7 @@ class ValuePrediction:
         return asdict(self)
 
 
-Prediction = ClassPrediction | ValuePrediction
+Prediction = ClassPrediction | LabelsPrediction | ValuePrediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,8 @@ def prediction_of(answer: Mapping[str, Any]) -> Prediction:
             answer["ood_score"],
             answer["is_ood"],
         )
+    if "labels" in answer:
+        return LabelsPrediction(*(answer[name] for name in LabelsPrediction.__slots__))
     return ClassPrediction(*(answer[name] for name in ClassPrediction.__slots__))
 
 

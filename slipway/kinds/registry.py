@@ -2,12 +2,12 @@
 
 import difflib
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from slipway.kinds.inputs import COLUMNS, IMAGES, InputKind
-from slipway.kinds.targets import CLASS, NUMBER, TargetKind
+from slipway.kinds.targets import CLASS, LABELS, NUMBER, TargetKind
 from slipway.system.errors import ParamsError
 
 
@@ -19,13 +19,20 @@ class TaskKind:
     input: InputKind
     target: TargetKind
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys of params.yaml that this kind requires and another may leave out."""
+        return {**self.input.settings, **self.target.settings}
+
 
 KINDS = {
     kind.name: kind
     for kind in (
         TaskKind("image_classification", IMAGES, CLASS),
+        TaskKind("image_multilabel", IMAGES, LABELS),
         TaskKind("image_regression", IMAGES, NUMBER),
         TaskKind("table_classification", COLUMNS, CLASS),
+        TaskKind("table_multilabel", COLUMNS, LABELS),
         TaskKind("table_regression", COLUMNS, NUMBER),
     )
 }
@@ -43,6 +50,11 @@ def task_for(inputs: InputKind, target: TargetKind) -> str:
     return next(
         kind.name for kind in KINDS.values() if (kind.input, kind.target) == (inputs, target)
     )
+
+
+def settings_of_kinds() -> dict[str, Any]:
+    """The keys of params.yaml that some kind may leave out, with the values that they have then."""
+    return {key: value for kind in KINDS.values() for key, value in kind.settings.items()}
 
 
 def input_kinds() -> dict[str, InputKind]:

@@ -1,7 +1,7 @@
 """The kinds of target: one record for each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from slipway.kinds.parts import TargetPart, import_part
@@ -35,9 +35,12 @@ class TargetKind:
     plural: str
     column: Literal["label", "target"]  # of clean rows
     has_classes: bool  # the target of a row is among the data's classes
+    # A row has any number of labels: targets and outputs are (rows, labels), and the column of
+    # clean rows has each row's set of labels as text (slipway/data/rules/label_sets.py).
+    several: bool
     dtype: Literal["int64", "float32"]  # of the targets in a training batch
     rules: tuple[str, ...]  # of cleaning that only such targets can break
-    output: Literal["probabilities", "value"]  # `output.kind` of a bundle
+    output: Literal["probabilities", "label_probabilities", "value"]  # `output.kind` of a bundle
     losses: tuple[str, ...]  # the values of train.loss that fit; the first is the default
     metrics: tuple[str, ...]  # computed by the part "scores"
     shown_metrics: tuple[str, ...]  # at the top of reports; the first is the headline
@@ -49,6 +52,8 @@ class TargetKind:
     baseline: str  # the trivial predictor, in a few words
     baseline_rule: str  # its answer to each row
     parts: Mapping[TargetPart, str]
+    # Keys of params.yaml that this kind requires and another may leave out, as in `InputKind`.
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def load_part(self, part: TargetPart) -> Any:
         """Import a part."""
@@ -65,6 +70,7 @@ CLASS = TargetKind(
     plural="classes",
     column="label",
     has_classes=True,
+    several=False,
     dtype="int64",
     rules=("missing_label", "unknown_label", "conflicting_label", "near_conflict"),
     output="probabilities",
@@ -88,11 +94,58 @@ CLASS = TargetKind(
         "uncertainty": "slipway.metrics.class_uncertainty:ClassUncertainty",
     },
 )
+LABELS = TargetKind(
+    name="labels",
+    plural="label sets",
+    column="label",
+    has_classes=True,
+    several=True,
+    dtype="float32",
+    rules=("missing_label", "unknown_label", "conflicting_label", "near_conflict"),
+    output="label_probabilities",
+    losses=("auto", "bce", "asymmetric"),
+    metrics=(
+        "subset_accuracy",
+        "mean_average_precision",
+        "f1_micro",
+        "f1_macro",
+        "precision_micro",
+        "recall_micro",
+        "hamming_loss",
+        "log_loss",
+        "calibration_error",
+    ),
+    shown_metrics=(
+        "subset_accuracy",
+        "mean_average_precision",
+        "f1_micro",
+        "f1_macro",
+        "hamming_loss",
+    ),
+    summary_metrics=("subset_accuracy", "mean_average_precision", "f1_macro"),
+    compared_metrics=("subset_accuracy", "f1_macro"),
+    headline_is_fraction=True,
+    baseline="the label frequencies",
+    baseline_rule=(
+        "the label frequencies of the training rows as probabilities for every row, "
+        "so that it gives the labels that most training rows have"
+    ),
+    parts={
+        "loss": "slipway.training.targets.labels:LabelLoss",
+        "head": "slipway.training.targets.labels:LabelHead",
+        "scores": "slipway.metrics.label_scores:LabelAnswers",
+        "results": "slipway.reports.evaluation.label_results:LabelResults",
+        "sections": "slipway.reports.pages.sections.labels:LabelSections",
+        "uncertainty": "slipway.metrics.label_uncertainty:LabelUncertainty",
+    },
+    settings={"data.label_separator": "|"},
+)
 NUMBER = TargetKind(
     name="number",
     plural="numbers",
     column="target",
     has_classes=False,
+    several=False,
     dtype="float32",
     rules=("missing_target", "not_a_number", "non_finite_target", "conflicting_target"),
     output="value",

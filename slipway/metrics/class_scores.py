@@ -5,7 +5,7 @@ A class that is never predicted, or that no row has, scores 0, as with scikit-le
 interval (1927), which has a width even if every row is correct.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from slipway.metrics.scores import (
     metric_of,
     percentiles,
     requested,
+    row_counts,
     samples,
     wilson_interval,
 )
@@ -69,7 +70,13 @@ class ClassAnswers:
     Raises MetricError for NaN, no rows, an index outside [0, K), or rows that do not sum to 1.
     """
 
-    def __init__(self, targets: ArrayLike, probabilities: ArrayLike, top_k: int | None) -> None:
+    def __init__(
+        self,
+        targets: ArrayLike,
+        probabilities: ArrayLike,
+        top_k: int | None,
+        thresholds: Sequence[float] | None = None,
+    ) -> None:
         self.probabilities = checked_probabilities(probabilities)  # (N, K)
         self.num_rows, self.num_classes = self.probabilities.shape
         self.targets = _checked_indices(targets, self.num_classes, "targets")  # (N,)
@@ -136,7 +143,7 @@ class ClassAnswers:
         }
         if rows.keys() == set(names):
             return rows
-        counts = _row_counts(chosen, self.num_rows)
+        counts = row_counts(chosen, self.num_rows)
         found = rows | self._scores_by_count(counts, names)
         return {name: found[name] for name in names}
 
@@ -310,16 +317,6 @@ def _sum_by_class(drawn: NDArray[Any], classes: Int, num_classes: int) -> Int:
     sums = np.zeros((len(drawn), num_classes), dtype=np.int64)
     sums[:, present] = np.add.reduceat(drawn.take(order, axis=1), starts, axis=1)
     return sums
-
-
-def _row_counts(chosen: Int, num_rows: int) -> Float:
-    """(S, M) row numbers -> (S, N) count of each row"""
-    places = chosen + num_rows * np.arange(len(chosen))[:, None]
-    return (
-        np.bincount(places.ravel(), minlength=len(chosen) * num_rows)
-        .reshape(-1, num_rows)
-        .astype(np.float64)
-    )
 
 
 def _calibration_bounds(

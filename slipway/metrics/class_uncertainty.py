@@ -1,6 +1,7 @@
 """Probabilities, their temperature, and conformal prediction sets."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,28 @@ class ClassUncertainty:
         return np.asarray(sets[np.arange(len(sets)), targets.astype(np.int64)])
 
     @staticmethod
-    def losses(probabilities: NDArray[np.float32], targets: Float) -> Float:
+    def decision(probabilities: NDArray[np.float32], targets: Float) -> list[float] | None:
+        """None: the most probable class is given."""
+        return None
+
+    @staticmethod
+    def certainty(probabilities: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
+        """(N,) the probability of the most probable class."""
+        return np.asarray(probabilities.max(axis=1), np.float64)
+
+    @staticmethod
+    def reliability(
+        probabilities: NDArray[np.float32], targets: Float
+    ) -> tuple[Float, NDArray[np.bool_]]:
+        """(N,) confidences of the answers, and (N,) True for correct ones."""
+        is_right = probabilities.argmax(axis=1) == targets
+        return probabilities.max(axis=1).astype(np.float64), np.asarray(is_right)
+
+    @staticmethod
+    def losses(
+        probabilities: NDArray[np.float32],
+        targets: Float,
+        thresholds: Sequence[float] | None = None,
+    ) -> Float:
         """(N,) 1 for a wrong label, else 0."""
         return np.asarray(probabilities.argmax(axis=1) != targets, dtype=np.float64)

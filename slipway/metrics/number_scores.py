@@ -1,6 +1,6 @@
 """Metrics of a numeric target in float64, with intervals, and conformal intervals of values."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +33,13 @@ class NumberAnswers:
 
     num_classes = 0
 
-    def __init__(self, targets: ArrayLike, values: ArrayLike, top_k: int | None = None) -> None:
+    def __init__(
+        self,
+        targets: ArrayLike,
+        values: ArrayLike,
+        top_k: int | None = None,
+        thresholds: Sequence[float] | None = None,
+    ) -> None:
         self.targets = _checked_values(targets, "targets")
         self.values = _checked_values(values, "values")
         if len(self.targets) != len(self.values):
@@ -103,7 +109,19 @@ class NumberUncertainty:
         return np.asarray(NumberUncertainty.losses(values, targets) <= half)
 
     @staticmethod
-    def losses(values: NDArray[np.float32], targets: Float) -> Float:
+    def decision(values: NDArray[np.float32], targets: Float) -> list[float] | None:
+        """None: a value is given as it is."""
+        return None
+
+    @staticmethod
+    def certainty(values: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
+        """(N,) 0: a value says nothing of its certainty."""
+        return np.zeros(len(values))
+
+    @staticmethod
+    def losses(
+        values: NDArray[np.float32], targets: Float, thresholds: Sequence[float] | None = None
+    ) -> Float:
         """(N,) absolute errors."""
         return np.asarray(np.abs(values[:, 0].astype(np.float64) - targets))
 

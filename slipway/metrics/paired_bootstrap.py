@@ -6,6 +6,7 @@ answer differs.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class PairedDifference(Contract):
     high: float
     confidence: float
     rows: int
-    p_value: float | None  # McNemar's exact test, two-sided; None except for accuracy
+    p_value: float | None  # McNemar's exact test, two-sided; None except for a fraction of rows
 
 
 def paired_difference(
@@ -47,15 +48,20 @@ def paired_difference(
     resampling: Resampling,
     *,
     top_k: int | None = None,
+    thresholds: tuple[Sequence[float] | None, Sequence[float] | None] = (None, None),
 ) -> PairedDifference:
     """Return the difference of `metric` with its paired bootstrap interval (percentiles).
 
     Arguments are as for `slipway.metrics.scores.measure`; only `top_k_accuracy` needs `top_k`.
+    `thresholds` are those of `before` and of `after`.
     Raises MetricError for invalid answers, different shapes, or a metric that these rows do not
     define.
     """
     make_answers = kind_of(task).target.load_part("scores")
-    first, second = (make_answers(targets, outputs, top_k) for outputs in (before, after))
+    first, second = (
+        make_answers(targets, outputs, top_k, own)
+        for outputs, own in zip((before, after), thresholds, strict=True)
+    )
     _check_fit(task, metric, first, second, top_k)
     every_row = np.arange(first.num_rows)[None]
     old, new = (
@@ -67,7 +73,8 @@ def paired_difference(
     ]
     low, high = percentiles(np.concatenate(chunks), resampling.confidence)
     p_value = None
-    if metric == "accuracy":
+    target = kind_of(task).target
+    if metric == target.headline and target.headline_is_fraction:
         is_lost, is_gained = first.is_right & ~second.is_right, second.is_right & ~first.is_right
         p_value = mcnemar_p_value(int(is_lost.sum()), int(is_gained.sum()))
     return PairedDifference(

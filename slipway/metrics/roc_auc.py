@@ -34,6 +34,12 @@ def rank_classes(targets: NDArray[np.int64], probabilities: Float) -> list[Ranke
     return [_ranked(is_own, scores) for is_own, scores in sides if 0 < is_own.sum() < len(targets)]
 
 
+def rank_labels(is_own: NDArray[np.bool_], probabilities: Float) -> list[RankedClass]:
+    """Rank rows for each label that some but not all rows have; both arguments are (N, K)."""
+    sides = zip(is_own.T, probabilities.T, strict=True)
+    return [_ranked(own, scores) for own, scores in sides if 0 < own.sum() < len(own)]
+
+
 def ranking_scores(classes: Sequence[RankedClass], counts: Float) -> tuple[Float, Float]:
     """(S,) ROC-AUC and (S,) average precision: means over `classes`.
 

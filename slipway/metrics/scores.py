@@ -6,7 +6,7 @@ other test rows, not with another training run: they are percentiles of resample
 Tibshirani 1993, chapter 13), or Wilson's for fractions of rows.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, cast
@@ -52,15 +52,17 @@ def measure(
     *,
     top_k: int | None = None,
     names: Collection[str] | None = None,
+    thresholds: Sequence[float] | None = None,
 ) -> dict[str, Metric]:
     """Compute metrics of `task` by name, except those in `why_absent`.
 
     Args:
         outputs: (N, K) probabilities, or (N, 1) values.
+        thresholds: (K,) of the labels, if rows have several; None: a half.
         top_k: the k of `top_k_accuracy`; None omits it.
         names: requested metrics, None for all; intervals do not depend on the choice.
     """
-    answers = kind_of(task).target.load_part("scores")(targets, outputs, top_k)
+    answers = kind_of(task).target.load_part("scores")(targets, outputs, top_k, thresholds)
     return cast(dict[str, Metric], answers.metrics(resampling, names))
 
 
@@ -73,7 +75,11 @@ def why_absent(
 
 
 def baseline_scores(
-    task: Task, train_targets: Float, targets: Float, num_classes: int, top_k: int | None
+    task: Task,
+    train_targets: NDArray[Any],
+    targets: NDArray[Any],
+    num_classes: int,
+    top_k: int | None,
 ) -> dict[str, float]:
     """Compute each metric that the test `targets` (N,) define, for the trivial predictor.
 
@@ -90,7 +96,9 @@ def baseline_scores(
     return {name: float(found[name][0]) for name in names}
 
 
-def baseline_outputs(task: Task, train_targets: Float, num_rows: int, num_classes: int) -> Float:
+def baseline_outputs(
+    task: Task, train_targets: NDArray[Any], num_rows: int, num_classes: int
+) -> Float:
     """(N, K) or (N,) the outputs of the trivial predictor for `num_rows` rows."""
     make_answers = kind_of(task).target.load_part("scores")
     return cast(Float, make_answers.baseline(train_targets, num_rows, num_classes))
@@ -131,6 +139,16 @@ def resampled_rows(num_rows: int, resampling: Resampling) -> Iterator[Int]:
     generator = np.random.default_rng(resampling.seed)
     for size in chunk_sizes(resampling.num_samples, num_rows):
         yield generator.integers(num_rows, size=(size, num_rows))
+
+
+def row_counts(chosen: Int, num_rows: int) -> Float:
+    """(S, M) row numbers -> (S, N) count of each row"""
+    places = chosen + num_rows * np.arange(len(chosen))[:, None]
+    return (
+        np.bincount(places.ravel(), minlength=len(chosen) * num_rows)
+        .reshape(-1, num_rows)
+        .astype(np.float64)
+    )
 
 
 def chunk_sizes(num_samples: int, width: int) -> Iterator[int]:

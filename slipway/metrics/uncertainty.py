@@ -35,7 +35,8 @@ def with_thresholds(
         "conformal": conformal.model_copy(update={"threshold": half, "rows": len(targets)}),
         "ood": ood.model_copy(update={"threshold": most, "rows": len(targets)}),
     }
-    return calibration.model_copy(update=thresholds)
+    decision = uncertainty.decision(answers.outputs, targets)
+    return calibration.model_copy(update={**thresholds, "thresholds": decision})
 
 
 def upper_quantile(values: NDArray[np.floating], fraction: float | Fraction) -> float | None:

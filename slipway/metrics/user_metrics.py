@@ -1,14 +1,15 @@
 """The user's own metrics, `evaluate.metrics`: functions of targets and outputs, with intervals.
 
-A function gets (N,) int64 class indices and (N, K) probabilities, or (N,) numbers and (N,) values,
-and returns one number. It may raise an error or return NaN for rows that do not define it, which
-resampled rows may be.
+A function gets (N,) int64 class indices and (N, K) probabilities, (N, K) int64 labels, 0 or 1, and
+their probabilities, or (N,) numbers and (N,) values, and returns one number. It may raise an error
+or return NaN for rows that do not define it, which resampled rows may be.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ class UserMetric:
         """The name of the function, which gates and reports use."""
         return self.code.name.partition(":")[2]
 
-    def score(self, task: Task, targets: Float, outputs: NDArray[np.floating]) -> float:
+    def score(self, task: Task, targets: NDArray[Any], outputs: NDArray[np.floating]) -> float:
         """Call the function for targets (N,) and outputs (N, K) or (N, 1).
 
         MetricError with the user's line if it fails or returns no finite number.
@@ -68,7 +69,7 @@ class UserMetric:
     def measure(
         self,
         task: Task,
-        targets: Float,
+        targets: NDArray[Any],
         outputs: NDArray[np.floating],
         resampling: Resampling,
     ) -> Metric:
@@ -96,7 +97,10 @@ class UserMetric:
     @staticmethod
     def _expected(task: Task) -> str:
         takes = "numbers (rows,) and values (rows,)"
-        if kind_of(task).target.has_classes:
+        target = kind_of(task).target
+        if target.several:
+            takes = "labels, 0 or 1, and probabilities, both (rows, labels)"
+        elif target.has_classes:
             takes = "class indices (rows,) and probabilities (rows, classes)"
         return f"It is called with {takes}."
 
@@ -118,7 +122,7 @@ def load_user_metrics(names: Sequence[str]) -> list[UserMetric]:
 def measure_user_metrics(
     metrics: Sequence[UserMetric],
     task: Task,
-    targets: Float,
+    targets: NDArray[Any],
     outputs: NDArray[np.floating],
     resampling: Resampling,
 ) -> dict[str, Metric]:

@@ -26,7 +26,7 @@ class InvalidAnswerError(SlipwayError):
     """The model returned an invalid output: NaN, an infinity, or a wrong shape."""
 
 
-# Most probable class and its probability ("" and 0 for regression), and the outlier flag.
+# Most probable class and its probability ("" and 0 without one), and the outlier flag.
 Counted = tuple[str, float, bool]
 
 
@@ -75,9 +75,12 @@ class CertifiedModel:
         """Answer a whole batch at once: numpy takes as long for one row as for 32."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
         outliers = self._calibration.is_ood(scores).tolist()
-        described = (self._values if self._is_value else self._classes)(
-            outputs, scores.tolist(), outliers
-        )
+        describe = {
+            "value": self._values,
+            "probabilities": self._classes,
+            "label_probabilities": self._label_sets,
+        }[self.bundle.manifest.output.kind]
+        described = describe(outputs, scores.tolist(), outliers)
         return [
             AnsweredRow(output, score, answer if is_finite else None, counted)
             for output, score, is_finite, (answer, counted) in zip(
@@ -122,9 +125,25 @@ class CertifiedModel:
             described.append((answer, (best, probabilities[first], is_ood)))
         return described
 
-    @cached_property
-    def _is_value(self) -> bool:
-        return self.bundle.manifest.output.kind == "value"
+    def _label_sets(
+        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+    ) -> list[tuple[dict[str, Any], Counted]]:
+        labels = self._labels
+        given = self._calibration.given(outputs).tolist()
+        best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
+        set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()
+        described = []
+        rows = zip(outputs.tolist(), given, best_first, set_sizes, scores, outliers, strict=True)
+        for probabilities, own, order, set_size, score, is_ood in rows:
+            answer = {
+                "labels": [label for label, is_given in zip(labels, own, strict=True) if is_given],
+                "probabilities": dict(zip(labels, probabilities, strict=True)),
+                "prediction_set": [labels[index] for index in order[:set_size]],
+                "ood_score": score,
+                "is_ood": is_ood,
+            }
+            described.append((answer, ("", 0.0, is_ood)))
+        return described
 
     @cached_property
     def _labels(self) -> list[str]:

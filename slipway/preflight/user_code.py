@@ -134,7 +134,7 @@ def _check_training(params: Params, spec: "NetworkSpec") -> None:
         if spec.input.dtype == np.uint8:
             rows = (rows * 255).to(torch.uint8)
         targets = torch.from_numpy(_answers(spec)[0][:_NUM_ROWS])
-        targets = targets.to(torch.int64 if spec.classes else torch.float32)
+        targets = targets.to(getattr(torch, kind_of(spec.task).target.dtype))
         losses = RowLosses(network, params.train)
         name, code = f"train.network {spec.name!r}", type(network.backbone)
         try:
@@ -195,7 +195,10 @@ def _check_export(params: Params, network: "Network", rows: NDArray[np.generic])
 
 
 def _answers(spec: "NetworkSpec") -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Make up targets (N,) and outputs (N, K) or (N, 1) in which every class occurs."""
+    """Make up targets (N,) and outputs (N, K) or (N, 1) in which every class occurs.
+
+    Targets of several labels are (N, K).
+    """
     generator = np.random.default_rng(0)
     if not spec.classes:
         scale = spec.target_scale
@@ -203,6 +206,9 @@ def _answers(spec: "NetworkSpec") -> tuple[NDArray[np.float64], NDArray[np.float
         drawn = generator.normal(mean, std, size=(64, 2))
         return drawn[:, 0], drawn[:, 1:].astype(np.float32)
     num_classes = len(spec.classes)
+    if kind_of(spec.task).target.several:
+        labels = generator.integers(2, size=(64, num_classes)).astype(np.float64)
+        return labels, generator.uniform(size=labels.shape).astype(np.float32)
     targets = np.arange(max(64, 4 * num_classes)) % num_classes
     return targets.astype(np.float64), generator.dirichlet(
         np.ones(num_classes), size=len(targets)

@@ -1,20 +1,22 @@
 """Roles of the columns of a table: target candidates, groups, time, weights, a given split."""
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.data.engine.label_sets import read_labels
 from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.raw_tables import RawColumn, RawTable
-from slipway.data.tables.cells import GOOD, is_missing, typed_column
+from slipway.data.tables.cells import BAD, GOOD, is_missing, typed_column
 from slipway.data.tables.column_types import ColumnGuess, infer
 from slipway.data.tables.targets import label_of
-from slipway.kinds.targets import CLASS, NUMBER, TargetKind
+from slipway.kinds.targets import CLASS, LABELS, NUMBER, TargetKind
 
 _TARGET_NAMES = (
     *("target", "label", "labels", "class", "class_name", "class_label", "label_name", "y"),
@@ -35,6 +37,8 @@ _MIN_ROWS_PER_GROUP = 1.2
 _MIN_GROUPS = 8
 _MIN_DATES = 10
 _MOST_CLASSES = 20  # of a column of whole numbers
+_SEPARATOR: str = LABELS.settings["data.label_separator"]
+_MOSTLY, _SOMETIMES = 0.9, 0.1  # of the rows
 _ROWS_PER_CLASS = 8  # on average; with fewer a column holds no classes
 _FREE_TEXT_CHARACTERS = 25  # on average
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # scripts of short texts
@@ -113,9 +117,46 @@ class SampledColumn:
         few = len(self.counts) <= max(2, self.rows / _ROWS_PER_CLASS)
         return len(self.counts) >= 2 and few and not self.is_free_text
 
+    @cached_property
+    def holds_lists(self) -> bool:
+        """True if nearly all cells are JSON lists of labels."""
+        if self.raw.stored != "text" or not self.counts:
+            return False
+        lists = sum(rows for text, rows in self.counts.items() if _is_json_list(text))
+        return lists >= _MOSTLY * self.rows
+
+    @cached_property
+    def may_be_labels(self) -> bool:
+        """True if cells are lists, or many have the usual separator and there are few labels."""
+        if self.holds_lists:
+            return True
+        if self.raw.stored != "text" or self.is_numeric:
+            return False
+        divided = sum(rows for text, rows in self.counts.items() if _SEPARATOR in text)
+        has_few = len(self.label_counts) * _ROWS_PER_CLASS <= self.rows
+        return divided >= _SOMETIMES * self.rows and has_few
+
+    @cached_property
+    def label_counts(self) -> Counter[str]:
+        """The rows of each label, if cells are sets of labels."""
+        found: Counter[str] = Counter()
+        for text, rows in self.counts.items():
+            with contextlib.suppress(ValueError):
+                for label in set(read_labels(text, _SEPARATOR)):
+                    found[label] += rows
+        return found
+
+    @property
+    def may_be_label(self) -> bool:
+        """True if the cells say whether rows have one label."""
+        typed = typed_column(self.raw, "boolean")
+        return bool((typed.cell_states == GOOD).any() and (typed.cell_states != BAD).all())
+
     @property
     def may_be_target(self) -> bool:
         """True if a model could predict this column."""
+        if self.may_be_labels:
+            return len(self.label_counts) >= 2
         if len(self.counts) < 2 or self.guess.kind == "date" or self.raw.stored == "other":
             return False
         return self.may_be_classes or (self.is_numeric and self.guess.kind != "ignore")
@@ -123,7 +164,17 @@ class SampledColumn:
 
 def sampled_columns(table: RawTable) -> list[SampledColumn]:
     """Return the columns with the inferred kinds."""
-    return [SampledColumn(raw, infer(raw)) for raw in table.columns.values()]
+    columns = [SampledColumn(raw, infer(raw)) for raw in table.columns.values()]
+    return [_not_an_input(column) if column.holds_lists else column for column in columns]
+
+
+def _not_an_input(column: SampledColumn) -> SampledColumn:
+    guess = replace(column.guess, kind="ignore", reason="it holds lists")
+    return replace(column, guess=guess)
+
+
+def _is_json_list(text: str) -> bool:
+    return text.startswith("[") and text.endswith("]")
 
 
 @dataclass(frozen=True)
@@ -185,6 +236,8 @@ def _is_group(column: SampledColumn) -> bool:
 
 def target_kinds(column: SampledColumn) -> list[TargetKind]:
     """Return the kinds of target that the values suit, both if in doubt."""
+    if column.may_be_labels:
+        return [LABELS] if column.holds_lists else [LABELS, CLASS]
     if not column.is_numeric or column.raw.stored == "boolean":
         return [CLASS]
     if not column.has_whole_numbers:

@@ -40,6 +40,14 @@ def class_gate(counts: Mapping[str, int], num_test: int) -> ProposedGate:
     return _gate("balanced_accuracy", found, what, num_test)
 
 
+def label_gate(counts: Mapping[str, int], num_test: int) -> ProposedGate:
+    """Return a gate on the subset accuracy; `counts` are rows of each set of labels."""
+    baseline = max(counts.values()) / sum(counts.values())
+    found = _least(baseline, lambda p: math.sqrt(p * (1 - p) / num_test))
+    what = f"the most frequent set of labels has {baseline:.3f}"
+    return _gate("subset_accuracy", found, what, num_test)
+
+
 def number_gate(num_test: int) -> ProposedGate:
     """Return a gate on R2, whose baseline, the mean target, has 0 on any rows."""
     found = _least(0.0, lambda r2: 2 * math.sqrt(r2 / num_test) * (1 - r2))

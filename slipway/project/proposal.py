@@ -18,10 +18,10 @@ from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.target_copies import ColumnScore, best_score
 from slipway.inputs.columns import Kind
-from slipway.kinds.registry import TaskKind, input_kinds, kind_of
+from slipway.kinds.registry import TaskKind, kind_of, settings_of_kinds
 from slipway.project import recipe
 from slipway.project.column_roles import SampledColumn, sampled_columns
-from slipway.project.gate import ProposedGate, class_gate, number_gate
+from slipway.project.gate import ProposedGate, class_gate, label_gate, number_gate
 from slipway.project.inspection import data_params
 from slipway.project.machine import Machine, this_machine
 from slipway.project.params_text import in_one_line, template_content
@@ -165,18 +165,17 @@ class _Draft:
             self.set(key, value, reason)
 
     def _keep_own_keys(self) -> None:
-        """Leave out the keys of other kinds of input, and add those of this one."""
-        own = self.kind.input.settings
-        for kind in input_kinds().values():
-            for key, value in kind.settings.items():
-                *sections, name = key.split(".")
-                section = self.content
-                for part in sections:
-                    section = section[part]
-                if key in own:
-                    section.setdefault(name, copy.deepcopy(value))
-                else:
-                    section.pop(name, None)
+        """Leave out the keys of other kinds of task, and add those of this one."""
+        own = self.kind.settings
+        for key, value in settings_of_kinds().items():
+            *sections, name = key.split(".")
+            section = self.content
+            for part in sections:
+                section = section[part]
+            if key in own:
+                section.setdefault(name, copy.deepcopy(value))
+            else:
+                section.pop(name, None)
 
     def _data(self) -> None:
         summary, choice, roles = self.summary, self.choice, self.choice.roles
@@ -189,7 +188,8 @@ class _Draft:
         if summary.image_column:
             self.set("data.image_column", summary.image_column, "holds or names the images")
         if choice.target is not None:
-            self.set("data.target_column", choice.target.name, choice.target_reason)
+            of_labels = [column.name for column in choice.label_columns]
+            self.set("data.target_column", of_labels or choice.target.name, choice.target_reason)
         for key, column, reason in (
             ("group_column", roles.group, "its values repeat; null: they say nothing of the rows"),
             ("time_column", roles.time, "the test rows are the latest; null: a random split"),
@@ -213,12 +213,17 @@ class _Draft:
         if self.choice.target is None:
             return dict(self.summary.classes)
         counts = self.choice.target.counts
+        if self.choice.label_columns:
+            counts = label_column_counts(self.choice.label_columns)
+        elif self.kind.target.several:
+            counts = self.choice.target.label_counts
         factor = max(1.0, self.summary.num_rows / max(1, len(self.choice.target.raw.codes)))
         return {name: round(number * factor) for name, number in counts.items()}
 
     def _classes(self) -> None:
         counts = self.class_counts()
-        if found := variants(counts):
+        found = {} if self.choice.label_columns else variants(counts)
+        if found:
             self.set("data.label_map", found, "spellings of one class")
             self.warnings.append(
                 f"classes that differ only in spelling are joined: {listed_variants(found, counts)}"
@@ -231,7 +236,8 @@ class _Draft:
         tiny = {n: rows for n, rows in counts.items() if rows < _MIN_CLASS_ROWS and not is_given}
         shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in list(tiny.items())[:5])
         num_tiny, allowed = sum(tiny.values()), self.content["clean"]["max_bad_fraction"]
-        if tiny and len(counts) - len(tiny) > 1 and num_tiny < allowed * sum(counts.values()):
+        may_leave_out = len(counts) - len(tiny) > 1 and not self.kind.target.several
+        if tiny and may_leave_out and num_tiny < allowed * sum(counts.values()):
             kept = [name for name in counts if name not in tiny]
             self.set("data.classes", kept, f"without {shown}: too few rows for three splits")
             self.warnings.append(
@@ -277,8 +283,10 @@ class _Draft:
 
     def _gates(self) -> None:
         num_test = max(1, self.rows_of("test"))
-        if self.kind.target.has_classes:
-            gate: ProposedGate = class_gate(self.class_counts(), num_test)
+        if self.kind.target.several:
+            gate: ProposedGate = label_gate(self._set_counts(), num_test)
+        elif self.kind.target.has_classes:
+            gate = class_gate(self.class_counts(), num_test)
             if gate.metric == "balanced_accuracy":
                 self.set("train.class_weights", "balanced", "so that rare classes count")
         else:
@@ -289,12 +297,21 @@ class _Draft:
             self.warnings.append(f"no gate: {gate.reason}. More rows are needed")
         self.set("evaluate.slices", [])
 
+    def _set_counts(self) -> Counter[str]:
+        """Return the sampled rows of each set of labels."""
+        assert self.choice.target is not None
+        if not self.choice.label_columns:
+            return self.choice.target.counts
+        cells = [typed_column(column.raw, "boolean").cells for column in self.choice.label_columns]
+        return Counter(map(str, np.stack(cells, axis=1).tolist()))
+
     # Tables --------------------------------------------------------------------------------------
 
     def inputs(self) -> list[SampledColumn]:
         """Return the columns of the table that the model reads."""
         roles = self.choice.roles
         taken = [roles.group, roles.time, roles.weight, roles.split, self.choice.target]
+        taken += self.choice.label_columns
         names = {column.name for column in taken if column is not None}
         return [c for c in self.columns if c.name not in names and c.guess.kind != "ignore"]
 
@@ -319,6 +336,8 @@ class _Draft:
     def _suspected_leaks(self) -> list[str]:
         target = self.choice.target
         assert target is not None
+        if self.choice.label_columns:
+            return []
         of_classes = self.kind.target.has_classes
         kind: Kind = "category" if of_classes else "number"
         typed = typed_column(target.raw, kind)
@@ -402,3 +421,13 @@ class _Draft:
 def _still() -> dict[str, Any]:
     """Return the augmentation that changes nothing."""
     return {key: list(v) if isinstance(v, tuple) else v for key, v in NEUTRAL.items()}
+
+
+def label_column_counts(columns: Sequence[SampledColumn]) -> Counter[str]:
+    """Return the rows that have each label, from a column for each."""
+    return Counter(
+        {
+            column.name: int((typed_column(column.raw, "boolean").cells == 1).sum())
+            for column in columns
+        }
+    )

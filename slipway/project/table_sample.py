@@ -17,7 +17,13 @@ import pyarrow.parquet as pq
 
 from slipway.data.sources.csv_start import START_CHARACTERS, find_csv_start
 from slipway.data.sources.image_tables import is_jsonl
-from slipway.data.sources.raw_tables import RawTable, join_tables, read_raw_table, stored_column
+from slipway.data.sources.raw_tables import (
+    RawTable,
+    join_tables,
+    read_raw_table,
+    stored_column,
+    without_lists,
+)
 from slipway.data.sources.shards import is_parquet, parquet_errors
 from slipway.data.sources.text_format import TextFormat, as_utf8
 
@@ -140,7 +146,7 @@ def _sample_jsonl(path: Path, budget: int) -> TableSample:
         payload = file.read(budget)
         part = Path(folder, path.name)
         part.write_bytes(payload[: payload.rfind(b"\n") + 1] if size > budget else payload)
-        raw = read_raw_table(part)
+        raw = read_raw_table(part, written=TextFormat(list_columns=None))
     if size <= budget:
         return TableSample(raw, raw.num_read, True)
     counted, lines = _count_lines(path)
@@ -155,7 +161,7 @@ def _sample_parquet(path: Path, num_files: int) -> TableSample:
         list(_batches(file, max(1, most), names)),
         pa.schema([file.schema_arrow.field(name) for name in names]),
     )
-    columns = {name: stored_column(name, table[name]) for name in names}
+    columns = {name: stored_column(name, without_lists(table[name])) for name in names}
     raw = RawTable(columns, np.arange(table.num_rows), [])
     return TableSample(raw, int(file.metadata.num_rows), True)
 

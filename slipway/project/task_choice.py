@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from slipway.data.sources.image_tables import missing_column
 from slipway.kinds.registry import kind_of, task_for
-from slipway.kinds.targets import CLASS, NUMBER
+from slipway.kinds.targets import CLASS, LABELS, NUMBER
 from slipway.project.column_roles import Roles, SampledColumn, find_roles, target_kinds
 from slipway.project.summary import DataSummary
 from slipway.system.errors import DataError, ParamsError
@@ -31,6 +31,7 @@ class TaskChoice:
     target: SampledColumn | None  # None for class folders
     target_reason: str
     roles: Roles
+    label_columns: tuple[SampledColumn, ...] = ()  # one for each label, instead of a single target
 
 
 def choose(
@@ -47,6 +48,10 @@ def choose(
             )
         return _folders_of_classes(summary)
     names = [column.name for column in columns]
+    if target is not None and target not in names and "," in target:
+        return _several_columns(
+            summary, columns, task, [part.strip() for part in target.split(",")]
+        )
     if target is not None and target not in names:
         raise ParamsError(
             f"--target is {target!r}, {missing_column(target, names)} "
@@ -62,20 +67,47 @@ def choose(
     if len(kinds) > 1:
         return Question(
             "--task",
-            f"Does {column.name!r} hold classes or numbers? It has {len(column.counts)} values: "
-            f"{_examples(column)}.",
+            f"Does {column.name!r} hold {' or '.join(kind.plural for kind in kinds)}? "
+            f"It has {len(column.counts)} values: {_examples(column)}.",
             tuple(task_for(summary.input, kind) for kind in kinds),
         )
     reason = f"{column.name!r} holds {kinds[0].plural}: {_examples(column)}"
     return TaskChoice(task_for(summary.input, kinds[0]), reason, column, target_reason, roles)
 
 
+def _several_columns(
+    summary: DataSummary, columns: Sequence[SampledColumn], task: str | None, names: list[str]
+) -> TaskChoice:
+    """Take a column for each label. ParamsError if they are not there or not true and false."""
+    by_name = {column.name: column for column in columns}
+    problems = [
+        f"{name!r}, {missing_column(name, list(by_name))}" for name in names if name not in by_name
+    ]
+    chosen = tuple(by_name[name] for name in names if name in by_name)
+    problems += [
+        f"{column.name!r} holds {_examples(column)}, expected true or false"
+        for column in chosen
+        if not column.may_be_label
+    ]
+    found = task_for(summary.input, LABELS)
+    if task not in (None, found):
+        problems.append(f"--task {task} takes one column, several columns are for {found}")
+    if problems or len(set(names)) < len(names):
+        named = "; ".join(problems) or "a column is named twice"
+        raise ParamsError(
+            f"--target names {len(names)} columns, one for each label: {named}. Correct the list."
+        )
+    roles = find_roles([column for column in columns if column.name not in names], None)
+    reason = f"a column for each of {len(names)} labels"
+    return TaskChoice(found, reason, chosen[0], "as you said", roles, chosen)
+
+
 def _check_task(summary: DataSummary, task: str) -> None:
     if kind_of(task).input is not summary.input:
-        expected = [task_for(summary.input, target) for target in (CLASS, NUMBER)]
+        expected = [task_for(summary.input, target) for target in (CLASS, LABELS, NUMBER)]
         raise ParamsError(
             f"--task is {task!r}, but {str(summary.path)!r} is a {summary.form}, "
-            f"expected {' or '.join(expected)}."
+            f"expected {', '.join(expected[:-1])} or {expected[-1]}."
         )
 
 
@@ -110,6 +142,9 @@ def _target(
         )
     if len(fitting) == 1 and len(columns) - len(fitting) <= _others(roles):
         return fitting[0], "the only column that can be predicted"
+    lists = [column for column in fitting if column.holds_lists]
+    if len(lists) == 1:
+        return lists[0], "the only column of lists"
     last_first = sorted(fitting, key=lambda column: -list(columns).index(column))
     return Question(
         "--target",

@@ -101,11 +101,17 @@ def describe(outputs: NDArray[np.float32], output: OutputContract) -> str:
     """Format the label or value of the first rows."""
     if outputs.ndim != 2 or outputs.shape[1] != max(1, len(output.labels)):
         return f"shape {outputs.shape}"
-    rows = [
-        output.labels[int(row.argmax())] if output.labels else f"{row[0]:.7g}"
-        for row in outputs[:3]
-    ]
+    rows = [_described(row, output) for row in outputs[:3]]
     return ", ".join(rows) + (", ..." if len(outputs) > len(rows) else "")
+
+
+def _described(row: NDArray[np.float32], output: OutputContract) -> str:
+    """Format the label with the largest probability, or the value."""
+    if not output.labels:
+        return f"{row[0]:.7g}"
+    best = int(row.argmax())
+    several = output.kind == "label_probabilities"
+    return f"{output.labels[best]} {row[best]:.7g}" if several else output.labels[best]
 
 
 def _beyond(found: Answer, expected: Answer, tolerance: AnswerTolerance) -> list[str]:
@@ -117,7 +123,9 @@ def _beyond(found: Answer, expected: Answer, tolerance: AnswerTolerance) -> list
             problems.append(f"{name} is not finite")
         elif tolerance.relative is not None or name in tolerance.absolute:
             scale = (
-                1.0 if name == "probabilities" else max(1.0, float(np.abs(expected[name]).max()))
+                1.0
+                if name.endswith("probabilities")
+                else max(1.0, float(np.abs(expected[name]).max()))
             )
             most = (tolerance.relative or 0.0) * scale + tolerance.absolute.get(name, 0.0)
             difference = largest_difference(found[name], expected[name])
@@ -135,7 +143,8 @@ def _flipped(
     tolerance: AnswerTolerance,
     output: OutputContract,
 ) -> list[str]:
-    if not output.labels:
+    # Labels of several flip at thresholds that differ between variants: probabilities decide.
+    if output.kind != "probabilities":
         return []
     tie = (
         0.0

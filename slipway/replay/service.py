@@ -77,9 +77,13 @@ def _row(answer: dict[str, Any], manifest: Bundle) -> list[float]:
             raise ValueError("value and interval are inconsistent")
         return [float(answer["value"])]
     numbers = [float(answer["probabilities"][label]) for label in labels]
-    if len(answer["probabilities"]) != len(numbers) or answer["probabilities"][
-        answer["label"]
-    ] != max(numbers):
+    if len(answer["probabilities"]) != len(numbers):
+        raise ValueError("labels and probabilities are inconsistent")
+    if calibration.thresholds is not None:
+        given = calibration.given(np.array(numbers, np.float32))
+        if answer["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
+            raise ValueError("labels and probabilities are inconsistent")
+    elif answer["probabilities"][answer["label"]] != max(numbers):
         raise ValueError("label and probabilities are inconsistent")
     inside = calibration.prediction_sets(np.array(numbers, np.float32))
     if sorted(answer["prediction_set"]) != sorted(

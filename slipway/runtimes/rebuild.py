@@ -133,7 +133,9 @@ def answer_golden_rows(
     if rows is None or entry is None:
         return None
     found = run_in_batches(run, rows.inputs, batch_size)
-    return check_golden_rows(found, rows, entry.budgets[variant])
+    own, expected = (bundle.manifest.calibration_of(name) for name in (variant, "fp32"))
+    thresholds = own.thresholds, expected.thresholds
+    return check_golden_rows(found, rows, entry.budgets[variant], thresholds)
 
 
 def _build(

@@ -219,11 +219,17 @@ def _prediction_fields(bundle: Bundle | None) -> dict[str, Any]:
         interval = {"type": "array", "items": number, "minItems": 2, "maxItems": 2}
         return {"value": number, "interval": interval | {"nullable": True}} | _OUTLIER
     label = {"type": "string", "enum": bundle.output.labels}
-    return {
-        "label": label,
-        "probabilities": _object(dict.fromkeys(bundle.output.labels, _PROBABILITY)),
-        "prediction_set": {"type": "array", "items": label},
-    } | _OUTLIER
+    named: dict[str, Any] = {"label": label}
+    if bundle.output.kind == "label_probabilities":
+        named = {"labels": {"type": "array", "items": label}}
+    return (
+        named
+        | {
+            "probabilities": _object(dict.fromkeys(bundle.output.labels, _PROBABILITY)),
+            "prediction_set": {"type": "array", "items": label},
+        }
+        | _OUTLIER
+    )
 
 
 def _object(fields: dict[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def run(params: Params) -> None:
             test,
             lambda rows: fitted.apply(network, calibrator.predict(rows, fitted.score)).outputs,
             params.seed,
+            fitted.calibration.thresholds,
         ),
     )
     gates = judge(evaluation, settings, resampling)

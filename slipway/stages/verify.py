@@ -103,7 +103,14 @@ def run(params: Params) -> None:
     files.write_json(METRICS, verdict.summarise(certificate))
     answers = {hop.name: answered.outputs for hop, answered in measured if answered}
     shown = HopAnswers(
-        rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers
+        rows.task,
+        rows.classes,
+        rows.ids,
+        rows.sources,
+        rows.targets,
+        rows.inputs,
+        answers,
+        {hop.name: answered.thresholds for hop, answered in measured if answered},
     )
     files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
     print(verdict.hop_table(hops, bundle), gates_text(gates.results), sep="\n")

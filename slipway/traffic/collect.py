@@ -86,7 +86,7 @@ def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column:
     lines = [
         f"{len(items)} of {collected.num_logged} logged items are in {out}, most informative first"
     ]
-    if manifest.output.kind == "probabilities":
+    if manifest.output.kind != "value":
         facts.insert(0, f"{sum(item.error > 0 for item in items)} wrong predictions")
         counts = Counter(str(item.truth) for item in items if item.truth is not None)
         shown = ", ".join(f"{label} {count}" for label, count in counts.most_common(_SHOWN_LABELS))
@@ -190,7 +190,7 @@ def _table(
                 [{"bytes": content, "path": None} for content in contents], _IMAGE
             )
         }
-    kind = pa.string() if manifest.output.kind == "probabilities" else pa.float64()
+    kind = pa.float64() if manifest.output.kind == "value" else pa.string()
     return pa.table(
         inputs | {target_column: pa.array([item.truth for item in collected.items], kind)}
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.artifacts.label_sets import named_label
 from slipway.inputs.columns import Column, ColumnContract, listed_rows
 from slipway.inputs.contract import InputContract
 from slipway.inputs.multipart import decode_images
@@ -139,7 +140,7 @@ def _items(
             collected.left_out["of another model"] += request.num_rows
             continue
         for item, (content, answer) in enumerate(zip(contents, request.answers, strict=True)):
-            predicted = answer.get("label") if has_classes else answer.get("value")
+            predicted = named_label(answer) if has_classes else answer.get("value")
             if predicted is None:
                 collected.left_out["of another model"] += 1
                 continue
@@ -149,11 +150,22 @@ def _items(
                 digest=_digest(content),
                 truth=None,
                 predicted=predicted,
-                doubt=1 - max(answer["probabilities"].values()) if has_classes else 0.0,
+                doubt=_doubt(answer) if has_classes else 0.0,
                 ood_score=float(answer["ood_score"]),
                 is_ood=bool(answer["is_ood"]),
                 drifted=in_drift,
             )
+
+
+def _doubt(answer: Mapping[str, Any]) -> float:
+    """Return how far the answer is from certain: 1 less the best probability.
+
+    Of several labels, the probability on the other side of the least certain one.
+    """
+    probabilities = answer["probabilities"].values()
+    if "labels" in answer:
+        return float(max(min(probability, 1 - probability) for probability in probabilities))
+    return float(1 - max(probabilities))
 
 
 def _request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:

@@ -19,7 +19,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import arguments_class
 from slipway.config.params import Params, mistakes_in, read_content, value_at
-from slipway.kinds.registry import KINDS, input_kinds
+from slipway.kinds.registry import KINDS, settings_of_kinds
 from slipway.project.params_text import comment_of, in_one_line
 from slipway.system.errors import ParamsError
 from slipway.upgrade import renames
@@ -233,8 +233,7 @@ def _add(edit: _Edit, content: dict[str, Any], added: Mapping[str, Any]) -> None
     task = value_at(content, "data.task")
     if not isinstance(task, str) or task not in KINDS:  # a mistake, which is reported later
         return
-    own = KINDS[task].input.settings
-    foreign = {key for kind in input_kinds().values() for key in kind.settings if key not in own}
+    foreign = settings_of_kinds().keys() - KINDS[task].settings.keys()
     arguments = arguments_class(str(value_at(content, "train.network")))
     sections: dict[str, dict[str, Any]] = {}
     for key, value in added.items():

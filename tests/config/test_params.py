@@ -195,8 +195,8 @@ def test_code_of_the_users_is_accepted_for_every_kind_and_gated_without_bounds(t
         ),
         (
             {"train__loss": "focal"},
-            "train.loss: found 'focal', expected 'auto', 'cross_entropy', 'mse' or 'huber', or "
-            "text, such as 'package.module:function'",
+            "train.loss: found 'focal', expected 'auto', 'cross_entropy', 'bce', 'asymmetric', "
+            "'mse' or 'huber', or text, such as 'package.module:function'",
         ),
         (
             {"train__label_smoothing": 0.1},

@@ -1,5 +1,6 @@
 """Proposals for data sets of many shapes, the questions and the warnings."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def test_an_unknown_target_is_refused_with_the_name_that_was_probably_meant() ->
 
 
 def test_a_task_of_another_input_is_refused() -> None:
-    with pytest.raises(ParamsError, match="expected table_classification or table_regression"):
+    expected = "expected table_classification, table_multilabel or table_regression"
+    with pytest.raises(ParamsError, match=expected):
         propose(inspect(wine(Path())), "image_classification", "cultivar", machine=LAPTOP)
 
 
@@ -141,3 +143,43 @@ def test_photographs_take_pretrained_weights_and_name_their_licence(tmp_path: Pa
     assert "Apache-2.0" in proposal.reasons["train.pretrained"]
     small = propose(inspect(class_folders(tmp_path)), weights=weights, machine=LAPTOP)
     assert small.params["train"]["network"] == "small_resnet"
+
+
+# Several labels -----------------------------------------------------------------------------------
+
+
+def labelled(rows: int = 120) -> str:
+    """A CSV whose rows have labels with a separator, as JSON lists, and in columns."""
+    lines = ["x,tags,listed,is_a,is_b"]
+    for row in range(rows):
+        labels = [name for name, is_given in (("a", row % 2), ("b", row % 3)) if is_given]
+        listed = json.dumps(labels).replace('"', '""')
+        lines.append(f'{row / 7},{"|".join(labels) or "[]"},"{listed}",{row % 2},{row % 3 > 0}')
+    return "\n".join(lines) + "\n"
+
+
+def test_the_only_column_of_lists_is_proposed_as_several_labels(tmp_path: Path) -> None:
+    found = table(tmp_path, labelled()).params
+    assert found["data"]["task"] == "table_multilabel"
+    assert found["data"]["target_column"] == "listed"
+    assert found["data"]["label_separator"] == "|"
+    assert list(found["evaluate"]["gates"]) == ["subset_accuracy"]
+
+
+def test_a_column_with_separators_asks_if_it_holds_several_labels(tmp_path: Path) -> None:
+    (question,) = table(tmp_path, labelled(), target="tags").questions
+    assert question.candidates == ("table_multilabel", "table_classification")
+    assert "label sets or classes" in question.text
+
+
+def test_several_columns_of_true_and_false_are_a_label_each(tmp_path: Path) -> None:
+    found = table(tmp_path, labelled(), target="is_a, is_b").params
+    assert found["data"]["task"] == "table_multilabel"
+    assert found["data"]["target_column"] == ["is_a", "is_b"]
+
+
+def test_a_column_that_is_not_true_or_false_is_refused_as_a_label(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"'x' holds .* expected true or false"):
+        table(tmp_path, labelled(), target="is_a,x")
+    with pytest.raises(ParamsError, match=r"'is_c', which is not there; did you mean"):
+        table(tmp_path, labelled(), target="is_a,is_c")

@@ -9,7 +9,7 @@ import yaml
 
 from slipway.config.params import Params
 from slipway.kinds.code_digest import RUNS_USERS_CODE, reached_files, stage_names
-from slipway.kinds.registry import input_kinds
+from slipway.kinds.registry import settings_of_kinds
 from slipway.system.source_code import PACKAGES, read_source
 from slipway.training.job import PROJECT_PATHS
 
@@ -90,8 +90,7 @@ def test_every_stage_has_a_file_a_params_section_and_a_dvc_entry(
 
 def listed_keys_of_one_kind(declared: list[str]) -> set[str]:
     """Keys and sections that a kind's params.yaml may lack, though DVC refuses to run without."""
-    optional = {key for kind in input_kinds().values() for key in kind.settings}
-    return {name for name in declared if name in optional}
+    return {name for name in declared if name in settings_of_kinds()}
 
 
 def test_dvc_yaml_lists_only_keys_that_every_kind_has(pipeline: dict[str, Any]) -> None:

@@ -20,8 +20,10 @@ pytestmark = pytest.mark.unit
 FORMER = Path(__file__).parent
 PARAMS_0 = FORMER / "version_0/params.yaml"
 PIPELINE_0 = FORMER.parents[1] / "slipway/upgrade/pipeline_0.yaml"
-# As Slipway wrote it before the page of the data: `augment` has no reports/data.html.
+# As Slipway wrote it before the page of the data: `augment` has no reports/data.html, and `split`
+# does not read data.task.
 PIPELINE_1 = (FORMER / "version_1/dvc.yaml").read_text()
+SPLIT_COLUMNS = "data.split_column, data.time_column"
 OWN = Path(__file__).resolve().parents[2] / "params.yaml"
 
 
@@ -199,6 +201,8 @@ def test_an_edited_pipeline_is_merged_with_what_changed_since_it_was_written(edi
         "+++ b/dvc.yaml",
         *(f"-{line}" for line in PIPELINE_1.splitlines()[1:2]),
         *(f"+{line}" for line in pipeline_text().splitlines()[1:2]),
+        f"-    params: [seed, {SPLIT_COLUMNS}, split, code.yaml: [split]]",
+        f"+    params: [seed, data.task, {SPLIT_COLUMNS}, split, {{code.yaml: [split]}}]",
         "+      - reports/data.html",
     ]
 

@@ -56,7 +56,8 @@ def clean_images(data: DataParams, clean: CleanParams) -> CleanResult:
     num_workers, engine = clean.num_workers, data.engine
     # The workers of a cluster do not share our files.
     read = partial(sources.read_samples, data, read_files=engine == "ray")
-    batches = clean_samples(read(), clean, num_workers, data.classes, engine)
+    several = kind_of(data.task).target.several
+    batches = clean_samples(read(), clean, num_workers, data.classes, engine, several=several)
     num_images = sources.count_samples(data)
     cleaned = compare_samples(
         progress(batches, "clean", num_images, lambda batch: batch.num_rows),
@@ -100,12 +101,14 @@ def clean_samples(
     num_workers: int,
     classes: Iterable[str] | None = None,
     engine: Engine = "local",
+    *,
+    several: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Decode and check each sample on its own; yields batches of FACTS in the order of the samples.
 
-    `num_workers` processes share the work; 0 means one per core.
+    `num_workers` processes share the work; 0 means one per core. With `several`, labels are sets.
     """
-    inspect = Inspector(params, None if classes is None else frozenset(classes))
+    inspect = Inspector(params, None if classes is None else frozenset(classes), several)
     return ordered_map(inspect, _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
 
 

@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 from PIL import Image
 
+from slipway.artifacts.label_sets import labels_in
 from slipway.config.sections import CleanParams
 from slipway.data.images.quality import THUMBNAIL_PX, Quality, grey, measure, quality
 from slipway.data.rules import rules
@@ -121,6 +122,7 @@ class Inspector:
 
     params: CleanParams
     classes: frozenset[str] | None
+    several: bool = False  # labels of samples are sets
 
     def __call__(self, samples: list[RawSample]) -> pa.RecordBatch:
         buffer = PixelBuffer()
@@ -189,11 +191,14 @@ class Inspector:
             )
         shorter, longer = sorted((picture.width, picture.height))
         label, classes = sample.label, self.classes
-        if classes is not None and label is not None and label not in classes:
-            yield Fault(
-                "unknown_label",
-                f"the class is {label!r}, data.classes has {len(classes)} others",
-            )
+        if classes is not None and label is not None:
+            labels = labels_in(label) if self.several else [label]
+            if unknown := [name for name in labels if name not in classes]:
+                named = ", ".join(map(repr, unknown))
+                yield Fault(
+                    "unknown_label",
+                    f"the class is {named}, data.classes has {len(classes)} others",
+                )
         if shorter < params.min_side_px:
             yield Fault("too_small", f"{picture.size}, clean.min_side_px is {params.min_side_px}")
         if longer > params.max_aspect * shorter:

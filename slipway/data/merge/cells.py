@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from slipway.config.sections import DataParams
+from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
 from slipway.data.merge.new_rows import Label
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.samples import spelled
 from slipway.data.tables.cells import (
-    FALSE_WORDS,
     GOOD,
     MISSING,
-    TRUE_WORDS,
     row_digests,
     typed_column,
 )

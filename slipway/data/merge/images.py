@@ -59,7 +59,7 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
                 extra = {key: cells[position].as_py() for key, cells in further.cells.items()}
             yield {
                 data.image_column: {"bytes": sample.payload or None, "path": name or None},
-                data.target_column: rows.label_for(
+                data.target_columns[0]: rows.label_for(
                     digest, label, sample.source, was_collected=was_collected
                 ),
                 **_special_cells(
@@ -75,7 +75,7 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
             group = f"collected-{hashlib.sha256(contents[index]).hexdigest()[:16]}"
             yield {
                 data.image_column: {"bytes": contents[index], "path": None},
-                data.target_column: labels[index],
+                data.target_columns[0]: labels[index],
                 **_special_cells(data, group, None, 1.0, "train"),
                 COLLECTED: True,
             }
@@ -90,14 +90,14 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
 
 def _read_new(path: Path, data: DataParams) -> tuple[list[bytes], list[str | float | None]]:
     table = pq.read_table(path, partitioning=None)
-    missing = {data.image_column, data.target_column} - set(table.column_names)
+    missing = {data.image_column, data.target_columns[0]} - set(table.column_names)
     if missing:
         raise DataError(
             f"{path} has the columns {', '.join(table.column_names)}, "
             f"expected {', '.join(sorted(missing))} among them. Collect the rows again."
         )
     contents = [cell["bytes"] for cell in table[data.image_column].to_pylist()]
-    return contents, labels_of(table[data.target_column], data)
+    return contents, labels_of(table[data.target_columns[0]], data)
 
 
 def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColumns:
@@ -105,9 +105,9 @@ def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColu
     path = table_in(root, data) if root.is_dir() else root
     if path is None:
         return _FurtherColumns({}, {})
-    named = {data.image_column, data.target_column, *_special_types(data)}
+    named = {data.image_column, data.target_columns[0], *_special_types(data)}
     names = [name for name in column_names(path, TextFormat.of(data)) if name and name not in named]
-    raw = read_raw_table(path, names or [data.target_column], TextFormat.of(data))
+    raw = read_raw_table(path, names or [data.target_columns[0]], TextFormat.of(data))
     cells = {}
     for column in (raw.columns[name] for name in names):
         if column.stored == "other":
@@ -119,7 +119,7 @@ def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColu
 
 def _schema(data: DataParams, further: _FurtherColumns) -> pa.Schema:
     target = ROWS.field(kind_of(data.task).target.column).type
-    columns = {data.image_column: _IMAGE, data.target_column: target} | _special_types(data)
+    columns = {data.image_column: _IMAGE, data.target_columns[0]: target} | _special_types(data)
     columns |= {name: cells.type for name, cells in further.cells.items()}
     return pa.schema([*columns.items(), (COLLECTED, pa.bool_())])
 

@@ -51,7 +51,7 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
     report = MergeReport()
     base, new = read_table_of(data), read_raw_table(new_path)
     inputs = _input_names(data, base, new, new_path)
-    base_labels = column_labels(base.columns[data.target_column], data)
+    base_labels = column_labels(base.columns[data.target_columns[0]], data)
     was_collected = _collected_marks(base)
     labels, added = _match_rows(data, base, new, inputs, base_labels, was_collected, report)
     columns: dict[str, pa.Array] = {}
@@ -61,7 +61,7 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
         cells = cells_of(column)
         if column.stored == "other":
             report.omitted.append(column.unreadable)
-        elif name == data.target_column:
+        elif name == data.target_columns[0]:
             changes = zip(cells.to_pylist(), base_labels, labels, strict=True)
             targets = [cell if label == before else label for cell, before, label in changes]
             columns[name] = target_cells([*targets, *added.labels], column, data)
@@ -78,10 +78,10 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
 
 
 def _input_names(data: DataParams, base: RawTable, new: RawTable, new_path: Path) -> list[str]:
-    inputs = [name for name in new.columns if name != data.target_column]
+    inputs = [name for name in new.columns if name != data.target_columns[0]]
     missing = [
         name
-        for name in (*inputs, data.target_column)
+        for name in (*inputs, data.target_columns[0])
         if name not in base.columns or name not in new.columns
     ]
     if missing:
@@ -112,7 +112,7 @@ def _match_rows(
     kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
     kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
     digests = input_digests(new, kinds)
-    rows = NewRows(digests, column_labels(new.columns[data.target_column], data), report)
+    rows = NewRows(digests, column_labels(new.columns[data.target_columns[0]], data), report)
     labels = [
         rows.label_for(digest, label, str(number), was_collected=mark)
         for digest, label, number, mark in zip(
@@ -166,7 +166,9 @@ def _continued_cells(
     if constant_columns([typed], has_label):
         return cells_of(column).take(pa.array([int(np.argmax(has_label))] * count))
     for name in new.columns:
-        other = _typed_as_cleaned(base.columns[name], data) if name != data.target_column else None
+        other = (
+            _typed_as_cleaned(base.columns[name], data) if name != data.target_columns[0] else None
+        )
         if other is not None and duplicate_columns([other, typed], has_label):
             return added.take(cells_of(new.columns[name]))
     if kind_of(data.task).target.has_classes:

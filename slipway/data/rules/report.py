@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field, NonNegativeInt
 
 from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.label_sets import label_counts
 from slipway.data.engine.rows import row_numbers
 from slipway.data.rules.class_names import class_hints
 from slipway.data.rules.result import Cleaned
@@ -116,8 +117,11 @@ def clean_report(
     """Summarise cleaned data; `rules` are those for its kind of input."""
     rows = cleaned.rows
     skipped = not_checked(rules, data, clean)
-    has_classes = kind_of(data.task).target.has_classes
-    classes = _counts(rows["label"]) if has_classes else None
+    target = kind_of(data.task).target
+    has_classes = target.has_classes
+    classes = None
+    if has_classes:
+        classes = label_counts(rows["label"]) if target.several else _counts(rows["label"])
     return CleanReport(
         read=cleaned.num_read,
         kept=rows.num_rows,

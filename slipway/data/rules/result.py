@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.config.sections import CleanParams
+from slipway.data.engine.label_sets import label_counts
 from slipway.data.engine.rows import QUARANTINE
 from slipway.data.rules import rules
 from slipway.kinds.registry import Task, kind_of
@@ -72,8 +73,14 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
             f"none of {cleaned.num_read} samples is left:\n{_list_refused(cleaned.quarantine)}\n"
             "Fix them."
         )
-    column = kind_of(task).target.column
+    column, several = kind_of(task).target.column, kind_of(task).target.several
     distinct = pc.unique(cleaned.rows[column])
+    if several and len(label_counts(cleaned.rows[column])) < 2:
+        raise DataError(
+            f"all {cleaned.rows.num_rows} kept samples have {distinct[0].as_py()} or no label, "
+            "expected at least two different labels. Check data.target_column and "
+            "data.label_separator; for a single label use a task of classes."
+        )
     if len(distinct) < 2:
         raise DataError(
             f"all {cleaned.rows.num_rows} kept samples have the {column} {distinct[0].as_py()!r}, "

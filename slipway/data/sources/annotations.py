@@ -6,7 +6,14 @@ from contextlib import suppress
 from datetime import date, datetime
 from typing import Any, NamedTuple, TypeVar
 
+from slipway.artifacts.label_sets import set_text
 from slipway.config.sections import DataParams
+from slipway.data.engine.label_sets import (
+    EXPECTED,
+    is_given,
+    meant_labels,
+    read_labels,
+)
 from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.samples import GIVEN_SPLIT, Fault, spelled
 from slipway.inputs.columns import days_since_1970, read_date
@@ -47,15 +54,23 @@ def annotate(cells: Mapping[str, Any], data: DataParams) -> Annotation:
             faults.append(error.fault)
             return None
 
-    has_classes = kind_of(data.task).target.has_classes
-    label = read(_label, data.target_column) if has_classes else None
-    target = None if has_classes else read(_target, data.target_column)
+    kind = kind_of(data.task).target
+    corrections: tuple[str, ...] = ()
+    label = target = None
+    if kind.several:
+        try:
+            label, corrections = _label_set(cells, data)
+        except _UnusableCellError as error:
+            faults.append(error.fault)
+    elif kind.has_classes:
+        label = read(_label, data.target_columns[0])
+    else:
+        target = read(_target, data.target_columns[0])
     group = read(_group, data.group_column)
     time = read(_time, data.time_column)
     weight = read(_weight, data.weight_column)
     given_split = read(_split, data.split_column)
-    corrections: tuple[str, ...] = ()
-    if label is not None:
+    if label is not None and not kind.several:
         label, corrections = spelled(label, data.label_map)
     fault = faults[0] if faults else None
     return Annotation(label, target, group, time, weight, given_split, corrections, fault)
@@ -63,6 +78,33 @@ def annotate(cells: Mapping[str, Any], data: DataParams) -> Annotation:
 
 def _label(column: str, cell: Any) -> str:
     return _require(cell, "missing_label", "the target column is empty, expected a class")
+
+
+def _label_set(cells: Mapping[str, Any], data: DataParams) -> tuple[str, tuple[str, ...]]:
+    """Return the text of the row's set of labels, and the corrections."""
+    if isinstance(data.target_column, str):
+        cell = cells[data.target_column]
+        if not isinstance(cell, list):
+            detail = f"the target column is empty, expected {EXPECTED}"
+            cell = _require(cell, "missing_label", detail)
+        try:
+            labels, corrections = meant_labels(
+                read_labels(cell, data.label_separator), data.label_map
+            )
+        except ValueError as error:
+            detail = f"the target column holds {error}, expected {EXPECTED}"
+            raise _UnusableCellError("missing_label", detail) from None
+        return set_text(labels), corrections
+    given = []
+    for column in data.target_column:
+        detail = f"the column {column!r} is empty, expected true or false for the label"
+        text = _require(cells[column], "missing_label", detail)
+        try:
+            given += [column] if is_given(text) else []
+        except ValueError as error:
+            detail = f"the column {column!r} holds {error}, expected true or false"
+            raise _UnusableCellError("missing_label", detail) from None
+    return set_text(given), ()
 
 
 def _target(column: str, cell: Any) -> float:

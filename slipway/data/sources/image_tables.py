@@ -230,9 +230,15 @@ def json_record(line: str) -> dict[str, Any] | None:
 
 
 def special_columns(data: DataParams) -> dict[str, str]:
-    """Return the columns that the params name besides the inputs, by key of the section `data`."""
+    """Return the columns that the params name besides the inputs, by key of the section `data`.
+
+    Each of several columns of the target has a key of its own, such as "target_column[0]".
+    """
     keys = ("target_column", "group_column", "time_column", "weight_column", "split_column")
     columns = {key: getattr(data, key) for key in keys}
+    if isinstance(data.target_column, list):
+        del columns["target_column"]
+        columns |= {f"target_column[{i}]": name for i, name in enumerate(data.target_column)}
     return {key: name for key, name in columns.items() if name is not None}
 
 

@@ -8,6 +8,7 @@ The file itself is read into memory.
 import bisect
 import csv
 import io
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -194,11 +195,11 @@ def read_raw_table(
     GIVEN_SPLIT. DataError if a file cannot be read.
     """
     if is_jsonl(path):
-        table = _read_jsonl(path, only)
+        table = _read_jsonl(path, only, written)
     elif path.suffix.lower() == ".csv":
         table = _read_csv(path, only, written.encoding)
     else:
-        table = _read_parquet(path, only)
+        table = _read_parquet(path, only, written)
     columns = {name: replace(column, written=written) for name, column in table.columns.items()}
     return replace(table, columns=columns)
 
@@ -329,7 +330,7 @@ def _check_names(path: Path, names: list[str]) -> None:
         )
 
 
-def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
+def _read_parquet(path: Path, only: Collection[str] | None, written: TextFormat) -> RawTable:
     """Read a file, or the shards of a folder one after the other."""
     paths = table_files(path)
     splits = shard_splits(paths)
@@ -338,7 +339,10 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
         tables = [_read_parquet_file(part, wanted) for part in paths]
         table = pa.concat_tables(tables, promote_options="permissive")
         table.validate(full=True)  # a damaged file may contain invalid text
-        columns = {name: stored_column(name, table[name]) for name in table.column_names}
+        columns = {
+            name: stored_column(name, _without_lists(name, table[name], written))
+            for name in table.column_names
+        }
     if splits and (only is None or GIVEN_SPLIT in only):
         chunks = [
             pa.array([splits.get(part)] * rows.num_rows, pa.string())
@@ -358,16 +362,43 @@ def _read_parquet_file(path: Path, columns: list[str] | None) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
-def _read_jsonl(path: Path, only: Collection[str] | None) -> RawTable:
+def _without_lists(name: str, column: pa.ChunkedArray, written: TextFormat) -> pa.ChunkedArray:
+    return without_lists(column) if written.takes_lists(name) else column
+
+
+def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of lists as the text of JSON lists, and any other as it is."""
+    is_list = any(
+        is_type(column.type)
+        for is_type in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    )
+    return pa.chunked_array([list_texts(column.to_pylist())]) if is_list else column
+
+
+def list_texts(cells: Sequence[Any]) -> pa.Array:
+    """Return each list as the text of a JSON list; other cells are text as they are."""
+    texts = [
+        json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else cell for cell in cells
+    ]
+    return pa.array([cell if cell is None else str(cell) for cell in texts], pa.string())
+
+
+def _read_jsonl(path: Path, only: Collection[str] | None, written: TextFormat) -> RawTable:
     records = list(json_records(path))
     rows = [record for record in records if record is not None]
     names = [name for name in json_columns(path) if only is None or name in only]
     columns = {
-        name: stored_column(name, cells_of([row.get(name) for row in rows])) for name in names
+        name: stored_column(name, _cells_of(name, [row.get(name) for row in rows], written))
+        for name in names
     }
     numbers = [number for number, record in enumerate(records) if record is not None]
     malformed = [(number, NOT_AN_OBJECT) for number, record in enumerate(records) if record is None]
     return RawTable(columns, np.array(numbers, np.int64), malformed)
+
+
+def _cells_of(name: str, cells: list[Any], written: TextFormat) -> pa.ChunkedArray:
+    has_lists = written.takes_lists(name) and any(isinstance(cell, list) for cell in cells)
+    return pa.chunked_array([list_texts(cells)]) if has_lists else cells_of(cells)
 
 
 def cells_of(cells: list[Any]) -> pa.ChunkedArray:

@@ -269,7 +269,17 @@ def _folders_of_images(root: Path) -> dict[str, str]:
 
 
 def _check_folder_has_no_columns(data: DataParams) -> None:
-    columns = {key: name for key, name in special_columns(data).items() if key != "target_column"}
+    if kind_of(data.task).target.several:
+        raise DataError(
+            f"data.path {data.path!r} is a folder of class folders, which gives each image one "
+            f"label, but data.task is {data.task!r}. Point data.path at a table that names the "
+            "images and their labels, or a folder with a metadata.csv or metadata.jsonl."
+        )
+    columns = {
+        key: name
+        for key, name in special_columns(data).items()
+        if not key.startswith("target_column")
+    }
     named = [f"data.{key} is {name!r}" for key, name in columns.items() if name != GIVEN_SPLIT]
     if named:
         raise DataError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from slipway.config.sections import DataParams
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError
 
 NOT_UTF8 = "\ufffd"  # stands in a cell for bytes that are not of the file's encoding
@@ -25,12 +26,20 @@ class TextFormat(NamedTuple):
     encoding: str = "utf-8"
     missing_values: tuple[str, ...] = ()
     date_format: str | None = None
+    # Lists in these columns are read as the text of JSON lists; None: in every column.
+    list_columns: frozenset[str] | None = frozenset()
 
     @classmethod
     def of(cls, data: DataParams) -> Self:
         """Return the format that the params name."""
         words = [word.strip().lower() for word in data.missing_values]
-        return cls(data.encoding, tuple(words), data.date_format)
+        several = kind_of(data.task).target.several
+        lists = frozenset(data.target_columns if several else ())
+        return cls(data.encoding, tuple(words), data.date_format, lists)
+
+    def takes_lists(self, column: str) -> bool:
+        """Return True if lists in a column are read as text."""
+        return self.list_columns is None or column in self.list_columns
 
 
 USUAL_FORMAT = TextFormat()

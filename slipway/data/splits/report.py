@@ -15,7 +15,7 @@ _NUM_BINS = 30  # of a histogram of the target
 
 def report(split: Split, seed: int) -> dict[str, Any]:
     """Return the content of `reports/split.json`."""
-    classes = count_classes(split.rows)
+    classes = count_classes(split.rows, several=split.several)
     return {
         "seed": seed,
         "way": split.way,

@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipway.artifacts.label_sets import set_text
 from slipway.config.sections import SplitParams
+from slipway.data.engine.label_sets import label_counts, labels_of_rows
 from slipway.data.engine.rows import PURGED, SPLIT_ROWS, SPLITS
 from slipway.data.splits.assignment import assign_exact, assign_stable
 from slipway.data.splits.leakage import Leaks, check_leaks, find_leaks
@@ -46,6 +48,7 @@ class Split:
     unit_sizes: Int  # rows of each unit
     cut: tuple[str, ...] = ()  # what the user's own split lacks, cut from train
     cut_by_time: bool = False  # `cut` is val, the latest rows of train
+    several: bool = False  # labels of rows are sets
 
     @property
     def has_classes(self) -> bool:
@@ -53,8 +56,12 @@ class Split:
         return bool(self.rows["label"].null_count == 0)
 
 
-def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
-    """Split `rows.ROWS`; DataError for an empty split or class, or a leak that is not allowed."""
+def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool = False) -> Split:
+    """Split `rows.ROWS`; DataError for an empty split or class, or a leak that is not allowed.
+
+    With `several`, labels of rows are sets: exact fractions are met in each set, and in the rarest
+    label of sets that have fewer rows than splits need.
+    """
     rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
     units = find_units(rows, seed)
     way = _way(rows, params)
@@ -64,12 +71,13 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
     if way == "given":
         check_given(params)
         cut, cut_by_time = _missing_splits(rows)
-        parts, reaches = _complete_given(rows, units, params, seed)
+        parts, reaches = _complete_given(strata(rows, params, several), units, params, seed)
     elif way == "time":
         parts = assign_by_time(rows, params)
         reaches = latest_parts(units, parts)
     else:
-        parts, folds = _assign_with_folds(rows, units, way, params, seed)
+        stratified = strata(rows, params, several)
+        parts, folds = _assign_with_folds(stratified, units, way, params, seed)
         reaches = parts
 
     kept = pa.array(parts == reaches)
@@ -78,7 +86,7 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
     table = _with_columns(table, {"leaked": pa.array(leaks.rows)}).cast(SPLIT_ROWS)
     purged = _purged(rows, parts, reaches)
     fractions = _fractions(way, params)
-    split = Split(way, table, purged, leaks, fractions, units.sizes, cut, cut_by_time)
+    split = Split(way, table, purged, leaks, fractions, units.sizes, cut, cut_by_time, several)
     check_complete(split)
     if way != "given" or params.on_leak == "fail":  # auto: only the user's own split may leak
         check_leaks(leaks, is_own_split=way == "given")
@@ -120,8 +128,40 @@ def check_columns(rows: pa.Table, split_column: str | None, time_column: str | N
         )
 
 
-def count_classes(table: pa.Table) -> dict[str, list[int]]:
-    """Count rows of each class in train, val and test; empty for a numeric target."""
+def strata(rows: pa.Table, params: SplitParams, several: bool) -> pa.Table:
+    """Return the rows with the name of their stratum as label: a set of labels, or a rare label.
+
+    A set with too few rows for every split joins the rows whose rarest label is the same, the first
+    step of iterative stratification (Sechidis, Tsoumakas and Vlahavas 2011, "On the Stratification
+    of Multi-label Data").
+    """
+    if not several or not rows.num_rows:
+        return rows
+    fewest = math.ceil(1 / min(params.train, params.val, params.test) - 1e-9)
+    sets, indices = labels_of_rows(rows["label"])
+    counts, by_label = np.bincount(indices, minlength=len(sets)), label_counts(rows["label"])
+    names = [
+        set_text(labels)
+        if counts[place] >= fewest or not labels
+        else min(labels, key=lambda label: (by_label[label], label))
+        for place, labels in enumerate(sets)
+    ]
+    return rows.set_column(
+        rows.schema.get_field_index("label"), "label", pa.array(names).take(indices)
+    )
+
+
+def count_classes(table: pa.Table, *, several: bool = False) -> dict[str, list[int]]:
+    """Count rows of each class in train, val and test; empty for a numeric target.
+
+    With `several`, a row counts for each of its labels.
+    """
+    if several:
+        by_split = [
+            label_counts(table["label"].filter(pc.equal(table["split"], split))) for split in SPLITS
+        ]
+        labels = sorted({label for counts in by_split for label in counts})
+        return {label: [counts.get(label, 0) for counts in by_split] for label in labels}
     labelled = table.filter(pc.is_valid(table["label"])).group_by(["label", "split"])
     found = labelled.aggregate([([], "count_all")]).sort_by("label").to_pylist()
     counts = {entry["label"]: [0] * len(SPLITS) for entry in found}
@@ -151,7 +191,7 @@ def check_complete(split: Split) -> None:
             f"split {', '.join(missing)} is empty: {split.rows.num_rows} rows became "
             f"{counts}{purged}.{units} {_remedy(split)}"
         )
-    classes = count_classes(split.rows)
+    classes = count_classes(split.rows, several=split.several)
     needed = SPLITS if split.way in ("stable", "exact") else SPLITS[:1]
     short = {label: found for label, found in classes.items() if not all(found[: len(needed)])}
     if short:

@@ -6,6 +6,7 @@ data/packed/SPLIT/inputs.npy           (N, size_px, size_px, channels) uint8 pix
 data/packed/train/inputs.jpeg          replaces it with `precompute.encoding: jpeg`, together with
                                        offsets.npy (N + 1 int64)
 data/packed/SPLIT/rows.parquet         id, source and target of each row, in the same order
+data/packed/SPLIT/labels.npy           (N, K) uint8, only if rows have several labels: 1 for theirs
 data/packed/SPLIT/transform.parquet    the values that `precompute.transform` found on each row
 
 The store trades disk space for time: it is as large as the raw pixels.
@@ -31,6 +32,7 @@ from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, SchemaError
 
 _PIXELS = "inputs.npy"
+_LABELS = "labels.npy"
 _REPACK = "Run `dvc repro --force precompute`."
 
 
@@ -93,7 +95,8 @@ class PackedSplit:
     """One split; its inputs are mapped into memory and read on access."""
 
     inputs: Inputs  # (N, ...) uint8 pixels or float32 columns
-    targets: NDArray[np.float64]  # (N,) class index, or the number itself
+    # (N,) float64 class index, or the number itself; with several labels (N, K) uint8
+    targets: NDArray[Any]
     ids: list[str]
     sources: list[str]
     weights: NDArray[np.float64]  # (N,) in the training loss
@@ -104,14 +107,33 @@ class PackedSplit:
         """(N,) the ids as numbers, for `slipway.data.engine.randomness`."""
         return id_keys(self.ids)
 
+    @cached_property
+    def target_keys(self) -> NDArray[np.float64]:
+        """(N,) the targets; if rows have several labels, a number for each set of labels."""
+        if self.targets.ndim == 1:
+            return np.asarray(self.targets, np.float64)
+        _, keys = np.unique(self.targets, axis=0, return_inverse=True)
+        return np.asarray(keys.reshape(-1), np.float64)
+
+    def rows_of(self, label: int) -> NDArray[np.int64]:
+        """Return the rows of a class or with a label, by its index."""
+        own = self.targets == label if self.targets.ndim == 1 else self.targets[:, label] > 0
+        return np.flatnonzero(own)
+
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def write_labels(root: Path, targets: NDArray[Any]) -> None:
+    """Write (N, K) labels of rows into the folder of their split; other targets are in its rows."""
+    if targets.ndim == 2:
+        np.save(root / _LABELS, targets.astype(np.uint8), allow_pickle=False)
 
 
 def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSplitManifest:
     """Write the rows of a split beside its inputs, and digest all of its files."""
     write_table(root / "rows.parquet", rows, PACKED_ROWS)
-    names = (_PIXELS, JPEG, OFFSETS, "rows.parquet", TRANSFORM_TABLE)
+    names = (_PIXELS, JPEG, OFFSETS, "rows.parquet", _LABELS, TRANSFORM_TABLE)
     digests = {name: files.sha256_file(root / name) for name in names if (root / name).exists()}
     return PackedSplitManifest(rows=rows.num_rows, shape=list(shape), files=digests)
 
@@ -143,7 +165,7 @@ def open_split(
         )
     return PackedSplit(
         inputs=inputs,
-        targets=table["target"].to_numpy(),
+        targets=_targets(folder, expected, table, len(manifest.classes)),
         weights=table["weight"].to_numpy(),
         leaked=table["leaked"].to_numpy(),
         ids=table["id"].to_pylist(),
@@ -151,16 +173,33 @@ def open_split(
     )
 
 
+def _targets(
+    folder: Path, expected: PackedSplitManifest, table: pa.Table, num_classes: int
+) -> NDArray[Any]:
+    if _LABELS not in expected.files:
+        return np.asarray(table["target"].to_numpy())
+    labels = _mapped(folder / _LABELS)
+    if labels.shape != (expected.rows, num_classes):
+        raise SchemaError(
+            f"{folder / _LABELS} has the shape {labels.shape}, expected "
+            f"{(expected.rows, num_classes)}. {_REPACK}"
+        )
+    return labels
+
+
 def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
     """Map the inputs of a split into memory; SchemaError if they are not readable."""
     if (folder / JPEG).exists():
         return JpegInputs(folder, row_shape)
-    path = folder / _PIXELS
+    return _mapped(folder / _PIXELS)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
     try:
-        inputs: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise SchemaError(f"{path} is not a readable array: {error}. {_REPACK}") from error
-    return inputs
+    return array
 
 
 def _verify(folder: Path, expected: PackedSplitManifest) -> None:

@@ -31,6 +31,7 @@ from slipway.data.store.packed import (
     Inputs,
     PackedManifest,
     open_inputs,
+    write_labels,
     write_manifest,
     write_split,
 )
@@ -177,7 +178,9 @@ def _describe(
     tables: dict[str, pa.Table], form: StoreForm, task: Task, root: Path
 ) -> PackedManifest:
     classes = class_names(pa.concat_tables(tables.values()), task)
-    targets = {split: targets_of(table, classes) for split, table in tables.items()}
+    targets = {split: targets_of(table, classes, task) for split, table in tables.items()}
+    for split, found in targets.items():
+        write_labels(root / split, found)
     mean, std = channel_statistics(open_inputs(root / "train", form.stored("train").shape))
     return PackedManifest(
         format_version=3,

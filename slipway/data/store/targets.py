@@ -1,10 +1,13 @@
 """Targets of split rows in the packed store, the same for images and tables."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from slipway.data.engine.label_sets import label_counts, membership
 from slipway.data.engine.rows import PACKED_ROWS
 from slipway.data.store.packed import TargetScale
 from slipway.kinds.registry import Task, kind_of
@@ -13,12 +16,19 @@ from slipway.system.errors import DataError
 
 def class_names(rows: pa.Table, task: Task) -> list[str]:
     """Return the classes of `rows` in index order; none for a numeric target."""
-    has_classes = kind_of(task).target.has_classes
-    return sorted(pc.unique(rows["label"]).to_pylist()) if has_classes else []
+    target = kind_of(task).target
+    if target.several:
+        return list(label_counts(rows["label"]))
+    return sorted(pc.unique(rows["label"]).to_pylist()) if target.has_classes else []
 
 
-def targets_of(rows: pa.Table, classes: list[str]) -> NDArray[np.float64]:
-    """(N,) class indices, or the numbers themselves if there are no classes."""
+def targets_of(rows: pa.Table, classes: list[str], task: Task) -> NDArray[Any]:
+    """(N,) float64 class indices, or the numbers themselves if there are no classes.
+
+    If rows have several labels, (N, K) uint8: 1 for the labels of the row.
+    """
+    if kind_of(task).target.several:
+        return membership(rows["label"], classes)
     targets = rows["target"]
     if classes:
         targets = pc.index_in(rows["label"], pa.array(classes, pa.string()))
@@ -42,8 +52,13 @@ def target_scale(targets: NDArray[np.float64]) -> TargetScale:
     return TargetScale(mean=float(targets.mean()), std=std)
 
 
-def packed_rows(rows: pa.Table, targets: NDArray[np.float64]) -> pa.Table:
-    """Convert `rows.SPLIT_ROWS` to `rows.PACKED_ROWS`; a missing weight becomes 1."""
+def packed_rows(rows: pa.Table, targets: NDArray[Any]) -> pa.Table:
+    """Convert `rows.SPLIT_ROWS` to `rows.PACKED_ROWS`; a missing weight becomes 1.
+
+    The target of a row with several labels is their number.
+    """
+    if targets.ndim == 2:
+        targets = targets.sum(axis=1, dtype=np.float64)
     columns = {
         "id": rows["id"],
         "source": rows["source"],

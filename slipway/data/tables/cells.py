@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
 from slipway.data.engine.scratch import scratch_array, slices, take
 from slipway.data.sources.raw_tables import EXACT_INTEGERS, RawColumn, cell_text
 from slipway.data.sources.text_format import NOT_UTF8, USUAL_FORMAT
@@ -31,8 +32,6 @@ from slipway.data.tables.notation import (
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, Kind, read_date
 
 MISSING_WORDS = ("", "na", "n/a", "null", "none", "nan")
-TRUE_WORDS = ("true", "yes", "t", "y")
-FALSE_WORDS = ("false", "no", "f", "n")
 GOOD, MISSING, BAD = 0, 1, 2
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?$"
 DIGEST_BYTES = 32  # SHA-256

@@ -85,7 +85,7 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
         _read_input(raw, guess, data, clean, ledger) for guess in guesses if guess.kind != "ignore"
     ]
     _refuse_all_missing(inputs, clean, ledger)
-    _find_outliers(inputs, annotations, raw.columns[data.target_column], clean, ledger)
+    _find_outliers(inputs, annotations, raw.columns[data.target_columns[0]], clean, ledger)
     insisted = frozenset(name for name, given in data.columns.items() if given.kind != "ignore")
     typed = [column.typed for column in inputs]
     verdicts = apply_column_rules(typed, annotations, ledger.alive, clean.rules, insisted)
@@ -96,7 +96,7 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     if not kept:
         raise DataError(_no_inputs(dropped))
     order, rows = _compare(raw, clean, kept, annotations, ledger)
-    used = {data.target_column, *(column.type.name for column in kept)}
+    used = {*data.target_columns, *(column.type.name for column in kept)}
     types = [
         column_type(guess, data.columns.get(guess.name))
         for guess in guesses

@@ -16,9 +16,10 @@ import yaml
 from numpy.typing import NDArray
 
 from slipway.config.sections import ColumnParams
+from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
 from slipway.data.sources.raw_tables import RawColumn, is_row_index
 from slipway.data.sources.text_format import NOT_UTF8
-from slipway.data.tables.cells import BAD, FALSE_WORDS, GOOD, TRUE_WORDS, is_missing, typed_column
+from slipway.data.tables.cells import BAD, GOOD, is_missing, typed_column
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, Kind
 
 # Fraction of the present cells that are numbers (or dates) in a column of that kind.

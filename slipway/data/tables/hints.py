@@ -66,7 +66,7 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
 
 def _special_kinds(data: DataParams) -> dict[str, Kind]:
     """Return the kinds of the columns that are no inputs, but read: time, group and a number."""
-    target = None if kind_of(data.task).target.has_classes else data.target_column
+    target = None if kind_of(data.task).target.has_classes else data.target_columns[0]
     kinds: dict[str | None, Kind]
     kinds = {data.time_column: "date", data.group_column: "category", target: "number"}
     return {name: kind for name, kind in kinds.items() if name is not None}

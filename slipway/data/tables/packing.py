@@ -4,6 +4,7 @@ The service encodes requests with the same function. `slipway.data.store.packed`
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from slipway.data.store.packed import (
     PackedManifest,
     PackedSplitManifest,
     PackPaths,
+    write_labels,
     write_manifest,
     write_split,
 )
@@ -69,7 +71,7 @@ def pack_table(
     fitted = fit_columns(cells, is_training, columns.inputs, params)
     contract = fitted.model_copy(update={"ignored": columns.ignored})
     classes = class_names(rows, task)
-    targets = targets_of(rows, classes)
+    targets = targets_of(rows, classes, task)
     manifests = {}
     for split in SPLITS:
         chosen = pc.equal(rows["split"], split)
@@ -147,9 +149,10 @@ def _write(
     root: Path,
     rows: pa.Table,
     cells: pa.Table,
-    targets: NDArray[np.float64],
+    targets: NDArray[Any],
     contract: ColumnContract,
 ) -> PackedSplitManifest:
     root.mkdir()
+    write_labels(root, targets)
     np.save(root / "inputs.npy", encode_cells(cells, contract), allow_pickle=False)
     return write_split(root, packed_rows(rows, targets), contract.shape)

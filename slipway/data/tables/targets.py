@@ -1,14 +1,16 @@
 """Annotation columns of a table: label or number, group, time, weight and split of each row."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.artifacts.label_sets import set_text
 from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.label_sets import EXPECTED, meant_labels, read_labels
 from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.text_format import NOT_UTF8
@@ -30,7 +32,7 @@ _SHOWN, _SHOWN_CHARACTERS = 3, 40
 class Annotations:
     """Each (N,), or None if the params name no such column. Values of refused rows mean nothing."""
 
-    labels: NDArray[np.object_] | None  # text
+    labels: NDArray[np.object_] | None  # text: a class, or a set of labels
     targets: NDArray[np.float64] | None
     groups: NDArray[np.object_] | None
     times: NDArray[np.float64] | None  # days since 1970 UTC, or the numbers of the column
@@ -40,21 +42,29 @@ class Annotations:
 
 def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger) -> Annotations:
     """Read the columns that are no inputs, and refuse rows that lack a required value."""
-    target = raw.columns[data.target_column]
-    if target.stored == "other":
-        raise DataError(
-            f"data.target_column {target.name!r} has the type {target.arrow_type}, "
-            "expected text or numbers."
-        )
+    kind = kind_of(data.task).target
+    columns = [raw.columns[name] for name in data.target_columns]
+    target = columns[0]
+    for column in columns:
+        if column.stored == "other":
+            expected = "lists of labels, text or booleans" if kind.several else "text or numbers"
+            raise DataError(
+                f"data.target_column {column.name!r} has the type {column.arrow_type}, "
+                f"expected {expected}."
+            )
 
     def read(reader: Callable[[RawColumn, Ledger], Values], name: str | None) -> Values | None:
         return None if name is None else reader(raw.columns[name], ledger)
 
-    has_classes = kind_of(data.task).target.has_classes
     split_file = read_split_file(data)
+    labels = None
+    if kind.several:
+        labels = label_sets(columns, data, clean, ledger)
+    elif kind.has_classes:
+        labels = _labels(target, data, clean, ledger)
     return Annotations(
-        labels=_labels(target, data, clean, ledger) if has_classes else None,
-        targets=None if has_classes else _targets(target, ledger),
+        labels=labels,
+        targets=None if kind.has_classes else _targets(target, ledger),
         groups=read(_groups, data.group_column),
         times=read(_times, data.time_column),
         weights=read(_weights, data.weight_column),
@@ -62,6 +72,59 @@ def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger
         if split_file is None
         else split_file.splits_in(raw, ledger.alive),
     )
+
+
+def label_sets(
+    columns: Sequence[RawColumn], data: DataParams, clean: CleanParams, ledger: Ledger
+) -> NDArray[np.object_]:
+    """(N,) the text of each row's set of labels, from a column of lists or one for each label."""
+    if isinstance(data.target_column, str):
+        return _listed_labels(columns[0], data, clean, ledger)
+    given = np.zeros((len(ledger.alive), len(columns)), bool)
+    for place, raw in enumerate(columns):
+        typed = typed_column(raw, "boolean")
+        expected = "true or false for the label"
+        ledger.apply_to_cells(
+            "refuse", raw, typed.cell_states == MISSING, "missing_label", expected
+        )
+        ledger.apply_to_cells("refuse", raw, typed.cell_states == BAD, "type_violation", expected)
+        given[:, place] = typed.cells == 1
+    sets, rows = np.unique(given, axis=0, return_inverse=True)
+    names = np.array([raw.name for raw in columns], object)
+    return np.array([set_text(names[own]) for own in sets], object)[rows.reshape(-1)]
+
+
+def _listed_labels(
+    raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger
+) -> NDArray[np.object_]:
+    known = frozenset([*(data.classes or []), *data.label_map])
+    cells = _texts(raw, known)
+    sets: NDArray[np.object_] = np.array([None] * len(cells), object)
+    is_bad, is_unknown = np.zeros(len(cells), bool), np.zeros(len(cells), bool)
+    corrections: dict[int, tuple[str, ...]] = {}
+    for code, text in enumerate(cells):
+        if text is None:
+            continue
+        try:
+            labels, changes = meant_labels(read_labels(text, data.label_separator), data.label_map)
+        except ValueError:
+            is_bad[code] = True
+            continue
+        is_bad[code] = NOT_UTF8 in text
+        sets[code] = set_text(labels)
+        is_unknown[code] = data.classes is not None and not set(labels) <= set(data.classes)
+        if changes:
+            corrections[code] = changes
+    ledger.apply_to_cells("refuse", raw, _is_none(cells)[raw.codes], "missing_label", EXPECTED)
+    expected = f"a list of labels, or text with {data.label_separator!r} between them"
+    ledger.apply_to_cells("refuse", raw, is_bad[raw.codes], "type_violation", expected)
+    for row in np.flatnonzero(np.isin(raw.codes, list(corrections))):
+        for change in corrections[int(raw.codes[row])]:
+            ledger.correct(int(row), change)
+    expected = f"labels of data.classes: {', '.join(data.classes or ())}"
+    action = clean.rules.unknown_label
+    ledger.apply_to_cells(action, raw, is_unknown[raw.codes], "unknown_label", expected)
+    return sets[raw.codes]
 
 
 def _texts(raw: RawColumn, known: frozenset[str]) -> NDArray[np.object_]:

@@ -6,6 +6,7 @@ with those of the first hop; the paired interval of a change tells how much of i
 could undo.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import BatchCheck, Execution, Hop, HopBounds
-from slipway.artifacts.uncertainty import Calibration
+from slipway.artifacts.golden_rows import Thresholds
+from slipway.artifacts.uncertainty import Calibration, flipped_rows, given_labels, leads
 from slipway.data.store.packed import Inputs, open_split, read_manifest
 from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.paired_bootstrap import paired_difference
-from slipway.metrics.scores import Resampling, measure
+from slipway.metrics.scores import Resampling, measure, why_absent
 from slipway.metrics.uncertainty import ood_fraction, score_rank
 from slipway.system.errors import MetricError, SchemaError
 
-_PER_CLASS = "f1_macro"  # accuracy hides what happens to a rare class
+_PER_CLASS = "f1_macro"  # the headline hides what happens to a rare class
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 _NOT_COMPARED: dict[str, Any] = {
     "reference": None,
@@ -55,7 +57,7 @@ class TestRows:
     ids: list[str]
     sources: list[str]
     inputs: Inputs  # (rows, ...) as the network takes them
-    targets: NDArray[np.float64]  # (rows,) class index, or the number itself
+    targets: NDArray[Any]  # (rows,) class index, or the number itself; (rows, labels) 0 or 1
 
 
 def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
@@ -100,7 +102,13 @@ class Measurement:
     # The largest batch size comes last; its answers are `outputs`. Empty over HTTP, where requests
     # make the batches.
     batches: tuple[BatchAnswers, ...] = ()
-    calibration: Calibration | None = None  # has the OOD threshold; without it no row is flagged
+    # Has the OOD threshold and those of labels; without it no row is flagged.
+    calibration: Calibration | None = None
+
+    @property
+    def thresholds(self) -> Sequence[float] | None:
+        """The thresholds of the labels, if rows have several."""
+        return self.calibration.thresholds if self.calibration else None
 
 
 @dataclass(frozen=True)
@@ -137,16 +145,16 @@ class HopComparison:
         self.rows = rows
         self._resampling = resampling
         self._target = kind_of(rows.task).target
-        self._origin: NDArray[np.float32] | None = None  # answers of the first hop
+        self._origin: Measurement | None = None  # the first hop
 
     def first(self, name: str, requested: Execution, measured: Measurement) -> Hop:
         """Return the hop with whose metrics all others are compared.
 
         It differs only if it does not answer, or did not run as requested.
         """
-        metric, problems = self._metric(measured.outputs)
+        metric, problems = self._metric(measured)
         if metric:
-            self._origin = measured.outputs
+            self._origin = measured
         problems += _changed_execution(requested, measured.actual)
         status = "differs" if problems else "agrees"
         return self._hop(name, status, problems, requested, measured, metric, _NOT_COMPARED)
@@ -165,8 +173,8 @@ class HopComparison:
             found = f"answers of shape {measured.outputs.shape}, expected {expected.outputs.shape}"
             return failed(name, requested, found, before.name, measured.actual)
 
-        metric, problems = self._metric(measured.outputs)
-        changes = self._changes(measured.outputs) if metric else {}
+        metric, problems = self._metric(measured)
+        changes = self._changes(measured) if metric else {}
         distances = self._distances(measured, expected)
         bounds = self._bounds(expected, tolerance, before.outliers)
         problems += _changed_execution(requested, measured.actual)
@@ -175,11 +183,11 @@ class HopComparison:
 
         losses = self._losses(before.metric, metric, changes, tolerance)
         # A single changed row costs a rare class more than its share.
-        is_one_row = self._num_changed(measured.outputs) == 1
+        is_one_row = self._num_changed(measured) == 1
         beyond_budget = [loss.problem() for loss in losses if loss.is_proven and not is_one_row]
         beyond_budget += _outlier_problems(self._outliers(measured), bounds)
 
-        is_same_model = not _is_another_model(measured.outputs, expected.outputs)
+        is_same_model = not _is_another_model(measured, expected)
         if problems or (beyond_budget and (tolerance.is_served or not is_same_model)):
             status, reasons = "differs", problems + beyond_budget
         elif beyond_budget:
@@ -224,37 +232,52 @@ class HopComparison:
         }
         return Hop.model_validate(content | compared)
 
-    def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
+    def _metric(self, answered: Measurement) -> tuple[Metric | None, list[str]]:
         name, rows = self._target.headline, self.rows
         try:
-            measured = measure(rows.task, rows.targets, outputs, self._resampling, names=[name])
+            measured = measure(
+                rows.task,
+                rows.targets,
+                answered.outputs,
+                self._resampling,
+                names=[name],
+                thresholds=answered.thresholds,
+            )
         except MetricError as error:
             return None, [str(error).rstrip(".")]
         return measured[name], []
 
-    def _num_changed(self, outputs: NDArray[np.float32]) -> int | None:
+    def _num_changed(self, measured: Measurement) -> int | None:
         """Count the rows whose label the first hop gave differently; None for values."""
         if self._origin is None or not self._target.has_classes:
             return None
-        return int((self._origin.argmax(axis=1) != outputs.argmax(axis=1)).sum())
+        return len(_flips(measured, self._origin))
 
-    def _changes(self, outputs: NDArray[np.float32]) -> dict[str, Metric]:
+    def _changes(self, measured: Measurement) -> dict[str, Metric]:
         """Measure how far each metric moved from the first hop's, row against row."""
-        if self._origin is None or self._origin.shape != outputs.shape:
+        if self._origin is None or self._origin.outputs.shape != measured.outputs.shape:
             return {}
+        absent = why_absent(self.rows.task, self.rows.targets, max(1, len(self.rows.classes)), None)
         return {
-            name: self._change(name, self._origin, outputs)
+            name: self._change(name, self._origin, measured)
             for name in self._target.compared_metrics
+            if name not in absent
         }
 
-    def _change(
-        self, metric: str, before: NDArray[np.float32], after: NDArray[np.float32]
-    ) -> Metric:
-        confidence = self._resampling.confidence
-        if _are_alike(metric, before, after):  # in every resample; drawing them takes seconds
-            return Metric(value=0.0, low=0.0, high=0.0, confidence=confidence, rows=len(before))
+    def _change(self, metric: str, before: Measurement, after: Measurement) -> Metric:
+        confidence, num_rows = self._resampling.confidence, len(before.outputs)
+        decides = metric in (self._target.headline, _PER_CLASS) and self._target.has_classes
+        # In every resample; drawing them takes seconds.
+        if not len(_flips(after, before)) if decides else _are_equal(before, after):
+            return Metric(value=0.0, low=0.0, high=0.0, confidence=confidence, rows=num_rows)
         found = paired_difference(
-            self.rows.task, metric, self.rows.targets, before, after, self._resampling
+            self.rows.task,
+            metric,
+            self.rows.targets,
+            before.outputs,
+            after.outputs,
+            self._resampling,
+            thresholds=(before.thresholds, after.thresholds),
         )
         return Metric(
             value=found.difference,
@@ -265,10 +288,12 @@ class HopComparison:
         )
 
     def _distances(self, found: Measurement, expected: Measurement) -> "_Distances":
+        both = found.thresholds, expected.thresholds
         runs = [
-            self._distance(run.outputs, expected.outputs, run.batch_size) for run in found.batches
+            self._distance(run.outputs, expected.outputs, run.batch_size, both)
+            for run in found.batches
         ]
-        main = runs[-1] if runs else self._distance(found.outputs, expected.outputs, None)
+        main = runs[-1] if runs else self._distance(found.outputs, expected.outputs, None, both)
         if found.scores is None or expected.scores is None:
             return _Distances(main, runs, None, None)
         scores = [found.scores, *(run.scores for run in found.batches if run.scores is not None)]
@@ -276,15 +301,17 @@ class HopComparison:
         return _Distances(main, runs, largest, score_rank(found.scores, expected.scores))
 
     def _distance(
-        self, found: NDArray[np.float32], expected: NDArray[np.float32], batch_size: int | None
+        self,
+        found: NDArray[np.float32],
+        expected: NDArray[np.float32],
+        batch_size: int | None,
+        thresholds: Thresholds,
     ) -> "_Distance":
         differences = _differences(found, expected)
         expected = expected[: len(found)]
-        is_flipped = found.argmax(axis=1) != expected.argmax(axis=1)  # one column never flips
-        leads = {
-            self.rows.ids[row]: float(np.subtract(*np.sort(expected[row])[[-1, -2]]))
-            for row in np.flatnonzero(is_flipped)
-        }
+        flipped = flipped_rows(found, expected, thresholds)
+        lost = lost_leads(found[flipped], expected[flipped], thresholds)
+        leads = {self.rows.ids[row]: lead for row, lead in zip(flipped, lost.tolist(), strict=True)}
         return _Distance(
             largest=float(differences.max()),
             mean=float(differences.mean()),
@@ -306,8 +333,7 @@ class HopComparison:
     ) -> HopBounds:
         max_difference = max_score_difference = max_outliers = None
         if tolerance.max_difference is not None:
-            is_probability = self._target.output == "probabilities"
-            scale = 1.0 if is_probability else _scale(expected.outputs)
+            scale = 1.0 if self._target.has_classes else _scale(expected.outputs)
             score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
             max_difference = tolerance.max_difference * scale + tolerance.noise
             max_score_difference = tolerance.max_difference * score_scale + tolerance.score_noise
@@ -336,8 +362,10 @@ class HopComparison:
             growth, unit = changes[self._target.headline], 1 / max(expected.value, 1e-12)
             what = f"relative growth of the RMSE {moved}"
             return [_MetricLoss(what, growth.value * unit, growth.low * unit, 0.0, *limits)]
-        accuracy, per_class, row = changes["accuracy"], changes[_PER_CLASS], 1 / len(self.rows.ids)
-        what, what_per_class = f"accuracy points lost {moved}", "points of macro F1 lost"
+        headline, row = self._target.headline, 1 / len(self.rows.ids)
+        accuracy, per_class = changes[headline], changes[_PER_CLASS]
+        points = f"{headline.replace('_', ' ')} points"
+        what, what_per_class = f"{points} lost {moved}", "points of macro F1 lost"
         return [
             _MetricLoss(what, -accuracy.value, -accuracy.high, row, *limits),
             _MetricLoss(what_per_class, -per_class.value, -per_class.high, row, *limits),
@@ -491,22 +519,41 @@ def _outlier_problems(found: Metric | None, bounds: HopBounds) -> list[str]:
     ]
 
 
-def _are_alike(metric: str, before: NDArray[np.float32], after: NDArray[np.float32]) -> bool:
-    """Return True if `metric` cannot tell the two answers apart."""
-    if metric in ("accuracy", _PER_CLASS):
-        return bool((before.argmax(axis=1) == after.argmax(axis=1)).all())
-    return bool((before == after).all())
+def _flips(found: Measurement, expected: Measurement) -> NDArray[np.int64]:
+    """Return the rows whose labels differ."""
+    both = found.thresholds, expected.thresholds
+    return flipped_rows(found.outputs, expected.outputs, both)
 
 
-def _is_another_model(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
+def lost_leads(
+    found: NDArray[np.float32], expected: NDArray[np.float32], thresholds: Thresholds
+) -> NDArray[np.float64]:
+    """(rows,) how far the labels that flipped were from doing so.
+
+    The lead of the most probable label, or the largest distance of a flipped one from its
+    threshold.
+    """
+    now, before = thresholds
+    if now is None or before is None:
+        return leads(expected, None) if len(expected) else np.zeros(0)
+    is_flipped = given_labels(found, now) != given_labels(expected, before)
+    distances = np.abs(expected - np.asarray(before, np.float64))
+    return np.asarray(np.where(is_flipped, distances, 0.0).max(axis=1, initial=0.0))
+
+
+def _are_equal(before: Measurement, after: Measurement) -> bool:
+    return bool((before.outputs == after.outputs).all())
+
+
+def _is_another_model(found: Measurement, expected: Measurement) -> bool:
     """Return True if rounding cannot explain the difference.
 
     Most labels changed, or values are further from the reference than their own mean is.
     """
-    if found.shape[1] > 1:
-        return bool((found.argmax(axis=1) != expected.argmax(axis=1)).mean() > 0.5)
-    errors = found.astype(np.float64) - expected
-    return bool((errors**2).mean() > expected.astype(np.float64).var())
+    if found.outputs.shape[1] > 1:
+        return len(_flips(found, expected)) > 0.5 * len(found.outputs)
+    errors = found.outputs.astype(np.float64) - expected.outputs
+    return bool((errors**2).mean() > expected.outputs.astype(np.float64).var())
 
 
 def _differences(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:

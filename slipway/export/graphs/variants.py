@@ -158,7 +158,14 @@ def refuse_broken(
             f"{_advice(variant)}"
         )
     difference = np.abs(found - expected)
-    if output.kind == "probabilities":
+    if output.kind == "label_probabilities":
+        kept = float(((found >= 0.5) == (expected >= 0.5)).mean())
+        if kept < 0.5 or not ((found >= 0) & (found <= 1)).all():
+            raise ParityError(
+                f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. "
+                f"{_advice(variant)}"
+            )
+    elif output.kind == "probabilities":
         kept = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
         if kept < 0.5 or float(np.abs(found.sum(axis=1) - 1).max()) > 0.01:
             raise ParityError(

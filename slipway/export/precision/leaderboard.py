@@ -5,15 +5,16 @@ them to judge the choice.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Choice, Metric, ModelFile, OutputContract, VariantFigures
-from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.artifacts.uncertainty import Answers, Calibration, flipped_rows
 from slipway.config.sections import GoalParams
 from slipway.data.store.packed import PackedSplit
 from slipway.export.certification.lineage import describe_hardware
@@ -45,6 +46,11 @@ class Contest:
     largest_batch: int
     # By variant. Without one, rows of the variant are not flagged as OOD.
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+
+    def thresholds_of(self, variant: str) -> Sequence[float] | None:
+        """The thresholds of the labels that the variant gives, if rows have several."""
+        calibration = self.calibrations.get(variant)
+        return calibration.thresholds if calibration else None
 
 
 @dataclass(frozen=True)
@@ -132,9 +138,8 @@ def measure_provider(
     )
     lines = {}
     for variant, found in answers.items():
-        flipped = np.flatnonzero(
-            found.outputs.argmax(axis=1) != reference.outputs.argmax(axis=1)
-        )  # one column never flips
+        both = contest.thresholds_of(variant), contest.thresholds_of("fp32")
+        flipped = flipped_rows(found.outputs, reference.outputs, both)
         figures = _figures(variant, found, reference, runners[variant], timings, contest)
         lines[variant] = LeaderboardLine(
             variant=variant,
@@ -149,17 +154,20 @@ def measure_provider(
 
 def metric_loss(
     task: Task,
-    targets: NDArray[np.float64],
+    targets: NDArray[Any],
     before: NDArray[np.float32],
     after: NDArray[np.float32],
     resampling: Resampling,
+    thresholds: tuple[Sequence[float] | None, Sequence[float] | None] = (None, None),
 ) -> Metric:
     """Measure the loss of `after` against `before` on the same rows, with its paired interval.
 
     In accuracy points, or as relative growth of the RMSE.
     """
     target = kind_of(task).target
-    found = paired_difference(task, target.headline, targets, before, after, resampling)
+    found = paired_difference(
+        task, target.headline, targets, before, after, resampling, thresholds=thresholds
+    )
     bounds = found.difference, found.low, found.high
     if target.headline_is_fraction:  # a loss is a decrease
         value, high, low = (-bound for bound in bounds)
@@ -187,8 +195,22 @@ def _figures(
     calibration, confidence = contest.calibrations.get(variant), resampling.confidence
     name, batch_size = kind_of(task).target.headline, timings.best_batch_size(variant)
     return VariantFigures(
-        metric=measure(task, targets, found, resampling, names=[name])[name],
-        metric_loss=metric_loss(task, targets, reference, found, resampling),
+        metric=measure(
+            task,
+            targets,
+            found,
+            resampling,
+            names=[name],
+            thresholds=contest.thresholds_of(variant),
+        )[name],
+        metric_loss=metric_loss(
+            task,
+            targets,
+            reference,
+            found,
+            resampling,
+            (contest.thresholds_of("fp32"), contest.thresholds_of(variant)),
+        ),
         max_difference=float(np.abs(found - reference).max()),
         num_flipped=0,
         outliers=ood_fraction(answers.scores, calibration, confidence) if calibration else None,
@@ -214,7 +236,7 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
         largest = max(largest, float(np.abs(single - found[row]).max()))
         if time.monotonic() > deadline:
             break
-    if kind_of(contest.task).target.output == "probabilities":
+    if kind_of(contest.task).target.has_classes:
         return largest
     return largest / max(1.0, float(np.abs(found).max()))  # as in `verify`
 

@@ -1,5 +1,6 @@
 """Results of an evaluation against classes: predictions, confusion matrix, scores of each class."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,17 @@ class ClassResults:
     )
 
     @staticmethod
-    def predictions(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    def predictions(
+        outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
+    ) -> NDArray[np.float64]:
         """(N,) the index of the most probable class, the first of equals."""
         return np.asarray(outputs.argmax(axis=1), np.float64)
 
     @staticmethod
     def row_losses(
-        outputs: NDArray[np.float32], targets: NDArray[np.float64]
+        outputs: NDArray[np.float32],
+        targets: NDArray[np.float64],
+        thresholds: Sequence[float] | None = None,
     ) -> NDArray[np.float64]:
         """(N,) 1 for a wrong label, else 0."""
         return np.asarray(outputs.argmax(axis=1) != targets, np.float64)

@@ -25,7 +25,12 @@ def judge(
     results = apply_gates(params.gates, evaluation.metrics, absent)
     if evaluation.slices is not None:
         answers = RowAnswers(
-            task, targets, evaluation.outputs, params.top_k, evaluation.user_metrics
+            task,
+            targets,
+            evaluation.outputs,
+            params.top_k,
+            evaluation.user_metrics,
+            evaluation.thresholds,
         )
         results += apply_slice_gates(params.slice_gates, evaluation.slices, answers, resampling)
     if evaluation.reference:

@@ -4,7 +4,7 @@ A column's values are shuffled among test rows, and the metric gets worse by as 
 relies on the column. Columns that carry the same information hide each other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,16 @@ class ColumnImportance(Contract):
 
 
 def permutation_importance(
-    manifest: PackedManifest, test: PackedSplit, answer: Answer, seed: int
+    manifest: PackedManifest,
+    test: PackedSplit,
+    answer: Answer,
+    seed: int,
+    thresholds: Sequence[float] | None = None,
 ) -> list[ColumnImportance]:
     """Measure each column of a table, the most important first; none for images.
 
     It uses the test rows with the smallest ids. `answer` turns (N, width) rows into (N, K)
-    probabilities or (N, 1) values.
+    probabilities or (N, 1) values, `thresholds` are those of the labels if rows have several.
     """
     task, contract = manifest.task, manifest.input
     if not isinstance(contract, ColumnContract):
@@ -48,7 +52,7 @@ def permutation_importance(
     rows = np.array(test.inputs[: min(most, _MOST_ROWS)], np.float32)
     targets = test.targets[: len(rows)]
     sign = 1 if kind_of(task).target.headline_is_fraction else -1
-    usual = _score(task, targets, answer(rows))
+    usual = _score(task, targets, answer(rows), thresholds)
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(len(rows)) for _ in range(_SHUFFLES)]
     found = []
@@ -57,7 +61,9 @@ def permutation_importance(
         for turn, order in enumerate(orders):
             shuffled[turn][:, own] = rows[order][:, own]
         answers = answer(shuffled.reshape(-1, rows.shape[1])).reshape(_SHUFFLES, len(rows), -1)
-        losses = [sign * (usual - _score(task, targets, outputs)) for outputs in answers]
+        losses = [
+            sign * (usual - _score(task, targets, outputs, thresholds)) for outputs in answers
+        ]
         found.append(
             ColumnImportance(
                 column=column.name,
@@ -70,8 +76,13 @@ def permutation_importance(
     return sorted(found, key=lambda one: (-one.loss, one.column))
 
 
-def _score(task: Task, targets: NDArray[np.float64], outputs: NDArray[Any]) -> float:
+def _score(
+    task: Task,
+    targets: NDArray[Any],
+    outputs: NDArray[Any],
+    thresholds: Sequence[float] | None,
+) -> float:
     target = kind_of(task).target
-    answers = target.load_part("scores")(targets, outputs, None)
+    answers = target.load_part("scores")(targets, outputs, None, thresholds)
     every = np.arange(len(targets))[np.newaxis]
     return float(answers.scores(every, [target.headline])[target.headline][0])

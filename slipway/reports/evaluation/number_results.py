@@ -1,5 +1,6 @@
 """Results of an evaluation against a numeric target."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,16 @@ class NumberResults:
     )
 
     @staticmethod
-    def predictions(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    def predictions(
+        outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
+    ) -> NDArray[np.float64]:
         return outputs[:, 0].astype(np.float64)
 
     @staticmethod
     def row_losses(
-        outputs: NDArray[np.float32], targets: NDArray[np.float64]
+        outputs: NDArray[np.float32],
+        targets: NDArray[np.float64],
+        thresholds: Sequence[float] | None = None,
     ) -> NDArray[np.float64]:
         """(N,) squared errors."""
         return np.asarray((outputs[:, 0].astype(np.float64) - targets) ** 2)
@@ -35,7 +40,7 @@ class NumberResults:
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
         """(N,) absolute errors."""
-        return np.abs(evaluation.predictions - evaluation.targets)
+        return np.asarray(np.abs(evaluation.predictions - evaluation.targets))
 
     @staticmethod
     def target_errors(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from slipway.artifacts.bundle import Metric
+from slipway.artifacts.uncertainty import leads
 from slipway.config.sections import EvaluateParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.kinds.registry import Task, kind_of
@@ -61,7 +62,7 @@ class Evaluation:
     classes: list[str]  # empty for a numeric target
     ids: list[str]
     sources: list[str]
-    targets: NDArray[np.float64]  # (N,) class index, or the number itself
+    targets: NDArray[Any]  # (N,) class index, or the number itself; (N, K) labels, 0 or 1
     outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
     metrics: dict[str, Metric]
     leaked: NDArray[np.bool_] | None = None  # (N,) rows with a duplicate or group in another split
@@ -90,10 +91,21 @@ class Evaluation:
         """The target's part that reads results from the outputs."""
         return kind_of(self.task).target.load_part("results")
 
+    @property
+    def thresholds(self) -> Sequence[float] | None:
+        """The thresholds of the labels, if rows have several."""
+        return self.uncertainty.calibration.thresholds if self.uncertainty else None
+
     @cached_property
     def predictions(self) -> NDArray[np.float64]:
-        """(N,) the index of the most probable class, or the value."""
-        return cast(NDArray[np.float64], self.results.predictions(self.outputs))
+        """(N,) the index of the most probable class, or the value; (N, K) labels, 0 or 1."""
+        return cast(NDArray[np.float64], self.results.predictions(self.outputs, self.thresholds))
+
+    @cached_property
+    def is_wrong(self) -> NDArray[np.bool_]:
+        """(N,) True for rows whose answer is not the target."""
+        different = self.predictions != self.targets
+        return np.asarray(different if different.ndim == 1 else different.any(axis=1))
 
     def worst(self, num_rows: int) -> list[int]:
         """Return the rows with the largest loss, worst first; of classes only wrong ones."""
@@ -105,15 +117,16 @@ class Evaluation:
         """Return the rows with the smallest margin, smallest first; none for a numeric target."""
         if len(self.classes) < 2:
             return []
-        best = np.sort(self.outputs.astype(np.float64), axis=1)[:, -2:]
-        margins = best[:, 1] - best[:, 0]
+        several = kind_of(self.task).target.several
+        halves = [0.5] * len(self.classes) if several else None
+        margins = leads(self.outputs, self.thresholds or halves)
         return [int(row) for row in np.argsort(margins, kind="stable")[:num_rows]]
 
 
 def evaluate_rows(
     test: PackedSplit,
     manifest: PackedManifest,
-    train_targets: NDArray[np.float64],
+    train_targets: NDArray[Any],
     uncertainty: UncertaintyReport,
     dimensions: Sequence[Dimension],
     reference: ReferenceAnswers | None,
@@ -133,14 +146,15 @@ def evaluate_rows(
     """
     task, targets, resampling = manifest.task, test.targets, uncertainty.resampling
     outputs, top_k = uncertainty.answers.outputs, params.top_k
-    answers = RowAnswers(task, targets, outputs, top_k, user_metrics)
+    thresholds = uncertainty.calibration.thresholds
+    answers = RowAnswers(task, targets, outputs, top_k, user_metrics, thresholds)
     own = {
         metric.name: metric.measure(task, targets, outputs, resampling) for metric in user_metrics
     }
     is_honest, without_leaked = ~test.leaked, {}
     if not is_honest.all() and is_honest.sum() >= _MIN_ROWS:
         honest = task, targets[is_honest], outputs[is_honest]
-        without_leaked = measure(*honest, resampling, top_k=top_k)
+        without_leaked = measure(*honest, resampling, top_k=top_k, thresholds=thresholds)
         without_leaked |= measure_user_metrics(user_metrics, *honest, resampling)
     target = kind_of(task).target
     target_errors = []
@@ -153,7 +167,8 @@ def evaluate_rows(
         sources=test.sources,
         targets=targets,
         outputs=outputs,
-        metrics=measure(task, targets, outputs, resampling, top_k=top_k) | own,
+        metrics=measure(task, targets, outputs, resampling, top_k=top_k, thresholds=thresholds)
+        | own,
         leaked=test.leaked,
         without_leaked=without_leaked,
         slices=score_slices(dimensions, answers, params.slice_min_rows, resampling),
@@ -170,8 +185,8 @@ def evaluate_rows(
 def _baseline_of(
     user_metrics: Sequence[UserMetric],
     task: Task,
-    train_targets: NDArray[np.float64],
-    targets: NDArray[np.float64],
+    train_targets: NDArray[Any],
+    targets: NDArray[Any],
     num_classes: int,
 ) -> dict[str, float]:
     """Score the trivial predictor; without those metrics that its outputs do not define."""

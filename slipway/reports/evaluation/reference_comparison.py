@@ -3,6 +3,7 @@
 Measures how much was lost or gained, and whether it may be chance.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.gates import GateResult
 from slipway.kinds.registry import kind_of
+from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.slice_scores import RowAnswers
@@ -18,7 +20,6 @@ from slipway.system.contract import Contract
 from slipway.system.errors import DataError
 
 _MIN_ROWS = 2
-_LOSS = {"accuracy": "accuracy lost", "rmse": "rmse growth"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class ReferenceAnswers:
     refused: NDArray[np.bool_]  # (N,) rows that its input contract does not take
     known: NDArray[np.bool_] | None  # (N,) rows it was trained on or chosen by; None if unknown
     remark: str  # on the known rows
+    thresholds: Sequence[float] | None = None  # of its labels, if rows have several
 
 
 class ReferenceComparison(Contract):
@@ -66,7 +68,13 @@ def compare(
         )
     before, after, targets = reference.outputs[rows], answers.outputs[rows], answers.targets[rows]
     difference = paired_difference(
-        answers.task, kind_of(answers.task).target.headline, targets, before, after, resampling
+        answers.task,
+        kind_of(answers.task).target.headline,
+        targets,
+        before,
+        after,
+        resampling,
+        thresholds=(reference.thresholds, answers.thresholds),
     )
     p_value = difference.p_value
     if p_value is None:
@@ -86,8 +94,10 @@ def compare(
 
 def reference_gate(comparison: ReferenceComparison, max_regression: float) -> GateResult:
     """Return the gate that is missed if the loss is above `max_regression`."""
+    metric = comparison.difference.metric
+    what = "growth" if metric in UNBOUNDED_METRICS else "lost"
     return GateResult(
-        name=_LOSS[comparison.difference.metric],
+        name=f"{metric.replace('_', ' ')} {what}",
         key="evaluate.max_regression",
         where=f"comparison with reference model {comparison.version}",
         is_of_slice=False,
@@ -100,9 +110,8 @@ def reference_gate(comparison: ReferenceComparison, max_regression: float) -> Ga
 
 def _loss(difference: PairedDifference) -> Metric:
     """Express the difference as a loss, rounded because 0.98 - 0.97 is above 0.01 in binary."""
-    if difference.metric == "accuracy":
-        scale = -1.0
-    else:
+    scale = -1.0
+    if difference.metric in UNBOUNDED_METRICS:
         scale = 1 / (difference.before or difference.after or 1.0)
     bounds = (difference.difference, difference.low, difference.high)
     value, *ends = (round(bound * scale, 12) + 0.0 for bound in bounds)

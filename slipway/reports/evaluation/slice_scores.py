@@ -14,7 +14,7 @@ small.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,16 +35,21 @@ class RowAnswers:
     """The targets (N,) of the test rows and the answers: (N, K) probabilities or (N, 1) values."""
 
     task: Task
-    targets: NDArray[np.float64]
+    targets: NDArray[Any]
     outputs: NDArray[np.float32]
     top_k: int | None = None
     user_metrics: Sequence[UserMetric] = ()
+    thresholds: Sequence[float] | None = None  # of the labels, if rows have several
 
     @cached_property
     def losses(self) -> NDArray[np.float64]:
         """(N,) 1 for a wrong label, else 0; or the squared error."""
         results = kind_of(self.task).target.load_part("results")
-        return cast(NDArray[np.float64], results.row_losses(self.outputs, self.targets))
+        return cast(NDArray[np.float64], results.row_losses(*self._given))
+
+    @property
+    def _given(self) -> tuple[NDArray[np.float32], NDArray[Any], Sequence[float] | None]:
+        return self.outputs, self.targets, self.thresholds
 
     def measure(
         self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling
@@ -54,7 +59,9 @@ class RowAnswers:
         given = self.task, self.targets[rows], self.outputs[rows]
         built_in = set(names).difference(metric.name for metric in own)
         return {
-            **measure(*given, resampling, top_k=self.top_k, names=built_in),
+            **measure(
+                *given, resampling, top_k=self.top_k, names=built_in, thresholds=self.thresholds
+            ),
             **measure_user_metrics(own, *given, resampling),
         }
 
@@ -87,7 +94,7 @@ class SliceScore:
 
 @dataclass(frozen=True)
 class SliceScores:
-    """Every slice, measured by `metric` ("accuracy" or "rmse").
+    """Every slice, measured by the headline `metric`.
 
     The worst comes first, by the better bound of its interval.
     """

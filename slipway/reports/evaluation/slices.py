@@ -63,7 +63,8 @@ def built_in_dimensions(
         IntegrityError: a test row is missing in `rows`.
     """
     rows = _in_order(rows, test.ids)
-    found = [_of_target(test, manifest.classes)]
+    several = kind_of(manifest.task).target.several
+    found = (_of_labels if several else _of_target)(test, manifest.classes)
     if kind_of(manifest.task).input.has_pixels:
         width, height = (_floats(rows[name]) for name in ("width", "height"))
         found += [by_number("size", width * height, "px"), by_number("aspect", width / height)]
@@ -151,12 +152,19 @@ def _in_order(rows: pa.Table, ids: Sequence[str]) -> pa.Table:
     return rows.take(places)
 
 
-def _of_target(test: PackedSplit, classes: list[str]) -> Dimension:
-    return (
-        Dimension("class", classes, test.targets.astype(np.int64))
-        if classes
-        else by_number("target", test.targets)
-    )
+def _of_target(test: PackedSplit, classes: list[str]) -> list[Dimension]:
+    if classes:
+        return [Dimension("class", classes, test.targets.astype(np.int64))]
+    return [by_number("target", test.targets)]
+
+
+def _of_labels(test: PackedSplit, labels: list[str]) -> list[Dimension]:
+    """Make a dimension of each label, whose only slice has its rows, and one of their number."""
+    own = [
+        Dimension("label", [label], np.where(test.targets[:, place] > 0, 0, -1).astype(np.int64))
+        for place, label in enumerate(labels)
+    ]
+    return [*own, by_number("labels", test.targets.sum(axis=1, dtype=np.float64))]
 
 
 def _flags(rows: pa.Table) -> list[Dimension]:

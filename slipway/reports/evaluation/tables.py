@@ -50,8 +50,10 @@ def write_plots(
     """Write the four tables."""
     columns = evaluation.results.prediction_columns(evaluation)
     pairs = list(zip(columns["target"], columns["prediction"], strict=True))
-    has_classes = kind_of(evaluation.task).target.has_classes
-    _write_table(confusion, ("actual", "predicted"), pairs if has_classes else [])
+    target = kind_of(evaluation.task).target
+    has_classes = target.has_classes
+    is_confused = has_classes and not target.several
+    _write_table(confusion, ("actual", "predicted"), pairs if is_confused else [])
     _write_table(scatter, ("target", "prediction"), [] if has_classes else pairs)
     _write_table(reliability, _RELIABILITY, _reliability_rows(evaluation))
     _write_table(slices, ("slice", *_SLICE), _slice_rows(evaluation))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from slipway.artifacts.bundle import Metric
-from slipway.artifacts.uncertainty import OODThreshold
+from slipway.artifacts.uncertainty import Calibration, OODThreshold
 from slipway.kinds.registry import kind_of
 from slipway.metrics.scores import why_absent
 from slipway.reports.console import interval, number
@@ -80,7 +80,7 @@ def uncertainty_text(report: UncertaintyReport) -> str:
     conformal, ood = report.calibration.conformal, report.calibration.ood
     if report.before is not None:
         form = (
-            f"Logits are divided by the temperature {number(report.calibration.temperature)}; "
+            f"Logits are divided by {temperature_text(report.calibration)}; "
             '"before" is without it. A set has every label with a probability of at least '
             f"{number(conformal.threshold or 0.0)}, and always the best"
         )
@@ -102,6 +102,14 @@ def uncertainty_text(report: UncertaintyReport) -> str:
             f"{number(ood.threshold)} and are flagged."
         )
     return " ".join(sentences)
+
+
+def temperature_text(calibration: Calibration) -> str:
+    """Name the temperature, or the range of those of the labels."""
+    factor = calibration.temperature
+    if isinstance(factor, float):
+        return f"the temperature {number(factor)}"
+    return f"a temperature for each label, {number(min(factor))} to {number(max(factor))}"
 
 
 def _no_ood(ood: OODThreshold) -> str:

@@ -34,9 +34,10 @@ def threshold_steps(report: UncertaintyReport) -> list[ThresholdStep]:
     Thresholds are rounded before they are applied, so each number holds for the number shown.
     """
     target, outputs = kind_of(report.task).target, report.answers.outputs
-    answers = target.load_part("scores")(report.targets, outputs, None)
+    given = report.targets, outputs, None, report.calibration.thresholds
+    answers = target.load_part("scores")(*given)
     names = target.compared_metrics[:2]
-    is_of_classes = report.before is not None
+    is_of_classes = rejects_by_confidence(report)
     values = (outputs.max(axis=1) if is_of_classes else report.answers.scores).astype(np.float64)
     steps = []
     for threshold in _thresholds(values, is_of_classes):
@@ -49,6 +50,12 @@ def threshold_steps(report: UncertaintyReport) -> list[ThresholdStep]:
             bounds = wilson_interval(num_right, len(rows), report.resampling.confidence)
         steps.append(ThresholdStep(threshold, len(rows), len(rows) / len(values), metrics, bounds))
     return steps
+
+
+def rejects_by_confidence(report: UncertaintyReport) -> bool:
+    """Return True if a row's doubt is that of its class; else it is the OOD score."""
+    target = kind_of(report.task).target
+    return target.has_classes and not target.several
 
 
 def _thresholds(values: NDArray[np.float64], is_of_classes: bool) -> list[float]:

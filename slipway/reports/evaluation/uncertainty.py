@@ -32,7 +32,7 @@ class UncertaintyReport:
 
     task: Task
     calibration: Calibration
-    targets: Float  # (N,) class index, or the number itself
+    targets: NDArray[Any]  # (N,) class index, or the number itself; (N, K) labels, 0 or 1
     answers: Answers
     before: NDArray[np.float32] | None  # (N, K) without the temperature; None for numeric targets
     resampling: Resampling
@@ -61,7 +61,15 @@ class UncertaintyReport:
     def losses(self) -> Float:
         """(N,) 1 for a wrong label, else 0; or the absolute error."""
         uncertainty = kind_of(self.task).target.load_part("uncertainty")
-        return cast(Float, uncertainty.losses(self.answers.outputs, self.targets))
+        given = self.answers.outputs, self.targets, self.calibration.thresholds
+        return cast(Float, uncertainty.losses(*given))
+
+    @property
+    def certainty(self) -> Float:
+        """(N,) certainty of the answers by their probabilities, for classes and labels."""
+        uncertainty = kind_of(self.task).target.load_part("uncertainty")
+        given = self.answers.outputs, self.calibration.thresholds
+        return cast(Float, uncertainty.certainty(*given))
 
     def content(self) -> dict[str, Any]:
         """Return flat keys for DVC's table, and a list with the intervals, which DVC skips."""
@@ -73,8 +81,8 @@ class UncertaintyReport:
 
     def reliability_bins(self, probabilities: NDArray[np.float32]) -> list[ReliabilityBin]:
         """Return the bins that have rows, by rising confidence."""
-        confidence = probabilities.max(axis=1).astype(np.float64)
-        return reliability_bins(confidence, probabilities.argmax(axis=1) == self.targets)
+        uncertainty = kind_of(self.task).target.load_part("uncertainty")
+        return reliability_bins(*uncertainty.reliability(probabilities, self.targets))
 
     def risk_curve(self, doubt: NDArray[np.floating]) -> tuple[Float, Float]:
         """Return the fraction of rows answered, least doubtful first, and their mean loss."""
@@ -133,5 +141,6 @@ def coverage_warnings(conformal: Conformal, measured: Metric | None) -> list[str
 def uncalibrated(logits: NDArray[np.float32], task: Task) -> NDArray[np.float32] | None:
     """Return the (N, K) probabilities without a temperature; None for a numeric target."""
     target = kind_of(task).target
-    is_calibrated = target.output == "probabilities"
-    return target.load_part("uncertainty").answers(logits, 1.0) if is_calibrated else None
+    if not target.has_classes:
+        return None
+    return cast(NDArray[np.float32], target.load_part("uncertainty").answers(logits, 1.0))

@@ -197,7 +197,7 @@ def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> H
     rows, num_rows = evaluation.worst(_NUM_SHOWN), len(evaluation.targets)
     if not rows:
         return section("Worst errors", paragraph(f"None in {num_rows} rows.", "good"))
-    num_wrong = int((evaluation.predictions != evaluation.targets).sum())
+    num_wrong = int(evaluation.is_wrong.sum())
     column = kind_of(evaluation.task).target.column
     note = (
         f"{len(rows)} of {num_wrong} rows with an error, the largest loss first"
@@ -211,9 +211,15 @@ def _least_certain(evaluation: Evaluation, inputs: Inputs, contract: InputContra
     rows = evaluation.least_certain(_NUM_SHOWN)
     if not rows:
         return []
-    num_wrong = sum(evaluation.predictions[row] != evaluation.targets[row] for row in rows)
+    num_wrong = int(evaluation.is_wrong[rows].sum())
+    several = kind_of(evaluation.task).target.several
+    which = (
+        "in which a label is closest to its threshold"
+        if several
+        else "whose two best classes have the closest probabilities"
+    )
     note = (
-        f"The {len(rows)} rows whose two best classes have the closest probabilities, "
+        f"The {len(rows)} rows {which}, "
         f"right or wrong{_as_seen(contract)}; {num_wrong} of them are wrong. "
         "Labelling more rows like these improves a network more than labelling others."
     )

@@ -4,8 +4,9 @@ It judges nothing: the certificate says which hops agree, and why not.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import Certificate, Execution, Hop, first_fault
 from slipway.artifacts.gates import not_passed
+from slipway.artifacts.uncertainty import given_labels
 from slipway.data.store.packed import Inputs
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import Task, kind_of
+from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.reports.console import interval, number
 from slipway.reports.pages.charts import LogBar, log_bars
 from slipway.reports.pages.exhibits import exhibits
@@ -32,15 +35,35 @@ class HopAnswers:
     classes: list[str]  # in the order of the columns; empty for a numeric target
     ids: list[str]
     sources: list[str]
-    targets: NDArray[np.float64]  # (rows,) class index, or the number itself
+    targets: NDArray[Any]  # (rows,) class index, or the number itself; (rows, labels) 0 or 1
     inputs: Inputs  # (rows, ...) as the network takes them
     # By the hop's name: (rows, classes) probabilities or (rows, 1) values.
     outputs: Mapping[str, NDArray[np.float32]]
+    # By the hop's name: of the labels that it gives, if rows have several.
+    thresholds: Mapping[str, Sequence[float] | None] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> dict[str, int]:
         """The position of each row by its id."""
         return {row_id: place for place, row_id in enumerate(self.ids)}
+
+    def labels_of(self, name: str, rows: Sequence[int]) -> NDArray[np.int64]:
+        """(rows, classes) 1 for the labels that a hop gives to `rows`."""
+        answers, own = self.outputs[name][rows], self.thresholds.get(name)
+        if own is not None:
+            return given_labels(answers, own).astype(np.int64)
+        return np.asarray(np.eye(answers.shape[1], dtype=np.int64)[answers.argmax(axis=1)])
+
+    def truth_of(self, row: int) -> NDArray[np.int64]:
+        """(classes,) 1 for the labels of a row."""
+        target = self.targets[row]
+        if np.ndim(target):
+            return np.asarray(target, np.int64)
+        return np.asarray(np.eye(len(self.classes), dtype=np.int64)[int(target)])
+
+    def named(self, labels: NDArray[np.int64]) -> str:
+        """Name the labels of a row that are 1."""
+        return ", ".join(self.classes[int(k)] for k in np.flatnonzero(labels)) or "no label"
 
     def of_both(self, hop: Hop, rows: int | Sequence[int]) -> tuple[NDArray[np.float64], ...]:
         """Return the answers of the hop's reference and of the hop itself to `rows`."""
@@ -208,7 +231,8 @@ def _changes(hops: Sequence[Hop], metric: str) -> Html:
     }
     listed = ", ".join(f"{variant} {number(budget)}" for variant, budget in budgets.items())
     confidence = next((hop.metric.confidence for hop in hops if hop.metric), 0.95)
-    judged = "accuracy and the macro F1 are" if metric == "accuracy" else "RMSE is"
+    is_error = metric in UNBOUNDED_METRICS
+    judged = "RMSE is" if is_error else f"{metric.replace('_', ' ')} and the macro F1 are"
     note = (
         "Change: the hop's number less the trained network's on the same rows, with its "
         f"{confidence * 100:g} % interval over paired resamples of the rows. The {judged} judged "
@@ -237,26 +261,31 @@ def _flips(hops: Sequence[Hop], answered: HopAnswers, contract: InputContract) -
 def _flips_of(hop: Hop, answered: HopAnswers, contract: InputContract) -> Html:
     rows = [answered.places[row] for row in hop.flipped]
     before, after = answered.of_both(hop, rows)
-    targets, old, new = answered.targets[rows], before.argmax(axis=1), after.argmax(axis=1)
-    lead = before.max(axis=1) - before[np.arange(len(rows)), new]
+    old, new = (answered.labels_of(str(name), rows) for name in (hop.reference, hop.name))
+    truth = np.array([answered.truth_of(row) for row in rows])
+    was_right, is_right = ((labels == truth).all(axis=1) for labels in (old, new))
+    moved = old != new
+    lead = np.where(moved, np.abs(after - before), 0).max(axis=1)
     shown = np.argsort(-lead, kind="stable")[:_MOST_FLIPS].tolist()
     note = (
-        f"{len(rows)} of {hop.rows} rows: {(old == targets).sum()} had the right label with "
-        f"{hop.reference}, {(new == targets).sum()} have it here, "
-        f"{((old != targets) & (new != targets)).sum()} neither way. "
-        "The largest lead that was lost comes first"
+        f"{len(rows)} of {hop.rows} rows: {was_right.sum()} had the right label with "
+        f"{hop.reference}, {is_right.sum()} have it here, "
+        f"{(~was_right & ~is_right).sum()} neither way. "
+        "The largest change of a probability comes first"
     )
     if len(shown) < len(rows):
         note += f"; {len(shown)} are shown, the certificate has every id"
     texts = []
     for place in shown:
-        row, names = rows[place], [answered.classes[old[place]], answered.classes[new[place]]]
+        row = rows[place]
         probabilities = ", ".join(
-            f"{name} {before[place, column]:.2%} then {after[place, column]:.2%}"
-            for name, column in zip(names, (old[place], new[place]), strict=True)
+            f"{answered.classes[column]} {before[place, column]:.2%} then "
+            f"{after[place, column]:.2%}"
+            for column in np.flatnonzero(moved[place])
         )
-        truth = answered.classes[int(answered.targets[row])]
-        caption, detail = " → ".join(names), f"{probabilities}. Is {truth}, {answered.sources[row]}"
+        caption = " → ".join(map(answered.named, (old[place], new[place])))
+        truth_text = answered.named(answered.truth_of(row))
+        detail = f"{probabilities}. Is {truth_text}, {answered.sources[row]}"
         texts.append((row, [caption, detail]))
     pictures = exhibits(answered.inputs, contract, ["", "answers"], texts)
     return section(f"Labels that flip: {hop.name}", pictures, paragraph(f"{note}.", "note"))

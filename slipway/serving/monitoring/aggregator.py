@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.artifacts.label_sets import named_label
 from slipway.serving.monitoring.labels import Prediction
 from slipway.serving.monitoring.metrics import MonitoringMetrics
 from slipway.serving.monitoring.models import MonitoredModel
@@ -182,7 +183,7 @@ def _predictions(model: MonitoredModel, group: TrafficGroup, place: int) -> list
             len(answered.answers),
             moment,
             model.version,
-            answer.get("label"),
+            named_label(answer),
             answer.get("value"),
         )
         for item, answer in enumerate(answered.answers)

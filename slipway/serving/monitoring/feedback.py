@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from slipway.artifacts.bundle import Bundle
+from slipway.artifacts.label_sets import set_text
 from slipway.serving.http.responses import RETRY_AFTER, Refusal
 from slipway.serving.http.strict_json import may_exceed, parse
 from slipway.serving.monitoring.labels import FeedbackItem, FeedbackResult, ItemNeededError
@@ -230,6 +231,8 @@ def _read_label(
         return None, float(truth)
     labels = manifest.output.labels
     shown = ", ".join(labels[:_MAX_SHOWN]) + ", ..." * (len(labels) > _MAX_SHOWN)
+    if manifest.output.kind == "label_probabilities":
+        return _read_labels(truth, labels, shown, refuse), None
     if not isinstance(truth, str):
         raise refuse("type_violation", f"found {_shown(truth)}, expected a label as text: {shown}")
     if truth not in labels:
@@ -237,6 +240,24 @@ def _read_label(
             "unknown_label", f"found {truth[:80]!r}, expected one of {len(labels)} labels: {shown}"
         )
     return truth, None
+
+
+def _read_labels(
+    truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
+) -> str:
+    """Return the text of a set of labels of the bundle."""
+    if not isinstance(truth, list) or not all(isinstance(label, str) for label in truth):
+        raise refuse(
+            "type_violation",
+            f"found {_shown(truth)}, expected a list of labels, [] for none: {shown}",
+        )
+    for label in truth:
+        if label not in labels:
+            raise refuse(
+                "unknown_label",
+                f"found {label[:80]!r}, expected some of {len(labels)} labels: {shown}",
+            )
+    return set_text(truth)
 
 
 def _shown(value: Any) -> str:

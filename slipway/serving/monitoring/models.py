@@ -30,6 +30,7 @@ class MonitoredModel:
         self._bundle, self._variant = bundle, variant
         contract = bundle.manifest.input
         self.has_classes = bundle.manifest.output.kind == "probabilities"
+        self._several = bundle.manifest.output.kind == "label_probabilities"
         self._indicators: list[int] = []  # columns of an encoded row that are 1 if a number misses
         self._codes: list[int] = []  # columns whose code 0 is a missing category
         if isinstance(contract, ColumnContract):
@@ -66,7 +67,7 @@ class MonitoredModel:
         self, inputs: NDArray[Any], outputs: NDArray[np.float32], scores: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """(rows, features) from (rows, ...) inputs, (rows, outputs) and (rows,) OOD scores."""
-        return extract(self.manifest.input, inputs, outputs, scores)
+        return extract(self.manifest.input, inputs, outputs, scores, several=self._several)
 
     def num_missing_values(self, inputs: NDArray[Any]) -> int:
         """Count missing values in (rows, width) encoded rows, as far as the network sees them."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from slipway.artifacts.bundle import Bundle, Metric
+from slipway.artifacts.label_sets import labels_in
 from slipway.metrics.scores import Resampling, measure
 
 NUM_JUDGED = 1000  # last labelled items
@@ -16,12 +17,18 @@ NUM_JUDGED = 1000  # last labelled items
 MIN_COMPARED = 30
 _RESAMPLING = Resampling(seed=7, num_samples=500, confidence=0.95)
 _CLASS_METRICS, _VALUE_METRICS = ("accuracy", "f1_macro"), ("rmse", "mse")
+_LABEL_METRICS = ("subset_accuracy", "f1_macro")
 
 Joined = Sequence[tuple[str | float, str | float]]  # truth and prediction
 
 
 def measure_joined(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
-    """Return accuracy and macro F1, or RMSE and MSE; empty if the rows do not define them."""
+    """Return accuracy and macro F1, or RMSE and MSE; empty if the rows do not define them.
+
+    Of several labels the accuracy is that of whole sets.
+    """
+    if manifest.output.kind == "label_probabilities":
+        return _measure_label_sets(manifest, joined)
     if manifest.output.kind == "probabilities":
         return _measure_classes(manifest, joined)
     if len(joined) < 2:  # `measure` refuses a single number, which has no spread
@@ -40,6 +47,19 @@ def _measure_classes(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
     outputs = np.zeros((len(joined), max(2, len(labels))))
     outputs[np.arange(len(joined)), [labels[str(predicted)] for _, predicted in joined]] = 1.0
     return measure(manifest.task, targets, outputs, _RESAMPLING, names=_CLASS_METRICS)
+
+
+def _measure_label_sets(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
+    """Measure over occurring labels only; macro F1 ignores all others."""
+    if not joined:
+        return {}
+    sets = [[labels_in(str(side)) for side in pair] for pair in joined]
+    names = sorted({label for pair in sets for side in pair for label in side}) or ["no label"]
+    targets, outputs = (
+        np.array([[name in pair[side] for name in names] for pair in sets], np.float64)
+        for side in (0, 1)
+    )
+    return measure(manifest.task, targets, outputs, _RESAMPLING, names=_LABEL_METRICS)
 
 
 def compare(manifest: Bundle, measured: dict[str, Metric]) -> dict[str, Any]:

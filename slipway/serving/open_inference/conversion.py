@@ -56,8 +56,9 @@ def describe(manifest: Bundle) -> dict[str, Any]:
         outputs = [_described("value", "FP32", 1)]
     else:
         num_labels = len(output.labels)
+        has_label = output.kind == "probabilities"
         outputs = [
-            _described("label", BYTES),
+            _described("label", BYTES) if has_label else _described("labels", "BOOL", num_labels),
             _described("probabilities", "FP32", num_labels),
             _described("prediction_set", "BOOL", num_labels),
         ]
@@ -185,8 +186,6 @@ def _column(
 
 
 def _label_tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Tensor]:
-    chosen = np.empty(len(answers), object)
-    chosen[:] = [answer["label"].encode() for answer in answers]
     shape = (len(answers), len(labels))
     probabilities, inside = np.empty(shape, np.float32), np.empty(shape, bool)
     for row, answer in enumerate(answers):
@@ -194,10 +193,20 @@ def _label_tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Ten
         likely = frozenset(answer["prediction_set"])  # it may hold a thousand labels
         inside[row] = [label in likely for label in labels]
     return [
-        Tensor("label", BYTES, chosen.shape, chosen),
+        _named_labels(answers, labels),
         Tensor("probabilities", "FP32", shape, probabilities),
         Tensor("prediction_set", "BOOL", shape, inside),
     ]
+
+
+def _named_labels(answers: list[dict[str, Any]], labels: list[str]) -> Tensor:
+    """The label of each answer as text, or of several labels those that are given."""
+    if "labels" not in answers[0]:
+        chosen = np.empty(len(answers), object)
+        chosen[:] = [answer["label"].encode() for answer in answers]
+        return Tensor("label", BYTES, chosen.shape, chosen)
+    given = [[label in own for label in labels] for own in (set(a["labels"]) for a in answers)]
+    return Tensor("labels", "BOOL", (len(answers), len(labels)), np.array(given, bool))
 
 
 def describe_image(contract: ImageContract) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ export function answerList(container, announce, facts) {
     );
 
   function answeredBody({ answer }) {
-    if (answer.label === undefined) {
+    if (answer.value !== undefined) {
       const { interval } = answer;
       const said = interval
         ? covered(["answer.interval", "answer.interval_unmeasured"], {
@@ -154,9 +154,11 @@ export function answerList(container, announce, facts) {
       html(
         "p",
         { class: "headline" },
-        answer.label,
+        named(answer),
         " ",
-        html("span", { class: "soft" }, percent(answer.probabilities[answer.label])),
+        answer.labels
+          ? null
+          : html("span", { class: "soft" }, percent(answer.probabilities[answer.label])),
       ),
       covered(["answer.set", "answer.set_unmeasured"], { labels }),
     );
@@ -190,7 +192,7 @@ export function answerList(container, announce, facts) {
             t(entry.item.file ? "answer.ood_picture" : "answer.ood_row"),
           )
         : null,
-      answer.probabilities ? probabilities(answer.probabilities) : null,
+      answer.probabilities ? probabilities(answer) : null,
       explanationOf(entry),
       feedbackOf(entry),
       html(
@@ -206,7 +208,9 @@ export function answerList(container, announce, facts) {
     );
   }
 
-  function probabilities(all) {
+  function probabilities({ probabilities: all, labels }) {
+    const { labels: names, calibration } = facts().card ?? {};
+    const threshold = (label) => calibration?.thresholds?.[names.indexOf(label)] ?? null;
     const sorted = Object.entries(all).sort((one, other) => other[1] - one[1]);
     const rows = sorted
       .slice(0, MOST_BARS)
@@ -215,7 +219,15 @@ export function answerList(container, announce, facts) {
           "tr",
           {},
           html("th", { scope: "row" }, label),
-          html("td", { class: "wide" }, bar(share, index ? "" : "first")),
+          html(
+            "td",
+            { class: "wide" },
+            bar(
+              share,
+              (labels ? labels.includes(label) : !index) ? "first" : "",
+              threshold(label),
+            ),
+          ),
           html("td", { class: "number" }, percent(share)),
         ),
       );
@@ -410,6 +422,11 @@ export function answerList(container, announce, facts) {
         class: "row feedback",
         submit: (event) => {
           event.preventDefault();
+          if (entry.answer.labels)
+            return sendTruth(
+              entry,
+              [...control.selectedOptions].map(({ value }) => value),
+            );
           const truth = labels.length ? control.value : Number(control.value);
           if (control.value !== "") sendTruth(entry, truth);
         },
@@ -421,7 +438,7 @@ export function answerList(container, announce, facts) {
               type: "button",
               disabled: isSending,
               "data-focus": "feedback",
-              click: () => sendTruth(entry, entry.answer.label),
+              click: () => sendTruth(entry, entry.answer.labels ?? entry.answer.label),
             },
             t("feedback.right"),
           )
@@ -445,6 +462,13 @@ export function answerList(container, announce, facts) {
 
   function truthControl(entry, labels) {
     if (!labels.length) return html("input", { type: "number", step: "any", required: true });
+    const given = entry.answer.labels;
+    if (given)
+      return html(
+        "select",
+        { multiple: true },
+        labels.map((label) => html("option", { selected: given.includes(label) }, label)),
+      );
     if (labels.length > MOST_LABELS) {
       const list = `labels-${entry.number}`;
       return html(
@@ -487,10 +511,12 @@ function whyUnexplained({ code }) {
   );
 }
 
+const named = ({ label, labels }) => (labels ? labels.join(", ") || t("answer.no_label") : label);
+
 function spoken(answer) {
-  return answer.label === undefined
-    ? number(answer.value, 6)
-    : `${answer.label}, ${percent(answer.probabilities[answer.label])}`;
+  if (answer.value !== undefined) return number(answer.value, 6);
+  if (answer.labels) return named(answer);
+  return `${answer.label}, ${percent(answer.probabilities[answer.label])}`;
 }
 
 /** Retries while the service explains another request. */

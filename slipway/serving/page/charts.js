@@ -61,8 +61,8 @@ function path(values, x, y) {
   return drawn;
 }
 
-/** A bar for a fraction in [0, 1]. */
-export function bar(share, kind = "") {
+/** A bar for a fraction in [0, 1], with a line at `mark`. */
+export function bar(share, kind = "", mark = null) {
   const width = Math.max(0, Math.min(1, share)) * 100;
   return svg(
     "svg",
@@ -74,6 +74,7 @@ export function bar(share, kind = "") {
     },
     svg("rect", { width: 100, height: 6, rx: 1, class: "ground" }),
     svg("rect", { width, height: 6, rx: 1, class: `fill ${kind}` }),
+    mark === null ? null : svg("rect", { x: mark * 100, width: 0.7, height: 6, class: "middle" }),
   );
 }
 

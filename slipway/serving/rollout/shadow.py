@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.artifacts.label_sets import named_label
 from slipway.artifacts.uncertainty import Answers
 from slipway.kinds.registry import input_kind
 from slipway.predictor.model import InvalidAnswerError
@@ -141,8 +142,8 @@ class Shadow:
         return Answers(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def _agree(self, found: dict[str, Any], expected: dict[str, Any]) -> bool:
-        if "label" in expected:
-            return bool(found.get("label") == expected["label"])
+        if "value" not in expected:
+            return named_label(found) == named_label(expected)
         value, stable = found["value"], expected["value"]
         if self._difference is not None:
             return bool(abs(value - stable) <= self._difference)

@@ -60,7 +60,7 @@ def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifes
     if not isinstance(manifest.input, ImageContract):
         text = "Tables are not augmented: the section augment of params.yaml has no effect on them."
         return _png(_text_picture(text))
-    chosen = _spread(train.targets)
+    chosen = _spread(train.target_keys)
     samples = _Samples(
         StoredRows([train.inputs[chosen]]),
         [_name(train.targets[row], manifest) for row in chosen],
@@ -99,7 +99,10 @@ def _spread(targets: NDArray[np.float64]) -> NDArray[np.int64]:
     return ranked[((np.arange(count) + 0.5) * len(ranked) / count).astype(np.int64)]
 
 
-def _name(target: float, manifest: PackedManifest) -> str:
+def _name(target: Any, manifest: PackedManifest) -> str:
+    if np.ndim(target):
+        named = [name for name, given in zip(manifest.classes, target, strict=True) if given]
+        return ", ".join(named) or "no label"
     return manifest.classes[int(target)] if manifest.classes else f"{target:g}"
 
 

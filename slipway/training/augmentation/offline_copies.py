@@ -17,7 +17,7 @@ from slipway.data.augmentation.draws import draw
 from slipway.data.augmentation.plan import AugmentPlan
 from slipway.data.engine.randomness import id_keys
 from slipway.data.engine.rows import PACKED_ROWS
-from slipway.data.store.packed import PackedSplit, PackedSplitManifest, write_split
+from slipway.data.store.packed import PackedSplit, PackedSplitManifest, write_labels, write_split
 from slipway.system import files
 from slipway.training.augmentation.host import StoredRows, changed_images
 
@@ -51,10 +51,12 @@ def write_copies(
                 stored, np.arange(rows.start, rows.stop), plan, size_px, copy, ids[part]
             )
     images.flush()
+    targets = np.concatenate([train.targets] * num_copies)
+    write_labels(root, targets)
     columns = {
         "id": ids,
         "source": train.sources * num_copies,
-        "target": np.tile(train.targets, num_copies),
+        "target": targets if targets.ndim == 1 else targets.sum(axis=1, dtype=np.float64),
         "weight": np.tile(train.weights, num_copies),
         "leaked": np.tile(train.leaked, num_copies),
     }

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,9 @@ class RowLosses(nn.Module):
     def _unmixed(self, answers: Tensor, targets: Tensor) -> Tensor:
         if answers.ndim == 3:
             num_submodels = answers.shape[1]
-            losses = self._unmixed(answers.flatten(0, 1), targets.repeat_interleave(num_submodels))
+            losses = self._unmixed(
+                answers.flatten(0, 1), targets.repeat_interleave(num_submodels, 0)
+            )
             return losses.view(-1, num_submodels).mean(dim=1)
         loss = self._of_user or self.of_target
         return cast(Tensor, loss(answers, targets))
@@ -58,8 +60,9 @@ class RowLosses(nn.Module):
 class UserLoss:
     """The user's function `train.loss: package.module:function`, which gives a loss for each row.
 
-    It gets (B, K) logits and (B,) class indices, or (B,) values and (B,) numbers in the target's
-    unit, all of float32 but the indices. Slipway mixes, weights and averages what it returns.
+    It gets (B, K) logits and (B,) class indices or (B, K) labels, 0 or 1, or (B,) values and (B,)
+    numbers in the target's unit, all of float32 but the indices. Slipway mixes, weights and
+    averages what it returns.
     """
 
     def __init__(self, name: str, *, has_classes: bool) -> None:
@@ -76,7 +79,7 @@ class UserLoss:
         outputs = answers.float() if self._has_classes else answers[:, 0].float()
         given = (
             f"It gets outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}, and "
-            f"returns a loss for each row, {tuple(targets.shape)}"
+            f"returns a loss for each row, {tuple(targets.shape[:1])}"
         )
         try:
             losses = self._function(outputs, targets)
@@ -84,7 +87,7 @@ class UserLoss:
             raise TrainingError(
                 f"{self._name} fails: {failure(error, self._function)}. {given}. Correct it."
             ) from error
-        if isinstance(losses, Tensor) and losses.shape == targets.shape:
+        if isinstance(losses, Tensor) and losses.shape == targets.shape[:1]:
             return losses.float()
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         raise TrainingError(
@@ -96,16 +99,25 @@ class UserLoss:
 def class_weights(
     requested: Literal["balanced"] | Mapping[str, float] | None,
     classes: Sequence[str],
-    targets: NDArray[np.float64],
+    targets: NDArray[Any],
 ) -> Tensor | None:
     """Return (K,) float32 weights in the order of `classes`, whose mean over the rows is 1.
 
     `targets` (N,) are the rows' positions in `classes`. "balanced" lets each class count the same,
     however many rows it has. Returns None for None. Raises ParamsError if a mapping does not
     name exactly the classes.
+
+    If `targets` are (N, K) labels, weights are for rows that have the label and have no mean:
+    "balanced" lets the rows with a label count as much as those without.
     """
     if requested is None:
         return None
+    if targets.ndim == 2:
+        present = targets.sum(axis=0, dtype=np.float64)
+        if isinstance(requested, str):
+            return torch.from_numpy((len(targets) - present) / np.maximum(present, 1)).float()
+        _check_names(requested, classes)
+        return torch.tensor([requested[name] for name in classes])
     counts = np.bincount(targets.astype(np.int64), minlength=len(classes))
     if isinstance(requested, str):
         weights = 1 / np.maximum(counts, 1)

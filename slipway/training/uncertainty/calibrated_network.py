@@ -4,9 +4,11 @@ Temperature, softmax and the OOD score are inside the exported graph, so no serv
 of them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from slipway.artifacts.uncertainty import Calibration
@@ -22,16 +24,31 @@ class CalibratedNetwork(nn.Module):
     For a numeric target the first output is (rows, 1) values. `head` is the target's part.
     """
 
-    def __init__(self, network: nn.Module, head: Any, temperature: float, score: OODScore) -> None:
+    temperatures: Tensor  # (labels,), only if each label has its own
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: Any,
+        temperature: float | Sequence[float],
+        score: OODScore,
+    ) -> None:
         super().__init__()
         self.network = network
         self._head, self._temperature = head, temperature
+        if not isinstance(temperature, float):
+            factors = torch.tensor(temperature, dtype=torch.float32)
+            self.register_buffer("temperatures", factors, persistent=False)
         self.score = score
+
+    @property
+    def _scale(self) -> float | Tensor:
+        return self._temperature if isinstance(self._temperature, float) else self.temperatures
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(B, ...) -> (B, K), (B,)"""
         answer, features = answer_and_features(self.network, self.score.layer, rows)
-        return self._head.activate(answer, self._temperature), self.score(features)
+        return self._head.activate(answer, self._scale), self.score(features)
 
 
 def calibrated(network: Network, calibration: Calibration, statistics: Path) -> CalibratedNetwork:

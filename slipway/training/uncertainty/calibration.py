@@ -6,6 +6,7 @@ fitted on.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,7 @@ class Calibrator:
         features = self.predict(self._training_rows(train), None).scores
         score = fit_ood_score(self._layer, features)
         raw, is_fitted = self.predict(val.inputs, score), fitting_half(val.keys, self._seed)
-        temperature = 1.0
+        temperature: float | list[float] = 1.0
         if self._params.calibration == "temperature":
             uncertainty = kind_of(self._network.spec.task).target.load_part("uncertainty")
             temperature = uncertainty.temperature(raw.outputs[is_fitted], val.targets[is_fitted])
@@ -69,10 +70,10 @@ class Calibrator:
 
     def _with_thresholds(
         self,
-        temperature: float,
+        temperature: float | list[float],
         score: OODScore,
         held_out: Answers,
-        targets: NDArray[np.float64],
+        targets: NDArray[Any],
     ) -> FittedCalibration:
         params, rows = self._params, len(targets)
         without_thresholds = Calibration(

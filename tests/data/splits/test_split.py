@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipway.artifacts.label_sets import set_text
 from slipway.config.sections import SplitParams
 from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS
 from slipway.data.splits.assignment import largest_remainder
@@ -668,3 +669,31 @@ def test_a_million_rows_are_split_in_seconds() -> None:
     found = split_rows(pa.table(columns, schema=ROWS), STABLE, 7)
     assert found.rows.num_rows == 1_000_000
     assert not found.leaks.found
+
+
+# several labels
+
+
+def label_sets(counts: dict[str, int]) -> list[dict[str, Any]]:
+    texts = [set_text(names) for names, number in counts.items() for _ in range(number)]
+    return [row(seed, text) for seed, text in enumerate(texts)]
+
+
+def test_each_set_of_labels_gets_the_exact_fractions() -> None:
+    found = split_rows(table(label_sets({"ab": 40, "a": 60, "": 20})), EXACT, 7, several=True)
+    counts = Counter(
+        zip(*(found.rows[name].to_pylist() for name in ("label", "split")), strict=True)
+    )
+    assert counts['["a", "b"]', "train"] == 28
+    assert (counts['["a"]', "val"], counts["[]", "test"]) == (9, 3)
+
+
+def test_rare_sets_are_split_together_by_their_rarest_label() -> None:
+    rows = label_sets({"a": 50, "b": 50, "abz": 4, "az": 4, "bz": 4})
+    found = report(split_rows(table(rows), EXACT, 7, several=True), 7)["splits"]
+    assert [found[name]["classes"]["z"] for name in ("train", "val", "test")] == [8, 2, 2]
+
+
+def test_a_label_that_a_split_lacks_is_refused_by_its_own_name() -> None:
+    with pytest.raises(DataError, match=r"1 of 3 classes lack rows in a split:\n  'z'"):
+        split_rows(table(label_sets({"a": 60, "ab": 60, "az": 2})), EXACT, 7, several=True)

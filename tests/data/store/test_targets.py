@@ -24,7 +24,7 @@ def test_targets_are_indices_into_the_sorted_class_names() -> None:
         == class_names(table, "image_classification")
         == ["a", "b"]
     )
-    assert targets_of(table, ["a", "b"]).tolist() == [1, 0, 1]
+    assert targets_of(table, ["a", "b"], "table_classification").tolist() == [1, 0, 1]
 
 
 def test_a_numeric_target_has_no_classes() -> None:

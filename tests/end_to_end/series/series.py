@@ -90,7 +90,7 @@ def clean_series(data: DataParams, clean: CleanParams) -> CleanResult:
 def pack_series(params: Params, rows: pa.Table, paths: PackPaths) -> str:
     series = {source: content["series"] for source, _, content in read_lines(params.data)}
     rows = rows.sort_by("id")
-    targets = targets_of(rows, [])
+    targets = targets_of(rows, [], "table_regression")
     manifests = {}
     with files.new_directory(paths.packed) as folder:
         for split in SPLITS:

@@ -44,7 +44,7 @@ def column_sections(
     assert isinstance(manifest.input, ColumnContract)
     train, columns = splits["train"], manifest.input.columns[:_MOST_COLUMNS]
     most = min(_MOST_ROWS, _MOST_NUMBERS // manifest.input.shape[0])
-    block, targets = np.asarray(train.inputs[:most]), train.targets[:most]
+    block, targets = np.asarray(train.inputs[:most]), train.target_keys[:most]
     places = positions_of(manifest.input)[: len(columns)]
     profiles = [
         _profile(column, block[:, own], targets, of_classes=bool(manifest.classes))

@@ -25,10 +25,10 @@ def picture_sections(splits: Mapping[str, PackedSplit], manifest: PackedManifest
 
 
 def _class_samples(train: PackedSplit, classes: Sequence[str]) -> Html:
-    counts = np.bincount(train.targets.astype(np.int64), minlength=len(classes))
+    counts = np.array([len(train.rows_of(label)) for label in range(len(classes))])
     order = np.argsort(-counts, kind="stable")[:_MOST_CLASSES]
     rows = [[classes[k], f"{counts[k]:,}"] for k in order]
-    strips = [_strip(train, np.flatnonzero(train.targets == k)[:_OF_CLASS].tolist()) for k in order]
+    strips = [_strip(train, train.rows_of(int(k))[:_OF_CLASS].tolist()) for k in order]
     more = len(classes) - len(order)
     note = f"And {more:,} smaller classes." if more else "Training images as they are packed."
     shown = table(["class", "training rows"], rows, numeric=["training rows"], last=strips)

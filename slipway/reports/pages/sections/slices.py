@@ -15,7 +15,7 @@ def slices_section(scores: SliceScores, overall: Metric) -> Html:
         text = "No slice has enough rows to be judged."
         return section("Slices", paragraph(text, "soft"), *_notes(scores))
     shown = scores.judged[:_MOST_SHOWN]
-    name = {"accuracy": "accuracy", "rmse": "RMSE"}[scores.metric]
+    name = {"rmse": "RMSE"}.get(scores.metric, scores.metric.replace("_", " "))
     note = (
         f"The worst first, by the better bound of the {overall.confidence * 100:g} % interval. "
         f"The line is the {name} of all test rows, {number(overall.value)}."

@@ -10,12 +10,22 @@ from html import escape
 
 from slipway.kinds.registry import kind_of
 from slipway.reports.console import number
-from slipway.reports.evaluation.thresholds import ThresholdStep, threshold_steps
+from slipway.reports.evaluation.thresholds import (
+    ThresholdStep,
+    rejects_by_confidence,
+    threshold_steps,
+)
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 from slipway.reports.pages.charts import Series, line_chart
 from slipway.reports.pages.html_page import Html, beside, figure, paragraph, section, table
 
-_NAMES = {"accuracy": "accuracy", "f1_macro": "F1, macro", "rmse": "RMSE", "mae": "MAE"}
+_NAMES = {
+    "accuracy": "accuracy",
+    "subset_accuracy": "subset accuracy",
+    "f1_macro": "F1, macro",
+    "rmse": "RMSE",
+    "mae": "MAE",
+}
 _START = 0.9  # fraction of the rows that is answered where the slider starts
 _TABLE_STEPS = 10
 _SCRIPT = """
@@ -47,7 +57,7 @@ _NUMBER_NOTE = (
 
 def threshold_section(report: UncertaintyReport) -> Html:
     """Show the quality and the number of answered rows at each threshold."""
-    steps, is_of_classes = threshold_steps(report), report.before is not None
+    steps, is_of_classes = threshold_steps(report), rejects_by_confidence(report)
     measure, bound = ("confidence", "at least") if is_of_classes else ("OOD score", "at most")
     headline = kind_of(report.task).target.headline
     columns = ["threshold", "rows answered", "fraction answered"]

@@ -47,11 +47,11 @@ def _reliability(report: UncertaintyReport, before: NDArray[np.float32]) -> Html
 
 
 def _rejection(report: UncertaintyReport) -> Html:
-    doubts = {"score": report.answers.scores}
+    doubts: dict[str, NDArray[np.floating]] = {"score": report.answers.scores}
     if report.before is None:
         error, order = "mean absolute error", "Rows with the lowest OOD score come first."
     else:
-        doubts["confidence"] = -report.answers.outputs.max(axis=1)
+        doubts["confidence"] = -report.certainty
         error, order = (
             "error rate",
             "The most confident rows, or those with the lowest OOD score, come first.",

@@ -1,0 +1,208 @@
+"""Metrics of rows with several labels in float64, with intervals.
+
+A label is given if its probability reaches the label's threshold. Micro scores count all cells of
+rows and labels together, macro scores are means over the labels that some row has or gets, so a
+resample without some label does not count against the network. Mean average precision needs no
+threshold: it is the mean over labels of the average precision, not interpolated, of the labels that
+some but not all rows have.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.uncertainty import given_labels
+from slipway.kinds.targets import LABELS
+from slipway.metrics.calibration_error import calibration_errors
+from slipway.metrics.roc_auc import RankedClass, rank_labels, ranking_scores
+from slipway.metrics.scores import (
+    Float,
+    Int,
+    Resampling,
+    metric_of,
+    percentiles,
+    requested,
+    row_counts,
+    samples,
+    wilson_interval,
+)
+from slipway.system.errors import MetricError
+
+Bool = NDArray[np.bool_]
+_BY_ROW = {  # means over rows of these attributes
+    "subset_accuracy": "is_right",
+    "hamming_loss": "wrong_fractions",
+    "log_loss": "log_losses",
+}
+_COUNTED = ("f1_micro", "f1_macro", "precision_micro", "recall_micro")
+_RANKING = "mean_average_precision"
+
+
+class LabelAnswers:
+    """Validated answers about labels, which can be scored over any choice of their rows.
+
+    `targets` (N, K) are 0 or 1, `probabilities` (N, K) in [0, 1], `thresholds` (K,) or None for a
+    half. Raises MetricError for NaN, no rows, other values or other shapes.
+    """
+
+    def __init__(
+        self,
+        targets: ArrayLike,
+        probabilities: ArrayLike,
+        top_k: int | None = None,
+        thresholds: Sequence[float] | None = None,
+    ) -> None:
+        self.probabilities = checked_labels(probabilities, "probabilities")  # (N, K)
+        self.num_rows, self.num_classes = self.probabilities.shape
+        self.targets = _checked_targets(targets)  # (N, K)
+        if self.targets.shape != self.probabilities.shape:
+            raise MetricError(
+                f"targets of shape {self.targets.shape} and probabilities of shape "
+                f"{self.probabilities.shape}, expected a number for each label of each row."
+            )
+        # As the service compares: in float32.
+        given = given_labels(np.asarray(probabilities, np.float32), thresholds)
+        self.actual: Bool = self.targets > 0
+        self.given: Bool = given
+
+    @staticmethod
+    def baseline(train_targets: Float, num_rows: int, num_classes: int) -> Float:
+        """(N, K) the label frequencies among the training rows, for each row."""
+        return np.tile(np.asarray(train_targets, np.float64).mean(axis=0), (num_rows, 1))
+
+    @staticmethod
+    def why_absent(targets: ArrayLike, num_classes: int, top_k: int | None) -> dict[str, str]:
+        """Return the metrics that these rows do not define, with the reason."""
+        counts, rows = _checked_targets(targets).sum(axis=0), len(np.asarray(targets))
+        if ((counts > 0) & (counts < rows)).any():
+            return {}
+        reason = "each label is in all rows or in none, which leaves none to be put before another"
+        return {_RANKING: reason}
+
+    def metrics(self, resampling: Resampling, names: Collection[str] | None) -> dict[str, Metric]:
+        """Compute metrics with intervals; `names` is None for all that the rows define."""
+        absent = self.why_absent(self.targets, self.num_classes, None)
+        wanted = [name for name in requested(LABELS.metrics, names) if name not in absent]
+        values = self.scores(np.arange(self.num_rows)[None], wanted)
+        drawn = samples(self, [name for name in wanted if name != "subset_accuracy"], resampling)
+        bounds = {name: percentiles(found, resampling.confidence) for name, found in drawn.items()}
+        if "calibration_error" in wanted:  # noise of resampled rows only adds to it
+            low, high = bounds["calibration_error"]
+            value = float(values["calibration_error"][0])
+            bounds["calibration_error"] = min(low, value), max(high, value)
+        if "subset_accuracy" in wanted:
+            num_right = int(self.is_right.sum())
+            bounds["subset_accuracy"] = wilson_interval(
+                num_right, self.num_rows, resampling.confidence
+            )
+        return {
+            name: metric_of(values[name], bounds[name], resampling, self.num_rows)
+            for name in wanted
+        }
+
+    def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
+        """(S,) each metric over each line of `chosen` (S, M) row numbers; NaN if undefined."""
+        found = {
+            name: np.asarray(getattr(self, values), np.float64)[chosen].mean(axis=1)
+            for name, values in _BY_ROW.items()
+            if name in names
+        }
+        if found.keys() != set(names):
+            found |= self._scores_by_count(row_counts(chosen, self.num_rows), names)
+        return {name: found[name] for name in names}
+
+    def label_counts(self, counts: Float | None = None) -> tuple[Float, Float, Float]:
+        """(S, K) rows with the label given and present, present, and given.
+
+        `counts` (S, N) is how often each resample has each row; None: each row once.
+        """
+        if counts is None:
+            counts = np.ones((1, self.num_rows))
+        hits, actual, given = (
+            counts @ part.astype(np.float64)
+            for part in (self.actual & self.given, self.actual, self.given)
+        )
+        return hits, actual, given
+
+    @cached_property
+    def is_right(self) -> Bool:
+        """(N,) True for rows with exactly their labels."""
+        return np.asarray((self.given == self.actual).all(axis=1))
+
+    @cached_property
+    def wrong_fractions(self) -> Float:
+        """(N,) fraction of the labels that are wrongly given or missing."""
+        return np.asarray((self.given != self.actual).mean(axis=1))
+
+    @cached_property
+    def log_losses(self) -> Float:
+        """(N,) mean over labels of the negative logarithm of the probability of what is true."""
+        losses = label_log_losses(self.targets, self.probabilities)
+        return np.asarray(losses.mean(axis=1))
+
+    def _scores_by_count(self, counts: Float, names: Collection[str]) -> dict[str, Float]:
+        found: dict[str, Float] = {}
+        if not set(_COUNTED).isdisjoint(names):
+            hits, actual, given = self.label_counts(counts)
+            sums = [part.sum(axis=1) for part in (hits, actual, given)]
+            found["f1_micro"] = fraction(2 * sums[0], sums[1] + sums[2])
+            found["precision_micro"] = fraction(sums[0], sums[2])
+            found["recall_micro"] = fraction(sums[0], sums[1])
+            num_seen = (actual + given > 0).sum(axis=1)
+            found["f1_macro"] = fraction(fraction(2 * hits, actual + given).sum(axis=1), num_seen)
+        if "calibration_error" in names:  # the mean over labels
+            errors = [
+                calibration_errors(own, actual, counts)
+                for own, actual in zip(self.probabilities.T, self.actual.T, strict=True)
+            ]
+            found["calibration_error"] = np.mean(errors, axis=0)
+        if _RANKING in names:
+            found[_RANKING] = ranking_scores(self._ranked, counts)[1]
+        return found
+
+    @cached_property
+    def _ranked(self) -> list[RankedClass]:
+        return rank_labels(self.actual, self.probabilities)
+
+
+def fraction(part: Float, whole: ArrayLike) -> Float:
+    """Return `part` / `whole`, 0 where `whole` is 0."""
+    divisor = np.asarray(whole, np.float64)
+    return np.asarray(np.divide(part, divisor, out=np.zeros(divisor.shape), where=divisor > 0))
+
+
+def label_log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
+    """(N, K) negative logarithm of the probability that each label is as it is.
+
+    Probabilities are clipped at the spacing of float64 at 1 (2.2e-16): a loss is at most 36.04.
+    """
+    shares = np.asarray(probabilities, np.float64)
+    own = np.where(np.asarray(targets) > 0, shares, 1 - shares)
+    return np.asarray(-np.log(np.clip(own, np.finfo(np.float64).eps, 1.0)))
+
+
+def checked_labels(numbers: ArrayLike, name: str) -> Float:
+    """(N, K) float64; MetricError unless each is in [0, 1] and there is a row and a label."""
+    found = np.asarray(numbers, np.float64)
+    if found.ndim != 2 or 0 in found.shape:
+        raise MetricError(
+            f"{name} of shape {found.shape}, expected (rows, labels) with at least one of each."
+        )
+    wrong = ~((found >= 0) & (found <= 1))
+    if wrong.any():
+        row, label = np.argwhere(wrong)[0]
+        raise MetricError(
+            f"{name}: row {row} has {found[row, label]} for label {label}, "
+            "expected numbers from 0 to 1."
+        )
+    return found
+
+
+def _checked_targets(targets: ArrayLike) -> Float:
+    found = checked_labels(targets, "targets")
+    if not np.isin(found, (0.0, 1.0)).all():
+        raise MetricError("targets have numbers between 0 and 1, expected 0 or 1 for each label.")
+    return found

@@ -1,0 +1,68 @@
+"""Training for several labels: binary cross-entropy or asymmetric loss, and sigmoid."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slipway.config.sections import TrainParams
+
+# Of Ridnik et al. 2021, "Asymmetric Loss For Multi-Label Classification", for MS-COCO.
+_GAMMA_NEGATIVE = 4.0
+_MARGIN = 0.05
+
+
+class LabelLoss(nn.Module):
+    """Maps (B, K) logits and (B, K) labels, 0 or 1, to (B,) float32 losses: means over labels.
+
+    The asymmetric loss counts easy negatives little: their probability loses a margin, and the rest
+    is the weight of their loss to a power. `class_weights` multiply the loss of present labels.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self, params: TrainParams, target_std: float, class_weights: Tensor | None
+    ) -> None:
+        super().__init__()
+        self._label_smoothing = params.label_smoothing
+        self._is_asymmetric = params.loss == "asymmetric"
+        self.register_buffer("class_weights", class_weights, persistent=False)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        answers = logits.float()
+        smooth = targets * (1 - self._label_smoothing) + self._label_smoothing / 2
+        if not self._is_asymmetric:
+            losses = F.binary_cross_entropy_with_logits(
+                answers, smooth, pos_weight=self.class_weights, reduction="none"
+            )
+            return losses.mean(dim=1)
+        present = -F.logsigmoid(answers)
+        if self.class_weights is not None:
+            present = present * self.class_weights
+        shifted = (torch.sigmoid(answers) - _MARGIN).clamp(min=0)
+        absent = -torch.log1p(-shifted) * shifted**_GAMMA_NEGATIVE
+        return (smooth * present + (1 - smooth) * absent).mean(dim=1)
+
+    def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(B,) float64: 1 for a row whose labels are all right at a threshold of a half, else 0."""
+        return ((logits >= 0) == (targets > 0)).all(dim=1).double()
+
+    def metric(self, mean_score: float) -> float:
+        """Return the subset accuracy."""
+        return mean_score
+
+
+class LabelHead:
+    """Turns logits into a probability of each label."""
+
+    @staticmethod
+    def activate(logits: Tensor, temperature: float | Tensor) -> Tensor:
+        return torch.sigmoid(logits / temperature)
+
+    @staticmethod
+    def mean_of_submodels(logits: Tensor) -> Tensor:
+        """(B, submodels, K) -> (B, K), the mean of the submodels' probabilities as logits."""
+        # log(mean sigmoid(z)) - log(mean sigmoid(-z)), which rounds neither near 0 nor near 1.
+        scores = logits.to(torch.float32)
+        present = torch.logsumexp(F.logsigmoid(scores), dim=1)
+        return present - torch.logsumexp(F.logsigmoid(-scores), dim=1)
