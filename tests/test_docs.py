@@ -5,7 +5,8 @@ import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 
 from slipway.cli.verbs import VERBS
 from slipway.config.params import Params, parse_params
+from slipway.config.search import DimensionParams
 from slipway.config.sections import Gate
 from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES
 from slipway.kinds.inputs import COLUMNS, IMAGES
@@ -33,11 +35,21 @@ def declared_keys(model: type[BaseModel] = Params, place: str = "") -> set[str]:
     """Every key that can be written in params.yaml, as "section.key"."""
     keys = set()
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys |= declared_keys(field.annotation, f"{place}{name}.")
+        section = next(filter(is_section, [field.annotation, *optional(field.annotation)]), None)
+        if section is not None:
+            keys |= declared_keys(section, f"{place}{name}.")
         else:
             keys.add(place + name)
     return keys
+
+
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def optional(kind: Any) -> tuple[Any, ...]:
+    """The kinds of values of a key that may be null."""
+    return get_args(kind) if isinstance(kind, UnionType) else ()
 
 
 def documented_sections(page: str) -> dict[str, str]:
@@ -77,7 +89,8 @@ def actual_readers() -> dict[str, set[str]]:
 
 def test_every_key_is_documented_and_nothing_else() -> None:
     gate_keys = {f"evaluate.gates.METRIC.{bound}" for bound in Gate.model_fields}
-    assert documented_keys(PAGE) == declared_keys() | gate_keys
+    dimension_keys = {f"search.space.KEY.{name}" for name in DimensionParams.model_fields}
+    assert documented_keys(PAGE) == declared_keys() | gate_keys | dimension_keys
 
 
 def test_a_missing_and_an_invented_key_would_be_seen() -> None:

@@ -104,10 +104,19 @@ def _compare_two(names: tuple[str, ...], html: Path | None) -> None:
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Give up edits that no commit and no experiment holds.")
 def take(name: str, yes: bool) -> None:
-    """Make an experiment the workspace: its params, code, metrics and outputs."""
+    """Make an experiment the workspace: its params, code, metrics and outputs.
+
+    A trial of a search ends with the training. The stages after it run now, on the test rows.
+    """
+    from slipway.experiments.run import ExperimentRequest, conclude
+    from slipway.experiments.run import run as run_pipeline
     from slipway.experiments.workspace import take as take_experiment
 
-    take_experiment(name, accept_loss=yes)
+    record = take_experiment(name, accept_loss=yes)
+    if record is not None and record.search:
+        click.echo(f"the workspace is {name}: params.yaml and the model; the other stages run now")
+        conclude(run_pipeline(ExperimentRequest()))
+        return
     click.echo(f"the workspace is {name}: params.yaml, metrics and outputs. Next: slipway serve")
 
 

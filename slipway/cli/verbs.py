@@ -30,6 +30,7 @@ VERBS: Mapping[str, Verb] = {
     "set": Verb("slipway.cli.params:set_values", "change values of params.yaml"),
     "run": Verb("slipway.cli.experiments:run", "run the stages, and record the experiment"),
     "compare": Verb("slipway.cli.experiments:compare", "list the experiments and their results"),
+    "search": Verb("slipway.cli.search:search", "find better values of params.yaml"),
     "take": Verb("slipway.cli.experiments:take", "make an experiment the workspace"),
     "show": Verb("slipway.cli.experiments:show", "open the reports"),
     "reset": Verb("slipway.cli.experiments:reset", "remove what the stages wrote"),

@@ -22,6 +22,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from slipway.config.mistakes import as_yaml, describe_mistakes, hint
 from slipway.config.network_arguments import arguments_class
+from slipway.config.search import SearchParams
 from slipway.config.sections import (
     PRUNED_VARIANTS,
     AuditParams,
@@ -65,6 +66,7 @@ class Params(ParamsSection):
     export: ExportParams
     compile: CompileParams
     verify: VerifyParams
+    search: SearchParams | None = None  # read by no stage
 
     def problems(self) -> list[str]:
         """List the mistakes that sections only make together."""
@@ -81,7 +83,7 @@ def misfits(params: Params) -> list[str]:
         try:
             problems += list(rule(params))
         except AttributeError:
-            if params.model_fields_set >= set(Params.model_fields):
+            if params.model_fields_set | {"search"} >= set(Params.model_fields):
                 raise
     return problems
 

@@ -18,7 +18,7 @@ from typing import Any
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.params import read_content
 from slipway.experiments import repository
-from slipway.experiments.records import ExperimentRecord, flat, read_records, shortened
+from slipway.experiments.records import ExperimentRecord, params_of, read_records, shortened
 from slipway.experiments.results import GATES, METRICS, VERIFIED, read_results
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.reports.console import interval, number, text_table
@@ -96,7 +96,12 @@ class Comparison:
             *("name", "started", "status", "changed params", metric, "interval", "baseline"),
             *("log loss", "seconds", "gates", "certificate"),
         ]
-        return columns, [self._cells(record) for record in self.records]
+        rows = [self._cells(record) for record in self.records]
+        if any(record.validation for record in self.records):
+            columns.insert(4, "validation")
+            for row, record in zip(rows, self.records, strict=True):
+                row.insert(4, _validation(record))
+        return columns, rows
 
     def _cells(self, record: ExperimentRecord) -> list[str]:
         params = " ".join(
@@ -123,6 +128,8 @@ class Comparison:
                 "seconds": record.seconds,
                 "params": self.changed_params(record),
                 "results": record.results.model_dump(mode="json") if record.results else None,
+                "search": record.search,
+                "validation": record.validation and record.validation.model_dump(mode="json"),
             }
             for record in self.records
         ]
@@ -131,7 +138,7 @@ class Comparison:
         """Build the rows as CSV, with a column for each changed param."""
         columns = [
             *("name", "started", "status", "cause", "stage", "metric", "value", "low", "high"),
-            *("baseline", "log_loss", "seconds", "gates", "certificate"),
+            *("baseline", "log_loss", "seconds", "gates", "certificate", "validation"),
         ]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -212,8 +219,18 @@ _COLUMNS: Mapping[str, Callable[[ExperimentRecord], Any]] = {
     "seconds": lambda record: record.seconds,
     "gates": _of_results("gates"),
     "certificate": _of_results("certificate"),
+    "validation": lambda record: record.validation and record.validation.value,
 }
 _CSV_NAMES = {"metric": "headline", "value": "metric"}
+
+
+def _validation(record: ExperimentRecord) -> str:
+    """Describe the score that a search selects by, such as "accuracy 0.98 (0.96 to 0.99)"."""
+    found = record.validation
+    if found is None:
+        return ""
+    reach = f" ({interval(found.metric)})" if found.metric else f" after epoch {found.epoch}"
+    return f"{found.name} {number(found.value)}{reach}"
 
 
 def _from_commit(name: str, commit: str) -> ExperimentRecord:
@@ -232,7 +249,7 @@ def _from_commit(name: str, commit: str) -> ExperimentRecord:
         status="done",
         cause="",
         stage=None,
-        params=dict(flat(content)) if content else {},
+        params=params_of(content),
         results=results,
         process=0,
         group=None,

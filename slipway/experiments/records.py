@@ -35,6 +35,15 @@ class Results(Contract):
     certificate: str  # its status
 
 
+class Validation(Contract):
+    """The score of a search's trial on the validation rows, which its selection reads."""
+
+    name: str  # of the metric
+    epoch: int  # trained so far
+    value: float
+    metric: Metric | None  # the same with its interval, once the trial is done
+
+
 class ExperimentRecord(Contract):
     """One run: the params it started with, its end and its results."""
 
@@ -42,13 +51,15 @@ class ExperimentRecord(Contract):
     name: str
     started: str  # ISO 8601, UTC
     seconds: float | None  # null while it runs, or if it was killed
-    status: Literal["running", "done", "failed", "interrupted"]
+    status: Literal["running", "done", "failed", "interrupted", "stopped"]
     cause: str  # of a failure or an interruption
     stage: str | None  # the last one, if not all stages were requested
     params: dict[str, Any]  # by key, such as "train.epochs"
     results: Results | None
     process: int  # of `slipway run`
     group: int | None  # of DVC's processes
+    search: str | None = None  # that it is a trial of
+    validation: Validation | None = None  # of a trial
 
     @property
     def ended(self) -> str:
@@ -125,6 +136,11 @@ def find_record(name: str, records: list[ExperimentRecord]) -> ExperimentRecord 
 def now() -> str:
     """The time as records have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def params_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the params that a stage may read, by key: all but those of the section `search`."""
+    return dict(flat({key: value for key, value in content.items() if key != "search"}))
 
 
 def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from slipway.system.disk_faults import disk_fault
 from slipway.system.errors import ParamsError, SlipwayError, UnavailableError
 
 _REFS = "refs/exps"  # of DVC: refs/exps/aa/bbb.../NAME
+_SNAPSHOTS = "refs/slipway"  # the workspace at the start of each search: refs/slipway/NAME
 _HEAD = Path(".work/experiments/head")  # the branch, while DVC detaches HEAD
 # DVC writes these; they are no edits of the user.
 _WRITTEN = ("dvc.lock", "metrics/")
@@ -81,18 +82,26 @@ def restore_head() -> None:
         _HEAD.unlink()
 
 
+def keep_snapshot(name: str, tree: str) -> None:
+    """Keep a tree of git as the workspace at the start of the search `name`."""
+    message = f"The workspace before {name}"
+    commit = _git("commit-tree", tree, "-p", "HEAD", "-m", message, environment=dvc_environment())
+    _git("update-ref", f"{_SNAPSHOTS}/{name}", commit)
+
+
 def is_tracked(path: Path) -> bool:
     """Return True if git tracks the file, or a file in the folder."""
     return bool(_git("ls-files", "--", str(path)))
 
 
 def unsaved_edits() -> list[str]:
-    """List the tracked files with edits that neither a commit nor an experiment holds."""
+    """List the tracked files with edits that no commit, experiment or search holds."""
     changed = _git("diff", "--name-only", "--relative", "HEAD").splitlines()
     edited = [path for path in changed if not path.startswith(_WRITTEN)]
     if not edited:
         return []
-    for commit in experiments().values():
+    snapshots = _git("for-each-ref", "--format=%(objectname)", _SNAPSHOTS).split()
+    for commit in [*experiments().values(), *snapshots]:
         if not _git("diff", "--name-only", commit, "--", *edited):
             return []
     return edited
@@ -132,10 +141,12 @@ def _with_head(*arguments: str) -> None:
         )
 
 
-def _git(*arguments: str) -> str:
+def _git(*arguments: str, environment: dict[str, str] | None = None) -> str:
     """Run git in this folder; return what it printed, or "" if it failed."""
     try:
-        answer = subprocess.run(["git", *arguments], capture_output=True, text=True)
+        answer = subprocess.run(
+            ["git", *arguments], env=environment, capture_output=True, text=True
+        )
     except OSError:
         raise UnavailableError(
             "git is not installed, expected it for DVC. Install it, then run this again."

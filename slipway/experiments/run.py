@@ -16,10 +16,10 @@ from slipway.experiments import repository
 from slipway.experiments.causes import find_cause
 from slipway.experiments.records import (
     ExperimentRecord,
-    flat,
     log_path,
     new_name,
     now,
+    params_of,
     read_records,
     shortened,
     write_record,
@@ -118,7 +118,7 @@ def _set_params(assignments: list[str]) -> dict[str, Any]:
 
 def _reproduce(name: str, stage: str | None) -> ExperimentRecord:
     content = read_content()
-    params, started = dict(flat(content)), time.monotonic()
+    params, started = params_of(content), time.monotonic()
     record = ExperimentRecord(
         format_version=1,
         name=name,
@@ -212,7 +212,7 @@ def _end(reproduction: Reproduction, params: dict[str, Any]) -> _End:
 def _edited_keys(params: dict[str, Any]) -> list[str]:
     """List the keys that were edited since the start."""
     try:
-        now_there = dict(flat(read_content()))
+        now_there = params_of(read_content())
     except SlipwayError:
         return ["it cannot be read now"]
     return sorted(

@@ -14,7 +14,7 @@ from slipway.system.errors import ParamsError
 _LONGEST_CAUSE = 400  # characters
 _WORK, _REPORTS = Path(".work"), Path("reports")
 # What others than stages keep in .work: records, downloads, settings and DVC's state.
-_KEPT = ("experiments", "cache", "config", "dvc", "home")
+_KEPT = ("experiments", "search", "cache", "config", "dvc", "home")
 # Keys of params.yaml that may name the user's own files.
 _OF_THE_USER = (
     *("data.path", "data.split_file", "data.checksums"),
@@ -22,8 +22,10 @@ _OF_THE_USER = (
 )
 
 
-def take(name: str, *, accept_loss: bool) -> None:
-    """Make an experiment the workspace: params, code, metrics and outputs.
+def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
+    """Make an experiment the workspace: params, code, metrics and outputs; return its record.
+
+    A trial of a search ends with the stage train, so the stages after it remain to be run.
 
     ParamsError if there is no such experiment, if DVC keeps no results of it, or if edits would be
     lost; with `accept_loss` they are.
@@ -36,6 +38,7 @@ def take(name: str, *, accept_loss: bool) -> None:
         if not accept_loss:
             repository.refuse_unsaved_edits(repository.unsaved_edits())
         repository.apply(name)
+        return record
 
 
 def _why_not(record: ExperimentRecord) -> str:

@@ -43,7 +43,13 @@ from slipway.training.distributed.processes import (
     terminate_ranks_together,
     was_started_by_another,
 )
-from slipway.training.distributed.stop_signals import Stopped, StopSignals, requeue
+from slipway.training.distributed.stop_signals import (
+    Paused,
+    Stopped,
+    StopSignals,
+    pause_epoch,
+    requeue,
+)
 from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, Paths, count_parameters, prepare
 from slipway.training.networks.networks import (
@@ -147,7 +153,14 @@ def _fit(
     averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     resumption = Resumption(job.store, resumed, segment, averages, **steps)
     checkpoints = CheckpointCallback(
-        job.store, resumed, segment, params, signals, averages, **steps
+        job.store,
+        resumed,
+        segment,
+        params,
+        signals,
+        averages,
+        pause_after=pause_epoch(),
+        **steps,
     )
     context = TelemetryContext(
         board=job.board,
@@ -213,6 +226,10 @@ def _handle_stop_signals(checkpoints: CheckpointCallback, signals: StopSignals) 
             print(
                 f"stopped   by {stopped.signal.name} {position}, all saved; {next_step}", flush=True
             )
+        raise
+    except Paused as paused:
+        if is_first_process():
+            print(f"paused    after epoch {paused.epoch}, all saved", flush=True)
         raise
     finally:
         signals.release()

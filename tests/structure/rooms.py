@@ -42,12 +42,16 @@ ROOMS: Table = {
     "export": (*_BELOW_EXPORT, "drift"),
     "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
     "experiments": (*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),
+    "search": (
+        *(*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),
+        "experiments",
+    ),
     "replay": (*RING_0, "drift", "reports", "training", "export"),
     "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
     "serving": (*RING_0, "drift", "predictor"),
     "cli": (
         *(*_BELOW_EXPORT, "export", "project", "upgrade", "inference", "preflight"),
-        *("experiments", "serving"),
+        *("experiments", "search", "serving"),
     ),
 }
 

@@ -18,7 +18,7 @@ from slipway.training.checkpoints.checkpoints import (
 )
 from slipway.training.checkpoints.rank_state import write_rank_state
 from slipway.training.distributed.collectives import MaxReducer
-from slipway.training.distributed.stop_signals import SAVE, Stopped, StopSignals
+from slipway.training.distributed.stop_signals import SAVE, Paused, Stopped, StopSignals
 from slipway.training.distributed.strategies import actual_setup
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import RunSegment
@@ -32,6 +32,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
         averages: averages of the weights, which take their place in a validation.
         steps_per_epoch: optimizer steps per epoch.
         num_accumulated: batches per optimizer step.
+        pause_after: the epoch after which an unfinished training saves and raises Paused.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
         *,
         steps_per_epoch: int,
         num_accumulated: int,
+        pause_after: int | None = None,
     ) -> None:
+        self._pause_after = pause_after
         self._store, self._params, self._signals = store, params, signals
         self._reducer = MaxReducer()
         self._averages = averages
@@ -91,6 +94,9 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
             self._save(trainer, pl_module, position)
         trainer.should_stop = ended
         self._save_on_request(trainer, pl_module, position)
+        if epoch == self._pause_after and not ended:
+            self._save(trainer, pl_module, position)
+            raise Paused(epoch)
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
         """Compare with the clock of rank 0, because every process has its own."""

@@ -14,7 +14,7 @@ on a shared file system.
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -203,6 +203,18 @@ class CheckpointStore:
         kept = {newest, *before, *map(self._epoch_folder, kept_epochs)}
         for folder in set(self._folders()) - kept:
             files.remove_directory(folder)
+
+
+def newest_manifest(work: Path) -> Checkpoint | None:
+    """Return the description of the newest checkpoint below `work`; its files are not verified.
+
+    Checkpoints without a readable description are left out.
+    """
+    found = []
+    for path in work.glob(f"*/step-*/{_MANIFEST}"):
+        with suppress(OSError, ValueError):
+            found.append(_read_manifest(path.parent))
+    return max(found, key=lambda checkpoint: checkpoint.position, default=None)
 
 
 def write_trainer_state(trainer: pl.Trainer, folder: Path) -> None:

@@ -21,14 +21,14 @@ from pytorch_lightning.strategies.launchers import subprocess_script
 from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.training.distributed.faults import explain, is_lost_rank
 from slipway.training.distributed.launchers import find_launch
-from slipway.training.distributed.stop_signals import SIGNALS, Stopped
+from slipway.training.distributed.stop_signals import PAUSED, SIGNALS, Paused, Stopped
 
 _POLL_S = 0.5
 _RANK_0_HEAD_START_S = 1.5  # so that rank 0 reports an error that all ranks find at once
 _WAIT_FOR_CAUSE_S = 5.0  # in which the reporter of the cause ends this process
 _GRACE_S = 30.0
 # Exit codes of a rank that still runs, has finished, or was asked to stop like all others.
-_EXPECTED_CODES = {None, 0, *(128 + number for number in SIGNALS)}
+_EXPECTED_CODES = {None, 0, PAUSED, *(128 + number for number in SIGNALS)}
 
 
 def is_first_process() -> bool:
@@ -60,7 +60,7 @@ def terminate_ranks_together(trainer: pl.Trainer) -> Iterator[None]:
             yield
     except BaseException as error:
         watch.stop()
-        _end_ranks(trainer, _GRACE_S if isinstance(error, Stopped) else 0)
+        _end_ranks(trainer, _GRACE_S if isinstance(error, Stopped | Paused) else 0)
         raise
     watch.stop()
 

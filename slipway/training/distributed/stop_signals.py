@@ -2,6 +2,10 @@
 
 SIGTERM ends with exit code 143 and Ctrl-C with 130. SIGUSR1, which Slurm sends before the time
 limit, ends with 138 after the job was requeued. A second signal ends a process at once.
+
+A search pauses a training at the end of an epoch, through the environment variable
+TRAIN_PAUSE_AFTER_EPOCH. It then ends with exit code 75 and goes on without that variable. It is no
+param: the length of the schedule, and so the weights, stay those of the whole training.
 """
 
 import os
@@ -11,6 +15,11 @@ import sys
 import threading
 from types import FrameType
 
+from slipway.system.errors import UnavailableError
+
+# Not SLIPWAY_...: these are the service's, which refuses unknown ones.
+PAUSE = "TRAIN_PAUSE_AFTER_EPOCH"
+PAUSED = 75  # EX_TEMPFAIL of sysexits.h: not done, to be run again
 SAVE = 1  # a request to save and go on; all other requests are signal numbers, which are greater
 SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
 
@@ -21,6 +30,27 @@ class Stopped(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.signal = signal.Signals(number)
+
+
+class Paused(SystemExit):
+    """Exits with 75 after the checkpoint at the end of the requested epoch was saved."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(PAUSED)
+        self.epoch = epoch
+
+
+def pause_epoch() -> int | None:
+    """Return the epoch after which this training pauses; None without a request."""
+    text = os.environ.get(PAUSE)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UnavailableError(
+            f"the environment variable {PAUSE} is {text!r}, expected the number of an epoch, such "
+            f"as 5. `slipway search` sets it; run `unset {PAUSE}`."
+        )
+    return int(text)
 
 
 class StopSignals:

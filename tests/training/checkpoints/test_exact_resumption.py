@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from slipway.system import files
+from slipway.system.errors import UnavailableError
+from slipway.training.checkpoints.checkpoints import newest_manifest
 from slipway.training.checkpoints.resumption import Resumption
+from slipway.training.distributed.stop_signals import PAUSE, PAUSED, pause_epoch
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_checkpoint, run_forked
 from tests.training.real_runs import weights_digest
@@ -33,6 +36,30 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     project = write_project(tmp_path_factory.mktemp("whole"), **ACCUMULATED)
     assert run_forked(project)[0] == 0
     return result(project)
+
+
+def test_a_training_paused_at_the_ends_of_epochs_ends_with_the_same_bits(
+    tmp_path: Path, uninterrupted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = write_project(tmp_path, **ACCUMULATED)
+    for epoch in (1, 2):
+        monkeypatch.setenv(PAUSE, str(epoch))
+        code, output = run_forked(project)
+        assert code == PAUSED, output
+        assert f"paused    after epoch {epoch}" in output
+        saved = newest_manifest(project / ".work/train")
+        assert saved is not None
+        assert saved.epoch == epoch
+    monkeypatch.setenv(PAUSE, "3")  # the last one: the training ends
+    assert run_forked(project)[0] == 0
+    assert result(project) == uninterrupted
+
+
+@pytest.mark.parametrize("text", ["", "0", "x"])
+def test_a_pause_after_no_epoch_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PAUSE, text)
+    with pytest.raises(UnavailableError, match=f"unset {PAUSE}"):
+        pause_epoch()
 
 
 @pytest.mark.parametrize(

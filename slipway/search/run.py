@@ -1,0 +1,420 @@
+"""`slipway search`: decides on trials, runs them beside the workspace, and records every result."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from slipway.config.edit import changed_text
+from slipway.config.mistakes import as_yaml
+from slipway.config.params import parse_params, parse_yaml, value_at
+from slipway.config.search import SearchParams
+from slipway.config.stage_graph import read_pipeline
+from slipway.experiments import repository
+from slipway.experiments.records import (
+    ExperimentRecord,
+    Validation,
+    now,
+    params_of,
+    read_records,
+    write_record,
+)
+from slipway.preflight.project import check_project
+from slipway.reports.console import interval, number
+from slipway.search.journal import JobLine, ResultLine
+from slipway.search.proposals import grid_size, propose
+from slipway.search.schedule import END, WAIT, NewTrial, Promotion
+from slipway.search.space import Space, Values, changed_content, read_space
+from slipway.search.study import (
+    STUDIES,
+    Study,
+    identity,
+    later_metrics,
+    open_study,
+    shared_lock,
+    shared_stages,
+    trial_stages,
+)
+from slipway.search.trial import (
+    Interrupted,
+    JobResult,
+    TrialPlan,
+    remove_state,
+    reproduce_shared,
+    run_job,
+)
+from slipway.search.workspace_copy import (
+    Snapshot,
+    new_folder,
+    remove_folders,
+    take_snapshot,
+)
+from slipway.system import files
+from slipway.system.cores import num_cores
+from slipway.system.errors import ParamsError, SlipwayError
+
+PARAMS, LOCK = Path("params.yaml"), STUDIES / "lock"
+_SHARED_LOG = STUDIES / "shared.log"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_EXAMPLE = "docs/how-to/search.md has one to begin with"
+
+
+def search(name: str | None) -> Study:
+    """Search within the budget and return the study; an equal search that was ended goes on.
+
+    ParamsError for a mistake in the section, before anything is trained. SlipwayError if no trial
+    can be run here.
+    """
+    text = PARAMS.read_text() if PARAMS.is_file() else ""
+    content = _checked(text)
+    params = parse_params(content).search
+    if params is None:
+        raise ParamsError(
+            "params.yaml has no section search, expected one with a space, a method and a budget; "
+            f"{_EXAMPLE}."
+        )
+    space = read_space(content, params)
+    with files.lock(LOCK, "`slipway search`"), _signals() as stop:
+        remove_folders()
+        return _Search(text, content, params, space, stop).run(name)
+
+
+def _checked(text: str) -> dict[str, Any]:
+    """Check the whole project, and return the content of its params.yaml."""
+    check_project()
+    content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
+    return content
+
+
+class _Search:
+    """A search while it runs."""
+
+    def __init__(
+        self,
+        text: str,
+        content: dict[str, Any],
+        params: SearchParams,
+        space: Space,
+        stop: "_Stop",
+    ) -> None:
+        self._text, self._content, self._params, self._space = text, content, params, space
+        self._stop = stop
+        self._pipeline = read_pipeline(content)
+        self._lock = ""
+        self._running: dict[Future[JobResult], tuple[JobLine, str, float]] = {}
+
+    def run(self, name: str | None) -> Study:
+        snapshot = take_snapshot(self._content, later_metrics(self._pipeline))
+        digest = self._run_shared(snapshot)
+        epochs = int(value_at(self._content, "train.epochs"))
+        self._study = study = open_study(name, digest, self._params, epochs)
+        for damage in study.journal.damages:
+            print(f"warning: {damage}", file=sys.stderr)
+        repository.keep_snapshot(study.name, snapshot.tree)
+        _say(self._introduction())
+        with ThreadPoolExecutor(self._params.workers) as pool:
+            try:
+                self._work(snapshot, pool)
+            except BaseException:
+                self._stop.set()
+                raise
+        if self._stop.number:
+            self._mark_interrupted()
+            self._stop.end()
+        for trial in range(study.schedule.num_trials):
+            remove_state(study.state(trial))
+        return study
+
+    def _run_shared(self, snapshot: Snapshot) -> str:
+        """Run the stages that all trials share, once; return the identity of the search."""
+        shared = shared_stages(self._pipeline, list(self._params.space))
+        started = time.monotonic()
+        _say(f"shared stages: {', '.join(shared)}")
+        with new_folder(snapshot, "shared", self._text, None) as folder:
+            reproduce_shared(folder, shared, _SHARED_LOG.resolve(), self._stop.event)
+            self._lock = shared_lock((folder / "dvc.lock").read_text(), shared)
+            code = folder / "code.yaml"
+            digest = identity(self._content, self._lock, code.read_text() if code.is_file() else "")
+        _say(f"shared stages: done in {time.monotonic() - started:.0f} s")
+        return digest
+
+    def _work(self, snapshot: Snapshot, pool: ThreadPoolExecutor) -> None:
+        """Run jobs until the end of the budget, or a signal."""
+        schedule = self._study.schedule
+        waiting = [job for job in schedule.jobs if job.job not in schedule.results]
+        free = [f"worker-{number}" for number in range(self._params.workers)]
+        while not self._stop.event.is_set():
+            while free and not self._stop.event.is_set():
+                job = waiting.pop(0) if waiting else self._next_job()
+                if job is None:
+                    break
+                if job.job not in schedule.results:
+                    folder = free.pop()
+                    self._begin(job)
+                    future = pool.submit(
+                        run_job, snapshot, self._plan(job, folder), self._stop.event
+                    )
+                    self._running[future] = job, folder, time.monotonic()
+            if not self._running:
+                return
+            done, _ = wait(self._running, timeout=1, return_when=FIRST_COMPLETED)
+            free += [self._end(future) for future in done]
+        wait(self._running)
+        for future in list(self._running):
+            self._end(future)
+
+    def _next_job(self) -> JobLine | None:
+        """Decide on the next job and record it; None if there is none now."""
+        study, schedule = self._study, self._study.schedule
+        while True:
+            decision = schedule.next()
+            if decision in (WAIT, END):
+                return None
+            if isinstance(decision, Promotion):
+                values = next(job.values for job in schedule.jobs if job.trial == decision.trial)
+                trial, level = decision.trial, decision.level
+            else:
+                assert isinstance(decision, NewTrial)
+                trial, level = schedule.num_trials, 0
+                found = propose(self._space, self._params, trial, decision.outcomes)
+                if found is None:
+                    schedule.is_exhausted = True
+                    continue
+                values = found
+            is_last = level == len(schedule.rungs) - 1
+            epochs = int(values.get("train.epochs", schedule.epochs))
+            job = JobLine(
+                event="job",
+                job=len(schedule.jobs),
+                trial=trial,
+                values=values,
+                level=level,
+                epoch=epochs if is_last else schedule.rungs[level],
+            )
+            study.add_job(job)
+            return job
+
+    def _plan(self, job: JobLine, folder: str) -> TrialPlan:
+        study = self._study
+        is_pinned = study.threads != num_cores()
+        return TrialPlan(
+            name=study.trial_name(job.trial),
+            folder=folder,
+            params=changed_text(self._text, job.values),
+            lock=self._lock,
+            stages=trial_stages(self._pipeline),
+            state=study.state(job.trial),
+            answers=study.answers(job.trial),
+            metric=self._params.metric,
+            epoch=job.epoch,
+            is_last=job.level == len(study.schedule.rungs) - 1,
+            threads=study.threads if is_pinned else None,
+        )
+
+    def _begin(self, job: JobLine) -> None:
+        """Write the record of a trial that runs."""
+        before = self._record(job)
+        write_record(before.model_copy(update={"status": "running", "process": os.getpid()}))
+
+    def _end(self, future: "Future[JobResult]") -> str:
+        """Record the result of a job; return its folder, which is free again."""
+        job, folder, started = self._running.pop(future)
+        try:
+            found = future.result()
+        except Interrupted:
+            return folder
+        seconds = time.monotonic() - started
+        line = ResultLine(
+            event="result",
+            job=job.job,
+            trial=job.trial,
+            status=found.status,
+            epoch=found.epoch,
+            score=found.score,
+            metric=found.metric,
+            seconds=round(seconds, 1),
+            cause=found.cause,
+        )
+        self._study.add_result(line)
+        self._write_result(job, line)
+        _say(self._describe(job, line))
+        return folder
+
+    def _record(self, job: JobLine) -> ExperimentRecord:
+        """Return the record of a trial as it is, or a new one."""
+        name = self._study.trial_name(job.trial)
+        known = {record.name: record for record in read_records()}
+        if name in known:
+            return known[name]
+        return ExperimentRecord(
+            format_version=1,
+            name=name,
+            started=now(),
+            seconds=None,
+            status="running",
+            cause="",
+            stage="train",
+            params=params_of(changed_content(self._content, job.values)),
+            results=None,
+            process=os.getpid(),
+            group=None,
+            search=self._study.name,
+        )
+
+    def _write_result(self, job: JobLine, line: ResultLine) -> None:
+        cause, score = line.cause, None
+        if line.status == "stopped":
+            cause = f"stopped after epoch {line.epoch}: others were better there"
+        if line.score is not None:
+            score = Validation(
+                name=self._params.metric, epoch=line.epoch, value=line.score, metric=line.metric
+            )
+        changes = {
+            "status": line.status,
+            "cause": cause,
+            "seconds": round(self._study.seconds(line.trial), 1),
+            "validation": score,
+        }
+        write_record(self._record(job).model_copy(update=changes))
+
+    def _mark_interrupted(self) -> None:
+        """Mark the trials that a signal ended; the next search goes on with them."""
+        schedule = self._study.schedule
+        for job in schedule.jobs:
+            if job.job not in schedule.results:
+                cause = "the search was ended; run `slipway search` again to go on"
+                changes = {"status": "interrupted", "cause": cause}
+                write_record(self._record(job).model_copy(update=changes))
+
+    def _introduction(self) -> str:
+        params, study = self._params, self._study
+        limits = [
+            f"{value:g} {name}"
+            for name, value in params.budget.model_dump().items()
+            if value is not None
+        ]
+        parts = [
+            f"{study.name}: {params.method} over {', '.join(params.space)}",
+            f"budget {' or '.join(limits)}",
+        ]
+        if params.halving:
+            parts.append(f"rungs after epochs {', '.join(map(str, study.schedule.rungs))}")
+        if params.method == "grid":
+            parts.append(f"a grid of {grid_size(self._space)} points")
+        parts.append(f"{params.workers} at a time, {study.threads} threads each")
+        done = len(study.schedule.results)
+        if done:
+            parts.append(f"goes on after {done} results")
+        return "; ".join(parts)
+
+    def _describe(self, job: JobLine, line: ResultLine) -> str:
+        """Describe a result and the best one so far."""
+        study, metric = self._study, self._params.metric
+        values = " ".join(f"{key}={as_yaml(value)}" for key, value in job.values.items())
+        head = f"{study.trial_name(job.trial)}  {line.status:<7} epoch {line.epoch:>3}"
+        found = line.cause if line.score is None else f"{metric} {_shown(line)}"
+        best = study.schedule.best()
+        tail = f"; best: {study.trial_name(best.trial)} {_shown(best)}" if best else ""
+        return f"{head}  {line.seconds:.0f} s  {found}  {values}{tail}"
+
+
+def _shown(line: ResultLine) -> str:
+    assert line.score is not None
+    if line.metric is None:
+        return number(line.score)
+    return f"{number(line.metric.value)} {interval(line.metric)}"
+
+
+@dataclass
+class _Stop:
+    """The signal that ends the search."""
+
+    event: threading.Event
+    number: int = 0
+
+    def set(self) -> None:
+        self.event.set()
+
+    def end(self) -> None:
+        """End as a shell expects it after the signal."""
+        print("\nended; run `slipway search` again to go on", flush=True)
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + self.number)
+
+
+@contextmanager
+def _signals() -> Iterator[_Stop]:
+    """Let the first signal end the trials, each with a checkpoint; the second ends this process."""
+    stop = _Stop(threading.Event())
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if stop.number:
+            os._exit(128 + number)
+        stop.number = number
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def conclude(study: Study) -> None:
+    """Print the winner; SlipwayError if no trial was trained to its end."""
+    best = study.schedule.best()
+    if best is None:
+        failed = [one for one in study.schedule.results.values() if one.status == "failed"]
+        cause = failed[-1].cause if failed else "the budget ended before"
+        raise SlipwayError(
+            f"no trial of {study.name} was trained to its end, expected at least one; {cause}. "
+            "`slipway compare` lists the trials."
+        )
+    print(
+        f"\n{study.name}: the best of {study.schedule.num_trials} trials is "
+        f"{study.trial_name(best.trial)}, {study.schedule.params.metric} {_shown(best)} on the "
+        f"validation rows\nnext: slipway take {study.trial_name(best.trial)}"
+    )
+
+
+def as_json(study: Study) -> Mapping[str, Any]:
+    """Return the study for a program."""
+    schedule = study.schedule
+    best = schedule.best()
+    latest: dict[int, ResultLine] = {}
+    for _, line in sorted(schedule.results.items()):
+        latest[line.trial] = line
+    values: dict[int, Values] = {job.trial: job.values for job in schedule.jobs}
+    return {
+        "search": study.name,
+        "metric": schedule.params.metric,
+        "best": study.trial_name(best.trial) if best else None,
+        "threads": study.threads,
+        "trials": [
+            {
+                "name": study.trial_name(trial),
+                "params": values[trial],
+                "status": line.status,
+                "epochs": line.epoch,
+                "score": line.score,
+                "interval": line.metric.model_dump(mode="json") if line.metric else None,
+                "seconds": round(study.seconds(trial), 1),
+                "cause": line.cause,
+            }
+            for trial, line in sorted(latest.items())
+        ],
+    }

@@ -1,0 +1,163 @@
+"""The next job of a search: a new trial, or a trial that goes on to its next rung.
+
+The rungs are those of asynchronous successive halving (L. Li et al., A System for Massively
+Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). A decision depends on the earlier ones and
+on their results, never on the time that they took: decision number n sees the results of decisions
+0 to n - workers and waits for them. So a search that is killed, or has slower trials, ends with the
+same winner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipway.config.search import BudgetParams, HalvingParams, SearchParams
+from slipway.search.journal import JobLine, ResultLine
+from slipway.search.proposals import TrialOutcome
+from slipway.search.space import Values
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A trial goes on to the rung `level`."""
+
+    trial: int
+    level: int
+
+
+@dataclass(frozen=True)
+class NewTrial:
+    """The next trial starts."""
+
+    outcomes: Sequence[TrialOutcome]  # of the earlier ones, as far as the decision sees them
+
+
+WAIT, END = "wait", "end"
+
+
+@dataclass
+class Schedule:
+    """The decisions and results of a search."""
+
+    params: SearchParams
+    epochs: int  # of a whole trial
+    jobs: list[JobLine] = field(default_factory=list)
+    results: dict[int, ResultLine] = field(default_factory=dict)  # by job
+    is_exhausted: bool = False  # every point of the space has been tried
+
+    @property
+    def rungs(self) -> list[int]:
+        """The epochs at which trials may be stopped, and the last one."""
+        return rungs(self.params.halving, self.epochs)
+
+    @property
+    def num_trials(self) -> int:
+        return 1 + max((job.trial for job in self.jobs), default=-1)
+
+    def next(self) -> NewTrial | Promotion | str:
+        """Return the next decision, WAIT for a result that it needs, or END."""
+        # Without anything to start, the decision is made again with one more result.
+        for seen in range(len(self.jobs) - self.params.workers + 1, len(self.jobs) + 1):
+            if any(number not in self.results for number in range(seen)):
+                return WAIT
+            decision = self._decide(max(0, seen))
+            if decision is not None:
+                return decision
+        return END
+
+    def best(self) -> ResultLine | None:
+        """Return the result of the best whole trial; the earlier one of two that are equal."""
+        return min(
+            (result for result in self.results.values() if result.status == "done"),
+            key=lambda result: (self._rank(result), result.trial),
+            default=None,
+        )
+
+    def _decide(self, seen: int) -> NewTrial | Promotion | None:
+        results = [self.results[number] for number in range(seen)]
+        has_budget = not self.is_exhausted and self._has_budget(results)
+        promotion = self._promotion(results, at_least_one=not has_budget)
+        if promotion is not None:
+            return promotion
+        return NewTrial(self._outcomes(results)) if has_budget else None
+
+    def _promotion(self, results: list[ResultLine], *, at_least_one: bool) -> Promotion | None:
+        """Return the best trial of the highest rung that has one to go on.
+
+        With `at_least_one`, for the end of a search, the best of a rung goes on in any case.
+        """
+        halving = self.params.halving
+        if halving is None:
+            return None
+        levels = {job.job: job.level for job in self.jobs}
+        started = {(job.trial, job.level) for job in self.jobs}
+        for level in reversed(range(len(self.rungs) - 1)):
+            ranked = sorted(
+                (one for one in results if levels[one.job] == level and one.score is not None),
+                key=lambda one: (self._rank(one), one.trial),
+            )
+            count = len(ranked) // halving.reduction
+            for result in ranked[: max(count, 1) if at_least_one else count]:
+                if result.status != "stopped" or (result.trial, level + 1) in started:
+                    continue
+                if self._affords(results, self.rungs[level], self.rungs[level + 1]):
+                    return Promotion(result.trial, level + 1)
+        return None
+
+    def _has_budget(self, results: list[ResultLine]) -> bool:
+        budget: BudgetParams = self.params.budget
+        if budget.trials is not None and self.num_trials >= budget.trials:
+            return False
+        if budget.minutes is not None:
+            seconds = sum(result.seconds for result in results) / self.params.workers
+            if seconds >= 60 * budget.minutes:
+                return False
+        return self._affords(results, 0, self.rungs[0])
+
+    def _affords(self, results: list[ResultLine], start: int, end: int) -> bool:
+        """Return True if the budget has these epochs of a trial, and the rest of the furthest one.
+
+        So one trial is always trained to its end.
+        """
+        limit = self.params.budget.epochs
+        if limit is None:
+            return True
+        failed = {result.trial for result in results if result.status == "failed"}
+        reached = [job.epoch for job in self.jobs if job.trial not in failed]
+        reserve = self.epochs - max([*reached, end])
+        return self._epochs_spent(results) + end - start + reserve <= limit
+
+    def _epochs_spent(self, results: list[ResultLine]) -> int:
+        """Return the epochs of the jobs: those trained if the result is seen, else the planned."""
+        reached = {result.job: result.epoch for result in results}
+        before: dict[int, int] = {}
+        spent = 0
+        for job in self.jobs:
+            end = reached.get(job.job, job.epoch)
+            spent += max(0, end - before.get(job.trial, 0))
+            before[job.trial] = end
+        return spent
+
+    def _outcomes(self, results: list[ResultLine]) -> list[TrialOutcome]:
+        """Return the latest state of each trial that the decision sees."""
+        values: dict[int, Values] = {job.trial: job.values for job in self.jobs}
+        found = {trial: TrialOutcome(own, "running") for trial, own in values.items()}
+        for result in results:
+            found[result.trial] = TrialOutcome(
+                values[result.trial], result.status, result.score, result.epoch
+            )
+        return [found[trial] for trial in sorted(found)]
+
+    def _rank(self, result: ResultLine) -> float:
+        """Return a number that is lower for a better result."""
+        assert result.score is not None
+        return result.score if self.params.direction == "minimize" else -result.score
+
+
+def rungs(halving: HalvingParams | None, epochs: int) -> list[int]:
+    """List the epochs of the rungs, and last those of a whole trial."""
+    found: list[int] = []
+    rung = halving.first_rung if halving else epochs
+    while halving and rung < epochs:
+        found.append(rung)
+        rung *= halving.reduction
+    return [*found, epochs]

@@ -1,0 +1,192 @@
+"""A search on disk: its journal and the states of its trials below `.work/search/NAME/`.
+
+An equal search goes on where it stopped. Equal are the space, the method, the seed, the workers,
+the other params up to train, the code, and the rows; the budget may be raised.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from slipway.config.params import parse_yaml
+from slipway.config.search import SearchParams
+from slipway.config.stage_graph import Pipeline
+from slipway.experiments import repository
+from slipway.experiments.records import EXPERIMENTS
+from slipway.search.journal import JobLine, Journal, ResultLine, StudyLine
+from slipway.search.schedule import Schedule
+from slipway.system import files
+from slipway.system.cores import num_cores
+from slipway.system.errors import SlipwayError
+
+STUDIES = Path(".work/search")
+_JOURNAL = "journal.jsonl"
+_NUMBERED = re.compile(r"search-(\d+)")
+_TRAIN = "train"
+# Sections of params.yaml that the model and its validation depend on.
+_SECTIONS = ("seed", "data", "clean", "split", "precompute", "augment", "train")
+
+
+@dataclass
+class Study:
+    """A search with its journal."""
+
+    journal: Journal
+    schedule: Schedule
+
+    @property
+    def name(self) -> str:
+        return self.journal.study.name
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of each process of a trial."""
+        return self.journal.study.threads
+
+    @property
+    def folder(self) -> Path:
+        return STUDIES / self.name
+
+    def state(self, trial: int) -> Path:
+        """Return the folder of a trial's checkpoints."""
+        return self.folder / "checkpoints" / f"{trial:03d}"
+
+    def answers(self, trial: int) -> Path:
+        """Return the path of a trial's answers to the validation rows, without its suffix."""
+        return self.folder / "answers" / f"{trial:03d}"
+
+    def trial_name(self, trial: int) -> str:
+        """Return the name of a trial's experiment."""
+        return f"{self.name}-{trial:03d}"
+
+    def add_job(self, line: JobLine) -> None:
+        """Record a decision."""
+        self.journal.append(line)
+        self.schedule.jobs.append(line)
+
+    def add_result(self, line: ResultLine) -> None:
+        """Record a result."""
+        self.journal.append(line)
+        self.schedule.results[line.job] = line
+
+    def seconds(self, trial: int) -> float:
+        """Return the seconds of all jobs of a trial."""
+        return sum(one.seconds for one in self.schedule.results.values() if one.trial == trial)
+
+
+def shared_stages(pipeline: Pipeline, keys: Sequence[str]) -> list[str]:
+    """List the stages before train that no key of the space reaches, in their order."""
+    shared: list[str] = []
+    for stage in pipeline.before(_TRAIN):
+        reads = any(_overlap(key, read) for key in keys for read in pipeline.params[stage])
+        if not reads and all(before in shared for before in pipeline.before(stage)):
+            shared.append(stage)
+    return shared
+
+
+def trial_stages(pipeline: Pipeline) -> list[str]:
+    """List the stages of a trial, in their order."""
+    return [*pipeline.before(_TRAIN), _TRAIN]
+
+
+def later_metrics(pipeline: Pipeline) -> list[str]:
+    """List the files of metrics of the stages that no trial runs."""
+    own = trial_stages(pipeline)
+    return [path for stage, paths in pipeline.metrics.items() if stage not in own for path in paths]
+
+
+def shared_lock(text: str, shared: Sequence[str]) -> str:
+    """Return the text of a dvc.lock with the shared stages only."""
+    import io
+
+    content = parse_yaml(text.encode(), "dvc.lock")
+    content["stages"] = {name: entry for name, entry in content["stages"].items() if name in shared}
+    written = io.StringIO()
+    YAML(typ="safe", pure=True).dump(content, written)
+    return written.getvalue()
+
+
+def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
+    """Return a digest of all that the trials of a search have in common.
+
+    Args:
+        lock: the text of dvc.lock after the shared stages.
+        code: the text of code.yaml.
+    """
+    search = {key: value for key, value in content["search"].items() if key != "budget"}
+    sections = {name: content.get(name) for name in _SECTIONS}
+    return files.digest_json(
+        {"search": search, "params": sections, "lock": lock, "code": code},
+    )
+
+
+def open_study(name: str | None, digest: str, params: SearchParams, epochs: int) -> Study:
+    """Return the study of an equal search, or a new one.
+
+    ParamsError or SlipwayError if `name` is that of another search.
+    """
+    damages: list[str] = []
+    for path in sorted(STUDIES.glob(f"*/{_JOURNAL}")):
+        journal = Journal(path).read()
+        damages += journal.damages
+        try:
+            first = journal.study
+        except SlipwayError as error:
+            damages.append(str(error))
+            continue
+        if first.identity == digest and name in (None, first.name):
+            study = Study(journal, _schedule(journal, params))
+            journal.damages = damages
+            return study
+        if first.name == name:
+            raise SlipwayError(
+                f"{name} is another search: its space, method, params, code or rows differ. "
+                "Expected an equal one or a new name. Leave --name out, or choose another."
+            )
+    study = _new_study(name, digest, params, epochs)
+    study.journal.damages = damages
+    return study
+
+
+def _new_study(name: str | None, digest: str, params: SearchParams, epochs: int) -> Study:
+    taken = {path.name for path in STUDIES.glob("*")}
+    taken |= {found.rpartition("-")[0] for found in repository.experiments()}
+    taken |= {path.stem.rpartition("-")[0] for path in EXPERIMENTS.glob("*.json")}
+    if name is None:
+        numbers = [int(found[1]) for one in taken if (found := _NUMBERED.fullmatch(one))]
+        name = f"search-{max(numbers, default=0) + 1}"
+    elif name in taken:
+        raise SlipwayError(
+            f"{name} names experiments already, and a name is used once. Choose another name."
+        )
+    journal = Journal(STUDIES / name / _JOURNAL)
+    journal.append(
+        StudyLine(
+            event="study",
+            format_version=1,
+            name=name,
+            identity=digest,
+            threads=max(1, num_cores() // params.workers),
+            epochs=epochs,
+        )
+    )
+    return Study(journal, _schedule(journal, params))
+
+
+def _schedule(journal: Journal, params: SearchParams) -> Schedule:
+    """Return the decisions of a journal, up to the first one that is lost, and all results."""
+    found = {line.job: line for line in journal.lines if isinstance(line, JobLine)}
+    jobs: list[JobLine] = []
+    while len(jobs) in found:
+        jobs.append(found[len(jobs)])
+    results = {line.job: line for line in journal.lines if isinstance(line, ResultLine)}
+    return Schedule(params, journal.study.epochs, jobs, results)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return True if a key is the other one, or in its section."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

@@ -1,0 +1,225 @@
+"""A job of a search: `dvc repro train` in a folder of its own, and what came of it.
+
+The state of an unfinished training lies outside the folder. A trial that was stopped at a rung, or
+killed, resumes from its checkpoint, bit for bit.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.artifacts.bundle import Metric
+from slipway.experiments.causes import find_cause
+from slipway.experiments.records import log_path
+from slipway.experiments.repository import dvc_environment
+from slipway.search.workspace_copy import Snapshot, end_processes, new_folder
+from slipway.system import files
+from slipway.system.errors import SchemaError, SlipwayError
+from slipway.training.checkpoints.checkpoints import newest_manifest
+from slipway.training.distributed.stop_signals import PAUSE
+
+METRICS = Path("metrics/train.json")
+_KILLED = re.compile(r"exited with (-9|-15|137|143)\b")
+_ATTEMPTS = 3  # at a training that something else kills
+_SAVES = 3  # attempts, because a `slipway run` may save at the same moment
+_TAIL = 1 << 18  # bytes
+_POLL_S = 0.1
+_saving = threading.Lock()  # DVC has one place in git for what it saves
+
+
+class Interrupted(Exception):  # noqa: N818 - no fault
+    """The search was asked to end."""
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """Everything that a job needs."""
+
+    name: str  # of the experiment
+    folder: str  # name of its folder; used by one job at a time
+    params: str  # text of params.yaml
+    lock: str  # text of dvc.lock after the stages that all trials share
+    stages: Sequence[str]  # up to train, in their order
+    state: Path  # of its training, which outlives the folder
+    answers: Path  # where its answers to the validation rows go
+    metric: str
+    epoch: int  # at the end of the job
+    is_last: bool  # the job ends with the training
+    threads: int | None  # None: as many as the training takes by itself
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The end of a job."""
+
+    status: str  # stopped, done or failed
+    epoch: int
+    score: float | None
+    metric: Metric | None = None
+    cause: str = ""
+
+
+def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobResult:
+    """Train up to the epoch of the plan; Interrupted if `stop` is set meanwhile.
+
+    A failure of the trial is a result; SlipwayError means that no trial can be run here.
+    """
+    if not plan.is_last and (reached := _reached(plan)):
+        return reached
+    with new_folder(snapshot, plan.folder, plan.params, plan.lock) as folder:
+        work = folder / ".work/train"
+        plan.state.mkdir(parents=True, exist_ok=True)
+        work.symlink_to(plan.state.resolve())
+        for _ in range(_ATTEMPTS):
+            code, output = _reproduce(folder, plan, stop)
+            if stop.is_set() and code != 0:
+                raise Interrupted
+            if code == 0:
+                return _finished(folder, plan, stop)
+            if not plan.is_last and (reached := _reached(plan)):
+                return reached
+            if code > 0 and not _KILLED.search(output):
+                break
+            end_processes(folder)
+    last = newest_manifest(plan.state)
+    return JobResult("failed", last.epoch if last else 0, None, cause=find_cause(output).text)
+
+
+def reproduce_shared(folder: Path, stages: Sequence[str], log: Path, stop: threading.Event) -> None:
+    """Run the stages that all trials share; SlipwayError with the cause if one fails."""
+    code, output = run_logged(["repro", *stages], folder, log, stop, {})
+    if stop.is_set():
+        raise Interrupted
+    if code:
+        cause = find_cause(output)
+        raise SlipwayError(
+            f"{cause.stage or 'the pipeline'} failed before the first trial: {cause.text}\n"
+            f"Its output is in {log}. Nothing was trained; correct this, then search again."
+        )
+
+
+def run_logged(
+    arguments: Sequence[str],
+    folder: Path,
+    log: Path,
+    stop: threading.Event,
+    environment: Mapping[str, str],
+) -> tuple[int, str]:
+    """Run DVC in a folder; return its exit code and the end of its output.
+
+    Once `stop` is set, its processes get SIGTERM, on which a training saves a checkpoint.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        start = output.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dvc", *arguments],
+            cwd=folder,
+            env=dvc_environment() | dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+        )
+        is_asked = False
+        while process.poll() is None:
+            if stop.wait(_POLL_S) and not is_asked:
+                is_asked = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+            elif is_asked:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+    with log.open("rb") as written:
+        written.seek(max(start, log.stat().st_size - _TAIL))
+        return process.returncode, written.read().decode(errors="replace")
+
+
+def _reproduce(folder: Path, plan: TrialPlan, stop: threading.Event) -> tuple[int, str]:
+    own = {} if plan.is_last else {PAUSE: str(plan.epoch)}
+    if plan.threads is not None:
+        own["OMP_THREAD_LIMIT"] = str(plan.threads)
+    return run_logged(["repro", "train"], folder, log_path(plan.name).resolve(), stop, own)
+
+
+def _reached(plan: TrialPlan) -> JobResult | None:
+    """Return the result of a training that is at its rung; None if it is not."""
+    saved = newest_manifest(plan.state)
+    if saved is None or saved.epoch < plan.epoch:
+        return None
+    kept = saved.kept_epoch or saved.epoch
+    return JobResult("stopped", saved.epoch, saved.history[kept - 1][f"val/{plan.metric}"])
+
+
+def _finished(folder: Path, plan: TrialPlan, stop: threading.Event) -> JobResult:
+    """Measure the model and save the experiment."""
+    content = json.loads((folder / METRICS).read_bytes())
+    key = f"val_{plan.metric}"
+    if key not in content:
+        raise SchemaError(
+            f"{METRICS} of {plan.name} has no {key}, expected the metric that the search selects "
+            "by. Restore the stage train of dvc.yaml."
+        )
+    measured = _start_measuring(folder, plan)
+    try:
+        _save(folder, plan)
+    finally:
+        code = measured.wait()
+    if stop.is_set() and code:
+        raise Interrupted
+    metric = _read_metric(plan) if code == 0 else None
+    return JobResult("done", int(content["epochs"]), float(content[key]), metric)
+
+
+def _start_measuring(folder: Path, plan: TrialPlan) -> "subprocess.Popen[bytes]":
+    """Start the measurement of the intervals, in the folder, where the user's own code is."""
+    with log_path(plan.name).open("ab") as output:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "slipway.search.validation"),
+                *(plan.metric, str(plan.answers.resolve())),
+            ],
+            cwd=folder,
+            env=dvc_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+        )
+
+
+def _read_metric(plan: TrialPlan) -> Metric | None:
+    path = plan.answers.with_suffix(".json")
+    return Metric.model_validate(json.loads(path.read_bytes())) if path.is_file() else None
+
+
+def _save(folder: Path, plan: TrialPlan) -> None:
+    """Keep the trial as an experiment of DVC: only the stages that ran, which are up to date.
+
+    Without the names of stages DVC would record later ones, too, as they stand in dvc.lock.
+    """
+    command = ["exp", "save", "--force", "--name", plan.name, "-I", str(METRICS), *plan.stages]
+    log = log_path(plan.name).resolve()
+    with _saving:
+        for _ in range(_SAVES):
+            code, output = run_logged(command, folder, log, threading.Event(), {})
+            if code == 0:
+                return
+    raise SlipwayError(
+        f"`dvc exp save` of {plan.name} failed: {find_cause(output).text}\n"
+        "The trial is trained; correct this, then search again to save it."
+    )
+
+
+def remove_state(state: Path) -> None:
+    """Remove the checkpoints of a training that never goes on."""
+    if state.is_dir():
+        files.remove_directory(state)

@@ -1,0 +1,40 @@
+"""The answers of a trial's model to the validation rows, and its metric with an interval.
+
+`python -m slipway.search.validation METRIC PATH`, in the folder of a trial, writes PATH.json and
+PATH.npz. The search selects by these rows only; the test rows stay closed.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from slipway.config.command import run_command
+from slipway.config.params import load_params
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.metrics.scores import Resampling, measure
+from slipway.system import files
+
+MODEL, PACKED = Path("artifacts/model"), Path("data/packed")
+
+
+def run() -> None:
+    """Answer the rows and write the results; a metric without an interval writes the answers."""
+    from slipway.training.networks.networks import load_network
+    from slipway.training.uncertainty.prediction import default_device, predict
+
+    metric, path = sys.argv[1], Path(sys.argv[2])
+    params, manifest = load_params(), read_manifest(PACKED)
+    rows = open_split(PACKED, manifest, "val", verify=True)
+    settings = params.evaluate
+    answers = predict(load_network(MODEL), rows.inputs, settings.batch_size, default_device())
+    with files.new_file(path.with_suffix(".npz")) as file:
+        np.savez(file, targets=rows.targets, outputs=answers)
+    resampling = Resampling(params.seed, settings.bootstrap_samples, settings.confidence)
+    found = measure(manifest.task, rows.targets, answers, resampling, top_k=settings.top_k)
+    if metric in found:
+        files.write_json(path.with_suffix(".json"), found[metric].model_dump(mode="json"))
+
+
+if __name__ == "__main__":
+    run_command(run)

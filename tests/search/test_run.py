@@ -1,0 +1,113 @@
+"""`slipway search` in a tiny project whose training is a formula, as processes that users start."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.search.tiny_search import TinySearch, make_search
+
+pytestmark = pytest.mark.process
+
+
+def test_trials_are_experiments_with_validation_scores_and_take_runs_the_rest_once(
+    tmp_path: Path,
+) -> None:
+    project = make_search(tmp_path)
+    project.write_search("choice: [0.1, 0.2, 2.0]")
+    # Uncommitted edits and untracked files belong to the trials.
+    (project.path / "extra.py").write_text("from untracked import SECONDS\n")
+    (project.path / "untracked.py").write_text("SECONDS = 0\n")
+    before = project.git("status", "--short")
+    found = project.search()
+
+    scores = {row["params"]["train.learning_rate"]: row for row in found["trials"]}
+    assert scores[0.2]["score"] == pytest.approx(1 - 0.1 - 0.1 / 4)
+    assert scores[2.0]["status"] == "failed"
+    assert scores[2.0]["cause"].startswith("the loss is not finite")
+    assert found["best"] == scores[0.2]["name"]
+    assert project.counts("clean") == ["clean"], "a shared stage runs once"
+    assert project.counts("evaluate") == [], "no test row is looked at"
+    assert project.git("status", "--short") == before
+    assert list((project.path / ".work/search/folders").iterdir()) == []
+    assert len(project.git("worktree", "list").splitlines()) == 1
+
+    rows = project.rows()
+    assert len(rows) == 3
+    best = rows[found["best"]]
+    assert best["results"] is None, "validation metrics only"
+    assert best["validation"]["value"] == scores[0.2]["score"]
+    assert best["params"] == {"train.learning_rate": 0.2}
+    kept = project.git("for-each-ref", "--format=%(refname:lstrip=4)", "refs/exps").splitlines()
+    done = {row["name"] for row in found["trials"] if row["status"] == "done"}
+    assert done <= set(kept)
+    assert scores[2.0]["name"] not in kept, "a trial that failed is never saved as done"
+
+    again = project.search()
+    assert again["trials"] == found["trials"]
+    assert len(project.counts("epoch")) == 8, "an equal search trains nothing again"
+
+    project.slipway("take", found["best"])
+    assert project.counts("evaluate") == ["evaluate 0.2"]
+    assert (project.path / "artifacts/model").read_text() == "0.2 4"
+    assert (project.path / "extra.py").read_text() == "from untracked import SECONDS\n"
+    assert len(project.counts("epoch")) == 8, "the winner is not trained again"
+
+
+def test_a_search_killed_anywhere_ends_with_the_same_winner_and_trains_no_epoch_twice(
+    tmp_path: Path,
+) -> None:
+    project = make_search(tmp_path, epochs=9)
+    (project.path / "extra.py").write_text("SECONDS = 0.4\n")
+    project.write_search(
+        "range: [0.1, 0.5]",
+        method="tpe",
+        trials=4,
+        workers=2,
+        halving="{ reduction: 2, first_rung: 2 }",
+    )
+    whole = project.path.parent / "whole"
+    whole.mkdir()
+    other = make_search(whole, epochs=9)
+    text = (project.path / "params.yaml").read_text()
+    (other.path / "params.yaml").write_text(text)
+    expected = other.search()
+
+    for epochs in (2, 6, 10):
+        _kill_after(project, epochs)
+    found = project.search()
+    assert [_facts(row) for row in found["trials"]] == [_facts(row) for row in expected["trials"]]
+    assert found["best"] == expected["best"]
+    epochs_trained = project.counts("epoch")
+    assert len(set(epochs_trained)) == len(epochs_trained), "an epoch was trained twice"
+    assert set(epochs_trained) == set(other.counts("epoch")), "an epoch was lost"
+
+
+def test_a_trial_whose_training_is_killed_resumes_by_itself(tmp_path: Path) -> None:
+    project = make_search(tmp_path)
+    project.write_search("choice: [0.1, 0.2]", trials=2)
+    (tmp_path / "kill").write_text("0.2")
+    found = project.search()
+    assert [row["status"] for row in found["trials"]] == ["done", "done"]
+    assert not (tmp_path / "kill").exists()
+    assert len(project.counts("epoch")) == 8
+
+
+def _facts(row: dict[str, object]) -> dict[str, object]:
+    """A row of the search without its seconds."""
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def _kill_after(project: TinySearch, epochs: int) -> None:
+    """Start the search and kill its process alone with SIGKILL once so many epochs are trained."""
+    process = project.start("search")
+    deadline = time.monotonic() + 240
+    while len(project.counts("epoch")) < epochs and process.poll() is None:
+        assert time.monotonic() < deadline, json.dumps(project.counts(""))
+        time.sleep(0.05)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
