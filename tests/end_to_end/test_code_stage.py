@@ -126,7 +126,9 @@ def test_a_mistake_in_params_yaml_is_found_before_any_other_stage_runs(project: 
     assert stages_run(said) == set()
 
 
-@pytest.mark.parametrize("options", ["", "--temp"])
+@pytest.mark.parametrize(
+    "options", ["", pytest.param("--temp", marks=pytest.mark.nightly(seconds=60))]
+)
 def test_a_dvc_experiment_runs_with_code_digests(project: Project, options: str) -> None:
     said = project.shell(f"dvc exp run {options} -n with{options.strip('-')} -S seed=11")
     assert "Ran experiment" in said

@@ -14,6 +14,13 @@ from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, copy_service, environment, free_port, running
 
 NAMES = tuple(one.name for one in EXTENSIONS)
+# The extensions that most others know of, and all, are taken out in every run.
+NIGHTLY = [name for name in NAMES if name not in ("monitoring", "rollout")]
+CASES = [
+    *(pytest.param((name,), id=name, marks=pytest.mark.nightly(seconds=15)) for name in NIGHTLY),
+    *(pytest.param((name,), id=name) for name in NAMES if name not in NIGHTLY),
+    pytest.param(NAMES, id="all"),
+]
 PNG = {"content-type": "image/png"}
 PATHS = {
     "api_docs": "/docs",
@@ -74,7 +81,7 @@ def require_only_these_gone(server: Server, names: set[str]) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("names", [*((name,) for name in NAMES), NAMES], ids=[*NAMES, "all"])
+@pytest.mark.parametrize("names", CASES)
 def test_taking_an_extension_out_takes_its_feature_out_and_nothing_else(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
