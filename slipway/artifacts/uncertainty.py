@@ -101,11 +101,15 @@ class Calibration(Contract):
         return given_labels(probabilities, self.thresholds)
 
     def prediction_sets(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """(..., labels) True for labels in the row's set; the best one always is."""
+        """(..., labels) True for labels in the row's set; the best one always is.
+
+        So are the labels that are given, if rows have several.
+        """
         least = np.minimum(
             np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True)
         )
-        return np.asarray(probabilities >= least)
+        inside = probabilities >= least
+        return np.asarray(inside if self.thresholds is None else inside | self.given(probabilities))
 
     def interval(self, value: float) -> tuple[float, float] | None:
         """Return the bounds around a predicted number; None with too few rows for the coverage."""

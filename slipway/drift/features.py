@@ -6,7 +6,7 @@ network's penultimate activations are from those of training rows. Vectorised nu
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +73,13 @@ def output_features(output: OutputContract) -> list[Feature]:
     if output.kind == "label_probabilities":
         names = [f"probability of {label}" for label in output.labels]
         return [_output_number(name) for name in (*names, CONFIDENCE, OUTLIER_SCORE)]
-    numbers = (CONFIDENCE, "entropy", "margin", OUTLIER_SCORE)
-    label = Feature(
-        name=PREDICTED_CLASS, kind="category", origin="output", categories=output.labels
-    )
-    return [label, *map(_output_number, numbers)]
+    if output.kind == "probabilities":
+        numbers = (CONFIDENCE, "entropy", "margin", OUTLIER_SCORE)
+        label = Feature(
+            name=PREDICTED_CLASS, kind="category", origin="output", categories=output.labels
+        )
+        return [label, *map(_output_number, numbers)]
+    assert_never(output.kind)
 
 
 def _output_number(name: str) -> Feature:

@@ -6,7 +6,7 @@ score) shows whether the score is informative and how much a single row varies.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,10 +100,12 @@ def fit_quality(
         given = given_labels(outputs, thresholds)
         quality = np.asarray((given == (targets > 0)).all(axis=1), np.float64)
         claimed = score.astype(np.float64)
-    else:
+    elif output.kind == "probabilities":
         metric, feature, score = "accuracy", CONFIDENCE, outputs.max(axis=1)
         quality = (outputs.argmax(axis=1) == targets).astype(np.float64)
         claimed = score
+    else:
+        assert_never(output.kind)
 
     edges = equal_edges(score, _MAX_BINS)
     by_score = _stratum(bins_of(score, edges), len(edges) + 2, quality, claimed, metric)

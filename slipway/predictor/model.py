@@ -131,14 +131,14 @@ class CertifiedModel:
         labels = self._labels
         given = self._calibration.given(outputs).tolist()
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
-        set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()
+        inside = self._calibration.prediction_sets(outputs).tolist()
         described = []
-        rows = zip(outputs.tolist(), given, best_first, set_sizes, scores, outliers, strict=True)
-        for probabilities, own, order, set_size, score, is_ood in rows:
+        rows = zip(outputs.tolist(), given, best_first, inside, scores, outliers, strict=True)
+        for probabilities, own, order, likely, score, is_ood in rows:
             answer = {
                 "labels": [label for label, is_given in zip(labels, own, strict=True) if is_given],
                 "probabilities": dict(zip(labels, probabilities, strict=True)),
-                "prediction_set": [labels[index] for index in order[:set_size]],
+                "prediction_set": [labels[index] for index in order if likely[index]],
                 "ood_score": score,
                 "is_ood": is_ood,
             }

@@ -214,22 +214,19 @@ def _column_schema(column: Column) -> dict[str, Any]:
 def _prediction_fields(bundle: Bundle | None) -> dict[str, Any]:
     if bundle is None:
         return {}
-    if bundle.output.kind == "value":
-        number = {"type": "number"}
-        interval = {"type": "array", "items": number, "minItems": 2, "maxItems": 2}
-        return {"value": number, "interval": interval | {"nullable": True}} | _OUTLIER
     label = {"type": "string", "enum": bundle.output.labels}
-    named: dict[str, Any] = {"label": label}
-    if bundle.output.kind == "label_probabilities":
-        named = {"labels": {"type": "array", "items": label}}
-    return (
-        named
-        | {
-            "probabilities": _object(dict.fromkeys(bundle.output.labels, _PROBABILITY)),
-            "prediction_set": {"type": "array", "items": label},
-        }
-        | _OUTLIER
-    )
+    number = {"type": "number"}
+    interval = {"type": "array", "items": number, "minItems": 2, "maxItems": 2}
+    shares = {
+        "probabilities": _object(dict.fromkeys(bundle.output.labels, _PROBABILITY)),
+        "prediction_set": {"type": "array", "items": label},
+    }
+    own: dict[str, dict[str, Any]] = {
+        "value": {"value": number, "interval": interval | {"nullable": True}},
+        "probabilities": {"label": label} | shares,
+        "label_probabilities": {"labels": {"type": "array", "items": label}} | shares,
+    }
+    return own[bundle.output.kind] | _OUTLIER
 
 
 def _object(fields: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Callers choose which labels they send, so the quality is that of those rows, not
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -27,10 +27,17 @@ def measure_joined(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
 
     Of several labels the accuracy is that of whole sets.
     """
-    if manifest.output.kind == "label_probabilities":
+    kind = manifest.output.kind
+    if kind == "label_probabilities":
         return _measure_label_sets(manifest, joined)
-    if manifest.output.kind == "probabilities":
+    if kind == "probabilities":
         return _measure_classes(manifest, joined)
+    if kind == "value":
+        return _measure_values(manifest, joined)
+    assert_never(kind)
+
+
+def _measure_values(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
     if len(joined) < 2:  # `measure` refuses a single number, which has no spread
         return {}
     targets, values = np.array(joined, np.float64).T

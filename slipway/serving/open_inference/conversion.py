@@ -52,13 +52,14 @@ def describe(manifest: Bundle) -> dict[str, Any]:
     describe_inputs: Callable[[InputContract], list[dict[str, Any]]]
     describe_inputs = input_kind(contract.kind).load_part("describe_tensors")
     ignored = contract.ignored if isinstance(contract, ColumnContract) else []
-    if output.kind == "value":
-        outputs = [_described("value", "FP32", 1)]
-    else:
-        num_labels = len(output.labels)
-        has_label = output.kind == "probabilities"
-        outputs = [
-            _described("label", BYTES) if has_label else _described("labels", "BOOL", num_labels),
+    num_labels = len(output.labels)
+    outputs = {
+        "value": [_described("value", "FP32", 1)],
+        "probabilities": [_described("label", BYTES)],
+        "label_probabilities": [_described("labels", "BOOL", num_labels)],
+    }[output.kind]
+    if output.labels:
+        outputs += [
             _described("probabilities", "FP32", num_labels),
             _described("prediction_set", "BOOL", num_labels),
         ]

@@ -115,7 +115,7 @@ export function coverageDoubts({ verdict, measured, few_rows: isFew, fitting_row
     : null;
 }
 
-function metricsTile({ metrics, baseline, labels }) {
+function metricsTile({ metrics, baseline, labels, calibration }) {
   const rows = Object.entries(metrics).map(([name, metric]) => [
     known(`metric.${name}`, name),
     number(metric.value),
@@ -141,7 +141,13 @@ function metricsTile({ metrics, baseline, labels }) {
     html(
       "p",
       { class: "soft" },
-      t(labels.length ? "model.baseline_class" : "model.baseline_value"),
+      t(
+        calibration.thresholds
+          ? "model.baseline_labels"
+          : labels.length
+            ? "model.baseline_class"
+            : "model.baseline_value",
+      ),
     ),
   );
   made.classList.add("double"); // five columns, none of which may be cut
