@@ -73,6 +73,35 @@ def apply(name: str) -> None:
     _with_head("exp", "apply", experiments()[name])
 
 
+def differences(name: str) -> list[str]:
+    """List the files that differ from an experiment's, below this folder."""
+    return _git("diff", "--name-only", "--relative", experiments()[name]).splitlines()
+
+
+def index_tree() -> str:
+    """Write git's index as a tree and return its name; "" if it has conflicts."""
+    return _git("write-tree")
+
+
+def restore_index(tree: str) -> None:
+    """Make the index that of `index_tree`; no file is touched."""
+    _git("read-tree", tree or "HEAD")
+
+
+def check_out() -> str:
+    """Put the outputs of dvc.lock back; return what DVC says of those it does not have.
+
+    SlipwayError if the disk is full or refuses them.
+    """
+    answer = _dvc("checkout", "--force", "--quiet")
+    if not answer.returncode:
+        return ""
+    said = answer.stderr.strip() or answer.stdout.strip()
+    if fault := disk_fault(OSError(said)):
+        raise SlipwayError(f"{fault} Then run this again: it puts the outputs back first.")
+    return said
+
+
 def restore_head() -> None:
     """Put HEAD back on its branch if a kill left it detached; no file is touched."""
     if _HEAD.is_file():
@@ -87,6 +116,11 @@ def keep_snapshot(name: str, tree: str) -> None:
     message = f"The workspace before {name}"
     commit = _git("commit-tree", tree, "-p", "HEAD", "-m", message, environment=dvc_environment())
     _git("update-ref", f"{_SNAPSHOTS}/{name}", commit)
+
+
+def uncommitted(paths: list[str]) -> list[str]:
+    """Return those of the paths that git does not hold as they are, and does not ignore."""
+    return [path for path in paths if _git("status", "--porcelain", "--", path)]
 
 
 def is_tracked(path: Path) -> bool:
@@ -124,13 +158,7 @@ def _with_head(*arguments: str) -> None:
     if branch:
         files.write_text(_HEAD, branch)
     try:
-        answer = subprocess.run(
-            [sys.executable, "-m", "dvc", *arguments],
-            env=dvc_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
+        answer = _dvc(*arguments)
     finally:
         restore_head()
     if answer.returncode:
@@ -139,6 +167,18 @@ def _with_head(*arguments: str) -> None:
         raise SlipwayError(
             f"`dvc {' '.join(arguments[:2])}` failed: {fault}\nCorrect this, then run it again."
         )
+
+
+def _dvc(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run DVC; it ends if this process is killed."""
+    ends_with_us = [sys.executable, "-m", "slipway.system.parent_death", str(os.getpid())]
+    return subprocess.run(
+        [*ends_with_us, sys.executable, "-m", "dvc", *arguments],
+        env=dvc_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
 
 
 def _git(*arguments: str, environment: dict[str, str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""`dvc repro` as a process: its output goes to the terminal and into a log, signals reach it all.
+"""`dvc repro` as a process: its output goes into a log and to the terminal, signals reach it all.
 
 DVC and its stages are a process group of their own. Signals come to this process, which passes
 them on, so that a stage receives each once, whoever sent it.
@@ -29,6 +29,7 @@ class Reproduction:
     """A `dvc repro` and its end."""
 
     log: Path
+    is_quiet: bool = False  # its output goes only into the log
     exit_code: int = -1
     signals: list[int] = field(default_factory=list)  # that reached this process
     output: str = ""  # the end of it
@@ -52,8 +53,9 @@ class Reproduction:
                     started(process.pid)
                     tail = b""
                     for chunk in _chunks(reader, process):
-                        sys.stdout.buffer.write(chunk)
-                        sys.stdout.flush()
+                        if not self.is_quiet:
+                            sys.stdout.buffer.write(chunk)
+                            sys.stdout.flush()
                         log.write(chunk)
                         tail = (tail + chunk)[-_TAIL:]
                     self.exit_code = process.wait()

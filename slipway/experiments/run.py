@@ -12,7 +12,7 @@ from slipway.config.edit import changed_text, read_assignments
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.params import read_content
 from slipway.config.stage_graph import Pipeline, read_pipeline
-from slipway.experiments import repository
+from slipway.experiments import repository, take_journal
 from slipway.experiments.causes import find_cause
 from slipway.experiments.records import (
     ExperimentRecord,
@@ -33,6 +33,7 @@ from slipway.system.errors import LockedError, ParamsError, SlipwayError
 
 PARAMS, LOCK = Path("params.yaml"), Path(".work/experiments/lock")
 _LONGEST_CAUSE = 400  # characters; the stage has printed all of it
+_NOT_SAVED = "killed before DVC kept it; `slipway run` repeats it in seconds"
 _STOPPED = "run the same command again to resume from the last checkpoint"
 
 
@@ -42,6 +43,7 @@ class ExperimentRequest:
 
     words: Sequence[str] = ()  # STAGE or KEY=VALUE
     name: str | None = None
+    is_quiet: bool = False  # the output of the stages goes only into the log
 
     @property
     def assignments(self) -> list[str]:
@@ -72,7 +74,10 @@ class ExperimentRequest:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Hold the project for a run; LockedError if another one, or what is left of it, runs."""
+    """Hold the project for a run; LockedError if another one, or what is left of it, runs.
+
+    Undoes a `slipway take` that was killed.
+    """
     with files.lock(LOCK, "`slipway run`"):
         for record in read_records():
             if record.status == "running" and record.group and is_running(record.group):
@@ -82,6 +87,8 @@ def alone() -> Iterator[None]:
                     f"`kill -- -{record.group}`."
                 )
         repository.restore_head()
+        if undone := take_journal.undo():
+            print(undone, flush=True)
         yield
 
 
@@ -90,14 +97,15 @@ def run(request: ExperimentRequest) -> ExperimentRecord:
 
     Raises SlipwayError without a record if nothing was run.
     """
-    stage = request.stage(read_pipeline())
     with alone():
+        stage = request.stage(read_pipeline())
         name = new_name(request.name)
         changes = _set_params(request.assignments)
-        for key, value in changes.items():
-            print(f"params.yaml: {key}: {as_yaml(value)} (it stays after the run)", flush=True)
-        print(f"experiment {name}", flush=True)
-        return _reproduce(name, stage)
+        if not request.is_quiet:
+            for key, value in changes.items():
+                print(f"params.yaml: {key}: {as_yaml(value)} (it stays after the run)", flush=True)
+            print(f"experiment {name}", flush=True)
+        return _reproduce(name, stage, is_quiet=request.is_quiet)
 
 
 def _set_params(assignments: list[str]) -> dict[str, Any]:
@@ -116,7 +124,7 @@ def _set_params(assignments: list[str]) -> dict[str, Any]:
     return changes
 
 
-def _reproduce(name: str, stage: str | None) -> ExperimentRecord:
+def _reproduce(name: str, stage: str | None, *, is_quiet: bool) -> ExperimentRecord:
     content = read_content()
     params, started = params_of(content), time.monotonic()
     record = ExperimentRecord(
@@ -132,7 +140,7 @@ def _reproduce(name: str, stage: str | None) -> ExperimentRecord:
         process=os.getpid(),
         group=None,
     )
-    reproduction = Reproduction(log_path(name))
+    reproduction = Reproduction(log_path(name), is_quiet)
 
     def note_group(group: int) -> None:
         write_record(record.model_copy(update={"group": group}))
@@ -152,14 +160,15 @@ def _reproduce(name: str, stage: str | None) -> ExperimentRecord:
             "results": results,
         }
     )
-    write_record(record)
     if record.status != "done" or stage is not None:
+        write_record(record)
         return record
+    write_record(record.model_copy(update={"cause": _NOT_SAVED}))  # true if it is killed now
     try:
         repository.save(name, [path for paths in pipeline.metrics.values() for path in paths])
     except SlipwayError as error:
         record = record.model_copy(update={"cause": f"it cannot be taken: {error}"})
-        write_record(record)
+    write_record(record)
     return record
 
 
@@ -184,6 +193,16 @@ def conclude(record: ExperimentRecord) -> None:
         print(f"warning: {record.cause}\n")
     if record.stage is None and "verify" in read_pipeline().outs:
         summary.main(Path())
+
+
+def commit_hint(record: ExperimentRecord) -> str:
+    """Return the command that commits what a run of all stages left; "" if git has it."""
+    folders = {Path(path).parts[0] for paths in read_pipeline().metrics.values() for path in paths}
+    if record.stage is not None or not repository.has_commit():
+        return ""
+    paths = repository.uncommitted(["params.yaml", "dvc.lock", *sorted(folders)])
+    command = f"git add {' '.join(paths)} && git commit -m {record.name}"
+    return f"\nkeep this state in git, so that others and CI have it: {command}" if paths else ""
 
 
 @dataclass(frozen=True)

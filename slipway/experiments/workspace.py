@@ -6,7 +6,7 @@ from pathlib import Path
 from slipway.config.mistakes import as_yaml
 from slipway.config.params import read_content, value_at
 from slipway.config.stage_graph import read_pipeline
-from slipway.experiments import repository
+from slipway.experiments import repository, take_journal
 from slipway.experiments.records import ExperimentRecord, find_record, flat, read_records, shortened
 from slipway.experiments.run import alone
 from slipway.system.errors import ParamsError
@@ -28,7 +28,7 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
     A trial of a search ends with the stage train, so the stages after it remain to be run.
 
     ParamsError if there is no such experiment, if DVC keeps no results of it, or if edits would be
-    lost; with `accept_loss` they are.
+    lost; with `accept_loss` they are. SlipwayError if DVC fails; then the workspace is as before.
     """
     with alone():
         record = find_record(name, read_records())
@@ -37,7 +37,13 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
             raise ParamsError(_why_not(record))
         if not accept_loss:
             repository.refuse_unsaved_edits(repository.unsaved_edits())
-        repository.apply(name)
+        take_journal.begin(name)
+        try:
+            repository.apply(name)
+        except BaseException as error:
+            error.add_note(take_journal.undo())
+            raise
+        take_journal.end()
         return record
 
 
@@ -62,7 +68,8 @@ def removable() -> list[Path]:
     Never the data or another file that params.yaml names, a file in git, DVC's cache, the records
     of experiments, and downloads.
     """
-    content = read_content()
+    with alone():  # undoes a killed `slipway take` before anything is listed
+        content = read_content()
     outputs = [path for paths in read_pipeline(content).outs.values() for path in paths]
     pages = [*_REPORTS.glob("*.html"), *_REPORTS.glob("*.png")]
     work = [path for path in _WORK.glob("*") if path.name not in _KEPT]

@@ -119,7 +119,8 @@ def test_head_that_a_kill_left_detached_goes_back_to_its_branch_and_no_file_chan
 def test_a_run_with_values_keeps_them_and_leaves_rows_also_if_it_fails(
     project: TinyProject,
 ) -> None:
-    project.slipway("run", "train.learning_rate=0.1", "--name", "good")
+    text = project.slipway("run", "train.learning_rate=0.1", "--name", "good")
+    assert "git add params.yaml dvc.lock metrics && git commit -m good" in text
     project.slipway("run", "train.learning_rate=0.2", "--name", "better")
     text = project.slipway("run", "train.learning_rate=2", code=1)
     assert "run-1 failed" in text
@@ -200,3 +201,81 @@ def _wait_until_dvc_is_gone(record_file: Path) -> None:
     while is_running(json.loads(record_file.read_text())["group"]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.process
+def test_a_take_that_fails_or_is_killed_leaves_the_workspace_as_it_was(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    project.slipway("run", "train.learning_rate=0.1", "--name", "good")
+    project.slipway("run", "train.learning_rate=0.2", "--name", "better")
+    before = _state(project)
+
+    cached = _cached(tmp_path, "0.1")
+    cached.rename(tmp_path / ".work/kept")
+    text = project.slipway("take", "good", code=1)
+    assert "`dvc exp apply` failed" in text
+    assert "the workspace is as it was before" in text
+    assert _state(project) == before
+    (tmp_path / ".work/kept").rename(cached)
+
+    process = project.start("take", "good")
+    _wait_for(tmp_path / ".work/experiments/before_take/take.json")
+    process.kill()
+    process.communicate()
+    (tmp_path / "artifacts/model").unlink()  # as DVC does before it puts the other one there
+    (tmp_path / "params.yaml").write_text("half")
+    assert "`slipway take good` was not finished" in project.slipway("reset", "--yes")
+    assert (tmp_path / "params.yaml").read_text() == before["params.yaml"]
+    project.slipway("take", "good")
+    assert (tmp_path / "artifacts/model").read_text() == "0.1"
+    assert not (tmp_path / ".work/experiments/before_take").exists()
+
+
+def _state(project: TinyProject) -> dict[str, str]:
+    """The files that an experiment changes, and git's view of them."""
+    names = ("params.yaml", "dvc.lock", "metrics/evaluate.json", "artifacts/model")
+    texts = {name: (project.path / name).read_text() for name in names}
+    return texts | {"git": project.git("status", "--porcelain")}
+
+
+def _cached(folder: Path, text: str) -> Path:
+    (found,) = (
+        path
+        for path in (folder / ".dvc/cache/files").rglob("*")
+        if path.is_file() and path.read_text() == text
+    )
+    return found
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.process
+def test_quiet_keeps_the_output_of_the_stages_in_the_log(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    text = project.slipway("--quiet", "run", "train.learning_rate=0.1")
+    assert "training with" not in text
+    assert "run-1: done" in text
+    assert "git add" not in text
+    assert "training with 0.1" in (tmp_path / ".work/experiments/run-1.log").read_text()
+    assert "the loss is not finite" in project.slipway("-q", "run", "train.learning_rate=2", code=1)
+
+
+@pytest.mark.process
+def test_a_run_that_was_killed_while_dvc_kept_it_says_so(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    process = project.start("run")
+    record_file = tmp_path / ".work/experiments/run-1.json"
+    _wait_for(record_file)
+    while json.loads(record_file.read_text())["status"] != "done":
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert project.rows()["run-1"]["cause"].startswith("killed before DVC kept it")
+    assert "repeats it in seconds" in project.slipway("take", "run-1", code=1)
+    project.slipway("run")
+    project.slipway("take", "run-2")
