@@ -72,4 +72,4 @@ def serve(host: str, port: int, options: tuple[str, ...]) -> None:
     """
     from slipway.serving.process.launch import launch
 
-    launch(host, port, options)
+    launch(host, port, [*(["--quiet"] if is_quiet() else []), *options])

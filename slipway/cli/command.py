@@ -108,7 +108,6 @@ def _prepare() -> None:
     path = os.environ.get("PATH", os.defpath)
     if scripts not in path.split(os.pathsep):  # stages are `python -m ...`
         os.environ["PATH"] = os.pathsep.join([scripts, path])
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in env.sh
 
 
 def _missing_package(

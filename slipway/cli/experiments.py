@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from slipway.cli.command import is_quiet, say
 from slipway.cli.verbs import VERBS
 from slipway.system import files
 from slipway.system.errors import ParamsError
@@ -22,10 +23,10 @@ def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
     The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml, and the
     change stays. An interrupted run goes on if the same command is given again.
     """
-    from slipway.experiments.run import ExperimentRequest, conclude
+    from slipway.experiments.run import ExperimentRequest, commit_hint, conclude
     from slipway.experiments.run import run as run_pipeline
 
-    request = ExperimentRequest(words, name)
+    request = ExperimentRequest(words, name, is_quiet())
     if serve and request.stages:
         raise ParamsError(
             f"--serve was given with the stage {request.stages[0]}, expected all stages: only they "
@@ -33,6 +34,8 @@ def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
         )
     record = run_pipeline(request)
     conclude(record)
+    if hint := commit_hint(record):
+        say(hint)
     if serve:
         click.get_current_context().invoke(VERBS["serve"].command("serve"))
 

@@ -2,6 +2,7 @@
 
 import click
 
+from slipway.cli.command import is_quiet
 from slipway.export.again import export_again
 from slipway.export.release import release as release_bundle
 
@@ -23,4 +24,4 @@ def export(force: bool) -> None:
 
     Runs the stages export, compile and verify, such as after a change of export.variants.
     """
-    export_again(force=force)
+    export_again(force=force, is_quiet=is_quiet())

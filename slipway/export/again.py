@@ -10,8 +10,11 @@ _STAGES = ("export", "compile", "verify")
 _MODEL = Path("artifacts/model/model.json")
 
 
-def export_again(*, force: bool) -> None:
-    """Run the stages from `export` on by DVC. UnavailableError if one fails, or without a model."""
+def export_again(*, force: bool, is_quiet: bool = False) -> None:
+    """Run the stages from `export` on by DVC; `is_quiet` prints their output only if one fails.
+
+    UnavailableError if one fails, or without a model.
+    """
     if not _MODEL.is_file():
         raise UnavailableError(
             f"there is no trained model in {_MODEL.parent.absolute()} yet, expected that of a "
@@ -19,7 +22,10 @@ def export_again(*, force: bool) -> None:
         )
     options = ["--single-item", *["--force"] * force]
     command = [sys.executable, "-m", "dvc", "repro", *options, *_STAGES]
-    if subprocess.run(command).returncode:
+    output = subprocess.PIPE if is_quiet else None
+    done = subprocess.run(command, stdout=output, stderr=output and subprocess.STDOUT, text=True)
+    if done.returncode:
+        print(end=done.stdout or "", flush=True)
         raise UnavailableError(
             "the model was not exported: the stage above ended with an error, expected all of "
             f"{', '.join(_STAGES)}. Correct what it names, and run `slipway export` again."

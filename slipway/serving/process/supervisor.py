@@ -14,6 +14,8 @@ from typing import Any
 from bentoml._internal.utils import circus
 from circus.exc import ConflictError
 
+# Ends a worker without draining. After a SIGINT, BentoML's worker prints "Aborted!".
+END_NOW = signal.SIGHUP
 CHECK_SECONDS = 0.5  # between checks for dead workers
 _RETRY_SECONDS = 0.05  # while circus is busy
 _MAX_RETRIES = 100
@@ -68,7 +70,8 @@ class Supervisor(circus.Arbiter):
             return
         self._is_ending = True
         for watcher in self.watchers:
-            watcher.stop_signal = number  # workers drain after SIGTERM, not after Ctrl-C
+            # Workers drain after SIGTERM, not after Ctrl-C.
+            watcher.stop_signal = END_NOW if number == signal.SIGINT else number
         self.sockets.close_all()  # workers close their own copies when they have drained
         self._stop_soon(_MAX_RETRIES)
 

@@ -22,6 +22,7 @@ import threading
 from types import FrameType
 
 from slipway.serving.metrics.service_metrics import server_process
+from slipway.serving.process.supervisor import END_NOW
 from slipway.serving.worker import ModelWorker
 from slipway.system.malloc import release_freed_pages
 from slipway.system.parent_death import end_with
@@ -57,7 +58,10 @@ def set_switch_interval() -> None:
 
 
 def drain_on_sigterm(worker: ModelWorker) -> None:
-    """Drain this worker on SIGTERM before uvicorn's handler, already in place, ends it."""
+    """Drain this worker on SIGTERM before uvicorn's handler, already in place, ends it.
+
+    END_NOW ends it without draining.
+    """
     if threading.current_thread() is not threading.main_thread():
         return  # an application inside somebody else's process
     loop, end = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
@@ -72,7 +76,11 @@ def drain_on_sigterm(worker: ModelWorker) -> None:
         delay = worker.settings.drain_s if has_traffic else 0
         loop.call_later(delay, end, signal.SIGTERM, None)
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(begin)
 
-    signal.signal(signal.SIGTERM, on_signal)
+    def on_end_now(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(end, signal.SIGTERM, None)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(END_NOW, on_end_now)

@@ -24,7 +24,7 @@ from slipway.serving.load_test.load import (
 )
 from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
-from tests.serving.server import free_port, running
+from tests.serving.server import free_port, running, until
 
 pytestmark = pytest.mark.process
 # From the end of the drain to the end of a server with nothing in flight, on an idle machine.
@@ -94,11 +94,13 @@ def test_without_a_drain_a_server_ends_at_once_and_frees_its_port(
         socket.create_server((url.host, url.port or 80)).close()
 
 
-def test_ctrl_c_ends_a_server_without_draining(folder: Path) -> None:
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_ctrl_c_ends_a_server_calmly_and_without_draining(folder: Path, is_ready: bool) -> None:
     with running(folder, drain_s=60) as server:
-        server.wait()
+        server.wait() if is_ready else until(lambda: bool(server.workers()))
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(20) == 0
+        assert "Aborted" not in server.log.read_text()
 
 
 def test_a_second_sigterm_ends_a_server_at_once(folder: Path) -> None:
