@@ -1,8 +1,17 @@
 """The version of Slipway that runs."""
 
+from collections.abc import Mapping
+
 from slipway.system.assets import asset
 
 DISTRIBUTION = "slipway-ml"
+
+
+def other_version(versions: Mapping[str, str]) -> str:
+    """Return the version in a record's `versions` if another Slipway wrote it; else ""."""
+    recorded, installed = versions.get(DISTRIBUTION, ""), installed_version()
+    is_known = recorded and "unknown" not in (recorded, installed)
+    return recorded if is_known and recorded != installed else ""
 
 
 def installed_version() -> str:

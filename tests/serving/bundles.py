@@ -380,6 +380,7 @@ def certify(
     status: str = "certified",
     engine_digest: str | None = None,
     gates: list[GateResult] | None = None,
+    versions: dict[str, str] | None = None,
 ) -> Path:
     """A certificate for `bundle` at `path`, with a passed gate if `gates` names no others."""
     results = [gate()] if gates is None else gates
@@ -387,7 +388,7 @@ def certify(
         "format_version": 4, "user_code": [], "gates": verdict_of(results), "gate_results": results,
         "status": status, "metric": "accuracy", "bundle_digest": bundle.digest,
         "engine_digest": engine_digest, "digests": {},
-        "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
+        "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": versions or {},
     }  # fmt: skip
     write_certificate(path, Certificate.model_validate(content))
     return path

@@ -17,8 +17,9 @@ from slipway.artifacts.engine_manifest import write_engine
 from slipway.kinds.code_digest import reached_files
 from slipway.serving.process.packing import bento_labels
 from slipway.serving.settings import Settings
-from slipway.system.errors import SlipwayError
+from slipway.system.errors import CertificateError, SlipwayError
 from slipway.system.source_code import imported_modules
+from slipway.system.version import installed_version
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running
@@ -183,10 +184,18 @@ def test_an_uncertified_bundle_is_not_packed(
     assert bento_labels(tmp_path) == {
         "model_version": bundle.version,
         "task": "image_classification",
+        "slipway": installed_version(),
         "hops_that_agree": "1",
     }
     spoil(tmp_path)
     with pytest.raises(SlipwayError, match=reason):
+        bento_labels(tmp_path)
+
+
+def test_a_bundle_that_another_slipway_certified_is_not_packed(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "artifacts/bundle")
+    certify(tmp_path / "artifacts/certificate.json", bundle, versions={"slipway-ml": "0.0.9"})
+    with pytest.raises(CertificateError, match=r"Slipway 0\.0\.9 made the certificate.*Certify"):
         bento_labels(tmp_path)
 
 

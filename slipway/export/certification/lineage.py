@@ -18,6 +18,7 @@ from slipway.runtimes.runtime import describe_session, this_machine, why_unavail
 from slipway.system import files
 from slipway.system.cores import cpu_model, num_cores
 from slipway.system.errors import SchemaError, UnavailableError
+from slipway.system.version import DISTRIBUTION, installed_version
 
 _PACKAGES = (
     "torch",
@@ -60,7 +61,7 @@ def trace_lineage(
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the installed packages that export, run and serve a model."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), DISTRIBUTION: installed_version()}
     for name in _PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)

@@ -20,6 +20,8 @@ from slipway.predictor.loader import read_certified
 from slipway.serving.process.own_wheel import write_own_wheel
 from slipway.serving.settings import ROOT, Settings
 from slipway.system.assets import asset
+from slipway.system.errors import CertificateError
+from slipway.system.version import installed_version, other_version
 
 _BUILD = Path("build")
 _IMAGE = ("container.j2", "requirements.cpu.lock", "requirements.gpu.lock")
@@ -37,10 +39,17 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
         engine_manifest = read_engine_manifest(engine, certificate.engine_digest)
         check_origin(engine_manifest, bundle)
         read_plan(engine, engine_manifest)
+    if other := other_version(certificate.versions):
+        raise CertificateError(
+            f"Slipway {other} made the certificate, and the bento would hold Slipway "
+            f"{installed_version()}; expected the one that was certified. Certify the model "
+            "again with `dvc repro`, or install the other one."
+        )
     agreeing = [hop.name for hop in certificate.hops if hop.status == "agrees"]
     return {
         "model_version": bundle.version,
         "task": bundle.manifest.task,
+        "slipway": installed_version(),
         "hops_that_agree": str(len(agreeing)),
     }
 
