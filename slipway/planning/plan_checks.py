@@ -57,17 +57,13 @@ def _relaxed(params: TrainParams, host: TrainingHost, refusal: str) -> TrainPara
     return None
 
 
-def check_packages(params: TrainParams, placement: Placement, findings: Findings) -> None:
-    """Check that the packages of the strategy and the network are installed."""
-    needed = {"deepspeed"} if placement.zero_stage is not None else set()
-    if params.network.startswith("timm/"):
-        needed.add("timm")
-    elif params.network == "tabm":
-        needed.add("tabm")
-    missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
-    if missing:
+def check_deepspeed(placement: Placement, findings: Findings) -> None:
+    """Check that the package of the strategy is installed."""
+    if placement.zero_stage is not None and importlib.util.find_spec("deepspeed") is None:
         findings.mismatches.append(
-            f"{', '.join(missing)} is not installed, but params.yaml needs it. Run `make install`."
+            f"{placement.strategy} needs DeepSpeed, which is not installed; expected what the "
+            "extra `train` brings. Install it: pip install 'slipway-ml[train]' (in a clone: "
+            "make install), or set train.strategy to auto."
         )
 
 

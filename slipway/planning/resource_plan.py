@@ -11,11 +11,12 @@ from slipway.config.sections import TrainParams
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import kind_of
 from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
+from slipway.planning.packages import missing_network, missing_packages
 from slipway.planning.plan_checks import (
     Findings,
+    check_deepspeed,
     check_disk,
     check_memory,
-    check_packages,
     check_placement,
     check_workers,
 )
@@ -82,9 +83,10 @@ def make_plan(
     base_bytes = own_bytes()  # of a process with the trainer's imports
     plan.placement = check_placement(train, host, plan.findings)
     plan.data = _data(paths, plan.findings)
-    plan.network = _network(params, plan)
+    plan.findings.mismatches += missing_packages(params)
+    plan.network = None if missing_network(train) else _network(params, plan)
     if plan.placement:
-        check_packages(train, plan.placement, plan.findings)
+        check_deepspeed(plan.placement, plan.findings)
         plan.shape = _shape(train, plan.placement, plan.data, plan.findings)
     if not (plan.network and plan.shape and plan.placement):
         return plan

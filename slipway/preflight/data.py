@@ -8,7 +8,6 @@ from slipway.config.params import Params
 from slipway.config.seals import dependencies
 from slipway.config.sections import DataParams
 from slipway.data.augmentation.plan import plan_from_params
-from slipway.data.engine import ray
 from slipway.data.sources.archives import is_archive
 from slipway.data.sources.checksums import read_checksums
 from slipway.data.sources.joined import source_names
@@ -80,12 +79,6 @@ def check_split_file(params: Params) -> None:
             "changes. Add it to `deps` of the stage `clean` in dvc.yaml:\n"
             f"      - {file.path.as_posix()}"
         )
-
-
-def check_engine(params: Params) -> None:
-    """UnavailableError for `ray` without the package."""
-    if params.data.engine == "ray":
-        ray.check_installed()
 
 
 def check_transform(params: Params) -> None:

