@@ -1,6 +1,7 @@
 """Runs a stage as a command: params in, exit code out, errors as one readable message."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ from slipway.system.telemetry import switch_off_telemetry
 
 if TYPE_CHECKING:
     from slipway.config.params import Params
+
+# As in env.sh, for `dvc repro` outside a clone. OpenMP reads it when a stage imports torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 WRITTEN = tuple(Path(name) for name in ("data", "artifacts", "metrics", "reports", ".work"))
 

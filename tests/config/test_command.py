@@ -241,3 +241,17 @@ def test_every_command_can_be_piped_into_one_that_reads_nothing(
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
     assert done.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.process
+def test_threads_of_a_stage_sleep_while_they_wait_also_outside_a_clone() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import slipway.stages.train, torch"],
+        cwd=ROOT,
+        env=environment | {"OMP_DISPLAY_ENV": "true"},  # OpenMP prints what it has read
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
