@@ -140,3 +140,21 @@ def test_a_tracker_that_fails_in_the_training_is_named_once_and_loses_nothing(
     assert json.loads((project / "metrics/train.json").read_text())["failed_loggers"] == "mlflow"
     failed = [e for e in read_log(project / ".work/log") if e["event"] == "logger_failed"]
     assert [event["logger"] for event in failed] == ["mlflow"]
+
+
+def test_of_two_processes_only_the_first_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    project = write_project(
+        tmp_path, loggers=["mlflow", "wandb"], epochs=2, strategy="ddp", devices=2
+    )
+    done = run_training(project)
+    assert done.returncode == 0, done.stderr
+    client, run = mlflow_run(project, monkeypatch)  # there is one
+    assert run.info.status == "FINISHED"
+    epochs = client.get_metric_history(run.info.run_id, "val/loss")
+    assert len(epochs) == len({metric.step for metric in epochs}) == 2
+    (path,) = (project / ".work/wandb").glob("offline-run-*/*.wandb")
+    assert sum("val/loss" in row for row in wandb_history(path)) == 2
