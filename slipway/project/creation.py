@@ -157,7 +157,11 @@ def _readme(folder: Path, content: Mapping[str, Any], proposal: ProjectProposal)
         "slipway run   # or: dvc repro; makes and certifies the model\n"
         "slipway serve # or: bentoml serve; answers on 127.0.0.1:3000\n"
         f"curl {request}\n"
-        "```\n" + (f"\nSeen in the data:\n\n{warnings}" if warnings else "")
+        "```\n\n"
+        "After a run, commit its digests and metrics: "
+        "`git add dvc.lock metrics && git commit -am MESSAGE`.\n"
+        "Git keeps these, DVC's cache the outputs.\n"
+        + (f"\nSeen in the data:\n\n{warnings}" if warnings else "")
     )
 
 
