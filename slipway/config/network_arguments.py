@@ -61,6 +61,23 @@ class TabmArguments(NetworkArguments):
     num_bins: Annotated[int, Field(ge=1, le=1024)]
 
 
+class LightgbmArguments(NetworkArguments):
+    """`train.network_arguments` of `lightgbm`, by LightGBM's own names."""
+
+    EXAMPLE: ClassVar[str] = (
+        "{ num_leaves: 31, max_depth: null, min_data_in_leaf: 20, feature_fraction: 0.8, "
+        "bagging_fraction: 0.8, lambda_l2: 1.0, max_bin: 255 }"
+    )
+
+    num_leaves: Annotated[int, Field(ge=2, le=4096)]  # of a tree, at most
+    max_depth: Annotated[int, Field(ge=1, le=256)] | None  # null: as deep as the leaves allow
+    min_data_in_leaf: Annotated[int, Field(ge=1)]  # rows
+    feature_fraction: Annotated[float, Field(gt=0, le=1)]  # of the columns, drawn for each tree
+    bagging_fraction: Annotated[float, Field(gt=0, le=1)]  # of the rows, drawn for each tree
+    lambda_l2: Annotated[float, Field(ge=0)]  # penalty of large values in leaves
+    max_bin: Annotated[int, Field(ge=2, le=65535)]  # thresholds of a column, at most
+
+
 def arguments_class(network: str) -> type[NetworkArguments] | None:
     """The class of a network's arguments; None if it is unknown or checks them itself."""
     path = _known_networks().get(network_family(network))

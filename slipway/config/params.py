@@ -40,8 +40,16 @@ from slipway.config.sections import (
     TrainParams,
     VerifyParams,
 )
+from slipway.config.tree_settings import requests_beyond_trees
 from slipway.kinds.inputs import network_family
-from slipway.kinds.registry import KINDS, Task, input_kinds, kind_of, settings_of_kinds
+from slipway.kinds.registry import (
+    KINDS,
+    Task,
+    are_trees,
+    input_kinds,
+    kind_of,
+    settings_of_kinds,
+)
 from slipway.kinds.targets import LABELS, UNBOUNDED_METRICS, TargetKind
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
@@ -294,6 +302,12 @@ def _loss_of_another_task(params: Params) -> Iterator[str]:
         )
 
 
+def _requests_beyond_trees(params: Params) -> Iterator[str]:
+    if are_trees(params.train.network):
+        target = kind_of(params.data.task).target
+        yield from requests_beyond_trees(params.train, params.prune, params.compile, target)
+
+
 def _settings_without_effect_on(train: TrainParams, has_classes: bool) -> Iterator[str]:
     """Name the settings of the built-in losses, which the user's own loss does not have."""
     built_in: dict[str, tuple[object, str]] = {"class_weights": (train.class_weights, "null")}
@@ -497,6 +511,7 @@ _RULES = (
     _pruning_without_effect,
     _settings_without_effect,
     _loss_of_another_task,
+    _requests_beyond_trees,
     _budgets_above_one,
     _gates_of_no_metric,
 )

@@ -50,10 +50,10 @@ from slipway.export.graphs.graph import (
     prove_parity,
 )
 from slipway.export.graphs.variants import (
-    MEANT_FOR,
     OF_PRUNED,
     PRECISION,
     make_variant,
+    targets_of,
     why_left_out,
 )
 from slipway.export.precision.leaderboard import (
@@ -314,7 +314,7 @@ def _write_model(
         coverage = own_coverage(graph, calibration, trained.task, rows.test, resampling)
     # A graph whose zeros are computed all the same gains nothing.
     gains_nothing = variant in OF_PRUNED and trained.pruned and trained.pruned.kind == "magnitude"
-    meant_for: list[Target] = [] if gains_nothing else MEANT_FOR[variant]
+    meant_for: list[Target] = [] if gains_nothing else targets_of(variant, graph)
     return describe_model(path, PRECISION[variant], meant_for, calibration, coverage)
 
 

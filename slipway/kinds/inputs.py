@@ -29,6 +29,8 @@ class InputKind:
     # value is refused for another kind.
     requests: Mapping[str, Any]
     parts: Mapping[InputPart, str]
+    # Those of `networks` that are gradient-boosted trees: they take no gradient steps.
+    trees: tuple[str, ...] = ()
     endings: tuple[str, ...] = ()  # of files other than tables, archives and folders of classes
 
     def load_part(self, part: InputPart) -> Any:
@@ -131,7 +133,11 @@ COLUMNS = InputKind(
     ids_from_cells=True,
     has_pixels=False,
     takes_files=False,
-    networks={"tabm": "slipway.config.network_arguments:TabmArguments"},
+    networks={
+        "tabm": "slipway.config.network_arguments:TabmArguments",
+        "lightgbm": "slipway.config.network_arguments:LightgbmArguments",
+    },
+    trees=("lightgbm",),
     settings={
         "data.columns": {},
         "data.missing_values": [],
@@ -152,7 +158,9 @@ COLUMNS = InputKind(
         "merge": "slipway.data.merge.tables:merge_tables",
         "pack": "slipway.data.tables.packing:pack_rows",
         "raw_rows": "slipway.data.tables.source:raw_rows",
-        "network": "slipway.training.networks.tabm:table_network",
+        "network": "slipway.training.networks.tables:table_network",
+        "fit_trees": "slipway.training.trees.booster:fit_trees",
+        "train_trees": "slipway.training.tree_run:train_trees",
         "input_features": "slipway.drift.column_features:column_features",
         "measure_features": "slipway.drift.column_features:measure_columns",
         "data_sections": "slipway.reports.pages.sections.columns:column_sections",

@@ -17,6 +17,8 @@ InputPart = Literal[
     "pack",  # split rows -> packed store
     "raw_rows",  # raw data -> each row as a client sends it
     "network",  # NetworkSpec -> network
+    "train_trees",  # job, network of trees, run log -> model; only of kinds with trees
+    "fit_trees",  # network of trees, seed, params, rows, threads -> fits the trees; as above
     "early_spec",  # params -> NetworkSpec before there is data; only if params fix the shape
     "resize_rows",  # stored rows of another shape -> rows of the contract
     "input_features",  # contract -> drift features of the input
@@ -36,6 +38,7 @@ InputPart = Literal[
 # The parts of a target. A class named here has the same methods in every kind.
 TargetPart = Literal[
     "loss",  # class: losses and scores of rows in training
+    "trees",  # optional, class: objective of boosted trees, and their sums -> answers
     "head",  # class: answers of a network -> probabilities or values
     "scores",  # class: answers that are scored over any choice of rows
     "results",  # class: what an evaluation reads from the outputs

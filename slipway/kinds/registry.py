@@ -70,6 +70,11 @@ def input_kind(name: str) -> InputKind:
     raise ParamsError(f"unknown kind of input {name!r}. Known kinds: {', '.join(known)}.")
 
 
+def are_trees(network: str) -> bool:
+    """True for the name of gradient-boosted trees, which are not trained in gradient steps."""
+    return any(network in kind.trees for kind in input_kinds().values())
+
+
 def _known(task: str) -> str:
     if task not in KINDS:
         close = difflib.get_close_matches(task, KINDS, n=1)

@@ -88,6 +88,7 @@ CLASS = TargetKind(
     parts={
         "loss": "slipway.training.targets.classes:ClassLoss",
         "head": "slipway.training.targets.classes:ClassHead",
+        "trees": "slipway.training.targets.classes:ClassTrees",
         "scores": "slipway.metrics.class_scores:ClassAnswers",
         "results": "slipway.reports.evaluation.class_results:ClassResults",
         "sections": "slipway.reports.pages.sections.classes:ClassSections",
@@ -160,6 +161,7 @@ NUMBER = TargetKind(
     parts={
         "loss": "slipway.training.targets.numbers:NumberLoss",
         "head": "slipway.training.targets.numbers:NumberHead",
+        "trees": "slipway.training.targets.numbers:NumberTrees",
         "scores": "slipway.metrics.number_scores:NumberAnswers",
         "results": "slipway.reports.evaluation.number_results:NumberResults",
         "sections": "slipway.reports.pages.sections.numbers:NumberSections",

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.kinds.registry import are_trees
 from slipway.planning.memory_plan import STRATEGIES, device_memory
 from slipway.planning.resource_plan import PlannedMemory, PlannedSeconds, ResourcePlan, make_plan
 from slipway.planning.step_memory import parameter_counts
+from slipway.planning.tree_plan import plan_trees
 from slipway.reports.console import size, text_table
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
@@ -166,6 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:
+        if are_trees(params.train.network):
+            print(plan_trees(params, PROJECT_PATHS), flush=True)
+            return
         plan = make_plan(params, PROJECT_PATHS, this_host(), given.seconds)
         texts = [describe(plan, params), compare_costs(plan, params, PROJECT_PATHS)]
         print("\n".join(filter(None, texts)), flush=True)

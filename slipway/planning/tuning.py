@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from slipway.config.command import run_stage
 from slipway.config.edit import propose
 from slipway.config.params import Params
+from slipway.config.tree_settings import require_gradient_steps
 from slipway.planning.memory_plan import trace_all
 from slipway.planning.rehearsal import Rehearsal
 from slipway.planning.resource_plan import available_bytes, process_bytes
@@ -301,6 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:
+        require_gradient_steps(params.train.network, "slipway tune")
         if given.command == "batch":
             changes = tune_batch(params, PROJECT_PATHS, given.seconds, changes_step=given.step)
         else:

@@ -19,6 +19,7 @@ import torch
 from slipway.config.command import run_stage
 from slipway.config.edit import propose
 from slipway.config.params import Params
+from slipway.config.tree_settings import require_gradient_steps
 from slipway.kinds.registry import kind_of
 from slipway.profiling.candidates import (
     TrialCandidate,
@@ -249,6 +250,7 @@ def _notes(project: ProfiledProject, facts: Facts, account: StepAccount) -> list
 
 
 def _profile(params: Params, arguments: argparse.Namespace) -> None:
+    require_gradient_steps(params.train.network, "slipway profile")
     project = ProfiledProject(
         params, Path("data/packed"), Path("data/augmented"), Path(), Path(".work/profile")
     )

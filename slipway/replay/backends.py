@@ -50,7 +50,7 @@ from slipway.system.errors import (
 from slipway.traffic.request_log import LoggedRequest, digest_inputs
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
-_WEIGHTS = "weights.safetensors"
+_WEIGHTS = ("weights.safetensors", "trees.txt")
 _STATISTICS = "ood_score.safetensors"  # beside the checkpoint
 _BATCH_SIZES = (1, 2, 4, 8)  # to measure how a GPU's answers vary with the batch size
 _NOISE_ROWS = 8
@@ -332,10 +332,10 @@ def _torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any])
     if importlib.util.find_spec("torch") is None:
         raise UnavailableError("torch is not installed")
     digests = bundle.manifest.lineage.digests
-    expected = next((digests[name] for name in digests if name.endswith(_WEIGHTS)), None)
-    path = checkpoint / _WEIGHTS
-    if expected is None:
+    name = next((name for name in digests if name.endswith(_WEIGHTS)), None)
+    if name is None:
         raise UnavailableError("the bundle does not name the digest of its weights")
+    expected, path = digests[name], checkpoint / Path(name).name
     if not path.is_file():
         raise UnavailableError(f"{path} does not exist")
     found = files.sha256_file(path)

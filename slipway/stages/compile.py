@@ -7,13 +7,14 @@ beside the bundle. The engine is then built for the local GPU and certified on t
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.bundle import LoadedBundle, Precision, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import EngineRequest, Profile, write_skipped_build
 from slipway.config.command import run_command, run_stage
 from slipway.runtimes.compilation import compile_engine, why_no_engine
 from slipway.runtimes.rebuild import rebuild_engine
 from slipway.system import files
+from slipway.system.errors import EngineError
 
 if TYPE_CHECKING:
     from slipway.config.params import Params
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
 REBUILT = Path("artifacts/rebuilt_engine")  # where the service expects it
+_PRECISION: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "int8_tensorrt": "int8"}
 TIMING_CACHE = Path(".work/compile/timing.cache")
 
 
@@ -28,9 +30,17 @@ def run(params: "Params") -> None:
     """Compile `compile.variant`, or leave a skipped build unless `compile.require`."""
     bundle = load_bundle(BUNDLE)
     # Checks that the model exists and is unaltered, even if the build is skipped.
-    bundle.model_bytes(params.compile.variant)
+    variant = params.compile.variant
+    reason = _why_no_graph(variant, bundle)
+    if reason and params.compile.require:
+        raise EngineError(
+            f"compile.require is true, but no engine can be built of {variant}: {reason}. "
+            "Set it to false to record a skipped build, or use another network."
+        )
+    if reason is None or variant in bundle.manifest.models:
+        bundle.model_bytes(variant)
     request = _request(params, bundle)
-    reason = why_no_engine(require=params.compile.require)
+    reason = reason or why_no_engine(require=params.compile.require)
     with files.new_directory(ENGINE) as folder:
         if reason:
             write_skipped_build(folder, request, reason)
@@ -40,9 +50,19 @@ def run(params: "Params") -> None:
     print(f"tensorrt/{params.compile.variant}: {result}")
 
 
+def _why_no_graph(variant: str, bundle: LoadedBundle) -> str | None:
+    """Return why TensorRT has no graph to build from, or None."""
+    models, left_out = bundle.manifest.models, bundle.manifest.left_out
+    if variant not in models and variant in left_out:
+        return left_out[variant]
+    if variant in models and "tensorrt" not in models[variant].meant_for:
+        return f"TensorRT cannot run the graph {variant}, which is meant for the CPU only"
+    return None
+
+
 def _request(params: "Params", bundle: LoadedBundle) -> EngineRequest:
     variant = params.compile.variant
-    precision = bundle.manifest.models[variant].precision
+    precision = _PRECISION[variant]
     return EngineRequest(
         requested=Execution(
             backend="tensorrt", provider="tensorrt", precision=precision, variant=variant

@@ -89,6 +89,7 @@ def run(params: Params) -> None:
             lambda rows: fitted.apply(network, calibrator.predict(rows, fitted.score)).outputs,
             params.seed,
             fitted.calibration.thresholds,
+            network.column_gains(),
         ),
     )
     gates = judge(evaluation, settings, resampling)

@@ -31,7 +31,11 @@ def run(params: Params) -> None:
     from slipway.export.certification.lineage import trace_lineage
     from slipway.export.graphs.variants import quantization_samples
     from slipway.export.model_card import CardFacts, model_card, read_report
-    from slipway.training.networks.networks import load_network, read_model_manifest
+    from slipway.training.networks.networks import (
+        load_network,
+        read_model_manifest,
+        weights_file,
+    )
     from slipway.training.pruning.result import load_pruned, read_pruned
     from slipway.training.uncertainty.calibrated_network import calibrated
 
@@ -64,7 +68,7 @@ def run(params: Params) -> None:
         test=open_split(PACKED, manifest, "test", verify=True),
     )
     read = [
-        CHECKPOINT / "weights.safetensors",
+        CHECKPOINT / weights_file(card.network.name),
         CHECKPOINT / "model.json",
         PACKED / "manifest.json",
         METRICS,

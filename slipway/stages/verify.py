@@ -44,7 +44,11 @@ def run(params: Params) -> None:
     from slipway.export.certification.comparison import HopComparison, read_test_rows
     from slipway.export.certification.hops import HopRunner
     from slipway.reports.pages.verify_page import HopAnswers, verify_page
-    from slipway.training.networks.networks import load_network, read_model_manifest
+    from slipway.training.networks.networks import (
+        load_network,
+        read_model_manifest,
+        weights_file,
+    )
     from slipway.training.uncertainty.calibrated_network import calibrated
 
     bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
@@ -59,7 +63,7 @@ def run(params: Params) -> None:
     read = [
         BUNDLE / "bundle.json",
         CHECKPOINT / "model.json",
-        CHECKPOINT / "weights.safetensors",
+        CHECKPOINT / weights_file(trained.spec.name),
         PACKED / "manifest.json",
     ]
     read += [CALIBRATION, OOD_SCORE, GATES, EVALUATION]

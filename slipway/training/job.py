@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, open_augmented
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.kinds.registry import are_trees
 from slipway.system.cores import num_cores
 from slipway.system.errors import DataError
 from slipway.training.batches.batches import StepShape, cut_step
@@ -30,6 +31,9 @@ from slipway.training.networks.initialization import (
 )
 from slipway.training.networks.networks import Network, NetworkSpec, RunSegment
 from slipway.training.recipe.losses import class_weights
+
+# Other values are refused when params.yaml is read.
+_TREES_RUN = {"strategy": "single", "precision": "32-true", "accelerator": "cpu", "devices": 1}
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
 
     Raises ParamsError, UnavailableError, SchemaError or DataError if it cannot be trained so.
     """
-    placement = place(params, this_host())
+    placement = place(placed(params), this_host())
     data = open_data(paths.packed, paths.augmented, verify=is_first_process())
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
@@ -160,6 +164,11 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
         seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained_file(params)
     )
     return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
+
+
+def placed(params: TrainParams) -> TrainParams:
+    """Return `params` with each "auto" that their network decides."""
+    return params.model_copy(update=_TREES_RUN) if are_trees(params.network) else params
 
 
 def open_data(packed: Path, augmented: Path, *, verify: bool = True) -> TrainingData:

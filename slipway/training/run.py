@@ -6,7 +6,7 @@ are functions of `seed`, so equal inputs give equal weights.
 
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor, distributed
 from slipway.config.seals import check_inputs
 from slipway.config.sections import TrainParams
 from slipway.kinds.code_digest import user_code
+from slipway.kinds.registry import are_trees, input_kind
 from slipway.system import files
 from slipway.system.errors import TrainingError
 from slipway.training.assembly import (
@@ -95,7 +96,12 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
                 check_trackers(params)
             job, network = prepare(seed, params, paths)
         log.name_run(job.fingerprint.name)
-        _train(job, network, log)
+        if are_trees(params.network):
+            fit: Callable[[Job, Network, RunLog], None]
+            fit = input_kind(job.spec.input.kind).load_part("train_trees")
+            fit(job, network, log)
+        else:
+            _train(job, network, log)
 
 
 def _train(job: Job, network: Network, log: RunLog) -> None:
@@ -249,12 +255,12 @@ def write_model(job: Job) -> None:
             "Run `dvc repro` again; it resumes from there."
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
-    manifest = _model_manifest(job, last, count_parameters(_network_with(job.spec, weights)))
+    manifest = model_manifest(job, last, count_parameters(_network_with(job.spec, weights)))
     failed = {
         name: run.failure for name, run in tracked_runs(job.store.root).items() if run.failure
     }
     lost = {"failed_loggers": ", ".join(failed)} if failed else {}
-    files.write_json(job.paths.metrics, {**_metrics(manifest, last), **lost})
+    files.write_json(job.paths.metrics, {**training_metrics(manifest, last), **lost})
     save_model(job.paths.model, manifest, weights)
     check_inputs()
     job.store.remove()
@@ -271,7 +277,8 @@ def write_model(job: Job) -> None:
     )
 
 
-def _model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelManifest:
+def model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelManifest:
+    """Describe the model of a training that ended with `last`, without the digest of its file."""
     params, fingerprint = job.params.model_dump(mode="json"), job.fingerprint
     return ModelManifest(
         format_version=5,
@@ -302,7 +309,8 @@ def _model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelMan
     )
 
 
-def _metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, object]:
+def training_metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, object]:
+    """Return the content of `metrics/train.json`."""
     return {
         "epochs": manifest.epochs,
         "stopped_early": manifest.stopped_early,

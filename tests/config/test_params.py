@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from slipway.config.network_arguments import (
+    LightgbmArguments,
     NetworkArguments,
     SmallResnetArguments,
     TabmArguments,
@@ -504,13 +505,18 @@ def test_invalid_network_arguments_are_refused_with_a_valid_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "kind"), [("small_resnet", SmallResnetArguments), ("tabm", TabmArguments)]
+    ("network", "kind", "key"),
+    [
+        ("small_resnet", SmallResnetArguments, "dropout"),
+        ("tabm", TabmArguments, "dropout"),
+        ("lightgbm", LightgbmArguments, "num_leaves"),
+    ],
 )
 def test_the_example_of_a_networks_arguments_is_correct(
-    network: str, kind: type[NetworkArguments]
+    network: str, kind: type[NetworkArguments], key: str
 ) -> None:
     assert argument_mistakes(network, yaml.safe_load(kind.EXAMPLE)) == ""
-    assert "dropout: missing" in argument_mistakes(network, {})
+    assert f"{key}: missing" in argument_mistakes(network, {})
 
 
 def test_params_cannot_be_changed_afterwards() -> None:

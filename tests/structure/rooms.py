@@ -76,7 +76,7 @@ TRAINING = in_order(
         "module",
         "checkpoints",
     ),
-    *("job", "assembly", "telemetry", "short_run", "uncertainty", "pruning"),
+    *("job", "assembly", "telemetry", "short_run", "trees", "uncertainty", "pruning"),
 )
 EXPORT = in_order("graphs", "certification", "precision")
 REPORTS = in_order("console", "evaluation", "pages")

@@ -10,10 +10,13 @@ import yaml
 from slipway.config.params import load_params
 from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.system import files
+from slipway.system.errors import IntegrityError
+from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.packed_tables import write_packed_table
 from tests.project_params import of_kind
 from tests.training.conftest import ROOT
-from tests.training.real_runs import run_training, weights_digest
+from tests.training.real_runs import kill_after, run_training, weights_digest
+from tests.training.trees.fitted import ARGUMENTS as TREES
 
 pytestmark = pytest.mark.process
 ARGUMENTS = {
@@ -89,3 +92,41 @@ def test_equal_weights_of_rows_change_no_bit_and_weights_of_zero_are_refused(
     refused = run_training(zero)
     assert refused.returncode == 1
     assert "error: every training row has the weight 0" in refused.stderr
+
+
+def test_killed_trees_are_trained_again_to_the_same_bytes(tmp_path: Path) -> None:
+    trees: dict[str, Any] = {
+        "network": "lightgbm",
+        "network_arguments": TREES,
+        "epochs": 300,
+        "keep": "last",
+    }
+    killed, whole = (
+        write_project(tmp_path / name, **trees, label_smoothing=0.0) for name in ("killed", "whole")
+    )
+    kill_after(killed, "round 150/300")
+    assert not (killed / "artifacts/model").exists()
+    for project in (killed, whole):
+        done = run_training(project)
+        assert done.returncode == 0, done.stderr
+        assert "without effect on trees: batch_size" in done.stdout
+    text = (killed / "artifacts/model/trees.txt").read_bytes()
+    assert text == (whole / "artifacts/model/trees.txt").read_bytes()
+    manifest = read_model_manifest(killed / "artifacts/model")
+    assert manifest.weights_sha256 == files.sha256_bytes(text)
+    assert manifest.kept_epoch == text.count(b"\nTree=") == 300
+    assert manifest.actual.accelerator == "cpu"
+
+
+def test_altered_trees_are_refused(tmp_path: Path) -> None:
+    trees: dict[str, Any] = {
+        "network": "lightgbm",
+        "network_arguments": TREES,
+        "label_smoothing": 0.0,
+    }
+    project = write_project(tmp_path / "project", **trees)
+    assert run_training(project).returncode == 0
+    path = project / "artifacts/model/trees.txt"
+    path.write_text(path.read_text().replace("leaf_value=", "leaf_value=1", 1))
+    with pytest.raises(IntegrityError, match="dvc repro train"):
+        load_network(project / "artifacts/model")

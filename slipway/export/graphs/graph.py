@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import SCORE_NAME, OutputContract
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.store.packed import Inputs
+from slipway.export.graphs.trees import write_trees
 from slipway.inputs.contract import InputContract, input_name
 from slipway.kinds.registry import Task
 from slipway.runtimes.runtime import open_onnx, run_in_batches
@@ -85,6 +86,7 @@ def export_graph(
         ) from error
     assert program is not None
     model: onnx.ModelProto = program.model_proto
+    write_trees(model, network)
     _forget_the_machine(model)
     return _serialize(model)
 

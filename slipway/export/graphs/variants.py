@@ -27,6 +27,7 @@ from slipway.export.graphs.quantization import (
     dynamic_graph,
     why_not_dynamic,
 )
+from slipway.export.graphs.trees import has_trees
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import input_kind
 from slipway.reports.pages.leaderboard_page import Attempt
@@ -89,8 +90,18 @@ def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
 
 
 def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
-    """Return the reason if `variant` can gain nothing for this graph."""
+    """Return the reason if `variant` can gain nothing for this graph, or cannot be made of it."""
+    if variant != "fp32" and has_trees(fp32):
+        return (
+            f"the graph has trees, which compare in float32: {variant} would move rows to other "
+            "leaves"
+        )
     return why_not_dynamic(fp32, scratch) if variant == "int8_dynamic" else None
+
+
+def targets_of(variant: str, graph: bytes) -> list[Target]:
+    """Return the targets that a variant is meant for; trees run on the CPU only."""
+    return ["cpu"] if has_trees(graph) else MEANT_FOR[variant]
 
 
 def make_variant(

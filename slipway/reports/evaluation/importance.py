@@ -4,7 +4,7 @@ A column's values are shuffled among test rows, and the metric gets worse by as 
 relies on the column. Columns that carry the same information hide each other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class ColumnImportance(Contract):
     low: float  # smallest and largest loss of a shuffle
     high: float
     rows: int  # test rows that were shuffled
+    gain: float | None = None  # share in the gain of all splits of boosted trees
 
 
 def permutation_importance(
@@ -38,11 +39,13 @@ def permutation_importance(
     answer: Answer,
     seed: int,
     thresholds: Sequence[float] | None = None,
+    gains: Mapping[str, float] | None = None,
 ) -> list[ColumnImportance]:
     """Measure each column of a table, the most important first; none for images.
 
     It uses the test rows with the smallest ids. `answer` turns (N, width) rows into (N, K)
     probabilities or (N, 1) values, `thresholds` are those of the labels if rows have several.
+    `gains` are shares by column, of trees.
     """
     task, contract = manifest.task, manifest.input
     if not isinstance(contract, ColumnContract):
@@ -71,6 +74,7 @@ def permutation_importance(
                 low=min(losses),
                 high=max(losses),
                 rows=len(rows),
+                gain=gains.get(column.name) if gains else None,
             )
         )
     return sorted(found, key=lambda one: (-one.loss, one.column))

@@ -290,7 +290,7 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
         }
     content |= evaluation.results.entries(evaluation)
     if evaluation.importance:
-        content["importance"] = [one.model_dump() for one in evaluation.importance]
+        content["importance"] = [one.model_dump(exclude_none=True) for one in evaluation.importance]
     if evaluation.user_metrics:
         content["user_code"] = [metric.code.model_dump() for metric in evaluation.user_metrics]
     return content

@@ -32,7 +32,7 @@ HOW_IT_RUNS = frozenset(
         "loggers",
     }
 )
-_PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "tabm", "timm", "torch")
+_PACKAGES = ("deepspeed", "lightgbm", "numpy", "pytorch-lightning", "tabm", "timm", "torch")
 _DIGESTED = ("code.", "data.")  # fields whose values are digests, which tell a reader nothing
 
 

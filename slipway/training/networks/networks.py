@@ -1,7 +1,7 @@
 """Networks, and the model that a finished training writes.
 
 artifacts/model/model.json           model manifest: network, inputs, outputs, origin
-artifacts/model/weights.safetensors  weights in float32
+artifacts/model/weights.safetensors  weights in float32; of boosted trees trees.txt instead
 
 Training, evaluation and export use the same module, with normalisation inside, so none of them can
 forget it. Altered weights, unknown networks and unknown arguments are refused.
@@ -23,7 +23,7 @@ from slipway.config.network_arguments import argument_mistakes
 from slipway.data.store.packed import TargetScale
 from slipway.inputs.contract import AnyInputContract
 from slipway.kinds.code_digest import user_code
-from slipway.kinds.registry import Task, input_kind
+from slipway.kinds.registry import Task, are_trees, input_kind
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
@@ -131,6 +131,14 @@ class Network(nn.Module):
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean
 
+    def load_payload(self, payload: bytes) -> None:
+        """Load the content of the weights file; ValueError or RuntimeError if it does not fit."""
+        self.load_state_dict(safetensors.torch.load(payload), strict=True)
+
+    def column_gains(self) -> dict[str, float]:
+        """Return the share of each column in the gain of all splits; empty without trees."""
+        return {}
+
     def misfit(self, error: Exception) -> str:
         """Describe why this network cannot take its inputs, and the remedy."""
         return f"cannot take its input: {error}. Change train.network_arguments."
@@ -145,6 +153,11 @@ def build_network(spec: NetworkSpec) -> Network:
     network = make(spec)
     _check_forward(network)
     return network
+
+
+def weights_file(network: str) -> str:
+    """Return the name of the file in a model's folder that holds the weights, or the trees."""
+    return "trees.txt" if are_trees(network) else "weights.safetensors"
 
 
 def example_rows(spec: NetworkSpec, num_rows: int = 1) -> Tensor:
@@ -165,19 +178,30 @@ def load_tensors(path: Path, sha256: str, fix: str) -> dict[str, Tensor]:
     Raises SchemaError if it is missing, IntegrityError if it was altered.
     """
     try:
-        return safetensors.torch.load(files.read_verified(path, sha256))
+        return safetensors.torch.load(_read_payload(path, sha256, fix))
+    except SafetensorError as error:
+        raise IntegrityError(f"{error} {fix}") from None
+
+
+def _read_payload(path: Path, sha256: str, fix: str) -> bytes:
+    try:
+        return files.read_verified(path, sha256)
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. {fix}") from None
-    except (IntegrityError, SafetensorError) as error:
+    except IntegrityError as error:
         raise IntegrityError(f"{error} {fix}") from None
 
 
 def save_model(folder: Path, manifest: ModelManifest, weights: Mapping[str, Tensor]) -> None:
     """Write `folder` atomically. `manifest.weights_sha256` is filled in here."""
-    payload = serialize_tensors(weights)
+    save_payload(folder, manifest, serialize_tensors(weights))
+
+
+def save_payload(folder: Path, manifest: ModelManifest, payload: bytes) -> None:
+    """Write `folder` as `save_model` does; `payload` is the content of the weights file."""
     manifest = manifest.model_copy(update={"weights_sha256": files.sha256_bytes(payload)})
     with files.new_directory(folder) as partial:
-        files.write_bytes(partial / "weights.safetensors", payload)
+        files.write_bytes(partial / weights_file(manifest.network.name), payload)
         files.write_json(partial / "model.json", manifest.model_dump(mode="json"))
 
 
@@ -200,13 +224,15 @@ def load_network(folder: Path) -> Network:
     """
     manifest = read_model_manifest(folder)
     _check_code(manifest)
-    path = folder / "weights.safetensors"
-    weights = load_tensors(path, manifest.weights_sha256, _FIX)
+    name = manifest.network.name
+    path = folder / weights_file(name)
+    payload = _read_payload(path, manifest.weights_sha256, _FIX)
     network = build_network(manifest.network)
     try:
-        network.load_state_dict(weights, strict=True)
-    except RuntimeError as error:
-        name = manifest.network.name
+        network.load_payload(payload)
+    except SafetensorError as error:
+        raise IntegrityError(f"{path}: {error} {_FIX}") from None
+    except (RuntimeError, ValueError) as error:
         raise SchemaError(
             f"{path} does not fit the network {name!r} of model.json: {error} {_FIX}"
         ) from error

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from slipway.config.network_arguments import TabmArguments
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.kinds.registry import kind_of
-from slipway.system.errors import ParamsError
-from slipway.system.user_code import is_user_code
 from slipway.training.networks.features import FeatureEncoding
 from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
 from slipway.training.networks.user_network import user_backbone
@@ -185,21 +183,11 @@ class UserTableNetwork(Network):
         return self.to_target_unit(self.backbone(torch.cat([values, others], dim=1)))
 
 
-def table_network(spec: NetworkSpec) -> TableNetwork | UserTableNetwork:
-    """Build the network of a spec for a table; ParamsError if there is none of this name."""
+def tabm_network(spec: NetworkSpec) -> TableNetwork:
+    """Build TabM for a spec; ParamsError for wrong arguments."""
     assert isinstance(spec.input, ColumnContract)
-    contract = spec.input
-    if spec.name != "tabm" and not is_user_code(spec.name):
-        raise ParamsError(f"train.network is {spec.name!r}, expected 'tabm' for a table.")
-    if not contract.columns:
-        raise ParamsError(
-            "the table has no column left to learn from. See reports/clean.html for the refused "
-            "columns."
-        )
-    if is_user_code(spec.name):
-        return UserTableNetwork(contract, spec)
     arguments = parse_arguments(spec, TabmArguments)
-    encoding = RowEncoding(contract, arguments.num_bins)
+    encoding = RowEncoding(spec.input, arguments.num_bins)
     return TableNetwork(encoding, Tabm(arguments, encoding, spec.num_outputs), spec)
 
 

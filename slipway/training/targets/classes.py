@@ -1,10 +1,15 @@
 """Training for classes: cross-entropy, accuracy and softmax."""
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipway.config.sections import TrainParams
+from slipway.data.store.packed import TargetScale
 
 
 class ClassLoss(nn.Module):
@@ -49,3 +54,38 @@ class ClassHead:
         """(B, submodels, K) -> (B, K), the mean of the submodels' probabilities as logits."""
         # Without dividing by the number of submodels, a constant that softmax removes.
         return torch.logsumexp(torch.log_softmax(logits.to(torch.float32), dim=2), dim=1)
+
+
+class ClassTrees:
+    """Boosted trees for classes: one tree for two classes, else one for each class, per round."""
+
+    @staticmethod
+    def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
+        """Return LightGBM's settings."""
+        if num_classes == 2:
+            return {"objective": "binary"}
+        return {"objective": "multiclass", "num_class": num_classes}
+
+    @staticmethod
+    def num_sums(num_classes: int) -> int:
+        """Return the number of sums of trees."""
+        return 1 if num_classes == 2 else num_classes
+
+    @staticmethod
+    def labels(targets: NDArray[np.float64], scale: TargetScale | None) -> NDArray[np.float64]:
+        """Return the targets that the trees learn."""
+        return targets
+
+    @staticmethod
+    def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(N,) or (N, K) probabilities, as LightGBM evaluates them -> (N, sums)"""
+        smallest = np.finfo(np.float64).tiny
+        if predictions.ndim == 1:
+            inverse = np.log1p(-np.minimum(predictions, 1 - np.finfo(np.float64).epsneg))
+            return (np.log(np.maximum(predictions, smallest)) - inverse)[:, np.newaxis]
+        return np.log(np.maximum(predictions, smallest))
+
+    @staticmethod
+    def answers(sums: Tensor) -> Tensor:
+        """(B, sums) -> (B, K) logits"""
+        return torch.cat([torch.zeros_like(sums), sums], dim=1) if sums.shape[1] == 1 else sums

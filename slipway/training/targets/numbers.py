@@ -1,12 +1,16 @@
 """Training for a numeric target: squared error or Huber loss, and RMSE."""
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipway.config.sections import TrainParams
+from slipway.data.store.packed import TargetScale
 
 
 class NumberLoss(nn.Module):
@@ -50,3 +54,35 @@ class NumberHead:
     def mean_of_submodels(values: Tensor) -> Tensor:
         """(B, submodels, 1) -> (B, 1)"""
         return values.mean(dim=1)
+
+
+class NumberTrees:
+    """Boosted trees for a numeric target, which learn it in standard deviations."""
+
+    @staticmethod
+    def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
+        """Return LightGBM's settings."""
+        if params.huber_delta is None:
+            return {"objective": "regression"}
+        return {"objective": "huber", "alpha": params.huber_delta}
+
+    @staticmethod
+    def num_sums(num_classes: int) -> int:
+        """Return the number of sums of trees."""
+        return 1
+
+    @staticmethod
+    def labels(targets: NDArray[np.float64], scale: TargetScale | None) -> NDArray[np.float64]:
+        """Return the targets that the trees learn."""
+        assert scale is not None
+        return (targets - scale.mean) / scale.std
+
+    @staticmethod
+    def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(N,) values, as LightGBM evaluates them -> (N, 1)"""
+        return predictions[:, np.newaxis]
+
+    @staticmethod
+    def answers(sums: Tensor) -> Tensor:
+        """(B, 1) -> (B, 1)"""
+        return sums

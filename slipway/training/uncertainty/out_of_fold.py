@@ -6,6 +6,7 @@ an epoch selected by the fold's own labels would know them.
 """
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,20 @@ from slipway.config.sections import AuditParams, TrainParams
 from slipway.data.splits.audit_folds import AUDITED, audit_folds
 from slipway.data.store.packed import PackedSplit
 from slipway.kinds.code_digest import stage_digest
+from slipway.kinds.registry import are_trees, input_kind
 from slipway.system import files
 from slipway.system.errors import SchemaError
 from slipway.training.augmentation.offline_copies import original_rows
 from slipway.training.batches.row_selection import select
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.strategies import Placement, place, requested_setup
-from slipway.training.job import TrainingData, network_spec, open_data
+from slipway.training.job import (
+    TrainingData,
+    network_spec,
+    open_data,
+    own_threads,
+    placed,
+)
 from slipway.training.networks.initialization import initial_network, pretrained_file
 from slipway.training.networks.networks import TrainingSetup
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
@@ -100,7 +108,7 @@ def plan_folds(
     """
     assert audit.folds is not None, "the stage audits only if audit.folds is set"
     params = train.model_copy(update={"epochs": audit.epochs, **ONE_PROCESS})
-    placement = place(params, one_process("an audit", "audit"))
+    placement = place(placed(params), one_process("an audit", "audit"))
     data = open_data(packed, augmented, verify=False)
     if [*data.train[0].ids, *data.val.ids] != rows["id"].to_pylist():
         raise SchemaError(
@@ -144,8 +152,15 @@ def _predict_fold(
     manifest, plan = training.data.manifest, training.data.plan
     data = TrainingData(manifest, [training.others(fold)], held_out, plan)
     network = initial_network(training.seed, params, network_spec(params, manifest))
-    printer = EpochPrinter(name, "the fold")
-    train_short(network, training.seed, params, training.placement, data, [printer], folder)
+    if are_trees(params.network):
+        # The last round answers, as the last epoch does.
+        whole = params.model_copy(update={"early_stopping_patience": None, "keep": "last"})
+        fit: Callable[..., object] = input_kind(manifest.input.kind).load_part("fit_trees")
+        fit(network, training.seed, whole, data, own_threads(training.placement) or 1)
+        print(f"{name}  {params.epochs} rounds", flush=True)
+    else:
+        printer = EpochPrinter(name, "the fold")
+        train_short(network, training.seed, params, training.placement, data, [printer], folder)
     device = "cuda" if training.placement.accelerator == "gpu" else "cpu"
     return predict(network, held_out.inputs, params.max_batch_per_device, device)
 

@@ -100,3 +100,13 @@ def test_the_section_draws_and_lists_every_column_and_states_the_rows() -> None:
     assert text.count('class="group"') == 3
     assert text.count("<tr>") == 4
     assert "300 test rows" in text
+
+
+def test_the_section_lists_the_gain_of_each_column_only_for_trees() -> None:
+    manifest_, split = manifest("table_regression"), random_rows(50)
+    trees = permutation_importance(
+        manifest_, split, answer, 7, gains={"signal": 0.75, "noise": 0.25}
+    )
+    assert {one.column: one.gain for one in trees}["signal"] == 0.75
+    assert "75.0%" in importance_section(trees, "RMSE")
+    assert "gain" not in importance_section(measured(), "RMSE").lower()

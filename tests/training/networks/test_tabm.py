@@ -248,7 +248,7 @@ def test_every_wrong_network_argument_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"name": "timm/resnet18"}, "expected 'tabm' for a table"),
+        ({"name": "timm/resnet18"}, "expected 'tabm' or 'lightgbm' for a table"),
         ({"input": ColumnContract(kind="columns", columns=[])}, "no column left"),
     ],
 )

@@ -23,6 +23,14 @@ def importance_section(found: Sequence[ColumnImportance], metric: str) -> Html:
     )
     columns = ["column", "loss", "smallest", "largest"]
     rows = [[one.column, number(one.loss), number(one.low), number(one.high)] for one in found]
+    if any(one.gain is not None for one in found):
+        columns.append("gain")
+        for row, one in zip(rows, found, strict=True):
+            row.append(f"{one.gain or 0:.1%}")
+        note += (
+            " Gain is the column's share in what all splits of the trees improve the loss of the "
+            "training rows; it favours columns of many values."
+        )
     return section(
         "Importance of columns",
         bar_groups(groups, ["loss"], f"Loss of the {metric} by shuffled column"),

@@ -1,0 +1,70 @@
+"""Settings that boosted trees cannot apply, which are refused; others without effect are listed.
+
+Refused is what is requested by name: devices, precision, weight averages, the user's loss. A key
+of gradient steps that always has a value, such as `batch_size`, is named by the stage instead.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slipway.config.mistakes import as_yaml
+from slipway.config.sections import CompileParams, PruneParams, TrainParams
+from slipway.kinds.registry import are_trees
+from slipway.kinds.targets import TargetKind
+from slipway.system.errors import ParamsError
+from slipway.system.user_code import is_user_code
+
+# By key of the section train: the values that request nothing of gradient steps or devices.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "strategy": ("auto", "single"),
+    "precision": ("auto", "32-true"),
+    "accelerator": ("auto", "cpu"),
+    "devices": ("auto", 1),
+    "num_nodes": (1,),
+    "compile": (False,),
+    "channels_last": ("auto", False),
+    "ema_decay": (None,),
+    "log_histograms_every_epochs": (None,),
+    "loggers": ([],),
+}
+
+
+def require_gradient_steps(network: str, command: str) -> None:
+    """Raise ParamsError if `command` has no gradient steps of `network` to run."""
+    if are_trees(network):
+        raise ParamsError(
+            f"{command} times gradient steps, but train.network is {network!r}, which takes none, "
+            "expected a network such as 'tabm'. `slipway plan` predicts the time of its rounds."
+        )
+
+
+def requests_beyond_trees(
+    train: TrainParams, prune: PruneParams, compiled: CompileParams, target: TargetKind
+) -> Iterator[str]:
+    """Describe each setting that trees cannot apply, with the value to write instead."""
+    trees = f"train.network is {train.network!r}, which"
+    if "trees" not in target.parts:
+        yield f"{trees} cannot learn {target.plural}: use another network"
+    for key, neutral in _NEUTRAL.items():
+        if (value := getattr(train, key)) not in neutral:
+            yield (
+                f"train.{key} is {as_yaml(value)}, but {trees} takes no gradient steps and runs in "
+                f"one process on the CPU: set it to {as_yaml(neutral[0])}"
+            )
+    if train.label_smoothing and target.has_classes:
+        yield (
+            f"train.label_smoothing is {train.label_smoothing:g}, but {trees} learns the labels as "
+            "they are: set it to 0.0"
+        )
+    if is_user_code(train.loss):
+        yield f"train.loss is {train.loss!r}, but {trees} has losses of its own: set it to auto"
+    if prune.kind is not None:
+        yield (
+            f"prune.kind is {prune.kind!r}, but {trees} has no weights to prune: set it to null, "
+            "and lower num_leaves or train.epochs for a smaller model"
+        )
+    if compiled.require:
+        yield (
+            f"compile.require is true, but {trees} has trees, which TensorRT cannot run: set it to "
+            "false"
+        )
