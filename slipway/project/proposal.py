@@ -43,6 +43,15 @@ _TABM = {
     "embedding_size": 32,
     "num_bins": 48,
 }
+_LIGHTGBM = {
+    "num_leaves": 31,
+    "max_depth": None,
+    "min_data_in_leaf": 20,
+    "feature_fraction": 0.8,
+    "bagging_fraction": 0.8,
+    "lambda_l2": 1.0,
+    "max_bin": 255,
+}
 
 
 @dataclass(frozen=True)
@@ -359,12 +368,29 @@ class _Draft:
     def _table_recipe(self) -> None:
         num_train = self.rows_of("train")
         length = recipe.table_length(len(self.inputs()), _TABM, num_train, self.machine)
-        self.set("train.network", "tabm", "the network for tables")
+        network, reason = "tabm", "the network for tables"
+        if "trees" in self.kind.target.parts:
+            network, reason = recipe.table_network(length, self.machine)
+        if network in self.kind.input.trees:
+            self._trees(network, reason, num_train)
+            return
+        self.set("train.network", "tabm", reason)
         self.set("train.network_arguments", dict(_TABM))
         self._length(length)
         self.set("train.learning_rate", 0.006, "usual for this network")
         self.set("train.weight_decay", 0.0003)
         self.set("train.label_smoothing", 0.0)
+
+    def _trees(self, network: str, reason: str, num_train: int) -> None:
+        self.set("train.network", network, reason)
+        self.set("train.network_arguments", dict(_LIGHTGBM))
+        self.set("train.epochs", 2000, f"rounds at most; about {num_train:,} training rows")
+        self.set("train.early_stopping_patience", 100, "rounds without a lower validation loss")
+        self.set("train.learning_rate", 0.05, "usual for so many rounds")
+        self.set("train.label_smoothing", 0.0)
+        self.set("audit.epochs", 300)
+        self.set("export.variants", ["fp32"])
+        self.set("compile.variant", "fp32")
 
     def _length(self, length: recipe.Length) -> None:
         self.set("train.epochs", length.epochs, length.reason)

@@ -22,6 +22,8 @@ _SMALL_RESNET_FLOPS = 92e3 / 32**2  # per pixel and squared width, forward
 _USUAL_EPOCHS = {"scratch": 40, "pretrained": 12, "table": 40}
 _MOST_EPOCHS = 100
 _TABLE_EFFICIENCY = 0.35  # of small matrices, beside convolutions
+_FEWEST_EPOCHS_OF_TABM = 8
+_TREES_PAGE = "docs/how-to/trees.md"
 _SIDES = re.compile(r"(^|[^a-z])(left|right)([^a-z]|$)", re.IGNORECASE)
 
 
@@ -87,6 +89,23 @@ def table_length(
     inner = num_columns * arguments["embedding_size"] + (arguments["num_blocks"] - 1) * width
     cost = 2 * arguments["num_submodels"] * width * inner / _TABLE_EFFICIENCY
     return _length(cost, _USUAL_EPOCHS["table"], num_train, machine)
+
+
+def table_network(length: Length, machine: Machine) -> tuple[str, str]:
+    """Return the network of a table that is likely better, and the reason.
+
+    TabM is a little better than trees if it has time for its usual epochs, about as good with some
+    of them, and worse with few.
+    """
+    if length.epochs < _FEWEST_EPOCHS_OF_TABM:
+        return (
+            "lightgbm",
+            f"likely better here: {machine} has time for only {length.epochs} "
+            f"epoch{'s' * (length.epochs > 1)} of tabm: {_TREES_PAGE}",
+        )
+    is_whole = length.epochs >= _USUAL_EPOCHS["table"]
+    rank = "likely a little better here than" if is_whole else "about as good here as"
+    return "tabm", f"{rank} lightgbm, which trains in seconds: {_TREES_PAGE}"
 
 
 def batch_size(num_train: int) -> int:

@@ -38,6 +38,20 @@ def test_init_proposes_the_right_params_for_data_sets_of_many_shapes(
     parse_params(dict(proposal.params))
 
 
+def test_init_proposes_trees_only_if_there_is_no_time_for_tabm(tmp_path: Path) -> None:
+    summary = inspect(wine(tmp_path))
+    small, large = (
+        propose(replace(summary, num_rows=rows), "table_regression", "proline", machine=LAPTOP)
+        for rows in (summary.num_rows, 5_000_000)
+    )
+    assert small.value("train.network") == "tabm"
+    assert "than lightgbm" in small.reasons["train.network"]
+    assert large.value("train.network") == "lightgbm"
+    assert "has time for only" in large.reasons["train.network"]
+    assert large.params["export"]["variants"] == ["fp32"]
+    parse_params(dict(large.params))
+
+
 # Questions and refusals ---------------------------------------------------------------------------
 
 
