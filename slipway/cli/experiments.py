@@ -146,7 +146,13 @@ def reset(yes: bool) -> None:
 
 
 @click.command()
-@click.option("--port", default=0, show_default="a free one", help="Of the address to serve at.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default="a free one",
+    help="Of the address to serve at.",
+)
 @click.option("--serve", is_flag=True, help="Serve the page even if a browser can be opened.")
 def show(port: int, serve: bool) -> None:
     """Open the page of all reports; without a display, serve it on 127.0.0.1."""

@@ -69,7 +69,8 @@ def predict_files(
     parts = PartsFolder(destination)
     if destination.exists() and not (overwrite or parts.is_complete):
         raise DataError(
-            f"{str(destination)!r} exists. Choose another name, or ask to overwrite it."
+            f"{str(destination)!r} exists, expected a new name. Choose another, or "
+            "overwrite it with --overwrite (in Python: overwrite=True)."
         )
     with ExitStack() as stack:
         if not isinstance(model, LoadedModel):

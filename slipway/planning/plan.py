@@ -5,7 +5,6 @@ real steps, the time. Lists every mismatch with this machine, and then ends with
 a training it also compares its prediction with the actual costs.
 """
 
-import argparse
 from collections.abc import Sequence
 
 from slipway.config.command import run_stage
@@ -16,6 +15,7 @@ from slipway.planning.resource_plan import PlannedMemory, PlannedSeconds, Resour
 from slipway.planning.step_memory import parameter_counts
 from slipway.planning.tree_plan import plan_trees
 from slipway.reports.console import size, text_table
+from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
 from slipway.training.checkpoints.fingerprint import take_fingerprint
@@ -151,8 +151,8 @@ def _comparison(
     return f"the last training of these params, in its first process\n{table}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slipway plan", description=__doc__)
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="slipway plan", description=__doc__)
     parser.add_argument(
         "--seconds",
         type=float,

@@ -5,7 +5,6 @@ precision of the training. It prints a patch of params.yaml and changes nothing;
 the patch.
 """
 
-import argparse
 import gc
 import math
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from slipway.planning.rehearsal import Rehearsal
 from slipway.planning.resource_plan import available_bytes, process_bytes
 from slipway.reports.console import size, text_table
 from slipway.system import files
+from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import TrainingError, UnavailableError
 from slipway.system.memory import own_bytes
@@ -270,9 +270,9 @@ def _draw(found: RangeTest, path: Path, current: float) -> None:
     partial.unlink()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slipway tune", description=__doc__)
-    applies = argparse.ArgumentParser(add_help=False)
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="slipway tune", description=__doc__)
+    applies = CommandParser(add_help=False)
     applies.add_argument(
         "--apply", action="store_true", help="write the proposed change into params.yaml"
     )

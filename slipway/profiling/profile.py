@@ -44,6 +44,7 @@ from slipway.profiling.report import (
 from slipway.profiling.step_times import Round
 from slipway.reports.pages.profile_page import profile_page, profile_text
 from slipway.system import files
+from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.cores import cpu_model, num_cores
 from slipway.system.errors import ParamsError, TrainingError
@@ -278,8 +279,8 @@ def _apply(proposal: SettingsProposal, gain: float) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="slipway profile",
         description="Measure where the time of a training step goes, and propose faster settings.",
     )

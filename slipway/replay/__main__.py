@@ -22,6 +22,7 @@ from slipway.replay.bundles import (
 from slipway.replay.comparison import BackendResult
 from slipway.replay.lineage import describe_lineage, describe_model, describe_request
 from slipway.reports.console import number, text_table
+from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.disk_faults import disk_fault
 from slipway.system.errors import SlipwayError, UnavailableError
@@ -46,8 +47,8 @@ def main(given: Sequence[str] | None = None) -> NoReturn:
         _end(disk_fault(error) or str(error))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slipway replay", description=__doc__.splitlines()[0])
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="slipway replay", description=__doc__.splitlines()[0])
     parser.add_argument(
         "request_id", help="x-request-id of an answer; with --lineage also its model_version"
     )

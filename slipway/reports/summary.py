@@ -23,7 +23,7 @@ _FEW_TEST_ROWS = 100
 _NOW = """what now
   slipway serve                          start the service; its page is http://127.0.0.1:3000
   slipway show                           open every report
-  bentoml serve slipway.serving.service:Slipway  the same after `source env.sh`
+  bentoml serve slipway.serving.service:Slipway  the same, with the command of BentoML
   reports/verify.html                    compare the trained network with every variant and HTTP
   reports/evaluate.html                  see where the network is wrong
 """

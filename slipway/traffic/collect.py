@@ -19,6 +19,7 @@ from slipway.artifacts.bundle import Bundle, load_bundle
 from slipway.config.command import run_command
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.system import files
+from slipway.system.arguments import CommandParser
 from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_ground_truth
 from slipway.traffic.selection import Content, SelectedRows, collect
@@ -114,8 +115,8 @@ def next_command(manifest: Bundle, out: Path) -> str:
     return " ".join(["dvc exp run", "-S", shlex.quote(f"data.path={out}"), *absent])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="slipway dataset collect", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("out", type=Path, metavar="OUT.parquet", help="data set to write")

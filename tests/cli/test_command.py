@@ -80,6 +80,28 @@ def test_an_interrupt_ends_with_130(name: str) -> None:
     assert end_of(["fail", name]) == 130
 
 
+@pytest.mark.parametrize(
+    ("arguments", "mistake", "usage"),
+    [
+        (["keys"], "required: name", "slipway keys [-h]"),
+        (["keys", "bob", "--role", "boss"], "invalid choice: 'boss'", "slipway keys [-h]"),
+        (["rollout", "start"], "invalid choice: 'start'", "slipway rollout [-h]"),
+        (["show", "--port", "99999"], "99999 is not in the range", "slipway show [OPTIONS]"),
+    ],
+)
+def test_wrong_arguments_of_every_verb_are_described_in_three_parts(
+    arguments: list[str], mistake: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith("\nerror: ")
+    assert mistake in text
+    assert f"Expected `{usage}" in text
+    assert "--help`." in text
+
+
 def test_a_missing_package_is_described_by_the_extra_that_brings_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -216,7 +216,10 @@ def test_two_runs_into_one_destination_do_not_meet(
     ("name", "message"),
     [
         ("out.txt", "has an unknown ending, expected one of .csv, .parquet"),
-        ("there.csv", "exists. Choose another name, or ask to overwrite it"),
+        (
+            "there.csv",
+            "exists, expected a new name. Choose another, or overwrite",
+        ),
         ("out.csv", "the input has the columns 'is_ood', which the answers have too"),
     ],
 )

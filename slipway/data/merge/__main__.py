@@ -5,7 +5,6 @@ which is never an input, marks them. A new row that the base data already has is
 Nothing is trained: the command for that is printed. See docs/how-to/collect.md.
 """
 
-import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from slipway.data.sources.raw_tables import COLLECTED
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.sources import find_layout, with_given_split
 from slipway.kinds.registry import kind_of
+from slipway.system.arguments import CommandParser
 from slipway.system.errors import DataError
 
 _MAX_SHOWN = 10
@@ -115,8 +115,8 @@ def _check_parquet(path: Path) -> None:
         raise DataError(f"{path} is not a readable Parquet file ({reason}); {remedy}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="slipway dataset merge",
         description="Merges collected rows into the data of data.path, as one Parquet file.",
     )

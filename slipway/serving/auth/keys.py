@@ -6,7 +6,6 @@ A key has 256 random bits, so one round of SHA-256 suffices: nothing can be gues
 out before the old one is removed. An unreadable or invalid file changes nothing.
 """
 
-import argparse
 import contextlib
 import hashlib
 import hmac
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from slipway.serving.settings import PREFIX, ROOT
+from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import SlipwayError
 
@@ -278,8 +278,8 @@ def add_key(path: Path, name: str, role: Role, rate: float | None) -> str:
     return key
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="slipway keys",
         description="Make a key, print it once, and add its digest to the file.",
     )

@@ -25,6 +25,7 @@ from slipway.serving.load_test.trial_service import require_answered, running, s
 from slipway.serving.load_test.tuner import Goal, Tuner
 from slipway.serving.settings import ROOT, Settings, read_settings
 from slipway.system import files
+from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.cores import num_cores
 
@@ -105,8 +106,8 @@ def tune(options: argparse.Namespace) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="slipway tune serving",
         description="Measures the load that the service carries and finds its best settings.",
     )

@@ -22,6 +22,7 @@ from slipway.serving.rollout.state import (
     read_rollout,
 )
 from slipway.serving.settings import PREFIX, Settings, read_settings
+from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 
 _NICENESS = 10
@@ -122,8 +123,8 @@ def _percentages(text: str) -> tuple[float, ...]:
     return shares
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         prog="slipway rollout",
         description="Replace the model under load. See docs/how-to/rollout.md.",
     )
@@ -152,8 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _bundle_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
+def _bundle_parser() -> CommandParser:
+    parser = CommandParser(add_help=False)
     add = parser.add_argument
     add("bundle", type=Path, help="folder of the bundle; it is copied")
     add("--certificate", type=Path, help="default: certificate.json beside the bundle")
@@ -184,7 +185,7 @@ def _bundle_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_plan(canary: argparse.ArgumentParser) -> None:
+def _add_plan(canary: CommandParser) -> None:
     add = canary.add_argument
     add("--steps", type=_percentages, metavar="PERCENT,...", help="default: 1,5,25,50,100")
     add(
