@@ -14,6 +14,7 @@ _SNAPSHOTS = "refs/slipway"  # the workspace at the start of each search: refs/s
 _HEAD = Path(".work/experiments/head")  # the branch, while DVC detaches HEAD
 # DVC writes these; they are no edits of the user.
 _WRITTEN = ("dvc.lock", "metrics/")
+_LACKS_OUTPUTS = "ERROR: Checkout failed"  # of DVC
 _SHOWN = 5
 
 
@@ -91,15 +92,16 @@ def restore_index(tree: str) -> None:
 def check_out() -> str:
     """Put the outputs of dvc.lock back; return what DVC says of those it does not have.
 
-    SlipwayError if the disk is full or refuses them.
+    SlipwayError for another reason, such as a full disk.
     """
-    answer = _dvc("checkout", "--force", "--quiet")
-    if not answer.returncode:
-        return ""
-    said = answer.stderr.strip() or answer.stdout.strip()
-    if fault := disk_fault(OSError(said)):
-        raise SlipwayError(f"{fault} Then run this again: it puts the outputs back first.")
-    return said
+    answer = _dvc("checkout", "--force")
+    said = _said(answer)
+    if answer.returncode and not said.startswith(_LACKS_OUTPUTS):
+        raise SlipwayError(
+            f"DVC cannot put the former outputs back: {disk_fault(OSError(said)) or said}\n"
+            "Correct this. The next `slipway run`, `take` or `reset` tries it again."
+        )
+    return said if answer.returncode else ""
 
 
 def restore_head() -> None:
@@ -162,11 +164,16 @@ def _with_head(*arguments: str) -> None:
     finally:
         restore_head()
     if answer.returncode:
-        said = answer.stderr.strip() or answer.stdout.strip()
+        said = _said(answer)
         fault = disk_fault(OSError(said)) or said
         raise SlipwayError(
             f"`dvc {' '.join(arguments[:2])}` failed: {fault}\nCorrect this, then run it again."
         )
+
+
+def _said(answer: "subprocess.CompletedProcess[str]") -> str:
+    """Return what DVC said, without its offer of help."""
+    return (answer.stderr.strip() or answer.stdout.strip()).partition("\n\nHaving any")[0]
 
 
 def _dvc(*arguments: str) -> "subprocess.CompletedProcess[str]":

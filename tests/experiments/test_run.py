@@ -230,6 +230,13 @@ def test_a_take_that_fails_or_is_killed_leaves_the_workspace_as_it_was(tmp_path:
     assert (tmp_path / "artifacts/model").read_text() == "0.1"
     assert not (tmp_path / ".work/experiments/before_take").exists()
 
+    for text in ("0.1", "0.2"):
+        _cached(tmp_path, text).unlink()
+    (tmp_path / "artifacts/model").unlink()
+    text = project.slipway("take", "better", code=1)
+    assert "without outputs that DVC no longer has; `slipway run` makes them again" in text
+    assert not (tmp_path / ".work/experiments/before_take").exists()
+
 
 def _state(project: TinyProject) -> dict[str, str]:
     """The files that an experiment changes, and git's view of them."""
