@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 from slipway.config.mistakes import as_yaml
-from slipway.config.params import read_content, value_at
+from slipway.config.params import no_project, read_content, value_at
 from slipway.config.stage_graph import read_pipeline
 from slipway.experiments import repository, take_journal
 from slipway.experiments.records import ExperimentRecord, find_record, flat, read_records, shortened
-from slipway.experiments.run import alone
+from slipway.experiments.run import PARAMS, alone
 from slipway.system.errors import ParamsError
 
 _LONGEST_CAUSE = 400  # characters
@@ -30,6 +30,8 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
     ParamsError if there is no such experiment, if DVC keeps no results of it, or if edits would be
     lost; with `accept_loss` they are. SlipwayError if DVC fails; then the workspace is as before.
     """
+    if not PARAMS.exists():
+        raise no_project(PARAMS)
     with alone():
         record = find_record(name, read_records())
         if name not in repository.experiments():

@@ -12,6 +12,7 @@ from slipway.config.stage_graph import Pipeline
 from slipway.experiments.records import new_name, read_records, write_record
 from slipway.experiments.reproduction import is_running
 from slipway.experiments.run import ExperimentRequest, alone
+from slipway.experiments.workspace import take
 from slipway.system.errors import LockedError, ParamsError, SchemaError
 from slipway.system.files import write_text
 from tests.experiments.records import record
@@ -113,6 +114,12 @@ def test_head_that_a_kill_left_detached_goes_back_to_its_branch_and_no_file_chan
     assert git("rev-parse", "HEAD") == start
     assert (empty / "mine.txt").read_text() == "2"
     assert not (empty / ".work/experiments/head").exists()
+
+
+def test_a_take_outside_a_project_says_so_and_leaves_nothing(empty: Path) -> None:
+    with pytest.raises(ParamsError, match=r"params\.yaml is missing"):
+        take("run-1", accept_loss=False)
+    assert list(empty.iterdir()) == []
 
 
 @pytest.mark.process
