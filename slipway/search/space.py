@@ -14,7 +14,7 @@ from slipway.config.edit import known_keys
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.params import mistakes_in, value_at
 from slipway.config.search import DimensionParams, SearchParams
-from slipway.kinds.registry import kind_of
+from slipway.kinds.registry import are_trees, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.system.errors import ParamsError
 
@@ -304,6 +304,14 @@ def _budget_mistakes(content: dict[str, Any], params: SearchParams) -> Iterator[
         )
     if params.halving is None:
         return
+    dimension = params.space.get("train.network")
+    networks = (dimension.choice if dimension else None) or [value_at(content, "train.network")]
+    yield from (
+        f"search.halving resumes trials from checkpoints, but trees of {network!r} have none; "
+        "write `halving: null`"
+        for network in networks
+        if isinstance(network, str) and are_trees(network)
+    )
     if "train.epochs" in params.space:
         yield (
             "search.space.train.epochs: rungs compare trials after the same part of one length; "

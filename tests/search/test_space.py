@@ -87,6 +87,11 @@ def _of(key: str, **dimension: Any) -> dict[str, Any]:
             "one length",
         ),
         (
+            _of("train.network", choice=["small_resnet", "lightgbm"])
+            | {"halving": {"reduction": 2, "first_rung": 2}},
+            "trees of 'lightgbm' have none; write `halving: null`",
+        ),
+        (
             _of("train.label_smoothing", range=[0.0, 0.1])
             | {"metric": "loss", "direction": "minimize"},
             "changes the loss itself",
