@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.uncertainty import Calibration
+from slipway.artifacts.uncertainty import Calibration, decided_classes
 
 
 def prediction_columns(
@@ -31,7 +31,12 @@ def prediction_columns(
     columns = np.array([probabilities[label] for label in labels], np.float32)
     if len(probabilities) != len(labels):
         raise ValueError("labels and probabilities do not go together")
-    if calibration.thresholds is not None:
+    if (rule := calibration.decision) is not None and calibration.thresholds is not None:
+        chosen = labels[int(decided_classes(columns, calibration.thresholds))]
+        (facts,) = rule.facts(columns[np.newaxis], calibration.thresholds)
+        if prediction["label"] != chosen or any(prediction[name] != facts[name] for name in facts):
+            raise ValueError("label, costs and probabilities do not go together")
+    elif calibration.thresholds is not None:
         given = calibration.given(columns)
         if prediction["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
             raise ValueError("labels and probabilities do not go together")

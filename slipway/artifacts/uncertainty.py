@@ -13,7 +13,7 @@ OOD score.
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import IntegrityError, SchemaError
 
 _FIX = "Run `dvc repro evaluate`."
+NEVER = 2.0  # a threshold that no probability reaches
 # With 200 rows one draw in three misses 90 % by more than 2 points: sqrt(0.9 * 0.1 / 202).
 FEW_ROWS = 200
 Verdict = Literal["below", "within", "above"]
@@ -79,6 +80,76 @@ class OODThreshold(Contract):
     statistics_sha256: str  # hex, of ood_score.safetensors
 
 
+class DecisionCosts(Contract):
+    """Costs of answers about two classes, in any unit; a right answer costs nothing."""
+
+    false_positive: float
+    false_negative: float
+    abstain: float | None  # of leaving a row to a person; null: never
+
+
+class Decision(Contract):
+    """Rule by which the probability of the positive one of two classes becomes an answer."""
+
+    positive: str
+    place: int  # of the positive class among the labels
+    costs: DecisionCosts | None  # null: its threshold has the largest F1
+    # Probabilities of the positive class from the first to below the second are left to a person.
+    abstain_between: tuple[float, float] | None = None
+    rows: int = 0  # validation rows behind threshold and bounds
+
+    def abstains(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """(...,) True for the answers that are left to a person."""
+        shares = probabilities[..., self.place]
+        if self.abstain_between is None:
+            return np.zeros(shares.shape, bool)
+        low, high = np.asarray(self.abstain_between, np.float32)
+        return np.asarray((shares >= low) & (shares < high))
+
+    def expected_costs(
+        self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
+    ) -> NDArray[np.float64] | None:
+        """(...,) cost of each answer if its probabilities are right; None without costs."""
+        if self.costs is None:
+            return None
+        shares = probabilities[..., self.place].astype(np.float64)
+        is_positive = decided_classes(probabilities, thresholds) == self.place
+        wrong = np.where(
+            is_positive,
+            (1 - shares) * self.costs.false_positive,
+            shares * self.costs.false_negative,
+        )
+        return np.where(self.abstains(probabilities), self.costs.abstain or 0.0, wrong)
+
+    def costs_of(
+        self,
+        probabilities: NDArray[np.float32],
+        thresholds: Sequence[float],
+        targets: NDArray[np.generic],
+    ) -> NDArray[np.float64] | None:
+        """(rows,) the cost of each answer with its true class; None without costs."""
+        if self.costs is None:
+            return None
+        is_positive = decided_classes(probabilities, thresholds) == self.place
+        is_own = np.asarray(targets) == self.place
+        cost = np.where(is_positive & ~is_own, self.costs.false_positive, 0.0)
+        cost = cost + np.where(~is_positive & is_own, self.costs.false_negative, 0.0)
+        return np.where(self.abstains(probabilities), self.costs.abstain or 0.0, cost)
+
+    def facts(
+        self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
+    ) -> list[dict[str, Any]]:
+        """Return for each of (rows, 2) probabilities what its answer says beside the label."""
+        costs = self.expected_costs(probabilities, thresholds)
+        if self.costs is None or costs is None:
+            return [{} for _ in probabilities]
+        found: list[dict[str, Any]] = [{"expected_cost": cost} for cost in costs.tolist()]
+        if self.costs.abstain is not None:
+            for fact, abstains in zip(found, self.abstains(probabilities).tolist(), strict=True):
+                fact["abstain"] = abstains
+        return found
+
+
 class Calibration(Contract):
     """The content of `artifacts/calibration.json`."""
 
@@ -88,8 +159,10 @@ class Calibration(Contract):
     conformal: Conformal
     ood: OODThreshold
     # The smallest probability at which each label is given, in the order of the labels; null if the
-    # most probable label is given, or for numeric targets.
+    # most probable label is given, or for numeric targets. With a decision about two classes that
+    # of the other class is NEVER.
     thresholds: list[float] | None = None
+    decision: Decision | None = None
 
     def is_ood(self, scores: NDArray[np.float32] | np.float32) -> NDArray[np.bool_]:
         """Compare scores with the threshold; same shape."""
@@ -108,8 +181,13 @@ class Calibration(Contract):
         least = np.minimum(
             np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True)
         )
-        inside = probabilities >= least
-        return np.asarray(inside if self.thresholds is None else inside | self.given(probabilities))
+        inside = np.asarray(probabilities >= least)
+        if self.thresholds is None:
+            return inside
+        if self.decision is None:
+            return inside | self.given(probabilities)
+        chosen = decided_classes(probabilities, self.thresholds)[..., np.newaxis]
+        return np.asarray(inside | (np.arange(probabilities.shape[-1]) == chosen))
 
     def interval(self, value: float) -> tuple[float, float] | None:
         """Return the bounds around a predicted number; None with too few rows for the coverage."""
@@ -126,6 +204,20 @@ def given_labels(
     """
     least = np.asarray(0.5 if thresholds is None else thresholds, np.float32)
     return np.asarray(probabilities >= least)
+
+
+def decided_classes(
+    probabilities: NDArray[np.float32], thresholds: Sequence[float] | None
+) -> NDArray[np.int64]:
+    """(...,) the class of (..., classes) answers: the most probable one, the first of equals.
+
+    With `thresholds` of two classes, the positive one if its probability reaches its threshold.
+    """
+    if thresholds is None:
+        return np.asarray(probabilities.argmax(axis=-1))
+    positive = int(np.argmin(thresholds))
+    reaches = probabilities[..., positive] >= np.float32(thresholds[positive])
+    return np.where(reaches, positive, 1 - positive)
 
 
 def decisions(

@@ -208,6 +208,7 @@ def _settings_without_effect(params: Params) -> Iterator[str]:
         if (value := _value(params, key)) != nothing
     )
     yield from _labels_without_effect(params.data, kind.target)
+    yield from _decision_without_classes(params, kind.target)
     if kind.target.several and params.audit.folds is not None:
         yield (
             f"audit.folds is {params.audit.folds}, but data.task is {task!r}: "
@@ -246,6 +247,23 @@ def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str
         yield (
             f"data.label_separator is {data.label_separator!r}, but data.task is {data.task!r}: "
             f"it is for several labels; set it to {usual!r}"
+        )
+
+
+def _decision_without_classes(params: Params, target: TargetKind) -> Iterator[str]:
+    """List a decision about two classes where there are none, or others."""
+    decision, classes = params.evaluate.decision, params.data.classes
+    if decision is None:
+        return
+    if not target.has_classes or target.several:
+        yield (
+            f"evaluate.decision is set, but data.task is {params.data.task!r}: "
+            "it is for two classes; set it to null"
+        )
+    elif classes is not None and (len(classes) != 2 or decision.positive not in classes):
+        yield (
+            f"evaluate.decision.positive is {decision.positive!r}, but data.classes is {classes}: "
+            "it is one of two classes"
         )
 
 

@@ -486,6 +486,33 @@ class Gate(ParamsSection):
 Gates = Annotated[dict[str, Gate], Field(examples=[{"accuracy": {"min": 0.9, "max": None}}])]
 
 
+class CostParams(ParamsSection):
+    """Costs of answers about two classes, in any unit; a right answer costs nothing."""
+
+    false_positive: NotNegative  # the positive class is answered, and wrong
+    false_negative: NotNegative  # the other class is answered, and wrong
+    abstain: PositiveFloat | None  # leave the row to a person; null: never
+
+    def problems(self) -> Iterator[str]:
+        if self.false_positive + self.false_negative == 0:
+            yield "false_positive and false_negative are both 0: no answer would be worse"
+        dearest = max(self.false_positive, self.false_negative)
+        if self.abstain is not None and self.abstain >= dearest > 0:
+            yield f"abstain costs {self.abstain:g}, no less than a wrong answer: set it to null"
+
+
+class DecisionParams(ParamsSection):
+    """Rule that turns the probability of one of two classes into an answer."""
+
+    positive: str  # the class that has the threshold
+    # Its threshold has the lowest cost on validation rows; null: the largest F1.
+    costs: CostParams | None
+
+
+_DECISION = {"positive": "spam", "costs": {"false_positive": 5, "false_negative": 1, "abstain": 1}}
+Rule = Annotated[DecisionParams, Field(examples=[_DECISION])]
+
+
 class MeasuringParams(ParamsSection):
     """Keys of `evaluate` that `prune` reads as well: calibration and measurement of predictions."""
 
@@ -493,6 +520,8 @@ class MeasuringParams(ParamsSection):
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
     confidence: OpenFraction  # of the intervals
     calibration: Literal["temperature"] | None  # of probabilities, fitted on validation rows
+    # Two classes: a threshold, chosen on validation rows. null: the most probable class.
+    decision: Rule | None
     coverage: OpenFraction  # of prediction sets and intervals
     ood_fraction: OpenFraction  # of ordinary rows that may be flagged as out of distribution
 

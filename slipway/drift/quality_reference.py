@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
-from slipway.artifacts.uncertainty import given_labels
+from slipway.artifacts.uncertainty import decided_classes, given_labels
 from slipway.drift.distributions import chi_square_tail
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.features import CONFIDENCE, OUTLIER_SCORE, confidence_of_labels
@@ -102,7 +102,7 @@ def fit_quality(
         claimed = score.astype(np.float64)
     elif output.kind == "probabilities":
         metric, feature, score = "accuracy", CONFIDENCE, outputs.max(axis=1)
-        quality = (outputs.argmax(axis=1) == targets).astype(np.float64)
+        quality = np.asarray(decided_classes(outputs, thresholds) == targets, np.float64)
         claimed = score
     else:
         assert_never(output.kind)

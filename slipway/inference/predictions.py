@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+_OPTIONAL = ("expected_cost", "abstain")  # only with evaluate.decision.costs
+
 
 @dataclass(frozen=True, slots=True)
 class ClassPrediction:
@@ -14,10 +16,12 @@ class ClassPrediction:
     prediction_set: list[str]  # contains the true label at the coverage that `info` names
     ood_score: float  # larger for unusual inputs
     is_ood: bool
+    expected_cost: float | None = None  # of this answer; None without evaluate.decision.costs
+    abstain: bool | None = None  # True: leave it to a person; None if that has no cost
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if k not in _OPTIONAL or v is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,15 @@ def prediction_of(answer: Mapping[str, Any]) -> Prediction:
         )
     if "labels" in answer:
         return LabelsPrediction(*(answer[name] for name in LabelsPrediction.__slots__))
-    return ClassPrediction(*(answer[name] for name in ClassPrediction.__slots__))
+    return ClassPrediction(
+        answer["label"],
+        answer["probabilities"],
+        answer["prediction_set"],
+        answer["ood_score"],
+        answer["is_ood"],
+        answer.get("expected_cost"),
+        answer.get("abstain"),
+    )
 
 
 def explanation_of(answer: Mapping[str, Any]) -> Explanation:

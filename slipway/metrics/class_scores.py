@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.artifacts.bundle import Metric
+from slipway.artifacts.uncertainty import decided_classes
 from slipway.kinds.targets import CLASS
 from slipway.metrics.calibration_error import calibration_errors, errors_by_chance
 from slipway.metrics.roc_auc import RankedClass, rank_classes, ranking_scores
@@ -66,7 +67,8 @@ class ClassScores:
 class ClassAnswers:
     """Validated class answers, which can be scored over any choice of their rows.
 
-    `targets` (N,) class indices, `probabilities` (N, K) in [0, 1]; the first largest is predicted.
+    `targets` (N,) class indices, `probabilities` (N, K) in [0, 1]; the first largest is predicted,
+    or one of two classes by `thresholds`.
     Raises MetricError for NaN, no rows, an index outside [0, K), or rows that do not sum to 1.
     """
 
@@ -81,7 +83,10 @@ class ClassAnswers:
         self.num_rows, self.num_classes = self.probabilities.shape
         self.targets = _checked_indices(targets, self.num_classes, "targets")  # (N,)
         self.log_losses = log_losses(self.targets, self.probabilities)  # (N,)
+        # As the service compares: in float32.
         self.predicted: Int = self.probabilities.argmax(axis=1)
+        if thresholds is not None:
+            self.predicted = decided_classes(np.asarray(probabilities, np.float32), thresholds)
         self._top_k = top_k
 
     @staticmethod

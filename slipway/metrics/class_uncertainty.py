@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.uncertainty import Calibration, exact
+from slipway.artifacts.uncertainty import NEVER, Calibration, decided_classes, exact
+from slipway.metrics.decision import abstention, best_threshold, cheapest_threshold
 
 Float = NDArray[np.float64]
 _COLDEST, _HOTTEST = 0.01, 100.0  # beyond these a network is broken, not miscalibrated
@@ -76,9 +78,28 @@ class ClassUncertainty:
         return np.asarray(sets[np.arange(len(sets)), targets.astype(np.int64)])
 
     @staticmethod
-    def decision(probabilities: NDArray[np.float32], targets: Float) -> list[float] | None:
-        """None: the most probable class is given."""
-        return None
+    def decide(
+        calibration: Calibration, probabilities: NDArray[np.float32], targets: Float
+    ) -> dict[str, Any]:
+        """Choose the threshold of the positive class on these rows, if there is one."""
+        rule = calibration.decision
+        if rule is None:
+            return {}
+        shares, is_own = probabilities[:, rule.place], targets == rule.place
+        bounds = None
+        if rule.costs is None:
+            threshold = best_threshold(shares, is_own)
+        else:
+            costs = rule.costs.false_positive, rule.costs.false_negative
+            threshold = cheapest_threshold(shares, is_own, *costs)
+            if rule.costs.abstain is not None:
+                bounds = abstention(shares, is_own, *costs, rule.costs.abstain)
+            if bounds:
+                threshold = min(max(threshold, bounds[0]), bounds[1])
+        thresholds = [NEVER, NEVER]
+        thresholds[rule.place] = threshold
+        chosen = rule.model_copy(update={"abstain_between": bounds, "rows": len(targets)})
+        return {"thresholds": thresholds, "decision": chosen}
 
     @staticmethod
     def certainty(probabilities: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
@@ -100,4 +121,4 @@ class ClassUncertainty:
         thresholds: Sequence[float] | None = None,
     ) -> Float:
         """(N,) 1 for a wrong label, else 0."""
-        return np.asarray(probabilities.argmax(axis=1) != targets, dtype=np.float64)
+        return np.asarray(decided_classes(probabilities, thresholds) != targets, np.float64)

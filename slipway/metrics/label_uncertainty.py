@@ -1,42 +1,21 @@
 """Probabilities of labels, a temperature and a threshold for each, and sets of possible labels."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.uncertainty import Calibration, exact, given_labels, leads
 from slipway.metrics.class_uncertainty import fit_temperature
+from slipway.metrics.decision import best_threshold
 
 Float = NDArray[np.float64]
-_HALF = 0.5
 
 
 def sigmoid(logits: NDArray[np.floating]) -> Float:
     """(N, K) logits -> probabilities in float64."""
     return np.asarray(np.exp(-np.logaddexp(0.0, -logits.astype(np.float64))))
-
-
-def best_threshold(probabilities: NDArray[np.float32], is_own: NDArray[np.bool_]) -> float:
-    """Return the threshold of one label with the largest F1 on these (N,) rows, in float32.
-
-    Of equally good ones, the one nearest to a half. A half if no row has the label, or all have
-    it: then every threshold between rows is chosen from nothing.
-    """
-    if is_own.all() or not is_own.any():
-        return _HALF
-    order = np.argsort(-probabilities, kind="stable")
-    falling = probabilities[order].astype(np.float64)
-    hits, given = np.cumsum(is_own[order]), np.arange(1, len(order) + 1)
-    scores = 2 * hits / (given + is_own.sum())
-    is_end = np.append(falling[1:] < falling[:-1], True)  # rows of equal probability go together
-    following = np.append(falling[1:], 0.0)
-    middles = ((falling + following) / 2).astype(np.float32).astype(np.float64)
-    # Rounding may not move a row to the other side.
-    thresholds = np.where((middles > following) & (middles <= falling), middles, falling)
-    is_best = is_end & (scores >= scores[is_end].max() - 1e-12)
-    found = thresholds[is_best]
-    return float(found[np.abs(found - _HALF).argmin()])
 
 
 class LabelUncertainty:
@@ -59,14 +38,17 @@ class LabelUncertainty:
         return sigmoid(logits.astype(np.float64) / np.asarray(temperature)).astype(np.float32)
 
     @staticmethod
-    def decision(
-        probabilities: NDArray[np.float32], targets: NDArray[np.generic]
-    ) -> list[float] | None:
-        """(K,) the threshold of each label with the largest F1 on these rows."""
-        return [
+    def decide(
+        calibration: Calibration,
+        probabilities: NDArray[np.float32],
+        targets: NDArray[np.generic],
+    ) -> dict[str, Any]:
+        """Choose the threshold of each label with the largest F1 on these rows."""
+        thresholds = [
             best_threshold(own, np.asarray(targets[:, label]) > 0)
             for label, own in enumerate(probabilities.T)
         ]
+        return {"thresholds": thresholds}
 
     @staticmethod
     def threshold(

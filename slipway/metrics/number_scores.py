@@ -1,6 +1,7 @@
 """Metrics of a numeric target in float64, with intervals, and conformal intervals of values."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -109,9 +110,11 @@ class NumberUncertainty:
         return np.asarray(NumberUncertainty.losses(values, targets) <= half)
 
     @staticmethod
-    def decision(values: NDArray[np.float32], targets: Float) -> list[float] | None:
-        """None: a value is given as it is."""
-        return None
+    def decide(
+        calibration: Calibration, values: NDArray[np.float32], targets: Float
+    ) -> dict[str, Any]:
+        """A value is given as it is."""
+        return {}
 
     @staticmethod
     def certainty(values: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:

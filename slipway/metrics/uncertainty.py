@@ -35,8 +35,8 @@ def with_thresholds(
         "conformal": conformal.model_copy(update={"threshold": half, "rows": len(targets)}),
         "ood": ood.model_copy(update={"threshold": most, "rows": len(targets)}),
     }
-    decision = uncertainty.decision(answers.outputs, targets)
-    return calibration.model_copy(update={**thresholds, "thresholds": decision})
+    decided = uncertainty.decide(calibration, answers.outputs, targets)
+    return calibration.model_copy(update={**thresholds, **decided})
 
 
 def upper_quantile(values: NDArray[np.floating], fraction: float | Fraction) -> float | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import LoadedBundle, Metric
 from slipway.artifacts.golden_rows import GoldenResult
-from slipway.artifacts.uncertainty import Calibration, Conformal
+from slipway.artifacts.uncertainty import Calibration, Conformal, decided_classes
 from slipway.system.errors import SlipwayError
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class CertifiedModel:
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         # A prediction set holds the most probable classes.
         set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()
+        if self._calibration.decision is not None:
+            return self._decided(outputs, best_first, set_sizes, scores, outliers)
         described = []
         rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
         for probabilities, order, set_size, score, is_ood in rows:
@@ -123,6 +125,37 @@ class CertifiedModel:
                 "is_ood": is_ood,
             }
             described.append((answer, (best, probabilities[first], is_ood)))
+        return described
+
+    def _decided(
+        self,
+        outputs: NDArray[np.float32],
+        best_first: list[list[int]],
+        set_sizes: list[int],
+        scores: list[float],
+        outliers: list[bool],
+    ) -> list[tuple[dict[str, Any], Counted]]:
+        """Answers about two classes by a threshold; a set of one has the given class."""
+        labels, calibration = self._labels, self._calibration
+        assert calibration.decision is not None
+        assert calibration.thresholds is not None
+        chosen = decided_classes(outputs, calibration.thresholds).tolist()
+        facts = calibration.decision.facts(outputs, calibration.thresholds)
+        described = []
+        rows = zip(
+            outputs.tolist(), chosen, best_first, set_sizes, facts, scores, outliers, strict=True
+        )
+        for probabilities, own, order, set_size, fact, score, is_ood in rows:
+            likely = order if set_size > 1 else [own]
+            answer = {
+                "label": labels[own],
+                "probabilities": dict(zip(labels, probabilities, strict=True)),
+                "prediction_set": [labels[index] for index in likely],
+                **fact,
+                "ood_score": score,
+                "is_ood": is_ood,
+            }
+            described.append((answer, (labels[own], probabilities[own], is_ood)))
         return described
 
     def _label_sets(

@@ -10,6 +10,7 @@ import numpy as np
 
 from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.artifacts.certificate import Execution
+from slipway.artifacts.uncertainty import decided_classes
 from slipway.replay.comparison import Answer
 from slipway.system.errors import ParityError, UnavailableError
 from slipway.traffic.request_log import REPLAYED, LoggedRequest
@@ -79,7 +80,11 @@ def _row(answer: dict[str, Any], manifest: Bundle) -> list[float]:
     numbers = [float(answer["probabilities"][label]) for label in labels]
     if len(answer["probabilities"]) != len(numbers):
         raise ValueError("labels and probabilities are inconsistent")
-    if calibration.thresholds is not None:
+    if calibration.decision is not None:
+        shares = np.array(numbers, np.float32)
+        if answer["label"] != labels[int(decided_classes(shares, calibration.thresholds))]:
+            raise ValueError("label and probabilities are inconsistent")
+    elif calibration.thresholds is not None:
         given = calibration.given(np.array(numbers, np.float32))
         if answer["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
             raise ValueError("labels and probabilities are inconsistent")

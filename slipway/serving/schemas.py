@@ -221,9 +221,14 @@ def _prediction_fields(bundle: Bundle | None) -> dict[str, Any]:
         "probabilities": _object(dict.fromkeys(bundle.output.labels, _PROBABILITY)),
         "prediction_set": {"type": "array", "items": label},
     }
+    decision = bundle.calibration.decision
+    costs: dict[str, Any] = {}
+    if decision and decision.costs:
+        costs = {"expected_cost": {"type": "number", "minimum": 0}}
+        costs |= {"abstain": {"type": "boolean"}} if decision.costs.abstain is not None else {}
     own: dict[str, dict[str, Any]] = {
         "value": {"value": number, "interval": interval | {"nullable": True}},
-        "probabilities": {"label": label} | shares,
+        "probabilities": {"label": label} | shares | costs,
         "label_probabilities": {"labels": {"type": "array", "items": label}} | shares,
     }
     return own[bundle.output.kind] | _OUTLIER

@@ -35,6 +35,7 @@ def _prune(params: Params) -> None:
         bootstrap_samples=params.evaluate.bootstrap_samples,
         confidence=params.evaluate.confidence,
         calibration=params.evaluate.calibration,
+        decision=params.evaluate.decision,
         coverage=params.evaluate.coverage,
         ood_fraction=params.evaluate.ood_fraction,
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from slipway.artifacts.uncertainty import decided_classes
 from slipway.metrics.class_scores import (
     class_scores,
     confusion_matrix,
@@ -36,8 +37,8 @@ class ClassResults:
     def predictions(
         outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
     ) -> NDArray[np.float64]:
-        """(N,) the index of the most probable class, the first of equals."""
-        return np.asarray(outputs.argmax(axis=1), np.float64)
+        """(N,) the index of the most probable class, or of the one that a threshold gives."""
+        return np.asarray(decided_classes(outputs, thresholds), np.float64)
 
     @staticmethod
     def row_losses(
@@ -46,7 +47,7 @@ class ClassResults:
         thresholds: Sequence[float] | None = None,
     ) -> NDArray[np.float64]:
         """(N,) 1 for a wrong label, else 0."""
-        return np.asarray(outputs.argmax(axis=1) != targets, np.float64)
+        return np.asarray(decided_classes(outputs, thresholds) != targets, np.float64)
 
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
@@ -76,6 +77,8 @@ class ClassResults:
         return {
             "target": [classes[int(index)] for index in evaluation.targets],
             "prediction": [classes[int(index)] for index in evaluation.predictions],
-            "confidence": evaluation.outputs.max(axis=1),
+            "confidence": np.take_along_axis(
+                evaluation.outputs, evaluation.predictions.astype(np.int64)[:, np.newaxis], axis=1
+            )[:, 0],
             "probabilities": list(evaluation.outputs),
         }

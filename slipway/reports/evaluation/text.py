@@ -30,6 +30,9 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
     absent = why_absent(task, evaluation.targets, len(evaluation.classes), top_k)
     metrics = [_metric(name, shown[name], evaluation.baseline) for name in shown]
     lines = ["; ".join(metrics + [f"no {name}: {reason}" for name, reason in absent.items()])]
+    if report and (cost := report.metrics.get("cost")):
+        found = f"cost of a row {number(cost.value)} ({interval(cost)})"
+        lines.append(" ".join([f"{found};", *_decision_sentences(report)]))
     warnings = _warnings(report) if report else []
     if warnings:
         lines.append(f"WARNING: {' '.join(warnings)}")
@@ -94,6 +97,7 @@ def uncertainty_text(report: UncertaintyReport) -> str:
     ]
     if conformal.is_vacuous:
         sentences.append(_VACUOUS)
+    sentences += _decision_sentences(report)
     if ood.threshold is None:
         sentences.append(_no_ood(ood))
     else:
@@ -102,6 +106,23 @@ def uncertainty_text(report: UncertaintyReport) -> str:
             f"{number(ood.threshold)} and are flagged."
         )
     return " ".join(sentences)
+
+
+def _decision_sentences(report: UncertaintyReport) -> list[str]:
+    rule, thresholds = report.calibration.decision, report.calibration.thresholds
+    if rule is None or thresholds is None:
+        return []
+    aim = "has the largest F1" if rule.costs is None else "costs least"
+    found = [
+        f"The answer is {rule.positive!r} from the probability "
+        f"{number(thresholds[rule.place])} on, which {aim} on {rule.rows} validation rows."
+    ]
+    if rule.abstain_between:
+        low, high = map(number, rule.abstain_between)
+        found.append(f"From {low} to below {high} it is left to a person.")
+    if (constant := report.cheapest_constant) is not None:
+        found.append(f"The cheapest answer that never changes costs {number(constant)} a row.")
+    return found
 
 
 def temperature_text(calibration: Calibration) -> str:

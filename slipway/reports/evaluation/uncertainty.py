@@ -43,7 +43,8 @@ class UncertaintyReport:
         held, confidence = self.is_held, self.resampling.confidence
         coverage = {"coverage": share_of(held, confidence)} if held is not None else {}
         is_ood = self.calibration.is_ood(self.answers.scores)
-        return coverage | self._class_metrics() | {"outliers": share_of(is_ood, confidence)}
+        measured = coverage | self._class_metrics() | self._decision_metrics()
+        return measured | {"outliers": share_of(is_ood, confidence)}
 
     @property
     def warnings(self) -> list[str]:
@@ -106,6 +107,29 @@ class UncertaintyReport:
             "calibration_error": after["calibration_error"],
             **{f"{name}_before": metric for name, metric in before.items()},
         }
+
+    def _decision_metrics(self) -> dict[str, Metric]:
+        """Measure the cost of an answer with its true class, and the fraction left to a person."""
+        rule, thresholds = self.calibration.decision, self.calibration.thresholds
+        if rule is None or rule.costs is None or thresholds is None:
+            return {}
+        costs = rule.costs_of(self.answers.outputs, thresholds, self.targets)
+        assert costs is not None
+        found = {"cost": self._mean(costs)}
+        if rule.costs.abstain is not None:
+            abstains = rule.abstains(self.answers.outputs)
+            found["abstained"] = share_of(abstains, self.resampling.confidence)
+        return found
+
+    @property
+    def cheapest_constant(self) -> float | None:
+        """The cost of the cheapest answer that is the same for every row; None without costs."""
+        rule = self.calibration.decision
+        if rule is None or rule.costs is None:
+            return None
+        share = float((self.targets == rule.place).mean())
+        costs = [(1 - share) * rule.costs.false_positive, share * rule.costs.false_negative]
+        return min([*costs, *([] if rule.costs.abstain is None else [rule.costs.abstain])])
 
     def _mean(self, values: Float) -> Metric:
         confidence = self.resampling.confidence

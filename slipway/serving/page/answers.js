@@ -208,13 +208,13 @@ export function answerList(container, announce, facts) {
     );
   }
 
-  function probabilities({ probabilities: all, labels }) {
+  function probabilities({ probabilities: all, label: one, labels }) {
     const { labels: names, calibration } = facts().card ?? {};
     const threshold = (label) => calibration?.thresholds?.[names.indexOf(label)] ?? null;
     const sorted = Object.entries(all).sort((one, other) => other[1] - one[1]);
     const rows = sorted
       .slice(0, MOST_BARS)
-      .map(([label, share], index) =>
+      .map(([label, share]) =>
         html(
           "tr",
           {},
@@ -224,7 +224,7 @@ export function answerList(container, announce, facts) {
             { class: "wide" },
             bar(
               share,
-              (labels ? labels.includes(label) : !index) ? "first" : "",
+              (labels ?? [one]).includes(label) ? "first" : "",
               threshold(label),
             ),
           ),

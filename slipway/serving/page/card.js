@@ -142,7 +142,7 @@ function metricsTile({ metrics, baseline, labels, calibration }) {
       "p",
       { class: "soft" },
       t(
-        calibration.thresholds
+        calibration.thresholds && !calibration.decision
           ? "model.baseline_labels"
           : labels.length
             ? "model.baseline_class"

@@ -5,25 +5,35 @@ fits the temperature and the other the thresholds, whose guarantee needs rows th
 fitted on.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.uncertainty import Answers, Calibration, Conformal, OODThreshold
+from slipway.artifacts.uncertainty import (
+    Answers,
+    Calibration,
+    Conformal,
+    Decision,
+    DecisionCosts,
+    OODThreshold,
+)
 from slipway.config.sections import MeasuringParams
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.kinds.registry import kind_of
 from slipway.metrics.uncertainty import with_thresholds
 from slipway.system import files
+from slipway.system.errors import ParamsError
 from slipway.training.batches.row_selection import select
 from slipway.training.networks.features import feature_layer
 from slipway.training.networks.networks import Network, example_rows
 from slipway.training.uncertainty.ood_score import OODScore, fit_ood_score, serialize_ood_score
 from slipway.training.uncertainty.prediction import predict_raw
 
+_MOST_SHOWN = 5
 _MAX_TRAINING_ROWS = 4096  # for the OOD score; more take time and change little
 
 
@@ -78,6 +88,7 @@ class Calibrator:
         params, rows = self._params, len(targets)
         without_thresholds = Calibration(
             temperature=temperature,
+            decision=_decision(params, self._network.spec.classes),
             conformal=Conformal(coverage=params.coverage, threshold=None, rows=rows),
             ood=OODThreshold(
                 fraction=params.ood_fraction,
@@ -98,6 +109,23 @@ class Calibrator:
         draw = uniform(self._seed, 0, train.keys, "outlier score")
         chosen = np.sort(np.lexsort((train.keys, draw))[:_MAX_TRAINING_ROWS])
         return select([train], chosen, self._network.spec.input.shape).inputs
+
+
+def _decision(params: MeasuringParams, classes: Sequence[str]) -> Decision | None:
+    """Return the rule that the params name; ParamsError if the classes do not fit it."""
+    wanted = params.decision
+    if wanted is None:
+        return None
+    if len(classes) != 2 or wanted.positive not in classes:
+        raise ParamsError(
+            f"evaluate.decision.positive is {wanted.positive!r}, but the data has "
+            f"{len(classes)} classes: {', '.join(classes[:_MOST_SHOWN])}; expected one of two "
+            "classes. Name one of them, or set evaluate.decision to null."
+        )
+    costs = None if wanted.costs is None else DecisionCosts(**wanted.costs.model_dump())
+    return Decision(
+        positive=wanted.positive, place=list(classes).index(wanted.positive), costs=costs
+    )
 
 
 def fitting_half(keys: NDArray[np.uint64], seed: int) -> NDArray[np.bool_]:

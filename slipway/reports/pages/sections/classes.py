@@ -32,9 +32,10 @@ class ClassSections:
     def answer_cells(evaluation: Evaluation, row: int) -> list[str]:
         target, prediction = evaluation.targets[row], evaluation.predictions[row]
         classes, outputs = evaluation.classes, evaluation.outputs[row]
-        predicted, confidence = classes[int(prediction)], outputs.max()
+        predicted, confidence = classes[int(prediction)], outputs[int(prediction)]
         if target == prediction:
-            second = int(np.argsort(-outputs, kind="stable")[1])
+            others = [k for k in np.argsort(-outputs, kind="stable") if k != int(prediction)]
+            second = int(others[0])
             certainty = f"{confidence:.1%} against {outputs[second]:.1%} for {classes[second]}"
             return [f"{predicted}, correct", certainty]
         answer = f"{classes[int(target)]} predicted as {predicted}"

@@ -15,6 +15,8 @@ _NAMES = {
     "calibration_error": "Calibration error",
     "calibration_error_before": "Calibration error before",
     "log_loss_before": "Log loss before",
+    "cost": "Cost of a row",
+    "abstained": "Left to a person",
     "outliers": "Flagged as OOD",
 }
 
