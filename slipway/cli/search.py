@@ -22,7 +22,7 @@ def search(name: str | None, as_json: bool) -> None:
     from slipway.search.run import search as run_search
 
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        study = run_search(name)
-        conclude(study)
+        end = run_search(name)
+        conclude(end)
     if as_json:
-        click.echo(json.dumps(content(study), indent=2))
+        click.echo(json.dumps(content(end), indent=2))

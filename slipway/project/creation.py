@@ -13,8 +13,9 @@ from typing import Any
 from slipway.config.params import value_at
 from slipway.config.pipeline import RECORD, pipeline_text
 from slipway.kinds.registry import kind_of
-from slipway.project.params_text import params_text
+from slipway.project.params_text import params_text, search_text
 from slipway.project.proposal import ProjectProposal
+from slipway.project.recipe import proposed_search
 from slipway.system import files
 from slipway.system.errors import ParamsError, UnavailableError
 
@@ -88,7 +89,8 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     content = _relocated(proposal.params, folder)
     written = {
-        "params.yaml": params_text(content, proposal.reasons),
+        "params.yaml": params_text(content, proposal.reasons)
+        + search_text(proposed_search(content)),
         "dvc.yaml": pipeline_text(),
         RECORD: pipeline_text(),
         ".gitignore": _IGNORED + _data_ignored(folder, content),

@@ -28,6 +28,11 @@ _COMMENTS = {
 }
 _FIRST = "# ---- Change these first. Each value was proposed; the reason is beside it. "
 _OTHERS = "# ---- All other keys, as in every project. docs/reference/params.md explains each. "
+_SEARCH = (
+    "",
+    "# For `slipway search`, which tries these values in about five times the time of a training.",
+    "# No stage reads this section: docs/how-to/search.md.",
+)
 
 
 @cache
@@ -62,6 +67,15 @@ def params_text(content: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     lines += ["", _ruled(_OTHERS)]
     for name in others:
         lines += ["", *_section(name, content[name], {}, comments)]
+    return "\n".join(lines) + "\n"
+
+
+def search_text(section: Mapping[str, Any]) -> str:
+    """Write the section `search`, for the end of params.yaml."""
+    lines = [*_SEARCH, "search:"]
+    lines += [f"  {key}: {in_one_line(section[key])}" for key in section if key != "space"]
+    lines.append("  space:")
+    lines += [f"    {key}: {in_one_line(value)}" for key, value in section["space"].items()]
     return "\n".join(lines) + "\n"
 
 

@@ -2,9 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from slipway.config.params import value_at
+from slipway.kinds.registry import kind_of
+from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.project.machine import Machine
 from slipway.project.pretrained import Weights
 from slipway.project.summary import ImageSample
@@ -24,6 +27,8 @@ _MOST_EPOCHS = 100
 _TABLE_EFFICIENCY = 0.35  # of small matrices, beside convolutions
 _FEWEST_EPOCHS_OF_TABM = 8
 _TREES_PAGE = "docs/how-to/trees.md"
+_SEARCH_TRIALS, _SEARCH_REDUCTION, _SEARCH_RUNGS = 12, 3, 9
+_WIDTH_STEP = 16  # of small_resnet
 _SIDES = re.compile(r"(^|[^a-z])(left|right)([^a-z]|$)", re.IGNORECASE)
 
 
@@ -191,3 +196,42 @@ def augmentation(
     if not are_signs and not have_sides and not counts_matter:
         forbid.append("vertical_flip")
     return chosen, forbid, reason
+
+
+def proposed_search(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Propose the section for the params of a project."""
+    headline = kind_of(value_at(content, "data.task")).target.headline
+    epochs = value_at(content, "train.epochs")
+    first_rung = epochs // _SEARCH_RUNGS
+    return {
+        "method": "tpe",
+        "metric": headline,
+        "direction": "minimize" if headline in UNBOUNDED_METRICS else "maximize",
+        "budget": {"trials": _SEARCH_TRIALS, "epochs": None, "minutes": None},
+        "halving": {"reduction": _SEARCH_REDUCTION, "first_rung": first_rung}
+        if first_rung
+        else None,
+        "workers": 1,
+        "seed": content["seed"],
+        "space": _search_space(content),
+    }
+
+
+def _search_space(content: Mapping[str, Any]) -> dict[str, Any]:
+    rate = value_at(content, "train.learning_rate")
+    low, high = (float(f"{bound:.2g}") for bound in (rate / 4, rate * 4))
+    space: dict[str, Any] = {
+        "train.learning_rate": {"log_range": [low, high]},
+        "train.weight_decay": {"choice": [0.0, 0.01, 0.05, 0.2]},
+    }
+    network, arguments = value_at(content, "train.network"), "train.network_arguments"
+    width = value_at(content, f"{arguments}.width")
+    if network == "small_resnet":
+        half = max(_WIDTH_STEP, width // 2 // _WIDTH_STEP * _WIDTH_STEP)
+        space[f"{arguments}.width"] = {"choice": sorted({half, width, 2 * width})}
+        space[f"{arguments}.dropout"] = {"choice": [0.0, 0.1, 0.3]}
+    elif network == "tabm":
+        space[f"{arguments}.width"] = {"choice": sorted({width // 2, width, 2 * width})}
+        space[f"{arguments}.num_blocks"] = {"choice": [1, 2, 3]}
+        space[f"{arguments}.dropout"] = {"choice": [0.0, 0.1, 0.2]}
+    return space

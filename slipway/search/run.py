@@ -30,6 +30,8 @@ from slipway.experiments.records import (
 from slipway.preflight.project import check_project
 from slipway.reports.console import interval, number
 from slipway.search.journal import JobLine, ResultLine
+from slipway.search.optimism import Optimism
+from slipway.search.page import latest_results, optimism_of, search_page
 from slipway.search.proposals import grid_size, propose
 from slipway.search.schedule import END, WAIT, NewTrial, Promotion
 from slipway.search.space import Space, Values, changed_content, read_space
@@ -61,14 +63,23 @@ from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import ParamsError, SlipwayError
 
-PARAMS, LOCK = Path("params.yaml"), STUDIES / "lock"
+PARAMS, LOCK, PAGE = Path("params.yaml"), STUDIES / "lock", Path("reports/search.html")
 _SHARED_LOG = STUDIES / "shared.log"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHORT_S = 30.0  # a shorter time left is not worth a word
 _EXAMPLE = "docs/how-to/search.md has one to begin with"
 
 
-def search(name: str | None) -> Study:
-    """Search within the budget and return the study; an equal search that was ended goes on.
+@dataclass(frozen=True)
+class SearchEnd:
+    """A search that has ended, and the optimism of its winner; None if it cannot be measured."""
+
+    study: Study
+    optimism: Optimism | None
+
+
+def search(name: str | None) -> SearchEnd:
+    """Search within the budget, and write the page; an equal search that was ended goes on.
 
     ParamsError for a mistake in the section, before anything is trained. SlipwayError if no trial
     can be run here.
@@ -84,7 +95,11 @@ def search(name: str | None) -> Study:
     space = read_space(content, params)
     with files.lock(LOCK, "`slipway search`"), _signals() as stop:
         remove_folders()
-        return _Search(text, content, params, space, stop).run(name)
+        study = _Search(text, content, params, space, stop).run(name)
+    whole = parse_params(content)
+    optimism = optimism_of(study, space, whole.evaluate.top_k, whole.seed)
+    files.write_text(PAGE, search_page(study, space, optimism))
+    return SearchEnd(study, optimism)
 
 
 def _checked(text: str) -> dict[str, Any]:
@@ -323,7 +338,28 @@ class _Search:
         found = line.cause if line.score is None else f"{metric} {_shown(line)}"
         best = study.schedule.best()
         tail = f"; best: {study.trial_name(best.trial)} {_shown(best)}" if best else ""
-        return f"{head}  {line.seconds:.0f} s  {found}  {values}{tail}"
+        return f"{head}  {line.seconds:.0f} s  {found}  {values}{tail}{self._remaining()}"
+
+    def _remaining(self) -> str:
+        """Estimate the time to the end of the budget from the seconds of an epoch so far."""
+        schedule, budget = self._study.schedule, self._params.budget
+        results = schedule.results.values()
+        spent = sum(one.seconds for one in results)
+        reached: dict[int, int] = {}
+        for one in results:
+            reached[one.trial] = max(one.epoch, reached.get(one.trial, 0))
+        trained = sum(reached.values())
+        if not trained:
+            return ""
+        estimates = []
+        if budget.trials is not None:
+            estimates.append(spent / len(reached) * (budget.trials - len(reached)))
+        if budget.epochs is not None:
+            estimates.append(spent / trained * (budget.epochs - trained))
+        if budget.minutes is not None:
+            estimates.append(60 * budget.minutes * self._params.workers - spent)
+        left = max(0.0, min(estimates)) / self._params.workers
+        return f"; about {left / 60:.0f} min left" if left >= _SHORT_S else ""
 
 
 def _shown(line: ResultLine) -> str:
@@ -374,8 +410,9 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def conclude(study: Study) -> None:
+def conclude(end: SearchEnd) -> None:
     """Print the winner; SlipwayError if no trial was trained to its end."""
+    study = end.study
     best = study.schedule.best()
     if best is None:
         failed = [one for one in study.schedule.results.values() if one.status == "failed"]
@@ -387,22 +424,30 @@ def conclude(study: Study) -> None:
     print(
         f"\n{study.name}: the best of {study.schedule.num_trials} trials is "
         f"{study.trial_name(best.trial)}, {study.schedule.params.metric} {_shown(best)} on the "
-        f"validation rows\nnext: slipway take {study.trial_name(best.trial)}"
+        f"validation rows{_expected(end.optimism)}\n"
+        f"all trials: {PAGE}\nnext: slipway take {study.trial_name(best.trial)}"
     )
 
 
-def as_json(study: Study) -> Mapping[str, Any]:
-    """Return the study for a program."""
-    schedule = study.schedule
-    best = schedule.best()
-    latest: dict[int, ResultLine] = {}
-    for _, line in sorted(schedule.results.items()):
-        latest[line.trial] = line
+def _expected(optimism: Optimism | None) -> str:
+    if optimism is None:
+        return ""
+    return (
+        f"; {number(optimism.expected)} is expected on other rows, because the best of several "
+        "trials looks better than it is"
+    )
+
+
+def as_json(end: SearchEnd) -> Mapping[str, Any]:
+    """Return the search for a program."""
+    study, schedule = end.study, end.study.schedule
+    best, latest = schedule.best(), latest_results(study)
     values: dict[int, Values] = {job.trial: job.values for job in schedule.jobs}
     return {
         "search": study.name,
         "metric": schedule.params.metric,
         "best": study.trial_name(best.trial) if best else None,
+        "expected_on_other_rows": end.optimism.expected if end.optimism else None,
         "threads": study.threads,
         "trials": [
             {
@@ -415,6 +460,6 @@ def as_json(study: Study) -> Mapping[str, Any]:
                 "seconds": round(study.seconds(trial), 1),
                 "cause": line.cause,
             }
-            for trial, line in sorted(latest.items())
+            for trial, line in latest.items()
         ],
     }

@@ -55,7 +55,8 @@ def take_snapshot(content: Mapping[str, Any], absent: Sequence[str]) -> Snapshot
     root = Path(git("rev-parse", "--show-toplevel"))
     index = FOLDERS.parent / "index"
     index.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(git("rev-parse", "--git-path", "index"), index)
+    # With its time, by which git finds edits of the second in which the index was written.
+    shutil.copy2(git("rev-parse", "--git-path", "index"), index)
     own = {"GIT_INDEX_FILE": str(index.resolve())}
     git("add", "--update", ":/", environment=own)
     tree = git("write-tree", environment=own)

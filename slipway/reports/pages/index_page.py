@@ -11,6 +11,10 @@ _REPORTS = {
     "verify.html": ("Certificate", "Every variant and live HTTP against the trained network"),
     "leaderboard.html": ("Variants", "Loss, size and speed of each exported variant"),
     "experiments.html": ("Experiments", "Every run with its changed params and its results"),
+    "search.html": (
+        "Search",
+        "Trials of the last search, its winner, and the optimism of choosing",
+    ),
     "clean.html": ("Cleaning", "Refused and flagged rows, and the rule that each broke"),
     "split.html": ("Split", "Rows and classes of train, val and test, and leaks between them"),
     "data.html": ("Data", "Samples of each class and brightness, or a profile of each column"),

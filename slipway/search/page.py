@@ -1,0 +1,296 @@
+"""The page of a search: its history, its winner and the optimism, importance, trials and cost."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from slipway.config.mistakes import as_yaml
+from slipway.config.params import value_at
+from slipway.kinds.registry import kind_of
+from slipway.reports.console import interval, number
+from slipway.reports.pages.charts import BarGroup, Series, bar_groups, line_chart
+from slipway.reports.pages.html_page import (
+    Html,
+    beside,
+    page,
+    paragraph,
+    section,
+    table,
+    tiles,
+)
+from slipway.reports.pages.intervals import IntervalRow, interval_chart
+from slipway.search.journal import ResultLine
+from slipway.search.optimism import Optimism, expected_optimism, read_answers
+from slipway.search.proposals import TrialOutcome, frozen
+from slipway.search.space import Space, Values
+from slipway.search.study import Study
+from slipway.system.errors import MetricError
+
+_MOST_SHOWN = 20  # trials in a chart of intervals
+_WIDTH, _HEIGHT, _TOP, _SIDE = 600, 300, 40, 55
+_FEWEST_CHOICES = 2  # finished trials; of one nothing was chosen
+_TOO_FEW = 4  # finished trials; of fewer an importance says nothing
+_OPTIMISM = (
+    "The best of several trials looks better on the rows that chose it than it is. The expected "
+    "score chooses on rows drawn with replacement and measures on the others (bootstrap bias "
+    "correction, Tsamardinos et al. 2018). The test rows, which `slipway take` opens, decide."
+)
+
+
+def search_page(study: Study, space: Space, optimism: Optimism | None) -> str:
+    """Build the page of a search that has a result."""
+    latest = latest_results(study)
+    metric, best = study.schedule.params.metric, study.schedule.best()
+    about = f"{len(latest)} trials by {study.schedule.params.method}, {study.threads} threads each"
+    return page(
+        f"Search {study.name}",
+        about,
+        [
+            _summary(study, latest, best, optimism),
+            section("History", beside(_history(latest, metric, study))),
+            _winner(study, latest, optimism),
+            _importance(study, space, latest),
+            _parallel(study, space, latest),
+            section("Trials", _trials(study, latest)),
+        ],
+    )
+
+
+_LINES = "Each line is a trial; the darker, the better. Stopped trials have their last score."
+
+
+def latest_results(study: Study) -> dict[int, ResultLine]:
+    """Return the last result of each trial, by its number."""
+    results = study.schedule.results
+    latest = {results[job].trial: results[job] for job in sorted(results)}
+    return dict(sorted(latest.items()))
+
+
+def optimism_of(study: Study, space: Space, top_k: int | None, seed: int) -> Optimism | None:
+    """Estimate the optimism of the winner; None for a single trial, or a metric without rows."""
+    params = study.schedule.params
+    done = [one.trial for one in latest_results(study).values() if one.status == "done"]
+    answers = read_answers({trial: study.answers(trial).with_suffix(".npz") for trial in done})
+    task = value_at(dict(space.content), "data.task")
+    if len(answers) < _FEWEST_CHOICES or params.metric not in kind_of(task).target.metrics:
+        return None
+    targets = next(iter(answers.values()))[0]
+    if any(not np.array_equal(own, targets) for own, _ in answers.values()):
+        return None
+    try:
+        return expected_optimism(
+            task,
+            params.metric,
+            targets,
+            [outputs for _, outputs in answers.values()],
+            maximize=params.direction == "maximize",
+            top_k=top_k,
+            seed=seed,
+        )
+    except MetricError:
+        return None
+
+
+def _summary(
+    study: Study,
+    latest: Mapping[int, ResultLine],
+    best: ResultLine | None,
+    optimism: Optimism | None,
+) -> Html:
+    schedule = study.schedule
+    counts = {
+        status: sum(one.status == status for one in latest.values())
+        for status in ("done", "stopped", "failed")
+    }
+    trained = sum(one.epoch for one in latest.values())
+    seconds = sum(one.seconds for one in schedule.results.values())
+    entries = []
+    if best is not None:
+        entries.append(
+            (f"best {schedule.params.metric}", _value(best), study.trial_name(best.trial))
+        )
+    if optimism:
+        entries.append(("expected on other rows", number(optimism.expected), "validation rows"))
+    ended = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    entries.append(("trials", str(len(latest)), ended))
+    whole = schedule.epochs * len(latest)
+    entries.append(("epochs", str(trained), f"{whole} without early stopping"))
+    entries.append(("training", f"{seconds / 60:.1f} min", "of all trials together"))
+    return section("Summary", tiles(entries))
+
+
+def _history(latest: Mapping[int, ResultLine], metric: str, study: Study) -> list[Html]:
+    scored = {trial: one.score for trial, one in latest.items() if one.score is not None}
+    if not scored:
+        return [paragraph("No trial has a score.", "soft")]
+    pick = max if study.schedule.params.direction == "maximize" else min
+    so_far, best = [], next(iter(scored.values()))
+    for score in scored.values():
+        best = pick(best, score)
+        so_far.append(best)
+    trials = [float(trial) for trial in scored]
+    lines = [Series("best so far", trials, so_far), Series("trial", trials, list(scored.values()))]
+    return [line_chart(lines, "trial", metric)]
+
+
+def _winner(
+    study: Study, latest: Mapping[int, ResultLine], optimism: Optimism | None
+) -> Html | None:
+    schedule = study.schedule
+    sign = -1 if schedule.params.direction == "maximize" else 1
+    done = [one for one in latest.values() if one.status == "done" and one.metric]
+    if not done:
+        return None
+    done.sort(key=lambda one: sign * (one.score or 0.0))
+    line = None if optimism is None else optimism.expected
+    rows = {
+        study.trial_name(one.trial): IntervalRow(one.metric, line=line)
+        for one in done[:_MOST_SHOWN]
+        if one.metric
+    }
+    parts = [interval_chart(rows, "the expected score of the winner on other rows")]
+    if optimism:
+        text = (
+            f"The best of {optimism.num_trials} finished trials scores {number(optimism.score)}. "
+            f"On other rows {number(optimism.expected)} is expected, between "
+            f"{number(optimism.low)} and {number(optimism.high)}: the optimism of the selection is "
+            f"{number(optimism.amount)}."
+        )
+        parts.append(paragraph(text))
+    return section("Finished trials", *parts, paragraph(_OPTIMISM, "note"))
+
+
+def _importance(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> Html | None:
+    found = importances(study, space, latest)
+    if not found:
+        return None
+    groups = [
+        BarGroup(key, {"importance": value}, f"{value:.0%}")
+        for key, value in sorted(found.items(), key=lambda entry: -entry[1])
+    ]
+    note = (
+        "The part of the variance of the score that each key explains, by a random forest (fANOVA "
+        "of Optuna). Of few trials it is only a hint."
+    )
+    chart = bar_groups(groups, ["importance"], "importance of each key")
+    return section("Importance of the keys", chart, paragraph(note, "note"))
+
+
+def importances(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> dict[str, float]:
+    """Return the importance of each key; empty if there are too few trials or no differences."""
+    import optuna
+
+    values = _values(study)
+    outcomes = [
+        TrialOutcome(values[one.trial], "done", one.score, one.epoch)
+        for one in latest.values()
+        if one.status == "done"
+    ]
+    if len(outcomes) < _TOO_FEW or len({outcome.score for outcome in outcomes}) < 2:
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    made = optuna.create_study(direction=study.schedule.params.direction)
+    made.add_trials([frozen(space, outcome) for outcome in outcomes])
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return dict(optuna.importance.get_param_importances(made, evaluator=evaluator))
+        except (RuntimeError, ValueError):  # no key that all trials have, or none that differs
+            return {}
+
+
+def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> Html | None:
+    """Draw a vertical axis for each key and one for the score, and a line for each trial."""
+    scored = [one for one in latest.values() if one.score is not None]
+    if not scored:
+        return None
+    values = _values(study)
+    keys = [dimension.key for dimension in space.dimensions]
+    axes: dict[str, list[Any]] = {
+        key: [values[one.trial].get(key) for one in scored] for key in keys
+    }
+    axes[study.schedule.params.metric] = [one.score for one in scored]
+    logs = [one.key for one in space.dimensions if one.params.log_range]
+    places = {name: _places(column, is_log=name in logs) for name, column in axes.items()}
+    step = (_WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
+    drawn = []
+    is_higher_better = study.schedule.params.direction == "maximize"
+    for row in range(len(scored)):
+        rank = places[study.schedule.params.metric][0][row]
+        strength = rank if is_higher_better else 1 - rank
+        points = " ".join(
+            f"{_SIDE + column * step:.1f},{_y(found[row]):.1f}"
+            for column, (found, _) in enumerate(places.values())
+        )
+        drawn.append(
+            f'<polyline class="line first" points="{points}" '
+            f'style="opacity:{0.15 + 0.85 * strength:.2f}"/>'
+        )
+    for column, (name, (_, ends)) in enumerate(places.items()):
+        x = _SIDE + column * step
+        drawn.append(
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _TOP}"/>'
+            f'<text x="{x:.1f}" y="{_HEIGHT - _TOP + 16}" text-anchor="middle">'
+            f"{escape(ends[0])}</text>"
+            f'<text x="{x:.1f}" y="{_TOP - 22}" text-anchor="middle">'
+            f"{escape(name.rpartition('.')[2])}</text>"
+            f'<text x="{x:.1f}" y="{_TOP - 6}" text-anchor="middle">{escape(ends[1])}</text>'
+        )
+    label = f"values of {len(scored)} trials"
+    drawing = Html(
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
+        f"{''.join(drawn)}</svg>"
+    )
+    return section("Values", drawing, paragraph(_LINES, "note"))
+
+
+def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float], tuple[str, str]]:
+    """Map values to 0 to 1, and name both ends; a key that is not searched is at 0."""
+    known = [one for one in column if one is not None]
+    if known and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known):
+        low, high = min(known), max(known)
+        scale = np.log if is_log else np.float64
+        reach = float(scale(high) - scale(low)) or 1.0
+        found = [0.0 if one is None else float(scale(one) - scale(low)) / reach for one in column]
+        return found, (f"{low:.4g}", f"{high:.4g}")
+    names = sorted({as_yaml(one) for one in column})
+    most = max(len(names) - 1, 1)
+    found = [names.index(as_yaml(one)) / most for one in column]
+    return found, (names[0], names[-1]) if names else ("", "")
+
+
+def _y(place: float) -> float:
+    return _HEIGHT - _TOP - place * (_HEIGHT - 2 * _TOP)
+
+
+def _trials(study: Study, latest: Mapping[int, ResultLine]) -> Html:
+    keys = list(study.schedule.params.space)
+    values = _values(study)
+    metric = study.schedule.params.metric
+    columns = ["trial", "status", metric, "interval", "epochs", "seconds", *keys, "cause"]
+    rows = [
+        [
+            study.trial_name(trial),
+            one.status,
+            _value(one),
+            interval(one.metric) if one.metric else "",
+            str(one.epoch),
+            f"{study.seconds(trial):.0f}",
+            *(as_yaml(values[trial][key]) if key in values[trial] else "" for key in keys),
+            one.cause,
+        ]
+        for trial, one in latest.items()
+    ]
+    return table(columns, rows, [metric, "epochs", "seconds", *keys])
+
+
+def _value(line: ResultLine) -> str:
+    return "" if line.score is None else number(line.score)
+
+
+def _values(study: Study) -> dict[int, Values]:
+    return {job.trial: job.values for job in study.schedule.jobs}

@@ -1,0 +1,28 @@
+"""The search that `slipway init` proposes is one that `slipway search` takes."""
+
+import copy
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from slipway.config.params import parse_params
+from slipway.project.params_text import search_text
+from slipway.project.recipe import proposed_search
+from slipway.search.space import read_space
+from tests.config.test_params import CONTENT, table_content
+
+
+@pytest.mark.parametrize("epochs", [4, 30])
+@pytest.mark.parametrize("content", [CONTENT, table_content()], ids=["images", "table"])
+def test_the_proposed_search_is_accepted_and_holds_the_present_values(
+    content: dict[str, Any], epochs: int
+) -> None:
+    content = copy.deepcopy(content)
+    content["train"] |= {"epochs": epochs, "warmup_epochs": 0.5}
+    written = YAML(typ="safe", pure=True).load(search_text(proposed_search(content)))
+    assert written == {"search": proposed_search(content)}
+    params = parse_params(content | written).search
+    assert params is not None
+    assert (params.halving is None) == (epochs == 4)
+    assert read_space(content | written, params).present() is not None

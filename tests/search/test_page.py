@@ -1,0 +1,93 @@
+"""The page of a search has its winner, its history, every key and every trial with its cause."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from slipway.artifacts.bundle import Metric
+from slipway.config.params import parse_params
+from slipway.search.journal import JobLine, ResultLine
+from slipway.search.optimism import Optimism
+from slipway.search.page import importances, latest_results, search_page
+from slipway.search.space import Space, read_space
+from slipway.search.study import Study, open_study
+from tests.search.test_space import content
+
+SPACE: dict[str, Any] = {
+    "train.learning_rate": {"log_range": [0.001, 0.01]},
+    "train.optimizer": {"choice": ["adamw", "sgd"]},
+    "train.momentum": {"choice": [0.9], "when": {"train.optimizer": ["sgd"]}},
+}
+RATES = [0.004, 0.001, 0.002, 0.006, 0.008, 0.01]
+
+
+@pytest.fixture(name="ended")
+def _ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Study, Space]:
+    """A search whose score is the learning rate, with a failed and a stopped trial."""
+    monkeypatch.chdir(tmp_path)
+    found = content(space=SPACE)
+    params = parse_params(found).search
+    assert params is not None
+    study = open_study(None, "digest", params, 30)
+    for number, rate in enumerate(RATES):
+        values = {"train.learning_rate": rate, "train.optimizer": "adamw"}
+        study.add_job(
+            JobLine(event="job", job=number, trial=number, values=values, level=0, epoch=30)
+        )
+        status: Literal["failed", "stopped", "done"] = "done"
+        if number < 2:
+            status = ("failed", "stopped")[number]
+        score = None if status == "failed" else rate
+        metric = Metric(value=rate, low=rate / 2, high=2 * rate, confidence=0.95, rows=99)
+        study.add_result(
+            ResultLine(
+                event="result",
+                job=number,
+                trial=number,
+                status=status,
+                epoch=30 if status == "done" else 3,
+                score=score,
+                metric=metric if status == "done" else None,
+                seconds=7.0,
+                cause="out of memory" if status == "failed" else "",
+            )
+        )
+    return study, read_space(found, params)
+
+
+def test_the_page_has_the_winner_the_expected_score_and_every_trial(
+    ended: tuple[Study, Space],
+) -> None:
+    study, space = ended
+    html = search_page(study, space, Optimism(4, 0.01, 0.0085, 0.008, 0.009))
+    assert "search-1-005" in html
+    assert "0.0085" in html
+    assert html.count("<polyline") == 2 + 5, "two lines of the history and one per scored trial"
+    for part in ("out of memory", "stopped", "train.momentum", "Importance of the keys"):
+        assert part in html
+
+
+def test_a_page_without_any_score_names_the_causes(ended: tuple[Study, Space]) -> None:
+    study, space = ended
+    study.schedule.results = {0: study.schedule.results[0]}
+    html = search_page(study, space, None)
+    assert "No trial has a score" in html
+    assert "out of memory" in html
+
+
+def test_the_key_that_decides_has_the_whole_importance(ended: tuple[Study, Space]) -> None:
+    study, space = ended
+    found = importances(study, space, latest_results(study))
+    assert found["train.learning_rate"] > 0.9
+
+
+def test_an_equal_search_is_opened_again_and_another_one_is_new(
+    ended: tuple[Study, Space],
+) -> None:
+    study, _ = ended
+    params = study.schedule.params
+    again = open_study(None, "digest", params, 30)
+    assert again.name == study.name
+    assert again.schedule.results == study.schedule.results
+    assert open_study(None, "another", params, 30).name == "search-2"
