@@ -126,12 +126,6 @@ def _padding_beyond_the_image(params: Params) -> Iterator[str]:
 def _network_of_another_task(params: Params) -> Iterator[str]:
     task, network = params.data.task, params.train.network
     inputs = kind_of(task).input
-    if network in inputs.trees and "trees" not in kind_of(task).target.parts:
-        others = [name for name in inputs.networks if name not in inputs.trees]
-        yield (
-            f"train.network is {network!r}, but data.task is {task!r}, which has no trees yet: "
-            f"use {' or '.join(map(repr, others))}"
-        )
     if network_family(network) in inputs.networks or is_user_code(network):
         return
     expected = " or ".join(map(repr, inputs.networks))
