@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from slipway.system import files
@@ -69,9 +70,12 @@ def save(name: str, metrics: list[str]) -> None:
     _with_head("exp", "save", "--name", name, *included, "dvc.yaml")  # no other one below it
 
 
-def apply(name: str) -> None:
-    """Put an experiment into the workspace: tracked files, metrics and outputs."""
-    _with_head("exp", "apply", experiments()[name])
+def apply(name: str, lacking: Collection[str] = ()) -> None:
+    """Put an experiment into the workspace: tracked files, metrics and outputs.
+
+    `lacking` are outputs of stages that the experiment never ran, which DVC misses.
+    """
+    _with_head("exp", "apply", experiments()[name], lacking=lacking)
 
 
 def differences(name: str) -> list[str]:
@@ -154,7 +158,7 @@ def refuse_unsaved_edits(edits: list[str]) -> None:
         )
 
 
-def _with_head(*arguments: str) -> None:
+def _with_head(*arguments: str, lacking: Collection[str] = ()) -> None:
     """Run a command of DVC that detaches HEAD meanwhile; SlipwayError with what DVC said."""
     branch = _git("symbolic-ref", "-q", "HEAD")
     if branch:
@@ -163,12 +167,19 @@ def _with_head(*arguments: str) -> None:
         answer = _dvc(*arguments)
     finally:
         restore_head()
-    if answer.returncode:
+    if answer.returncode and not _lacks_only(_said(answer), lacking):
         said = _said(answer)
         fault = disk_fault(OSError(said)) or said
         raise SlipwayError(
             f"`dvc {' '.join(arguments[:2])}` failed: {fault}\nCorrect this, then run it again."
         )
+
+
+def _lacks_only(said: str, lacking: Collection[str]) -> bool:
+    """Return True if all that DVC says is that these outputs are missing."""
+    _, failed, listed = said.partition(_LACKS_OUTPUTS)
+    missing = [line.strip() for line in listed.partition("\nIs your cache")[0].splitlines()[1:]]
+    return bool(failed and missing) and set(missing) <= set(lacking)
 
 
 def _said(answer: "subprocess.CompletedProcess[str]") -> str:

@@ -41,12 +41,21 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
             repository.refuse_unsaved_edits(repository.unsaved_edits())
         take_journal.begin(name)
         try:
-            repository.apply(name)
+            repository.apply(name, _never_made(record))
         except BaseException as error:
             error.add_note(take_journal.undo())
             raise
         take_journal.end()
         return record
+
+
+def _never_made(record: ExperimentRecord | None) -> list[str]:
+    """List the outputs of the stages behind a trial of a search, which did not run them."""
+    if record is None or record.search is None or record.stage is None:
+        return []
+    pipeline = read_pipeline()
+    ran = [*pipeline.before(record.stage), record.stage]
+    return [path for stage, paths in pipeline.outs.items() if stage not in ran for path in paths]
 
 
 def _why_not(record: ExperimentRecord) -> str:

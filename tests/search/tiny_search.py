@@ -40,6 +40,7 @@ stages:
   evaluate:
     cmd: python evaluate.py
     deps: [artifacts/model]
+    outs: [reports/evaluate.html]
     metrics:
       - metrics/evaluate.json: {cache: false}
 """
@@ -98,7 +99,9 @@ with open(COUNTS, "a") as counts:
     print("evaluate", rate, file=counts)
 value = 1 - abs(rate - 0.3)
 metric = {"value": value, "low": value - 0.01, "high": value, "confidence": 0.95, "rows": 100}
-Path("metrics").mkdir(exist_ok=True)
+for folder in ("metrics", "reports"):
+    Path(folder).mkdir(exist_ok=True)
+Path("reports/evaluate.html").write_text("<title>Evaluation</title>")
 Path("metrics/evaluate.json").write_text(json.dumps({
     "metrics": [metric | {"name": "accuracy"}], "baseline": [{"name": "accuracy", "value": 0.1}],
 }))
@@ -166,7 +169,7 @@ def make_search(folder: Path, *, epochs: int = 4) -> TinySearch:
         (path / f"{name}.py").write_text(head + text)
     (path / "extra.py").write_text("SECONDS = 0\n")
     (path / "dvc.yaml").write_text(_PIPELINE)
-    (path / ".gitignore").write_text("/.work\n/artifacts/\n/data/clean\n__pycache__\n")
+    (path / ".gitignore").write_text("/.work\n/artifacts/\n/reports/\n/data/clean\n__pycache__\n")
     params = path / "params.yaml"
     text = params.read_text().replace("\n  epochs: 30\n", f"\n  epochs: {epochs}\n", 1)
     params.write_text(text.replace("warmup_epochs: 2.0", "warmup_epochs: 0.5"))
