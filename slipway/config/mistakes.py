@@ -10,7 +10,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -113,10 +113,10 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
     *outer, last = place = [part for part in detail["loc"] if part != "[key]"]
     key, found = ".".join(map(str, place)), detail["input"]
     if detail["type"] == "extra_forbidden":
-        fields = _parts(_kind_at(model, outer))[0].model_fields
+        fields = _fields(_kind_at(model, outer))
         known = list(fields)
         homes = [
-            f"{name}.{last}" for name, field in fields.items() if last in _keys_in(field.annotation)
+            f"{name}.{last}" for name, field in fields.items() if last in _fields(field.annotation)
         ]
         if homes:  # pasted without its section, or with the wrong indentation
             yield f"{key}: stands in no section; did you mean {' or '.join(homes)}?"
@@ -137,10 +137,10 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
     yield f"{key}: found {as_yaml(found)}, {expected}{correction}"
 
 
-def _keys_in(kind: Any) -> Collection[str]:
-    """Return the keys of a section; none of another type."""
-    core, _ = _parts(kind)
-    return core.model_fields if _is_section(core) else ()
+def _fields(kind: Any) -> dict[str, FieldInfo]:
+    """Return the keys of a section, which may be optional; none of another type."""
+    sections = [core for core in _alternatives(kind) if _is_section(core)]
+    return sections[0].model_fields if sections else {}
 
 
 def _meant(found: object, kind: Any) -> list[object]:

@@ -33,7 +33,9 @@ def test_every_key_answers_every_wrong_value_with_one_line_in_plain_english(key:
     found = [mistakes_in(content(**{key: copy.deepcopy(value)})) for value in WRONG]
     lines = [line for mistakes in found for line in mistakes]
     assert sum(map(bool, found)) >= 4
-    assert all(len(mistakes) <= 2 for mistakes in found)
+    # An optional section has a line for each key that it lacks.
+    others = [[line for line in mistakes if ": missing;" not in line] for mistakes in found]
+    assert all(len(mistakes) <= 2 for mistakes in others)
     for line in lines:
         assert key.split("__")[-1] in line
         assert not any(word in line for word in ("Input", "valid", "None", "True", "datetime"))
