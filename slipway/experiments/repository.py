@@ -99,7 +99,9 @@ def check_out() -> str:
     SlipwayError for another reason, such as a full disk.
     """
     answer = _dvc("checkout", "--force")
-    said = _said(answer)
+    # It warns of outputs that no run has made yet before it says which it does not have.
+    lines = _said(answer).splitlines()
+    said = "\n".join(line for line in lines if not line.startswith("WARNING:"))
     if answer.returncode and not said.startswith(_LACKS_OUTPUTS):
         raise SlipwayError(
             f"DVC cannot put the former outputs back: {disk_fault(OSError(said)) or said}\n"

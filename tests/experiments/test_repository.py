@@ -1,11 +1,13 @@
-"""The environment of DVC's commands: it has a committer where git knows none."""
+"""DVC's commands: a committer where git knows none, and what a check-out lacks."""
 
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from slipway.experiments.repository import dvc_environment
+from slipway.experiments.repository import check_out, dvc_environment
 
 NAME = "GIT_COMMITTER_NAME"
 
@@ -33,3 +35,24 @@ def test_the_users_own_name_stays(folder: Path, monkeypatch: pytest.MonkeyPatch)
     for key in ("user.name", "user.email"):
         subprocess.run(["git", "config", key, "ada"], check=True)
     assert NAME not in dvc_environment()
+
+
+@pytest.mark.process
+def test_a_check_out_names_lost_outputs_also_beside_stages_that_never_ran(
+    folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(root))
+
+    def dvc(*arguments: str) -> None:
+        subprocess.run([sys.executable, "-m", "dvc", *arguments], env=dvc_environment(), check=True)
+
+    dvc("init", "-q")
+    made = "stages:\n  made:\n    cmd: echo 1 > made.txt\n    outs: [made.txt]\n"
+    (folder / "dvc.yaml").write_text(made)
+    dvc("repro", "-q")
+    assert check_out() == ""
+    later = "  later:\n    cmd: echo 1 > later.txt\n    outs: [later.txt]\n"
+    (folder / "dvc.yaml").write_text(made + later)
+    (folder / "made.txt").unlink()
+    shutil.rmtree(folder / ".dvc/cache")
+    assert "made.txt" in check_out()
