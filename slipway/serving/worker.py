@@ -32,7 +32,6 @@ from slipway.serving.settings import Settings, redact_paths
 from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
-from slipway.system.version import installed_version, other_version
 
 if TYPE_CHECKING:
     from slipway.serving.models.live_model import LiveModel
@@ -177,6 +176,8 @@ class ModelWorker:
             requested["variant"],
             "".join(f"; passed over {reason}" for reason in model.selection.passed_over),
         )
+        from slipway.system.version import installed_version, other_version  # with a model only
+
         if other := other_version(model.certificate.versions):
             logger.warning(
                 "model %s was certified with Slipway %s, this is %s; it is served, but certify it "

@@ -57,6 +57,7 @@ def test_trials_are_experiments_with_validation_scores_and_take_runs_the_rest_on
     assert len(project.counts("epoch")) == 8, "the winner is not trained again"
 
 
+@pytest.mark.nightly(seconds=120)
 def test_a_search_killed_anywhere_ends_with_the_same_winner_and_trains_no_epoch_twice(
     tmp_path: Path,
 ) -> None:
