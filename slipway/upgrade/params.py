@@ -23,6 +23,7 @@ from slipway.kinds.registry import KINDS, settings_of_kinds
 from slipway.project.params_text import comment_of, in_one_line
 from slipway.system.errors import ParamsError
 from slipway.upgrade import renames
+from slipway.upgrade.yaml_edit import TextEdit
 
 _CONFLICT = b"\n<<<<<<< "  # of git
 _ARGUMENTS = "train.network_arguments"
@@ -102,25 +103,16 @@ def _version_of(content: Mapping[str, Any]) -> int:
     return version
 
 
-class _Edit:
-    """Replacements in a text of YAML, collected by place and made at once."""
+class _Edit(TextEdit):
+    """Replacements of keys and values in a text of YAML."""
 
     def __init__(self, text: str) -> None:
+        super().__init__(text)
         self.renamed: dict[str, str] = {}
         self.replaced: dict[str, str] = {}
         self.added: dict[str, str] = {}
-        self._text = text
         self._root = YAML(pure=True).compose(text)
         self._break = "\r\n" if "\r\n" in text else "\n"
-        self._pieces: list[tuple[int, int, str]] = []  # begin, end, new text
-
-    def result(self) -> str:
-        """Return the text after all replacements; those at one place keep their order."""
-        parts, done = [], 0
-        for begin, end, new in sorted(self._pieces, key=lambda piece: piece[:2]):
-            parts += [self._text[done:begin], new]
-            done = end
-        return "".join([*parts, self._text[done:]])
 
     def has(self, key: str) -> bool:
         """Return True if the text had the key, in a section that it has, before any edit."""

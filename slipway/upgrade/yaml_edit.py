@@ -45,7 +45,7 @@ def _loaded(text: str) -> Any:
     return YAML(typ="safe", pure=True).load(text)
 
 
-class _LineEdit:
+class TextEdit:
     """Replacements in a text, collected by place and made at once."""
 
     def __init__(self, text: str) -> None:
@@ -59,6 +59,10 @@ class _LineEdit:
             parts += [self._text[done:begin], new]
             done = end
         return "".join([*parts, self._text[done:]])
+
+
+class _LineEdit(TextEdit):
+    """Replacements of whole entries of a YAML text in block style."""
 
     def mapping(self, node: MappingNode, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Change the entries of a mapping in block style."""
