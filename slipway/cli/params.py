@@ -15,9 +15,10 @@ _PARAMS = Path("params.yaml")
 def check() -> None:
     """Check params.yaml, the data and this machine, as every run does first.
 
-    Nothing is run or removed. All mistakes are named at once.
+    The section `search` is checked as by `slipway search`. Nothing is run or removed. All mistakes
+    are named at once.
     """
-    check_project()
+    check_project(with_search=True)
     say("params.yaml, the data and this machine fit together. Next: slipway run")
 
 

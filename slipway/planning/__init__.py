@@ -1,4 +1,3 @@
-"""Predicts memory, disk and time of a training, and proposes batch size and learning rate.
-
-Measured profiles of a real training are elsewhere.
+"""Predicts memory, disk and time of a training, proposes its batch size and learning rate, and
+checks the space of a search. Measured profiles of a real training are elsewhere.
 """

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from slipway.config.command import WRITTEN
 from slipway.config.params import Params, mistakes_in, read_content, sound_part
 from slipway.planning.packages import missing_packages
+from slipway.planning.search_space import space_mistakes
 from slipway.preflight import data, training, user_code
 from slipway.system.disk_faults import try_to_write
 from slipway.system.errors import ParamsError, SlipwayError
@@ -29,10 +30,15 @@ class Check(NamedTuple):
     refusals: Callable[[Params], list[str]]
 
 
-def check_project(params: Path = Path("params.yaml")) -> None:
-    """Refuse the project in the current folder with a ParamsError that names every mistake."""
+def check_project(params: Path = Path("params.yaml"), *, with_search: bool = False) -> None:
+    """Refuse the project in the current folder with a ParamsError that names every mistake.
+
+    With `with_search` the section `search`, which no stage reads, is checked with the others, too.
+    """
     content = read_content(params)
     problems, sound = [*mistakes_in(content), *repository_mistakes()], sound_part(content)
+    if with_search and set(Params.model_fields) <= sound.model_fields_set and sound.search:
+        problems += space_mistakes(content, sound.search)
     for check in _CHECKS:
         if check.sections <= sound.model_fields_set:
             problems += [text for text in check.refusals(sound) if text not in problems]

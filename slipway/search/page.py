@@ -10,6 +10,7 @@ import numpy as np
 from slipway.config.mistakes import as_yaml
 from slipway.config.params import value_at
 from slipway.kinds.registry import kind_of
+from slipway.planning.search_space import Space, Values
 from slipway.reports.console import interval, number
 from slipway.reports.pages.charts import BarGroup, Series, bar_groups, line_chart
 from slipway.reports.pages.html_page import (
@@ -25,7 +26,6 @@ from slipway.reports.pages.intervals import IntervalRow, interval_chart
 from slipway.search.journal import ResultLine
 from slipway.search.optimism import Optimism, expected_optimism, read_answers
 from slipway.search.proposals import TrialOutcome, frozen
-from slipway.search.space import Space, Values
 from slipway.search.study import Study
 from slipway.system.errors import MetricError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.config.mistakes import as_yaml
 from slipway.config.search import SearchParams
-from slipway.search.space import Space, Values
+from slipway.planning.search_space import Space, Values
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

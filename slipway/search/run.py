@@ -27,6 +27,7 @@ from slipway.experiments.records import (
     read_records,
     write_record,
 )
+from slipway.planning.search_space import Space, Values, changed_content, read_space
 from slipway.preflight.project import check_project
 from slipway.reports.console import interval, number
 from slipway.search.journal import JobLine, ResultLine
@@ -34,7 +35,6 @@ from slipway.search.optimism import Optimism
 from slipway.search.page import latest_results, optimism_of, search_page
 from slipway.search.proposals import grid_size, propose
 from slipway.search.schedule import END, WAIT, NewTrial, Promotion
-from slipway.search.space import Space, Values, changed_content, read_space
 from slipway.search.study import (
     STUDIES,
     Study,
@@ -104,7 +104,7 @@ def search(name: str | None) -> SearchEnd:
 
 def _checked(text: str) -> dict[str, Any]:
     """Check the whole project, and return the content of its params.yaml."""
-    check_project()
+    check_project(with_search=True)
     content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
     return content
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipway.config.search import BudgetParams, HalvingParams, SearchParams
+from slipway.planning.search_space import Values
 from slipway.search.journal import JobLine, ResultLine
 from slipway.search.proposals import TrialOutcome
-from slipway.search.space import Values
 
 
 @dataclass(frozen=True)

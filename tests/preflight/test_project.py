@@ -114,6 +114,49 @@ def test_preflight_refuses_each_mistake_before_any_stage_runs(
     assert text in refusal(**{key: value})
 
 
+SEARCH: dict[str, Any] = {
+    "method": "tpe",
+    "metric": "accuracy",
+    "direction": "maximize",
+    "budget": {"trials": 5, "epochs": None, "minutes": None},
+    "halving": None,
+    "workers": 1,
+    "seed": 1,
+    "space": {"train.learning_rate": {"log_range": [0.001, 0.01]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"space": {}}, ["search.space", "at least 1"]),
+        (
+            {"space": {"train.lerning_rate": {"choice": [1]}}},
+            ["did you mean 'train.learning_rate'"],
+        ),
+        ({"space": {"train.optimizer": {"choice": ["adam"]}}}, ["did you mean 'adamw'"]),
+        ({"budget": {"trials": 0, "epochs": None, "minutes": None}}, ["search.budget.trials"]),
+        ({"budget": {"trials": None, "epochs": 3, "minutes": None}}, ["Write at least 30"]),
+        ({"metric": "rmse"}, ["search.metric is 'rmse'", "measures accuracy and loss"]),
+    ],
+)
+def test_the_section_search_is_checked_with_the_project_before_a_search(
+    changes: dict[str, Any], parts: list[str]
+) -> None:
+    write_params(search=SEARCH)
+    check_project(with_search=True)
+    write_params(search=SEARCH | changes, data__path="data/photos")
+    with pytest.raises(ParamsError, match=r"data\.path 'data/photos' does not exist") as raised:
+        check_project(with_search=True)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_a_run_of_the_stages_does_not_depend_on_the_space_of_a_search() -> None:
+    write_params(search=SEARCH | {"metric": "rmse"})
+    check_project()
+
+
 def test_folds_with_split_folders_are_refused_as_the_stage_does() -> None:
     for split in ("train", "val", "test"):
         for label in "ab":

@@ -7,9 +7,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from slipway.config.params import parse_params
+from slipway.planning.search_space import read_space
 from slipway.project.params_text import search_text
 from slipway.project.recipe import proposed_search
-from slipway.search.space import read_space
 from tests.config.test_params import CONTENT, table_content
 
 

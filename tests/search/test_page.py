@@ -7,12 +7,12 @@ import pytest
 
 from slipway.artifacts.bundle import Metric
 from slipway.config.params import parse_params
+from slipway.planning.search_space import Space, read_space
 from slipway.search.journal import JobLine, ResultLine
 from slipway.search.optimism import Optimism
 from slipway.search.page import importances, latest_results, search_page
-from slipway.search.space import Space, read_space
 from slipway.search.study import Study, open_study
-from tests.search.test_space import content
+from tests.planning.test_search_space import content
 
 SPACE: dict[str, Any] = {
     "train.learning_rate": {"log_range": [0.001, 0.01]},

@@ -7,9 +7,9 @@ import pytest
 from slipway.config.mistakes import as_yaml
 from slipway.config.params import parse_params
 from slipway.config.search import SearchParams
+from slipway.planning.search_space import Space, Values, read_space
 from slipway.search.proposals import TrialOutcome, grid_size, propose
-from slipway.search.space import Space, Values, read_space
-from tests.search.test_space import content
+from tests.planning.test_search_space import content
 
 SPACE: dict[str, Any] = {
     "train.learning_rate": {"log_range": [0.001, 0.01]},

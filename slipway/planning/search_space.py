@@ -179,12 +179,22 @@ class Space:
 
 def read_space(content: dict[str, Any], params: SearchParams) -> Space:
     """Return the space of a checked params.yaml; ParamsError that lists every mistake in it."""
-    if problems := [*_mistakes(content, params)]:
-        raise _refused(problems)
-    space = Space([_dimension(content, key, params) for key in _in_order(params)], content)
-    if problems := [*_refused_values(space)]:
-        raise _refused(problems)
-    return space
+    if problems := space_mistakes(content, params):
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise ParamsError(
+            f"search has {len(problems)} mistake{'s' * (len(problems) > 1)}:\n{lines}\n"
+            "Nothing was trained. Correct params.yaml, and run the command again."
+        )
+    return _space(content, params)
+
+
+def space_mistakes(content: dict[str, Any], params: SearchParams) -> list[str]:
+    """List the mistakes of the section with the others: metric, keys, refused values, budget."""
+    return [*_mistakes(content, params)] or [*_refused_values(_space(content, params))]
+
+
+def _space(content: dict[str, Any], params: SearchParams) -> Space:
+    return Space([_dimension(content, key, params) for key in _in_order(params)], content)
 
 
 def changed_content(content: Mapping[str, Any], values: Values) -> dict[str, Any]:
@@ -204,14 +214,6 @@ def metrics_of(task: str) -> dict[str, str]:
     headline = kind_of(task).target.headline
     better = "minimize" if headline in UNBOUNDED_METRICS else "maximize"
     return {headline: better, LOSS: "minimize"}
-
-
-def _refused(problems: list[str]) -> ParamsError:
-    lines = "\n".join(f"  {problem}" for problem in problems)
-    return ParamsError(
-        f"search has {len(problems)} mistake{'s' * (len(problems) > 1)}:\n{lines}\n"
-        "Nothing was trained. Correct params.yaml, and run the command again."
-    )
 
 
 def _mistakes(content: dict[str, Any], params: SearchParams) -> Iterator[str]:

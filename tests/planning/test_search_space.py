@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slipway.config.params import mistakes_in, parse_params
-from slipway.search.space import Space, read_space
+from slipway.planning.search_space import Space, read_space
 from slipway.system.errors import ParamsError
 
 PARAMS: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
