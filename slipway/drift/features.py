@@ -5,13 +5,14 @@ columns. Answers: the class or value, its certainty, and the OOD score, which su
 network's penultimate activations are from those of training rows. Vectorised numpy only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.uncertainty import decided_classes
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import input_kind
 from slipway.system.contract import Contract
@@ -39,6 +40,7 @@ def extract(
     scores: Float,
     *,
     several: bool = False,
+    thresholds: Sequence[float] | None = None,
 ) -> Float:
     """(rows, features) float32: input features, then output features.
 
@@ -47,8 +49,9 @@ def extract(
         outputs: (rows, labels) probabilities or (rows, 1) values.
         scores: (rows,) OOD scores.
         several: rows have several labels, whose probabilities are independent.
+        thresholds: of a decision about two classes.
     """
-    answers = extract_outputs(outputs, scores, several=several)
+    answers = extract_outputs(outputs, scores, several=several, thresholds=thresholds)
     return np.concatenate([extract_inputs(contract, inputs), answers], axis=1)
 
 
@@ -86,11 +89,18 @@ def _output_number(name: str) -> Feature:
     return Feature(name=name, kind="number", origin="output", categories=[])
 
 
-def extract_outputs(outputs: Float, scores: Float, *, several: bool = False) -> Float:
+def extract_outputs(
+    outputs: Float,
+    scores: Float,
+    *,
+    several: bool = False,
+    thresholds: Sequence[float] | None = None,
+) -> Float:
     """(rows, features) float32 of the answers.
 
-    Entropy is in nats; the margin is the largest probability less the second largest. With
-    `several` labels each has its probability, and the confidence is `confidence_of_labels`.
+    The class is the one that the service gives. Entropy is in nats; the margin is the largest
+    probability less the second largest. With `several` labels each has its probability, and the
+    confidence is `confidence_of_labels`.
     """
     if several:
         return np.column_stack([outputs, confidence_of_labels(outputs), scores]).astype(np.float32)
@@ -99,7 +109,7 @@ def extract_outputs(outputs: Float, scores: Float, *, several: bool = False) -> 
     probabilities = np.clip(outputs, np.finfo(np.float32).tiny, 1)
     entropy = -(probabilities * np.log(probabilities)).sum(axis=1)
     second, first = np.partition(outputs, -2, axis=1)[:, -2:].T
-    columns = [outputs.argmax(axis=1), first, entropy, first - second, scores]
+    columns = [decided_classes(outputs, thresholds), first, entropy, first - second, scores]
     return np.column_stack(columns).astype(np.float32)
 
 

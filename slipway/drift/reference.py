@@ -150,7 +150,9 @@ def describe_answers(
         input_values: (rows, features) of the same rows.
     """
     several = output.kind == "label_probabilities"
-    values = extract_outputs(answers.outputs, answers.scores, several=several)
+    values = extract_outputs(
+        answers.outputs, answers.scores, several=several, thresholds=calibration.thresholds
+    )
     described = describe_features(output_features(output), values)
     features = [*inputs.features, *described]
     bins = bin_columns(features, np.concatenate([input_values, values], axis=1))

@@ -15,6 +15,7 @@ from dvc.exceptions import DvcException
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
+from slipway.artifacts.uncertainty import decided_classes, read_calibration
 from slipway.data.engine.rows import read_table
 from slipway.experiments import repository
 from slipway.experiments.records import ExperimentRecord
@@ -27,6 +28,7 @@ from slipway.system.errors import UnavailableError
 from slipway.training.telemetry.curves import read_curves
 
 PREDICTIONS, LIVE = Path("artifacts/predictions.parquet"), Path("reports/live")
+CALIBRATION = Path("artifacts/calibration.json")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ class ExperimentAnswers:
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
     outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
     curves: dict[str, list[Series]]
+    thresholds: list[float] | None = None  # of a decision about two classes
+
+    @property
+    def predicted(self) -> NDArray[np.int64]:
+        """(N,) the class that each answer gives, if rows have one."""
+        return decided_classes(self.outputs, self.thresholds)
 
     def rows(self, ids: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
         """Return targets and outputs in the order of `ids`, which must be among its own."""
@@ -63,21 +71,29 @@ def read_answers(record: ExperimentRecord) -> ExperimentAnswers:
     task = record.params.get("data.task", "")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _fetch(commit, folder)
+        has_decision = any(key.startswith("evaluate.decision.") for key in record.params)
+        _fetch(commit, folder, [CALIBRATION] if has_decision else [])
         table = read_table(folder / PREDICTIONS, predictions_schema(task))
         metrics, curves = read_metrics(folder / METRICS), read_curves(folder / LIVE)
         content = json.loads((folder / METRICS).read_bytes())
+        calibration = read_calibration(folder / CALIBRATION) if has_decision else None
     classes = [entry["class"] for entry in content.get("per_class", [])]
     return ExperimentAnswers(
-        task, classes, metrics, table["id"].to_pylist(), *_numbers(table, task, classes), curves
+        task,
+        classes,
+        metrics,
+        table["id"].to_pylist(),
+        *_numbers(table, task, classes),
+        curves,
+        calibration.thresholds if calibration else None,
     )
 
 
-def _fetch(commit: str, folder: Path) -> None:
+def _fetch(commit: str, folder: Path, more: list[Path]) -> None:
     """Write the files as the experiment has them below `folder`."""
     try:
         kept = DVCFileSystem(rev=commit)
-        for path in (METRICS, PREDICTIONS, LIVE):
+        for path in (METRICS, PREDICTIONS, LIVE, *more):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             kept.get(path.as_posix(), str(folder / path), recursive=path == LIVE)
     except (DvcException, OSError) as error:

@@ -87,7 +87,15 @@ class ExperimentPair:
         )
         names = kind_of(first.task).target.compared_metrics
         return {
-            name: paired_difference(first.task, name, targets, before, after, resampling)
+            name: paired_difference(
+                first.task,
+                name,
+                targets,
+                before,
+                after,
+                resampling,
+                thresholds=(first.thresholds, second.thresholds),
+            )
             for name in names
         }
 

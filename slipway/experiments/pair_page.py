@@ -86,10 +86,7 @@ def _class_sections(
     pair: ExperimentPair, first: ExperimentAnswers, second: ExperimentAnswers
 ) -> list[Html]:
     classes, both = first.classes, (first, second)
-    matrices = [
-        confusion_matrix(found.targets, found.outputs.argmax(axis=1), len(classes))
-        for found in both
-    ]
+    matrices = [confusion_matrix(found.targets, found.predicted, len(classes)) for found in both]
     old, new = (class_scores(count_classes(matrix)).f1 for matrix in matrices)
     rows = [
         [name, f"{old[k]:.4f}", f"{new[k]:.4f}", f"{new[k] - old[k]:+.4f}"]
@@ -127,7 +124,7 @@ def _class_sections(
 
 def _accuracy_curve(found: ExperimentAnswers) -> tuple[list[float], list[float]]:
     order = np.argsort(-found.outputs.max(axis=1), kind="stable")
-    is_right = (found.outputs.argmax(axis=1) == found.targets)[order]
+    is_right = (found.predicted == found.targets)[order]
     accuracies = is_right.cumsum() / np.arange(1, len(order) + 1)
     first = max(len(order) // 100, 1) - 1
     places = np.unique(np.linspace(first, len(order) - 1, _MAX_POINTS).astype(np.int64))

@@ -78,7 +78,8 @@ def predict_files(
         certified = model.certified
         rows = _open_source(certified, source, encoding)
         stack.callback(rows.close)
-        output = answer_file(destination, rows.schema, certified.bundle.manifest.output)
+        contract = certified.bundle.manifest.output
+        output = answer_file(destination, rows.schema, contract, certified.calibration.decision)
         size = rows.piece_rows if piece_rows is None else piece_rows
         records = stack.enter_context(parts.opened(_manifest(certified, rows, size)))
         resumed = sum(record.rows for record in records)

@@ -116,7 +116,12 @@ class LoadedModel:
             return np.concatenate([model.run(part).outputs for part in slices])
 
         explanation = explain_item(
-            model.bundle.manifest, inputs[0], own.outputs, run, rows_within(seconds, budget_s)
+            model.bundle.manifest,
+            inputs[0],
+            own.outputs,
+            model.explained_place(own.outputs),
+            run,
+            rows_within(seconds, budget_s),
         )
         with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
             content = thread.submit(asyncio.run, explanation).result()

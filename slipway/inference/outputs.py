@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.uncertainty import Decision
 from slipway.inference.sources import JSON_ROW, RowFault
 from slipway.system.errors import DataError
 
@@ -36,20 +37,24 @@ class AnswerFile(Protocol):
         ...
 
 
-def answer_file(path: Path, carried: pa.Schema, output: OutputContract) -> AnswerFile:
+def answer_file(
+    path: Path, carried: pa.Schema, output: OutputContract, decision: Decision | None
+) -> AnswerFile:
     """The format of a path; DataError if its ending is unknown, or columns have the same name."""
     make = _FORMATS.get(path.suffix.lower())
     if make is None:
         raise DataError(
             f"{str(path)!r} has an unknown ending, expected one of {', '.join(_FORMATS)}."
         )
-    return make(carried, output)
+    return make(carried, output, decision)
 
 
 class JsonLines:
     """One object for each row: its cells under `row`, `prediction` and `error`."""
 
-    def __init__(self, carried: pa.Schema, output: OutputContract) -> None:
+    def __init__(
+        self, carried: pa.Schema, output: OutputContract, decision: Decision | None
+    ) -> None:
         self._is_json = carried.names == [JSON_ROW]  # the cells are the text of a JSON object
 
     def encode(
@@ -72,7 +77,9 @@ class JsonLines:
 class ParquetAnswers:
     """A row group for each part, with a column for each cell and for each part of the answer."""
 
-    def __init__(self, carried: pa.Schema, output: OutputContract) -> None:
+    def __init__(
+        self, carried: pa.Schema, output: OutputContract, decision: Decision | None
+    ) -> None:
         self._labels = output.labels
         self._names = [f"probability_{label}" for label in output.labels]
         self._several = output.kind == "label_probabilities"
@@ -85,7 +92,11 @@ class ParquetAnswers:
             own += [("prediction_set", pa.list_(pa.string()))]
         else:
             own += [("interval_low", pa.float64()), ("interval_high", pa.float64())]
-        own += [("ood_score", pa.float64()), ("is_ood", pa.bool_())]
+        costs = decision.costs if decision else None
+        self._of_costs = [("expected_cost", pa.float64())] if costs else []
+        if costs and costs.abstain is not None:
+            self._of_costs += [("abstain", pa.bool_())]
+        own += [*self._of_costs, ("ood_score", pa.float64()), ("is_ood", pa.bool_())]
         own += [("error_code", pa.string()), ("error", pa.string())]
         self._own = pa.schema(own)
         twice = sorted(set(carried.names) & set(self._own.names))
@@ -109,7 +120,8 @@ class ParquetAnswers:
         """The cells and the answers, side by side."""
         found: list[Mapping[str, Any]] = [answer or {} for answer in answers]
         columns: dict[str, list[Any]] = {
-            name: [answer.get(name) for answer in found] for name in ("ood_score", "is_ood")
+            name: [answer.get(name) for answer in found]
+            for name in ("ood_score", "is_ood", *dict(self._of_costs))
         }
         if self._labels:
             name = "labels" if self._several else "label"
@@ -138,8 +150,10 @@ class ParquetAnswers:
 class CsvAnswers(JsonLines):
     """The columns of `ParquetAnswers` as text; a prediction set as a JSON list."""
 
-    def __init__(self, carried: pa.Schema, output: OutputContract) -> None:
-        self._table = ParquetAnswers(carried, output)
+    def __init__(
+        self, carried: pa.Schema, output: OutputContract, decision: Decision | None
+    ) -> None:
+        self._table = ParquetAnswers(carried, output, decision)
 
     def encode(
         self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
@@ -169,7 +183,7 @@ def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
-_FORMATS: Mapping[str, Callable[[pa.Schema, OutputContract], AnswerFile]] = {
+_FORMATS: Mapping[str, Callable[[pa.Schema, OutputContract, Decision | None], AnswerFile]] = {
     ".csv": CsvAnswers,
     ".parquet": ParquetAnswers,
     ".pq": ParquetAnswers,

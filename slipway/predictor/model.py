@@ -6,7 +6,7 @@ Runtimes are imported only for type checking: the server process never loads a m
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +71,25 @@ class CertifiedModel:
         """
         return finite_answers(self._rows(outputs[np.newaxis], np.asarray([score])))[0]
 
+    def explained_place(self, outputs: NDArray[np.float32]) -> int:
+        """The position of the output (outputs,) that an explanation is about: the answer's own.
+
+        Of several labels, the most probable one.
+        """
+        match self.bundle.manifest.output.kind:
+            case "value":
+                return 0
+            case "label_probabilities":
+                return int(np.argmax(outputs))
+            case "probabilities":
+                return int(decided_classes(outputs, self.calibration.thresholds))
+            case kind:
+                assert_never(kind)
+
     def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> list[AnsweredRow]:
         """Answer a whole batch at once: numpy takes as long for one row as for 32."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
-        outliers = self._calibration.is_ood(scores).tolist()
+        outliers = self.calibration.is_ood(scores).tolist()
         describe = {
             "value": self._values,
             "probabilities": self._classes,
@@ -93,7 +108,7 @@ class CertifiedModel:
     ) -> list[tuple[dict[str, Any], Counted]]:
         described = []
         for value, score, is_ood in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
-            interval = self._calibration.interval(value)
+            interval = self.calibration.interval(value)
             answer = {
                 "value": value,
                 "interval": interval and list(interval),
@@ -109,8 +124,8 @@ class CertifiedModel:
         labels = self._labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         # A prediction set holds the most probable classes.
-        set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()
-        if self._calibration.decision is not None:
+        set_sizes = self.calibration.prediction_sets(outputs).sum(axis=1).tolist()
+        if self.calibration.decision is not None:
             return self._decided(outputs, best_first, set_sizes, scores, outliers)
         described = []
         rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
@@ -136,7 +151,7 @@ class CertifiedModel:
         outliers: list[bool],
     ) -> list[tuple[dict[str, Any], Counted]]:
         """Answers about two classes by a threshold; a set of one has the given class."""
-        labels, calibration = self._labels, self._calibration
+        labels, calibration = self._labels, self.calibration
         assert calibration.decision is not None
         assert calibration.thresholds is not None
         chosen = decided_classes(outputs, calibration.thresholds).tolist()
@@ -162,9 +177,9 @@ class CertifiedModel:
         self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
     ) -> list[tuple[dict[str, Any], Counted]]:
         labels = self._labels
-        given = self._calibration.given(outputs).tolist()
+        given = self.calibration.given(outputs).tolist()
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
-        inside = self._calibration.prediction_sets(outputs).tolist()
+        inside = self.calibration.prediction_sets(outputs).tolist()
         described = []
         rows = zip(outputs.tolist(), given, best_first, inside, scores, outliers, strict=True)
         for probabilities, own, order, likely, score, is_ood in rows:
@@ -183,7 +198,8 @@ class CertifiedModel:
         return self.bundle.manifest.output.labels
 
     @cached_property
-    def _calibration(self) -> Calibration:
+    def calibration(self) -> Calibration:
+        """Temperature, thresholds and decision of the variant that runs."""
         return self.bundle.manifest.calibration_of(self.selection.actual.variant)
 
     def info(self) -> dict[str, Any]:
@@ -202,7 +218,7 @@ class CertifiedModel:
                 mode="json"
             ),
             "coverage": describe_coverage(
-                self._calibration.conformal, manifest.coverage_of(self.selection.actual.variant)
+                self.calibration.conformal, manifest.coverage_of(self.selection.actual.variant)
             ),
             "metrics": {
                 name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()

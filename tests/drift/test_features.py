@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.uncertainty import NEVER
 from slipway.drift.features import (
     extract,
     extract_inputs,
@@ -161,6 +162,14 @@ def test_class_answers_give_label_confidence_entropy_margin_and_ood_score() -> N
     found = extract_outputs(outputs, np.array([0.5, 2.0], np.float32))
     entropy = -(0.7 * np.log(0.7) + 0.2 * np.log(0.2) + 0.1 * np.log(0.1))
     np.testing.assert_allclose(found, [[0, 0.7, entropy, 0.5, 0.5], [2, 1, 0, 1, 2]], atol=1e-5)
+
+
+def test_the_predicted_class_is_the_one_that_a_decision_gives() -> None:
+    outputs, scores = np.array([[0.7, 0.3], [0.9, 0.1]], np.float32), np.zeros(2, np.float32)
+    assert extract_outputs(outputs, scores)[:, 0].tolist() == [0, 0]
+    found = extract_outputs(outputs, scores, thresholds=[NEVER, 0.25])
+    assert found[:, 0].tolist() == [1, 0]
+    assert found[:, 1:].tolist() == extract_outputs(outputs, scores)[:, 1:].tolist()
 
 
 def test_numeric_answers_give_value_and_ood_score() -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slipway.artifacts.uncertainty import NEVER
 from slipway.cli.experiments import compare
 from slipway.experiments import repository
 from slipway.experiments.answers import read_answers
 from slipway.system.errors import ParamsError, UnavailableError
+from tests.calibrations import CALIBRATION
 from tests.experiments.records import record
 from tests.experiments.tiny_project import make_project
 
@@ -21,7 +23,7 @@ stages:
   evaluate:
     cmd: python evaluate.py
     params: [seed]
-    outs: [artifacts/predictions.parquet, reports/live]
+    outs: [artifacts/predictions.parquet, artifacts/calibration.json, reports/live]
     metrics:
       - metrics/evaluate.json: {cache: false}
 """
@@ -48,6 +50,7 @@ pq.write_table(
     "artifacts/predictions.parquet",
 )
 Path("reports/live/plots/metrics/val/loss.tsv").write_text(f"step\\tloss\\n1\\t{wrong}\\n")
+Path("artifacts/calibration.json").write_text(CALIBRATION)
 value = {"name": "accuracy", "value": 1 - wrong / 20, "low": 0, "high": 1, "confidence": 0.9}
 Path("metrics/evaluate.json").write_text(json.dumps({
     "metrics": [value | {"rows": 20}], "baseline": [],
@@ -62,7 +65,8 @@ def test_two_saved_experiments_are_compared_by_their_own_answers(
 ) -> None:
     project = make_project(tmp_path)
     (tmp_path / "dvc.yaml").write_text(_PIPELINE)
-    (tmp_path / "evaluate.py").write_text(_EVALUATE)
+    calibration = CALIBRATION.model_copy(update={"thresholds": [NEVER, 0.85]}).model_dump_json()
+    (tmp_path / "evaluate.py").write_text(f"CALIBRATION = {calibration!r}\n{_EVALUATE}")
     project.git("commit", "-aqm", "Evaluate")
     for name, value in project.environment().items():
         monkeypatch.setenv(name, value)
@@ -78,6 +82,9 @@ def test_two_saved_experiments_are_compared_by_their_own_answers(
     task = {"data.task": "image_classification"}
     good, bad = (read_answers(record(name, params=task)) for name in ("good", "bad"))
     assert [int((found.outputs.argmax(axis=1) != 1).sum()) for found in (good, bad)] == [2, 9]
+    decided = read_answers(record("good", params=task | {"evaluate.decision.positive": "dog"}))
+    assert decided.thresholds == [NEVER, 0.85]
+    assert int((decided.predicted != 1).sum()) == 20, "no dog reaches the threshold"
     assert (good.classes, set(good.targets)) == (["cat", "dog"], {1.0})
     assert good.metrics["accuracy"].value == 0.9
     assert bad.curves["loss"][0].y == [9.0]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from slipway.artifacts.bundle import Metric
+from slipway.artifacts.uncertainty import NEVER
 from slipway.experiments.answers import ExperimentAnswers
 from slipway.experiments.comparison import Comparison
 from slipway.experiments.pair import ExperimentPair, read_pair
@@ -66,6 +67,15 @@ def test_the_difference_is_measured_on_the_shared_rows_with_a_paired_interval() 
     assert set(found.paired) == {"accuracy", "f1_macro", "log_loss"}
     assert "on the same 100 test rows" in found.note
     assert "left out" not in found.note
+
+
+def test_classes_of_a_decision_are_compared_as_its_threshold_gives_them() -> None:
+    usual = class_answers(0)
+    strict = replace(usual, thresholds=[NEVER, 0.9])
+    assert strict.predicted.max() == 0, "no probability reaches the threshold"
+    paired = pair(usual, strict).paired
+    assert (paired["accuracy"].before, paired["accuracy"].after) == (1.0, 0.5)
+    assert paired["log_loss"].difference == 0
 
 
 def test_rows_that_only_one_experiment_tested_are_left_out_and_counted() -> None:

@@ -38,22 +38,23 @@ async def explain_item(
     manifest: Bundle,
     item: NDArray[Any],
     outputs: NDArray[np.float32],
+    place: int,
     run: RunRows,
     most_rows: int,
 ) -> dict[str, Any]:
-    """The explanation of the `outputs` (outputs,) that the model answered to an encoded `item`.
+    """The explanation of one of the `outputs` (outputs,) that the model gave an encoded `item`.
 
     `run` runs changed copies of the item, about `most_rows`.
     """
     explain: Explain = input_kind(manifest.input.kind).load_part("explain")
-    if manifest.output.kind == "value":
-        of, index = "value", 0
-    else:
-        index = int(np.argmax(outputs))
-        of = manifest.output.labels[index]
-    explained = ExplainedOutput(run, index, outputs)
+    labels = manifest.output.labels
+    explained = ExplainedOutput(run, place, outputs)
     explanation = await explain(explained, item, manifest.input, most_rows)
-    head = {"kind": explanation.pop("kind"), "of": of, "answer": explained.own}
+    head = {
+        "kind": explanation.pop("kind"),
+        "of": labels[place] if labels else "value",
+        "answer": explained.own,
+    }
     return head | explanation | {"rows": explained.num_rows}
 
 

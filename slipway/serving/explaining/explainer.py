@@ -61,8 +61,8 @@ class Explainer:
             raise Refusal("not_found", f"{error}; use /predict") from None
         own, most_rows = await self._predict(rows, item)
         answer = live.model.answer(own.outputs, own.score)
-        manifest = live.model.bundle.manifest
-        explanation = await explain_item(manifest, item, own.outputs, rows.run, most_rows)
+        manifest, place = live.model.bundle.manifest, live.model.explained_place(own.outputs)
+        explanation = await explain_item(manifest, item, own.outputs, place, rows.run, most_rows)
         return answer | {"explanation": explanation}
 
     async def _predict(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[AnsweredRow, int]:

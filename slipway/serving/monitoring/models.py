@@ -28,6 +28,7 @@ class MonitoredModel:
         self.manifest = bundle.manifest
         self.reference: Reference | None = None
         self._bundle, self._variant = bundle, variant
+        self._thresholds = bundle.manifest.calibration_of(variant).thresholds
         contract = bundle.manifest.input
         self.has_classes = bundle.manifest.output.kind == "probabilities"
         self._several = bundle.manifest.output.kind == "label_probabilities"
@@ -67,7 +68,14 @@ class MonitoredModel:
         self, inputs: NDArray[Any], outputs: NDArray[np.float32], scores: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """(rows, features) from (rows, ...) inputs, (rows, outputs) and (rows,) OOD scores."""
-        return extract(self.manifest.input, inputs, outputs, scores, several=self._several)
+        return extract(
+            self.manifest.input,
+            inputs,
+            outputs,
+            scores,
+            several=self._several,
+            thresholds=self._thresholds,
+        )
 
     def num_missing_values(self, inputs: NDArray[Any]) -> int:
         """Count missing values in (rows, width) encoded rows, as far as the network sees them."""

@@ -161,6 +161,9 @@ export function answerList(container, announce, facts) {
           : html("span", { class: "soft" }, percent(answer.probabilities[answer.label])),
       ),
       covered(["answer.set", "answer.set_unmeasured"], { labels }),
+      answer.expected_cost === undefined
+        ? null
+        : html("p", {}, t("answer.cost", { cost: number(answer.expected_cost) })),
     );
   }
 
@@ -192,6 +195,7 @@ export function answerList(container, announce, facts) {
             t(entry.item.file ? "answer.ood_picture" : "answer.ood_row"),
           )
         : null,
+      answer.abstain ? html("p", { class: "notice" }, t("answer.abstain")) : null,
       answer.probabilities ? probabilities(answer) : null,
       explanationOf(entry),
       feedbackOf(entry),
@@ -516,7 +520,8 @@ const named = ({ label, labels }) => (labels ? labels.join(", ") || t("answer.no
 function spoken(answer) {
   if (answer.value !== undefined) return number(answer.value, 6);
   if (answer.labels) return named(answer);
-  return `${answer.label}, ${percent(answer.probabilities[answer.label])}`;
+  const said = `${answer.label}, ${percent(answer.probabilities[answer.label])}`;
+  return answer.abstain ? `${said}. ${t("answer.abstain")}` : said;
 }
 
 /** Retries while the service explains another request. */
