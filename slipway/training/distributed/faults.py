@@ -93,7 +93,7 @@ def report_bus_errors(write: Callable[[bytes], object] = lambda text: os.write(2
 def _explain_killed_loader(who: str, process: str, signal_name: str | None) -> str:
     if signal_name == "Bus error":
         return f"a loader process of {who} ({process}) ended by a bus error: {_BUS_ERROR}."
-    how = f"was killed by a signal ({signal_name})" if signal_name else "exited without an error"
+    how = f"was killed by a signal ({signal_name})" if signal_name else "ended without a message"
     return (
         f"a loader process of {who} ({process}) {how}. Unless somebody killed it, the system ran "
         "out of memory: lower train.num_workers or train.max_batch_per_device, or raise the "

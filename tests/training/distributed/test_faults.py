@@ -208,7 +208,7 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         ),
         (
             RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"),
-            r"of rank 3 \(7, 8\) exited without an error",
+            r"of rank 3 \(7, 8\) ended without a message",
         ),
         (
             RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
@@ -307,8 +307,7 @@ def test_a_killed_loader_process_is_reported_in_one_message(tmp_path: Path) -> N
         os.kill(int(loaders[0]), 9)
         said = process.stdout.read()
     assert process.returncode == 1
-    assert (
-        f"error: a loader process of the training ({loaders[0]}) was killed by a signal (Killed)"
-        in said
-    )
+    # torch names the signal unless Python has asked for the exit code of the process before it.
+    how = r"(was killed by a signal \(Killed\)|ended without a message)\. Unless somebody killed it"
+    assert re.search(rf"error: a loader process of the training \({loaders[0]}\) {how}", said), said
     assert "Traceback" not in said
