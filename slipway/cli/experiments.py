@@ -12,12 +12,15 @@ from slipway.cli.verbs import VERBS
 from slipway.system import files
 from slipway.system.errors import ParamsError
 
+SERVICE_HOST = "127.0.0.1"
+
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[STAGE] [KEY=VALUE ...]")
 @click.option("--name", help="Name of the experiment; run-NUMBER without.")
 @click.option("--serve", is_flag=True, help="Start the service once the model may be served.")
-def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
+@click.option("--port", type=click.IntRange(0, 65535), default=3000, help="Of the service; 3000.")
+def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> None:
     """Run the stages whose inputs changed, up to STAGE or all, and record the experiment.
 
     The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml, and the
@@ -32,12 +35,17 @@ def run(words: tuple[str, ...], name: str | None, serve: bool) -> None:
             f"--serve was given with the stage {request.stages[0]}, expected all stages: only they "
             "end with a certificate. Leave the stage out, or --serve."
         )
+    if serve:
+        from slipway.serving.process.addresses import require_free
+
+        require_free(SERVICE_HOST, port, "Choose another with --port")  # not found out at the end
     record = run_pipeline(request)
     conclude(record)
     if hint := commit_hint(record):
         say(hint)
     if serve:
-        click.get_current_context().invoke(VERBS["serve"].command("serve"))
+        service = VERBS["serve"].command("serve")
+        click.get_current_context().invoke(service, host=SERVICE_HOST, port=port)
 
 
 @click.command()

@@ -1,5 +1,6 @@
 """Verbs that need a model say so in a folder without one."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,14 @@ def test_a_folder_without_a_model_is_refused_with_the_way_to_one(
     message = message_of(arguments, capsys)
     assert text in message
     assert "Run" in message or "Make it with `slipway run`" in message
+
+
+def test_a_run_that_is_to_end_with_the_service_refuses_a_port_in_use_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no project: a run that began would say so instead
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        message = message_of(["run", "--serve", "--port", str(port)], capsys)
+    assert f"127.0.0.1:{port}" in message
+    assert "Choose another with --port" in message
