@@ -158,13 +158,15 @@ def _can_run(command: str) -> bool:
 
 def mentions(names: Iterable[str]) -> list[str]:
     """The files that still name one of the old names, and the name."""
-    pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w|-\w)" for name in names))
+    patterns = {name: re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w|-\w)") for name in names}
     endings = (".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".js", ".html", "Makefile")
     return [
         f"{path}: {found}"
         for path in tracked_files(ROOT, endings)
         if not path.startswith(HISTORY)
-        for found in sorted(set(pattern.findall((ROOT / path).read_text())))
+        for text in [(ROOT / path).read_text()]
+        for found in sorted(patterns)
+        if found in text and patterns[found].search(text)
     ]
 
 

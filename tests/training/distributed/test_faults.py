@@ -307,7 +307,7 @@ def test_a_killed_loader_process_is_reported_in_one_message(tmp_path: Path) -> N
         os.kill(int(loaders[0]), 9)
         said = process.stdout.read()
     assert process.returncode == 1
-    # torch names the signal unless Python has asked for the exit code of the process before it.
+    # torch names the signal unless Python has read the exit code of the process before it.
     how = r"(was killed by a signal \(Killed\)|ended without a message)\. Unless somebody killed it"
     assert re.search(rf"error: a loader process of the training \({loaders[0]}\) {how}", said), said
     assert "Traceback" not in said
