@@ -101,9 +101,9 @@ def peak(work: Callable[[int], None], count: int) -> int:
     return most
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=20)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see memory")
-@pytest.mark.parametrize("kind", ["images", pytest.param("table", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", ["images", "table"])
 def test_memory_does_not_grow_with_the_rows(kind: str, tmp_path: Path, root: Path) -> None:
     def bytes_a_row(place: str) -> float:
         command = [

@@ -289,7 +289,13 @@ def test_a_forbidden_flip_is_refused_naming_both_keys(tmp_path: Path) -> None:
     assert "augment.horizontal_flip is 0.5, but augment.forbid names 'horizontal_flip'" in errors
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "zip",
+        *(pytest.param(kind, marks=pytest.mark.nightly(seconds=8)) for kind in ("tar", "gztar")),
+    ],
+)
 def test_an_archive_goes_the_same_way_as_its_folder(tmp_path: Path, kind: str) -> None:
     write_folder(
         tmp_path / "images",

@@ -108,7 +108,8 @@ def mixed_file(folder: Path, suffix: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "seed"), [(".csv", 11), (".parquet", 99)]
+    ("suffix", "seed"),
+    [pytest.param(".csv", 11, marks=pytest.mark.nightly(seconds=17)), (".parquet", 99)],
 )  # 99: row counts that are damaged, too
 def test_500_files_with_a_flipped_bit_give_a_result_or_a_data_error(
     tmp_path: Path, suffix: str, seed: int

@@ -208,6 +208,13 @@ def copy_checkout(target: Path) -> Project:
     return project
 
 
+def copy_finished(finished: Project, target: Path) -> Project:
+    """Copy a project after `dvc repro`, free to change, and commit what its stages wrote."""
+    project = Project(shutil.copytree(finished.path, target, symlinks=True, dirs_exist_ok=True))
+    project.shell("git add -A && git commit -qm 'A first model'")
+    return project
+
+
 def draw_shapes(folder: Path) -> None:
     """64 noisy grey pictures of 20x20 pixels in one sub-folder per shape."""
     generator = np.random.default_rng(5)

@@ -84,7 +84,10 @@ def test_changed_comments_and_docstrings_rerun_no_stage(project: Project) -> Non
             "\nimport sys\nimport",
             {"audit", "train", "prune"},
         ),
-        ("slipway/serving/page/app.js", "import", "import ", {"verify"}),
+        pytest.param(
+            *("slipway/serving/page/app.js", "import", "import ", {"verify"}),
+            marks=pytest.mark.nightly(seconds=12),
+        ),
     ],
 )
 def test_a_changed_line_reruns_exactly_the_stages_that_reach_its_module(
@@ -107,6 +110,7 @@ def test_a_changed_user_function_reruns_the_stages_that_call_it(project: Project
     }
 
 
+@pytest.mark.nightly(seconds=13)
 def test_a_changed_param_changes_no_code_digest(project: Project) -> None:
     before = (project.path / "code.yaml").read_bytes()
     assert after(project, "params.yaml", "seed: ", "seed: 1") == set()

@@ -62,8 +62,7 @@ FAULTS = {
     "without permission": ("chmod -R a-w .", UNPRIVILEGED),
     "with a limit of file sizes": ("", "prlimit --fsize=4096"),
 }
-BRIEF = [("clean", "full"), ("export", "full")]
-BRIEF += [("train", fault) for fault in ("full", "read-only", "without permission")]
+BRIEF = [("clean", "full"), ("train", "without permission")]
 SAYS = {
     "full": "No space left on device",
     "nearly full": "No space left on device",

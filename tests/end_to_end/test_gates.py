@@ -6,28 +6,15 @@ import time
 import pytest
 
 from tests import plain_http
-from tests.end_to_end.conftest import SMALL
-from tests.end_to_end.project import START_TIMEOUT_S, Project, copy_checkout, draw_shapes
+from tests.end_to_end.project import START_TIMEOUT_S, Project, copy_finished
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """64 pictures in a committed project whose one gate is passed."""
-    made = copy_checkout(tmp_path_factory.mktemp("gates"))
-    draw_shapes(made.path / "data" / "own")
-    made.set_params(SMALL)
-    made.set_params(
-        {
-            "train": {"strategy": "single", "precision": "32-true", "devices": 1, "epochs": 10},
-            "evaluate": {"gates": {"log_loss": {"min": None, "max": 36.05}}},
-            "export": {"variants": ["fp32", "fp16"]},
-        }
-    )
-    made.set_value("clean.rules.near_duplicate", None)
-    made.shell("dvc repro && git add -A && git commit -qm 'A first model'")
-    return made
+def project(finished: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """64 pictures in a committed project whose gates are passed."""
+    return copy_finished(finished, tmp_path_factory.mktemp("gates"))
 
 
 def test_an_experiment_below_its_quality_gate_is_recorded_but_not_served(

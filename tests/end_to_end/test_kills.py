@@ -13,6 +13,7 @@ from bench.kills import EQUAL, digests, run_killed, small_project
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.nightly(seconds=100)
 def test_a_training_killed_three_ways_ends_with_the_digests_of_an_uninterrupted_training(
     tmp_path: Path,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.project import Project, copy_checkout, shown_params
+from slipway.config.params import load_params
+from tests.end_to_end.project import Project, copy_finished, shown_params
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]  # the first test waits for all stages
 # A key that the stage reads, as "section.key", with another value; and one that it does not read.
@@ -29,24 +31,12 @@ EDITS: dict[str, tuple[str, Any, str, Any]] = {
     "compile": ("compile.workspace_mib", 512, "train.epochs", 9),
     "verify": ("verify.timing_rounds", 6, "train.epochs", 9),
 }
-QUICK: dict[str, dict[str, Any]] = {
-    "train": {"epochs": 4, "checkpoint_every_epochs": 1, "warmup_epochs": 1.0},
-    "evaluate": {"gates": {}, "bootstrap_samples": 100},
-    "export": {"variants": ["fp32", "fp16"], "max_batch_size": 8},
-    "compile": {"optimal_batch_size": 8},
-    "verify": {"max_metric_loss": {"fp16": 1.0}, "timing_rounds": 5},
-}
 
 
 @pytest.fixture(name="project", scope="module")
-def _project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The embedded table with few epochs, after `dvc repro`."""
-    project = copy_checkout(tmp_path_factory.mktemp("seals"))
-    project.set_params(shown_params()[1])
-    project.set_params(QUICK)
-    (project.path / "dvc.lock").unlink(missing_ok=True)
-    project.shell("dvc repro && git add -A && git commit -qm 'Small and quick'")
-    return project
+def _project(finished_table: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The embedded table after `dvc repro`."""
+    return copy_finished(finished_table, tmp_path_factory.mktemp("seals"))
 
 
 @pytest.fixture(name="unchanged", autouse=True)
@@ -100,9 +90,7 @@ def edit_of(project: Project, key: str, value: Any) -> Callable[[], None]:
 
 # The last stage first, and each only once: new outputs of a stage do not match later ones.
 IN_TURN = [
-    stage
-    if stage in ("verify", "train", "clean")
-    else pytest.param(stage, marks=pytest.mark.nightly)
+    stage if stage == "clean" else pytest.param(stage, marks=pytest.mark.nightly(seconds=20))
     for stage in reversed(EDITS)
 ]
 
@@ -132,8 +120,9 @@ def test_train_with_restored_params_ends_without_another_step(project: Project) 
     assert code == 1, said
     (project.path / "params.yaml").write_bytes(before)
     again = project.shell("python -m slipway.stages.train")
-    assert "resumed   after epoch 4" in again
-    assert "epoch 1/4" not in again
+    epochs = load_params(project.path / "params.yaml").train.epochs
+    assert f"resumed   after epoch {epochs}" in again
+    assert not re.search(rf"epoch +1/{epochs}", again)
     assert not list((project.path / ".work/train").glob("*/step-*"))
 
 
@@ -239,6 +228,7 @@ def test_a_model_whose_params_differ_from_dvc_lock_is_refused(project: Project, 
     )
 
 
+@pytest.mark.nightly(seconds=15)
 def test_the_bundle_records_the_params_of_the_runs_and_not_later_edits(project: Project) -> None:
     project.set_value("split.folds", 5)
     project.set_value("train.label_smoothing", 0.2)

@@ -11,7 +11,7 @@ import pytest
 
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
-from tests import plain_http
+from tests import plain_http, warm_starts
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
 
 pytestmark = pytest.mark.process
@@ -71,8 +71,10 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.set_params(PARAMS)
     project.keep_own_keys()
     (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
+    variables = project.environment() | {"PYTHONPATH": str(project.path)}
     for stage in STAGES:
-        project.shell(f"python -m slipway.stages.{stage}")
+        done = warm_starts.run([f"slipway.stages.{stage}"], project.path, variables, timeout=300)
+        assert done.returncode == 0, done.stderr
     return project
 
 

@@ -180,6 +180,7 @@ def test_alerts_fire_while_the_service_is_not_ready_or_gone_and_resolve_when_it_
             )
 
 
+@pytest.mark.nightly(seconds=14)
 def test_prometheus_scrapes_the_admin_port_only_with_a_valid_key(
     tmp_path: Path,
 ) -> None:

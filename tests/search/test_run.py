@@ -87,6 +87,7 @@ def test_a_search_killed_anywhere_ends_with_the_same_winner_and_trains_no_epoch_
     assert set(epochs_trained) == set(other.counts("epoch")), "an epoch was lost"
 
 
+@pytest.mark.nightly(seconds=36)
 def test_a_trial_whose_training_is_killed_resumes_by_itself(tmp_path: Path) -> None:
     project = make_search(tmp_path)
     project.write_search("choice: [0.1, 0.2]", trials=2)

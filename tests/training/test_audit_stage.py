@@ -44,7 +44,10 @@ TABLE: dict[str, Any] = {
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("table", "params"),
-    [pytest.param(digits, IMAGES, marks=pytest.mark.nightly), (cancer, TABLE)],
+    [
+        pytest.param(digits, IMAGES, marks=pytest.mark.nightly),
+        pytest.param(cancer, TABLE, marks=pytest.mark.nightly(seconds=19)),
+    ],
     ids=["images", "table"],
 )
 def test_most_planted_labels_are_found_and_half_of_the_candidates_are_planted(

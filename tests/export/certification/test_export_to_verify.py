@@ -155,6 +155,7 @@ def test_verify_refuses_gates_of_other_metrics_than_the_bundles(project: Path) -
     assert not (project / "artifacts/certificate.json").exists()
 
 
+@pytest.mark.nightly(seconds=16)
 def test_the_lineage_of_a_bundle_does_not_depend_on_gates(
     project: Path, export_params: Params
 ) -> None:

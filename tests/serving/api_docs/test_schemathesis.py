@@ -31,7 +31,7 @@ negative_data_rejection.expected-statuses = [
 @pytest.mark.parametrize(
     ("kind", "num_examples"),
     [
-        ("images", 5),
+        pytest.param("images", 5, marks=pytest.mark.nightly(seconds=21)),
         ("rows", 5),
         pytest.param("images", 200, marks=pytest.mark.nightly(seconds=120)),
         pytest.param("rows", 200, marks=pytest.mark.nightly(seconds=120)),

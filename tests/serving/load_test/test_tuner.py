@@ -525,7 +525,7 @@ def test_command_measures_a_real_service_and_writes_its_card(tmp_path: Path) -> 
     assert not (tmp_path / "state").exists()  # the service in use has nothing of it
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=12)
 def test_failed_measurement_prints_one_line_and_writes_no_card(tmp_path: Path) -> None:
     nothing = tune(tmp_path)
     assert nothing.returncode == 1

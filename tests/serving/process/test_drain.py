@@ -74,6 +74,7 @@ def test_sigterm_makes_a_server_not_ready_at_once_and_it_answers_until_the_drain
         assert 0 < ended < (MAX_END_S if is_nightly else 20)
 
 
+@pytest.mark.nightly(seconds=5)
 def test_without_a_drain_a_server_ends_at_once_and_frees_its_port(
     folder: Path,
 ) -> None:
@@ -94,7 +95,9 @@ def test_without_a_drain_a_server_ends_at_once_and_frees_its_port(
         socket.create_server((url.host, url.port or 80)).close()
 
 
-@pytest.mark.parametrize("is_ready", [True, False])
+@pytest.mark.parametrize(
+    "is_ready", [True, pytest.param(False, marks=pytest.mark.nightly(seconds=5))]
+)
 def test_ctrl_c_ends_a_server_calmly_and_without_draining(folder: Path, is_ready: bool) -> None:
     with running(folder, drain_s=60) as server:
         server.wait() if is_ready else until(lambda: bool(server.workers()))
@@ -103,6 +106,7 @@ def test_ctrl_c_ends_a_server_calmly_and_without_draining(folder: Path, is_ready
         assert "Aborted" not in server.log.read_text()
 
 
+@pytest.mark.nightly(seconds=7)
 def test_a_second_sigterm_ends_a_server_at_once(folder: Path) -> None:
     with running(folder, drain_s=60, workers=2) as server:
         server.wait()
@@ -114,6 +118,7 @@ def test_a_second_sigterm_ends_a_server_at_once(folder: Path) -> None:
     assert not any(Path(f"/proc/{worker}").exists() for worker in killed)
 
 
+@pytest.mark.nightly(seconds=7)
 def test_a_server_that_is_not_ready_ends_without_draining(tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle")  # without its certificate
     with running(tmp_path, drain_s=60) as server:
@@ -122,7 +127,7 @@ def test_a_server_that_is_not_ready_ends_without_draining(tmp_path: Path) -> Non
         assert server.process.wait(20) == 0
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.3])
+@pytest.mark.parametrize("pause", [0.0, pytest.param(0.3, marks=pytest.mark.nightly(seconds=5))])
 def test_sigterm_at_any_moment_of_the_start_ends_the_server(folder: Path, pause: float) -> None:
     with running(folder, workers=2) as server:
         deadline = time.monotonic() + 30

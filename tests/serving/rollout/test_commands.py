@@ -224,7 +224,7 @@ def _tried(rollout: Rollout, version: str) -> Rollout:
     return rollout.with_event("rolled_back", version, "worker 1 died with it")
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=14)
 def test_after_an_automatic_rollback_late_commands_do_not_replace_the_stable_model(
     certified: Path, make_settings: MakeSettings
 ) -> None:

@@ -52,9 +52,9 @@ def for_the_average(network: Any) -> None:
     ("average", "expected"),
     [
         (directly, [1.75, 1.75]),
-        (in_validation, [1.75, 1.75]),
-        (for_the_average, [1.75, 1.75]),
-        (nothing, [1.0, 2.5]),
+        pytest.param(in_validation, [1.75, 1.75], marks=pytest.mark.nightly(seconds=17)),
+        pytest.param(for_the_average, [1.75, 1.75], marks=pytest.mark.nightly(seconds=17)),
+        pytest.param(nothing, [1.0, 2.5], marks=pytest.mark.nightly(seconds=14)),
     ],
 )
 def test_every_rank_validates_with_the_mean_statistics_of_all_ranks(

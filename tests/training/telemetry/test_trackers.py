@@ -52,6 +52,7 @@ def wandb_history(path: Path) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.nightly(seconds=29)
 def test_a_killed_training_continues_its_runs_and_keeps_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
