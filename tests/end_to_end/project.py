@@ -184,7 +184,8 @@ def wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) -
 def copy_checkout(target: Path) -> Project:
     """Copy the checkout's tracked and new files and commit them to a new repository.
 
-    This environment is linked as its .venv.
+    This environment is linked as its .venv. Its first stages start sooner if the checkout has
+    compiled code and digests of its modules, such as after `make demo`.
     """
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
@@ -197,8 +198,14 @@ def copy_checkout(target: Path) -> Project:
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
+    # Python compares compiled code by size and time of its source, and the digests are by content.
+    known = [ROOT / ".work/code.json", *ROOT.glob("slipway/**/__pycache__/*.pyc")]
+    for path in filter(Path.is_file, known):
+        copy = target / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
     (target / ".venv").symlink_to(sys.prefix)
-    (target / ".work" / "home").mkdir(parents=True)
+    (target / ".work" / "home").mkdir(parents=True, exist_ok=True)
     if compiler := shutil.which("cc"):
         library = target / ".work" / "only_loopback.so"
         source = Path(__file__).with_name("only_loopback.c")
