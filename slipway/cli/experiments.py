@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from slipway.cli.command import is_quiet, say
+from slipway.cli.command import is_quiet
 from slipway.cli.verbs import VERBS
 from slipway.system import files
 from slipway.system.errors import ParamsError
@@ -26,7 +26,7 @@ def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> Non
     The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml, and the
     change stays. An interrupted run goes on if the same command is given again.
     """
-    from slipway.experiments.run import ExperimentRequest, commit_hint, conclude
+    from slipway.experiments.run import ExperimentRequest, conclude
     from slipway.experiments.run import run as run_pipeline
 
     request = ExperimentRequest(words, name, is_quiet())
@@ -39,10 +39,7 @@ def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> Non
         from slipway.serving.process.addresses import require_free
 
         require_free(SERVICE_HOST, port, "Choose another with --port")  # not found out at the end
-    record = run_pipeline(request)
-    conclude(record)
-    if hint := commit_hint(record):
-        say(hint)
+    conclude(run_pipeline(request), is_quiet=is_quiet())
     if serve:
         service = VERBS["serve"].command("serve")
         click.get_current_context().invoke(service, host=SERVICE_HOST, port=port)

@@ -90,7 +90,7 @@ class DataParams(ParamsSection):
 
     # A folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz
     # of these.
-    path: str
+    path: Annotated[str, Field(examples=["data/raw"])]
     # Paths and globs inside the folder `path`, which are joined; null: all of `path` is one source.
     sources: Annotated[list[str], Field(min_length=1, examples=[["2024/*.csv"]])] | None
     # Of a .csv, a name that Python knows.
@@ -124,6 +124,16 @@ class DataParams(ParamsSection):
     date_format: str | None
     checksums: str | None  # file of lines "SHA-256  path", as sha256sum writes them
     engine: Literal["local", "ray"]  # runs clean and precompute
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _path_is_one(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            raise ValueError(
+                "found a list, expected one folder, table or archive; for several, set it to "
+                "their folder and list them in data.sources"
+            )
+        return path
 
     @field_validator("path")
     @classmethod

@@ -172,10 +172,10 @@ def _reproduce(name: str, stage: str | None, *, is_quiet: bool) -> ExperimentRec
     return record
 
 
-def conclude(record: ExperimentRecord) -> None:
+def conclude(record: ExperimentRecord, *, is_quiet: bool = False) -> None:
     """Print the end of a run; SlipwayError if it failed or a gate was missed, Ctrl-C if stopped.
 
-    After all stages, the end is the project's summary.
+    After all stages, the end is the project's summary, whose last lines say what to do now.
     """
     log = log_path(record.name)
     if record.status == "interrupted":
@@ -191,6 +191,8 @@ def conclude(record: ExperimentRecord) -> None:
     print(f"\n{record.name}: done in {record.seconds:.0f} s; `slipway compare` lists it\n")
     if record.cause:
         print(f"warning: {record.cause}\n")
+    if not is_quiet and (hint := commit_hint(record)):
+        print(f"{hint}\n")
     if record.stage is None and "verify" in read_pipeline().outs:
         summary.main(Path())
 
@@ -202,7 +204,7 @@ def commit_hint(record: ExperimentRecord) -> str:
         return ""
     paths = repository.uncommitted(["params.yaml", "dvc.lock", *sorted(folders)])
     command = f"git add {' '.join(paths)} && git commit -m {record.name}"
-    return f"\nkeep this state in git, so that others and CI have it: {command}" if paths else ""
+    return f"keep this state in git, so that others and CI have it: {command}" if paths else ""
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,11 @@ def test_the_projects_own_params_are_valid() -> None:
         ),
         ({"data__path": ""}, "data.path: found '', expected a folder, a table or an archive"),
         ({"data__path": " "}, "data.path: found ' ', expected a folder, a table or an archive"),
+        (
+            {"data__path": ["a.csv", "b.csv"]},
+            "data.path: found a list, expected one folder, table or archive; for several, set it "
+            "to their folder and list them in data.sources",
+        ),
         ({"precompute__channels": 2}, "precompute.channels: found 2"),
         ({"augment__horizontal_flip": 1.5}, "augment.horizontal_flip: found 1.5"),
         ({"augment__scale": [1.1, 0.9]}, "scale [1.1, 0.9] goes from large to small"),

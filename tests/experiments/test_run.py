@@ -11,7 +11,7 @@ import pytest
 from slipway.config.stage_graph import Pipeline
 from slipway.experiments.records import new_name, read_records, write_record
 from slipway.experiments.reproduction import is_running
-from slipway.experiments.run import ExperimentRequest, alone
+from slipway.experiments.run import ExperimentRequest, alone, conclude
 from slipway.experiments.workspace import take
 from slipway.system.errors import LockedError, ParamsError, SchemaError
 from slipway.system.files import write_text
@@ -51,6 +51,21 @@ def test_words_are_a_stage_and_assignments_in_any_order() -> None:
     request = ExperimentRequest(["train.epochs=5", "train", "seed=1"])
     assert request.stage(STAGES) == "train"
     assert request.assignments == ["train.epochs=5", "seed=1"]
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_run_ends_with_what_to_do_now(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_quiet: bool
+) -> None:
+    for name, value in (
+        ("read_pipeline", lambda: Pipeline({}, {}, {"verify": []}, {})),
+        ("commit_hint", lambda record: "git add"),
+        ("summary.main", lambda root: print("what now")),
+    ):
+        monkeypatch.setattr(f"slipway.experiments.run.{name}", value)
+    conclude(record("run-1"), is_quiet=is_quiet)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert printed[1:] == ["git add"] * (not is_quiet) + ["what now"]
 
 
 @pytest.mark.usefixtures("empty")

@@ -308,8 +308,15 @@ def existing_path(data: DataParams, expected: str) -> Path:
             f"Fetch it with `dvc import-url {data.path} data/NAME`, and point data.path at that; "
             "docs/how-to/remote_data.md tells more."
         )
+    several = ""
+    if "*" in root.name:
+        several = (
+            f" For all files of that name, set data.path to {str(root.parent)!r} and data.sources "
+            f"to [{root.name!r}]."
+        )
     raise DataError(
         f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). Point it at {expected}."
+        f"{several}"
     )
 
 
@@ -336,7 +343,8 @@ def table_in(folder: Path, data: DataParams) -> Path | None:
     names = ", ".join(table.name for table in tables)
     raise DataError(
         f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one, "
-        "or Parquet shards of one schema. Point data.path at the one that is meant."
+        "or Parquet shards of one schema. Point data.path at the one that is meant, or list those "
+        "to be joined in data.sources."
     )
 
 

@@ -17,6 +17,7 @@ from slipway.data.sources.text_format import NOT_UTF8, remedy
 from slipway.data.tables.cells import BAD, GOOD, MISSING, dates_as, shown_cell, typed_column
 from slipway.data.tables.column_types import ColumnGuess
 from slipway.data.tables.notation import iso_date
+from slipway.data.tables.source import table_of
 from slipway.inputs.columns import Kind
 from slipway.kinds.registry import kind_of
 
@@ -98,9 +99,10 @@ def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
     if not first:
         return []
     row, column = min(first, key=lambda found: found[0])
+    table = table_of(data, raw.source(int(raw.numbers[row])))
     return [
         f"{num_cells} cells are not {data.encoding.upper()}, the first in row {raw.numbers[row]}, "
-        f"column {column.name!r}: {shown_cell(column, row)}. {remedy(data.path)}"
+        f"column {column.name!r}: {shown_cell(column, row)}. {remedy(table)}"
     ]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from slipway.config.sections import DataParams
 from slipway.data.engine.rows import ID_DIGITS
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
+from slipway.data.sources.joined import origin_of
 from slipway.data.sources.raw_tables import (
     RawColumn,
     RawTable,
@@ -64,6 +65,14 @@ def stored_tables(data: DataParams) -> list[Path]:
     return [
         path if Path(source.path) != path else find_table(source) for path, source in found.items()
     ]
+
+
+def table_of(data: DataParams, source: str) -> Path:
+    """Return the file, or the folder of shards, that holds the row of a `source`."""
+    if data.sources is None:
+        return find_table(data)
+    sources = each_source(data)
+    return find_table(sources[origin_of(source, list(sources))])
 
 
 def read_table_of(data: DataParams, only: Collection[str] | None = None) -> RawTable:

@@ -87,8 +87,9 @@ def test_a_folder_with_one_table_at_its_top_is_that_table(tmp_path: Path) -> Non
 def test_a_folder_with_two_tables_is_refused_and_both_are_named(tmp_path: Path) -> None:
     for name in ("a.csv", "b.parquet"):
         (tmp_path / name).write_text("")
-    with pytest.raises(DataError, match=r"2 tables \(a.csv, b.parquet\), expected one"):
+    with pytest.raises(DataError, match=r"2 tables \(a.csv, b.parquet\), expected one") as error:
         read(tmp_path)
+    assert str(error.value).endswith("or list those to be joined in data.sources.")
 
 
 @pytest.mark.parametrize(
@@ -305,6 +306,16 @@ def test_an_address_is_refused_with_how_to_fetch_it(
         DataError, match=r"is an address.*`dvc import-url s3://bucket/photos.zip data/NAME`"
     ):
         read_it(data)
+
+
+@pytest.mark.parametrize("read_it", [count_samples, find_table])
+def test_a_glob_as_the_path_is_refused_with_the_keys_that_take_it(
+    tmp_path: Path, read_it: Callable[[DataParams], object]
+) -> None:
+    with pytest.raises(DataError) as error:
+        read_it(data_params(tmp_path / "2*.csv"))
+    keys = f"set data.path to '{tmp_path}' and data.sources to ['2*.csv']."
+    assert str(error.value).endswith(keys)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])

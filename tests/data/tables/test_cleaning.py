@@ -556,6 +556,20 @@ def test_cells_in_another_encoding_are_counted_and_named_with_a_remedy(tmp_path:
     assert not table.hints
 
 
+@pytest.mark.parametrize("sources", [None, ["a.csv", "b.csv"]])
+def test_the_remedy_for_another_encoding_names_the_file_in_the_folder(
+    tmp_path: Path, sources: list[str] | None
+) -> None:
+    for name, city in (("a", "Bonn"), ("b", "Köln")):
+        lines = [f"{city},{7 * row % 31 + ord(name)},{row % 5}" for row in range(30)]
+        text = "\n".join(["city,b,target", *lines, ""])
+        if sources or name == "b":
+            write_csv(tmp_path / f"{name}.csv", text.encode("latin-1"))
+    (hint,) = cleaned(data_params(tmp_path, sources=sources)).hints
+    assert hint.startswith("30 cells are not UTF-8, ")
+    assert f"-t UTF-8 {tmp_path / 'b.csv'} > utf8.csv" in hint
+
+
 @pytest.mark.parametrize(("action", "found"), [("flag", 12), ("refuse", 11)])
 def test_a_row_is_never_named_as_its_own_duplicate(tmp_path: Path, action: str, found: int) -> None:
     lines = ["a,b,target", *(f"{row},{row % 7},{row % 5}" for row in range(30))]
